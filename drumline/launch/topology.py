@@ -37,7 +37,7 @@ class Topology:
     node_names: tuple[str, ...] = ()
     """The hosts in the order of their ranks, where the launcher sets them and all have as many ranks as this one."""
     secret: str | None = field(default=None, repr=False)
-    """What all ranks were given; None: nothing (`key_exchange.py`)."""
+    """What all ranks were given; None: nothing (`net/secrets.py`)."""
 
     @property
     def host(self) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch.distributed as dist
 
-from drumline.launch.node.roll import DONE, WORKS, Roll
+from drumline.launch.node.membership import DONE, RUNNING, Membership
 from drumline.launch.node.sealed_store import SealedStore
 from drumline.launch.node_plan import NodePlan
 from tests.attacks.test_sealed_store import SECRET, join, states
@@ -23,10 +23,12 @@ def base() -> dist.HashStore:
     return dist.HashStore()
 
 
-def rolls(base: dist.Store) -> list[Roll]:
-    made = [Roll(base, NodePlan(num_nodes=2, node_rank=rank, endpoint="a:1"), SECRET) for rank in range(2)]
-    for roll in made:
-        roll.check_job()
+def rolls(base: dist.Store) -> list[Membership]:
+    made = [
+        Membership(base, NodePlan(num_nodes=2, node_rank=rank, endpoint="a:1"), SECRET) for rank in range(2)
+    ]
+    for membership in made:
+        membership.check_job()
     return made
 
 
@@ -40,64 +42,64 @@ def wait_for(what: Callable[[], object]) -> None:
 def test_a_word_of_a_node_that_has_ended_does_not_bring_it_back(base: dist.HashStore) -> None:
     first, second = rolls(base)
     recorded = []
-    for doing in (WORKS, WORKS, DONE):
-        second.now(doing)
-        recorded.append(base.get("drumline/roll/node/1"))
-    base.set("drumline/roll/members", "0 1 ")
-    first.hear()
+    for state in (RUNNING, RUNNING, DONE):
+        second.set_state(state)
+        recorded.append(base.get("drumline/membership/node/1"))
+    base.set("drumline/membership/members", "0 1 ")
+    first.read()
     for word in recorded[:2] * 2:
-        base.set("drumline/roll/node/1", word)  # type: ignore[arg-type]
-        first.hear()
-        assert not first.is_there(1, WORKS)
-        assert first.is_there(1, DONE)
+        base.set("drumline/membership/node/1", word)  # type: ignore[arg-type]
+        first.read()
+        assert not first.is_alive(1, RUNNING)
+        assert first.is_alive(1, DONE)
 
 
 def test_an_old_word_of_a_node_does_not_silence_it(base: dist.HashStore) -> None:
     first, second = rolls(base)
-    base.set("drumline/roll/members", "0 1 ")
-    second.now(WORKS)
-    recorded = base.get("drumline/roll/node/1")
-    second.now(WORKS)
-    first.hear()
-    base.set("drumline/roll/node/1", recorded)  # type: ignore[arg-type]
-    second.now(DONE)
-    first.hear()
-    assert first.is_there(1, DONE)
-    assert not second.was_ousted
+    base.set("drumline/membership/members", "0 1 ")
+    second.set_state(RUNNING)
+    recorded = base.get("drumline/membership/node/1")
+    second.set_state(RUNNING)
+    first.read()
+    base.set("drumline/membership/node/1", recorded)  # type: ignore[arg-type]
+    second.set_state(DONE)
+    first.read()
+    assert first.is_alive(1, DONE)
+    assert not second.was_replaced
 
 
 def test_a_launcher_that_was_replaced_does_not_oust_the_one_that_came_after(
     base: dist.HashStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("drumline.launch.node.roll.QUIET_BEATS", 0)
+    monkeypatch.setattr("drumline.launch.node.membership.MISSED_HEARTBEATS", 0)
     _, earlier = rolls(base)
-    earlier.now(WORKS)
-    recorded = base.get("drumline/roll/node/1")
-    later = Roll(base, earlier.node, SECRET)
+    earlier.set_state(RUNNING)
+    recorded = base.get("drumline/membership/node/1")
+    later = Membership(base, earlier.node, SECRET)
     later.check_job()
-    later.sign_in()
-    later.sign_out()
-    base.set("drumline/roll/node/1", recorded)  # type: ignore[arg-type]
-    later.now(WORKS)
-    assert not later.was_ousted
-    earlier.now(WORKS)
-    assert earlier.was_ousted, "that one does not know the other, which lives"
+    later.join()
+    later.leave()
+    base.set("drumline/membership/node/1", recorded)  # type: ignore[arg-type]
+    later.set_state(RUNNING)
+    assert not later.was_replaced
+    earlier.set_state(RUNNING)
+    assert earlier.was_replaced, "that one does not know the other, which lives"
 
 
 def test_what_is_written_once_is_written_again(base: dist.HashStore) -> None:
     first, second = rolls(base)
-    for roll in (first, second):
-        roll.sign_in()
-    base.delete_key("drumline/roll/members")
-    base.set("drumline/roll/job", "another")
-    wait_for(lambda: set(base.get("drumline/roll/members").split()) == {b"0", b"1"})
-    first.hear()
-    assert first.is_there(1)
-    wait_for(lambda: base.get("drumline/roll/job") != b"another")
-    late = Roll(base, second.node, SECRET)
+    for membership in (first, second):
+        membership.join()
+    base.delete_key("drumline/membership/members")
+    base.set("drumline/membership/job", "another")
+    wait_for(lambda: set(base.get("drumline/membership/members").split()) == {b"0", b"1"})
+    first.read()
+    assert first.is_alive(1)
+    wait_for(lambda: base.get("drumline/membership/job") != b"another")
+    late = Membership(base, second.node, SECRET)
     late.check_job()
-    for roll in (first, second):
-        roll.sign_out()
+    for membership in (first, second):
+        membership.leave()
 
 
 def test_an_earlier_state_of_the_rendezvous_is_replaced(base: dist.HashStore) -> None:

@@ -24,9 +24,8 @@ from drumline.distributed.failure import Failure, claim_failure
 from drumline.distributed.start.rank_rendezvous import join_rendezvous
 from drumline.distributed.stop_vote import StopVote
 from drumline.errors import Place, PreflightError
-from drumline.launch.node.node_heartbeats import ObservedState
-from drumline.launch.node.roll import WORKS, Roll
-from drumline.launch.node.sealed_backend import NOTHING, SealedBackend, decode, encode
+from drumline.launch.node.c10d_rendezvous import NOTHING, RendezvousState, SealedBackend, decode, encode
+from drumline.launch.node.membership import RUNNING, Membership
 from drumline.launch.node.sealed_store import SealedStore, document
 from drumline.launch.node_plan import NodePlan
 from drumline.launch.topology import Topology
@@ -90,9 +89,9 @@ def test_what_was_written_elsewhere_or_earlier_is_not_taken(base: dist.HashStore
 
 
 def test_one_side_without_the_secret_is_told(base: dist.HashStore) -> None:
-    Roll(base, NodePlan(num_nodes=2, endpoint="a:1"), SECRET).check_job()
+    Membership(base, NodePlan(num_nodes=2, endpoint="a:1"), SECRET).check_job()
     with pytest.raises(PreflightError) as caught:
-        Roll(base, NodePlan(num_nodes=2, node_rank=1, endpoint="a:1")).check_job()
+        Membership(base, NodePlan(num_nodes=2, node_rank=1, endpoint="a:1")).check_job()
     assert str(caught.value) == (
         f"DRUMLINE_SECRET is set for node 0, and not on {socket.gethostname()}\n"
         "  next: set it to one value on all nodes, or on none"
@@ -107,14 +106,14 @@ def test_what_was_recorded_of_an_earlier_launch_with_the_same_secret_does_not_fi
     base: dist.HashStore,
 ) -> None:
     nodes = [NodePlan(num_nodes=2, node_rank=rank, endpoint="a:1") for rank in range(2)]
-    earlier = Roll(base, nodes[0], SECRET)
+    earlier = Membership(base, nodes[0], SECRET)
     earlier.check_job()
-    earlier.tell_failure("gave up", 1)
-    first, second = Roll(base, nodes[0], SECRET), Roll(base, nodes[1], SECRET)
+    earlier.publish_failure("gave up", 1)
+    first, second = Membership(base, nodes[0], SECRET), Membership(base, nodes[1], SECRET)
     first.check_job()
     second.check_job()
     assert (first.failure(), second.failure()) == (None, None)
-    second.tell_failure("lost", 1)
+    second.publish_failure("lost", 1)
     assert "lost" in str(first.failure())
 
 
@@ -162,18 +161,18 @@ class Touch:
         return Touch.load, ()
 
 
-def states(base: dist.Store, secret: str | None) -> list[ObservedState]:
+def states(base: dist.Store, secret: str | None) -> list[RendezvousState]:
     settings = RendezvousSettings("drumline", 2, 2, RendezvousTimeout(), timedelta(seconds=5), 3)
     made = []
     for name in "ab":
         backend = SealedBackend(SealedStore(base, secret, "drumline/rendezvous"))
-        state = ObservedState(backend, settings, _NodeDesc(name, 1, 0))
+        state = RendezvousState(backend, settings, _NodeDesc(name, 1, 0))
         state._cache_duration = 0
         made.append(state)
     return made
 
 
-def join(holder: ObservedState, number: int) -> None:
+def join(holder: RendezvousState, number: int) -> None:
     holder.sync()
     node = _NodeDesc("ab"[number], 1, 0)
     holder.state.participants[node] = number
@@ -205,7 +204,11 @@ def test_a_state_travels_whole() -> None:
     state, node = _RendezvousState(), _NodeDesc("a", 1, 2)
     assert vars(decode(encode(state)) or object) == vars(state)
     state.round, state.complete, state.deadline = 3, True, datetime.max.replace(tzinfo=UTC)
-    state.participants, state.wait_list, state.last_heartbeats = {node: 1}, {node}, {node: datetime.now(UTC)}
+    state.participants, state.wait_list, state.last_heartbeats = (
+        {node: 1},
+        {node},
+        {node: datetime.now(UTC)},
+    )
     assert vars(decode(encode(state)) or object) == vars(state)
     assert decode(NOTHING) is None
 
@@ -237,36 +240,36 @@ def test_the_list_of_nodes_outlives_what_a_stranger_writes(
     base: dist.HashStore, key: str, value: bytes, secret: str | None
 ) -> None:
     first, second = (
-        Roll(base, NodePlan(num_nodes=2, node_rank=rank, endpoint="a:1"), secret) for rank in range(2)
+        Membership(base, NodePlan(num_nodes=2, node_rank=rank, endpoint="a:1"), secret) for rank in range(2)
     )
     first.check_job()
     second.check_job()
-    for roll in (first, second):
-        roll.sign_in()
-    first.hear()
-    base.set(f"drumline/roll/{key}", value)  # type: ignore[arg-type]
-    for roll in (first, second):
-        roll.now(WORKS)
-    first.hear()
-    assert first.is_there(1, WORKS)
-    assert not first.was_ousted
-    assert not second.was_ousted
+    for membership in (first, second):
+        membership.join()
+    first.read()
+    base.set(f"drumline/membership/{key}", value)  # type: ignore[arg-type]
+    for membership in (first, second):
+        membership.set_state(RUNNING)
+    first.read()
+    assert first.is_alive(1, RUNNING)
+    assert not first.was_replaced
+    assert not second.was_replaced
     assert first.failure_code() is None
-    for roll in (first, second):
-        assert roll._thread.is_alive()
-        roll.sign_out()
+    for membership in (first, second):
+        assert membership._thread.is_alive()
+        membership.leave()
 
 
 def test_only_with_the_secret_can_a_stranger_end_the_job_of_others(base: dist.HashStore) -> None:
-    roll = Roll(base, NodePlan(num_nodes=2, node_rank=0, endpoint="a:1"), SECRET)
-    base.set("drumline/roll/failed", "node 1 ended the job: give up")
-    assert roll.failure() is None
+    membership = Membership(base, NodePlan(num_nodes=2, node_rank=0, endpoint="a:1"), SECRET)
+    base.set("drumline/membership/failed", "node 1 ended the job: give up")
+    assert membership.failure() is None
 
 
 def test_who_listens_in_place_of_the_first_node_is_found_out(base: dist.HashStore) -> None:
-    base.set("drumline/roll/job", json.dumps({"job": "", "num_nodes": 2}))
+    base.set("drumline/membership/job", json.dumps({"job": "", "num_nodes": 2}))
     with pytest.raises(PreflightError) as caught:
-        Roll(base, NodePlan(num_nodes=2, node_rank=1, endpoint="a:1"), SECRET).check_job()
+        Membership(base, NodePlan(num_nodes=2, node_rank=1, endpoint="a:1"), SECRET).check_job()
     assert str(caught.value) == (
         "what listens at a:1, where the nodes meet, is not the launcher of node 0 of this job: it does not know its "
         "DRUMLINE_SECRET\n  next: set the same DRUMLINE_SECRET on all nodes, and see what listens there"

@@ -35,7 +35,7 @@ while not (folder / "go").exists():
 LIMIT_S = 60.0
 STATE = "drumline/rendezvous/state"
 # The first is where torch has it, and would unpickle it.
-KEYS = [f"torch.rendezvous.{RUN_ID}", STATE, "drumline/roll/members", "drumline/roll/node/0"]
+KEYS = [f"torch.rendezvous.{RUN_ID}", STATE, "drumline/membership/members", "drumline/membership/node/0"]
 
 
 class Touch:
@@ -54,7 +54,7 @@ class TwoNodes:
     def __init__(self, folder: Path, secret: str | None, *, port: int | None = None) -> None:
         self.folder, self.secret, self.port = folder, secret, port or free_port()
         # Without a secret a stranger can say in the name of a node that the job is over; no more than that.
-        self.keys = KEYS if secret is None else [*KEYS, "drumline/roll/failed"]
+        self.keys = KEYS if secret is None else [*KEYS, "drumline/membership/failed"]
         (folder / "stay.py").write_text(STAY)
         environment = {name: value for name, value in os.environ.items() if name != "DRUMLINE_SECRET"}
         if secret is not None:
@@ -124,7 +124,7 @@ def test_who_listens_first_in_place_of_node_0_runs_nothing(
     stranger = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     bomb = base64.b64encode(pickle.dumps(Touch(tmp_path / "got-in")))
     job = {"job": "", "num_nodes": 2, "nonce": "0" * 32}
-    for key, value in {**dict.fromkeys(KEYS, bomb), "drumline/roll/job": json.dumps(job)}.items():
+    for key, value in {**dict.fromkeys(KEYS, bomb), "drumline/membership/job": json.dumps(job)}.items():
         stranger.set(key, value)  # type: ignore[arg-type]
     nodes = TwoNodes(tmp_path, secret, port=stranger.port).nodes
     try:
@@ -143,7 +143,7 @@ def test_who_listens_first_in_place_of_node_0_runs_nothing(
             node.communicate()
     assert not (tmp_path / "got-in").exists()
     assert nodes[0].returncode == ExitCode.PREFLIGHT_FAILED
-    assert f"port {stranger.port} of {socket.gethostname()}, where the nodes would meet, is in use" in first
+    assert f"the rendezvous port {stranger.port} of {socket.gethostname()} is in use" in first
     if secret is not None:
         assert nodes[1].returncode == ExitCode.PREFLIGHT_FAILED
         assert (

@@ -174,7 +174,7 @@ def test_two_nodes_started_by_hand_and_a_restart_of_both(tmp_path: Path, script:
     own = [[line for line in error.splitlines(True) if line.startswith("drumline:")] for *_, error in ended]
     assert ["".join(lines) for lines in own] == [
         "drumline: restarting the ranks (restart 1 of 1); the script starts from the beginning\n",
-        f"drumline: restarting the ranks (node 1 ({socket.gethostname()}) did so); the script starts from the "
+        f"drumline: restarting the ranks (node 1 ({socket.gethostname()}) restarted); the script starts from the "
         "beginning\n",
     ]
 
@@ -202,7 +202,7 @@ def test_a_first_node_whose_port_is_taken_says_so(tmp_path: Path, script: str) -
         file = env_file(tmp_path, ".env", nodes=2, rank=0, port=taken.getsockname()[1])
         code, _, errors = launch("--env-file", file, script, str(tmp_path), cwd=tmp_path)
     assert code == 3, errors
-    assert f"of {socket.gethostname()}, where the nodes would meet, is in use" in errors
+    assert f"of {socket.gethostname()} is in use" in errors
     assert "next: end what uses it (another job, or an earlier start of this one?)" in errors
     assert len(errors.splitlines()) == 2, "the store's own words, a stack of its code, are not shown"
 

@@ -92,7 +92,7 @@ def test_what_is_lost_is_started_again_by_itself(
     (folder / "leave").touch()
     wait_for_start(4)
     assert (
-        "[b] drumline: restarting the ranks (node 0 (a) did so); the script starts from the beginning\n"
+        "[b] drumline: restarting the ranks (node 0 (a) restarted); the script starts from the beginning\n"
         in job.text()
     )
     assert "restart 3 of 20" not in job.text(), "no part was lost: the agents did it among themselves"

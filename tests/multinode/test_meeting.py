@@ -74,7 +74,7 @@ def test_a_job_goes_on_with_fewer_nodes_and_names_who_is_missing(
     jobs = Jobs(tmp_path, a, nodes="2:3", flags=("--last-call", "2", "--lost-after", "3"))
     on_a, on_b = jobs.start(a, 0), jobs.start(b, 1)
     for job, rank in ((on_a, 0), (on_b, 1)):
-        job.wait_for("drumline: WARNING: 2 of 3 nodes: node 2 is missing; training goes on without it\n")
+        job.wait_for("drumline: WARNING: 2 of 3 nodes: node 2 is missing; training continues without it\n")
         job.wait_for(f"here: rank {rank} of 2")
 
     on_c = jobs.start(c, 2)
@@ -84,21 +84,23 @@ def test_a_job_goes_on_with_fewer_nodes_and_names_who_is_missing(
 
     again, first_again = jobs.start(c, 1), jobs.start(b, 0)
     assert [again.wait(), first_again.wait()] == [3, 3]
-    assert "NODE_RANK 1 is taken: the launcher of node 1 runs on b already" in again.text()
+    assert "NODE_RANK 1 is taken: the launcher of node 1 runs on b" in again.text()
     assert "10.77.0.1 is not an address of b, which has 10.77.0.2" in first_again.text()
 
     # Cut, not switched off: nobody gets an error from the network, as with a host that loses its power.
     b.cut()
     for job in (on_a, on_c):
         job.wait_for("restarting the ranks (node 1 (b) is gone)")
-        job.wait_for("drumline: WARNING: 2 of 3 nodes: node 1 (b) is missing; training goes on without it\n")
+        job.wait_for(
+            "drumline: WARNING: 2 of 3 nodes: node 1 (b) is missing; training continues without it\n"
+        )
     on_c.wait_for("here: rank 1 of 2")
 
     a.cut()
     assert [on_b.wait(), on_c.wait()] == [1, 1]
     for job in (on_b, on_c):
         assert (
-            "the first node, node 0 (a), is gone, or the way to it: nothing answers at 10.77.0.1:29500"
+            "the first node, node 0 (a), is lost or unreachable: nothing answers at 10.77.0.1:29500"
             in job.text()
         )
     assert "drumline: WARNING: this ended with 2 of 3 nodes: node 1 (b) was missing" in on_c.text()
@@ -124,7 +126,7 @@ def test_who_never_came_is_named_and_why_on_both_sides(make_testbed: MakeTestbed
 
     assert [on_a.wait(), on_b.wait()] == [3, 3]
     assert "drumline: waiting at 10.77.0.1:29500 for node 1, " in on_a.text()
-    assert "node 0 waited 9 s at 10.77.0.1:29500: node 1 did not come" in on_a.text()
+    assert "node 0 waited 9 s at 10.77.0.1:29500: node 1 did not join" in on_a.text()
     assert "drumline: waiting for the first node at 10.77.0.1:29500, " in on_b.text()
     assert "within 9 s: no answer (a firewall drops the packets, or the host is down)" in on_b.text()
 
@@ -155,7 +157,7 @@ def test_a_task_that_loses_a_node_and_gets_it_back_ends_with_the_same_weights(
     )
     on_a.wait_for("holding with 2")
     b.power_off()
-    on_a.wait_for("drumline: WARNING: 1 of 2 nodes: node 1 (b) is missing; training goes on without it")
+    on_a.wait_for("drumline: WARNING: 1 of 2 nodes: node 1 (b) is missing; training continues without it")
     on_a.wait_for("holding with 1")
     b.power_on()
     on_b = jobs.start(b, 1, *task)

@@ -183,7 +183,7 @@ def test_a_host_that_cannot_take_part_is_named_with_what_to_do(make_desk: MakeDe
     job = desk.launch("--hosts", "a,b", "--procs", "1", "--port", "22", "sleep.py")
     assert job.wait() == 3
     last = job.text()[job.text().rindex("drumline: the job failed on a (exit code 3):\n") :]
-    assert "\n  drumline: error: port 22 of a, where the nodes would meet, is in use\n" in last, "sshd has it"
+    assert "\n  drumline: error: the rendezvous port 22 of a is in use\n" in last, "sshd has it"
 
     bare = tmp_path / "bare-python"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')

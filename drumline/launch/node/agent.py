@@ -28,8 +28,8 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import Subproc
 
 from drumline.errors import DrumlineError, ExitCode
 from drumline.launch.interrupts import ENDING_SIGNALS
-from drumline.launch.node.meeting import Alone
-from drumline.launch.node.rendezvous import FixedRanks
+from drumline.launch.node.node_rendezvous import NodeRendezvous
+from drumline.launch.node.open_rendezvous import SingleNodeRendezvous
 from drumline.launch.node.supervision import RankOutput, Supervision, failure_time, rank_output
 from drumline.launch.node.watch_folder import DIAGNOSIS_S, SidecarDiagnosis, WatchFolder
 from drumline.launch.rank_environment import (
@@ -117,7 +117,7 @@ class NodeAgent(LocalElasticAgent):
             {"shutdown_timeout": max(1, round(supervision.grace_s))} if has_timeout else {}
         )
         super().__init__(spec=spec, logs_specs=self.files, **timeout)
-        self.rendezvous: Alone | FixedRanks = spec.rdzv_handler
+        self.rendezvous: SingleNodeRendezvous | NodeRendezvous = spec.rdzv_handler
         self.is_task = is_task
         self.supervision = supervision
         self.watch = watch
@@ -198,7 +198,7 @@ class NodeAgent(LocalElasticAgent):
         why = (
             f"restart {most - self._remaining_restarts} of {most}"
             if self._failed
-            else self.rendezvous.why_again
+            else self.rendezvous.restart_reason
         )
         how = (
             "they resume from the newest checkpoint"
@@ -211,7 +211,7 @@ class NodeAgent(LocalElasticAgent):
         super()._restart_workers(worker_group)
 
     def _exit_barrier(self) -> None:
-        self.rendezvous.wait_for_the_end()
+        self.rendezvous.wait_for_others()
 
     # Watching them
 
@@ -225,7 +225,7 @@ class NodeAgent(LocalElasticAgent):
         if None in now and now <= {None, ExitCode.SUCCESS, ExitCode.PREEMPTED}:
             return HEALTHY  # torch would end those that still save
         result: RunResult = super()._monitor_workers(worker_group)
-        if result.state is WorkerState.SUCCEEDED and self.rendezvous.may_be_needed():
+        if result.state is WorkerState.SUCCEEDED and self.rendezvous.are_others_running():
             return HEALTHY  # torch asks again, and whether another node waits
         if result.is_failed() and not self.preempt_signal and self.has_saved(result) and self._makes_room():
             self._failed = False
@@ -394,7 +394,7 @@ class NodeAgent(LocalElasticAgent):
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         """By SIGTERM, which lets ranks save before a node joins. Without the ranks of a lost node they could not."""
-        if self.is_task and self.rendezvous.has_lost:
+        if self.is_task and self.rendezvous.has_lost_node:
             self._shutdown(signal.SIGKILL)
         else:
             super()._stop_workers(worker_group)

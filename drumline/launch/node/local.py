@@ -139,7 +139,7 @@ def _run_agent(
     from torch.distributed.launcher.api import LaunchConfig
 
     from drumline.launch.node.agent import NodeAgent
-    from drumline.launch.node.meeting import address_of, open_rendezvous
+    from drumline.launch.node.open_rendezvous import address_of, open_rendezvous
 
     if node.num_nodes > 1:  # from here on the other nodes are informed
         set_handler(signal.SIGINT, signal.default_int_handler)
@@ -167,7 +167,7 @@ def _run_agent(
             agent.check_preempted(agent.preempt_signal)
         except SignalException as error:
             agent.read_last_diagnosis()
-            rendezvous.sign_out()  # and no more: this node may come back, and the others' rendezvous stays open
+            rendezvous.leave()  # and no more: this node may come back, and the others' rendezvous stays open
             agent.check_preempted(error.sigval)
             raise
         except BaseException:
@@ -176,13 +176,13 @@ def _run_agent(
         finally:
             if supervision.standby:
                 supervision.standby.close()
-            rendezvous.remind()
+            rendezvous.warn_of_missing_nodes()
         if result.is_failed() and not agent.has_saved(result):
             rank, failure = _first_failure(result)
             what, code = f"rank {rank} failed ({how_it_ended(failure.exitcode)})", ExitCode.TRAINING_FAILED
             if agent.diagnosis is not None and agent.diagnosis.is_hang:
                 what, code = agent.diagnosis.sentence, ExitCode.HANG
-            rendezvous.tell_failure(what, code)
+            rendezvous.publish_failure(what, code)
         rendezvous.shutdown()
     return result, agent.diagnosis
 

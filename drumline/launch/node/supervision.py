@@ -35,7 +35,7 @@ class Supervision:
     report: Callable[[Mapping[str, Any]], None] = lambda _: None
     """Called with starts and failures of ranks."""
     secret: str | None = field(default=None, repr=False)
-    """What all nodes of the job were given; None: nothing (`key_exchange.py`)."""
+    """What all nodes of the job were given; None: nothing (`net/secrets.py`)."""
     script_watch: ScriptWatch | None = None
     """How a script is watched; a task is by itself, and says how."""
     standby: Standby | None = None

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from drumline.errors import PreflightError
-from drumline.launch.node import meeting
-from drumline.launch.node.meeting import wait_for_first_node
-from drumline.launch.node.sockets import listen_for_store, notice_silence
+from drumline.launch.node import open_rendezvous
+from drumline.launch.node.open_rendezvous import wait_for_first_node
+from drumline.launch.node.tcp_store import break_silent_connections, listen_for_store
 from drumline.net import dial, interfaces
 from drumline.net.dial import WaitNotice
 from drumline.net.interfaces import check_is_own, own_address, own_binding
@@ -51,7 +51,7 @@ def test_a_first_node_that_never_comes_is_named_by_its_address(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     endpoint = f"127.0.0.1:{free_port()}"
-    monkeypatch.setattr(meeting, "WaitNotice", lambda: WaitNotice(first_s=0))
+    monkeypatch.setattr(open_rendezvous, "WaitNotice", lambda: WaitNotice(first_s=0))
     with pytest.raises(PreflightError) as caught:
         wait_for_first_node(endpoint, timeout_s=0.3)
     assert caught.value.what == (f"the first node did not answer at {endpoint} within 0.3 s: {REFUSED}")
@@ -150,12 +150,12 @@ def open_files() -> list[str]:
     return sorted(str(path.resolve()) for path in Path("/proc/self/fd").iterdir() if path.exists())
 
 
-def test_connections_to_a_port_are_told_to_notice_silence() -> None:
+def test_connections_to_a_port_are_told_to_break_silent_connections() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = server.getsockname()
         with socket.create_connection(address) as caller, server.accept()[0] as callee:
             before = open_files()
-            notice_silence(address[1], after_s=6)
+            break_silent_connections(address[1], after_s=6)
             assert open_files() == before, "a copy that stays open keeps others waiting for the end of a pipe"
             told = [one.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) for one in (caller, callee)]
     assert told == [6000, 0]

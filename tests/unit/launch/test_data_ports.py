@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from drumline.errors import PreflightError
-from drumline.launch.node.edges import check_edges, closed_edges, open_door
+from drumline.launch.node.data_ports import check_data_ports, open_probe_port, unreachable_nodes
 from drumline.net import dial
 from drumline.net.reasons import Reason
 
@@ -18,22 +18,24 @@ def claim(rank: int, host: str, **door: Any) -> dict[str, Any]:
 
 
 def test_a_door_that_opens_is_no_closed_edge_and_one_without_is_not_tried() -> None:
-    with open_door("127.0.0.1") as door:
+    with open_probe_port("127.0.0.1") as door:
         unknown = {**claim(2, "c", **door), "address": "nowhere.invalid"}
-        assert closed_edges([claim(0, "a", **door), claim(1, "b"), unknown], 1) == {}
+        assert unreachable_nodes([claim(0, "a", **door), claim(1, "b"), unknown], 1) == {}
 
 
 def test_a_closed_port_is_tried_again_and_said_once(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dial, "REPLY_S", 0.5)
-    with open_door("127.0.0.1") as door:
+    with open_probe_port("127.0.0.1") as door:
         pass
     claims = [claim(0, "a", **door), claim(1, "b")]
-    assert closed_edges(claims, 1, patience_s=0.7) == {0: Reason.REFUSED}
+    assert unreachable_nodes(claims, 1, patience_s=0.7) == {0: Reason.REFUSED}
     assert capsys.readouterr().err == "drumline: data ports of a are closed to b; trying for 0.7 s\n"
     with socket.create_server(("127.0.0.1", door["probe_port"])):
-        assert closed_edges(claims, 1, patience_s=0) == {}, "another answer does not show that it is closed"
+        assert unreachable_nodes(claims, 1, patience_s=0) == {}, (
+            "another answer does not show that it is closed"
+        )
 
 
 def test_who_cannot_reach_the_first_node_is_an_error_with_the_rule_and_others_a_warning(
@@ -41,16 +43,16 @@ def test_who_cannot_reach_the_first_node_is_an_error_with_the_rule_and_others_a_
 ) -> None:
     # By c10d's numbers, which are not node ranks.
     claims = [claim(rank, host, probe_port=40000 + rank) for rank, host in ((1, "b"), (0, "a"), (2, "c"))]
-    check_edges(claims, [{}, {}, {}])
+    check_data_ports(claims, [{}, {}, {}])
     assert capsys.readouterr().err == ""
-    check_edges(claims, [{}, {}, {"0": Reason.NO_ANSWER}])
+    check_data_ports(claims, [{}, {}, {"0": Reason.NO_ANSWER}])
     assert capsys.readouterr().err == (
         "drumline: WARNING: data ports are closed from c to b: port 40001 (no answer: packets are dropped, as a "
-        "security group or firewall does it); ranks whose data takes that way will wait. Next: open TCP 1024-65535 "
+        "security group or firewall does it); ranks that send data there will block. Next: open TCP 1024-65535 "
         "on b for the job's hosts (AWS: all traffic from the security group itself)\n"
     )
     with pytest.raises(PreflightError) as caught:
-        check_edges(claims, [{"1": Reason.NO_ROUTE}, {}, {"1": Reason.NO_ROUTE}])
+        check_data_ports(claims, [{"1": Reason.NO_ROUTE}, {}, {"1": Reason.NO_ROUTE}])
     assert str(caught.value) == (
         "data ports are closed from b, c to a: port 40000 (no route to host, or a firewall that says so)\n"
         "  next: open TCP 1024-65535 on a for the job's hosts (AWS: all traffic from the security group itself)"

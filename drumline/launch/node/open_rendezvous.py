@@ -1,4 +1,4 @@
-"""Opens the meeting place of a node's job: the store that the first node's launcher keeps, and what runs in it."""
+"""Opens the rendezvous of a node: the store that the first node's launcher runs, and what the agent asks of it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,20 @@ from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousSettings, RendezvousTimeout
 
 from drumline.errors import PreflightError
-from drumline.launch.node.node_heartbeats import make_handler
-from drumline.launch.node.rendezvous import FixedRanks
-from drumline.launch.node.roll import Roll
+from drumline.launch.node.c10d_rendezvous import make_c10d_rendezvous
+from drumline.launch.node.membership import Membership
+from drumline.launch.node.node_rendezvous import NodeRendezvous
 from drumline.launch.node.sealed_store import SealedStore
-from drumline.launch.node.sockets import connect_address, listen_for_store, notice_silence, reached_address
+from drumline.launch.node.tcp_store import (
+    break_silent_connections,
+    listen_for_store,
+    local_address,
+    open_tcp_store,
+    store_binding,
+)
 from drumline.launch.node_plan import KEEP_ALIVE_ATTEMPTS, OWN_STORE, RUN_ID, NodePlan
 from drumline.net.dial import WaitNotice, wait_for_port
-from drumline.net.interfaces import EVERYWHERE, LOOPBACK, own_address, own_binding
+from drumline.net.interfaces import LOOPBACK, own_address
 from drumline.net.reasons import CLOSED_S, Reason, closed_rendezvous_port, explained
 from drumline.net.secrets import VARIABLE, new_secret
 from drumline.terminal import print_message
@@ -40,22 +46,21 @@ LIMITS_S: dict[str, float] = {
 }
 
 
-class Alone(RendezvousHandler):
-    """One machine has nobody to meet. Every attempt gets a store of its own, which only this machine can reach."""
+class SingleNodeRendezvous(RendezvousHandler):
+    """Of a job on one machine. Every attempt gets a store of its own, which only this machine can reach."""
 
     sidecars: tuple[str, ...] = ()
-    """One has nobody to talk to."""
     restarts_used = 0
-    why_again = ""
-    is_leaving = has_lost = False
+    restart_reason = ""
+    is_leaving = has_lost_node = False
 
     def __init__(self) -> None:
         self.store: dist.Store | None = None
         self.ranks_secret = ""
-        """Of the attempt: what ranks know each other by, since any user of this machine can reach their store."""
+        """Of the attempt: any user of this machine can reach the ranks' store."""
 
     def get_backend(self) -> str:
-        return "alone"
+        return "single node"
 
     @property
     def use_agent_store(self) -> bool:
@@ -83,24 +88,24 @@ class Alone(RendezvousHandler):
     def get_run_id(self) -> str:
         return RUN_ID
 
-    # What an agent asks of `FixedRanks`: there are no other nodes.
+    # What an agent asks of `NodeRendezvous`: there are no other nodes.
 
     def explained(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def may_be_needed(self) -> bool:
+    def are_others_running(self) -> bool:
         return False
 
-    def wait_for_the_end(self) -> None:
+    def wait_for_others(self) -> None:
         pass
 
-    def tell_failure(self, what: str, code: int) -> None:
+    def publish_failure(self, what: str, code: int) -> None:
         pass
 
-    def remind(self) -> None:
+    def warn_of_missing_nodes(self) -> None:
         pass
 
-    def sign_out(self) -> None:
+    def leave(self) -> None:
         pass
 
     def shutdown(self) -> bool:
@@ -108,25 +113,28 @@ class Alone(RendezvousHandler):
         return True
 
 
-def open_rendezvous(node: NodePlan, secret: str | None) -> Alone | FixedRanks:
-    """The meeting place of this node's job; the node with rank 0 keeps it. `secret`: what all nodes were given."""
+def open_rendezvous(node: NodePlan, secret: str | None) -> SingleNodeRendezvous | NodeRendezvous:
+    """Of this node's job; the node with rank 0 runs its store. `secret`: what all nodes were given."""
     if node.num_nodes == 1:
-        return Alone()
+        return SingleNodeRendezvous()
     if node.node_rank > 0:
         # One starter that reached all hosts knows that they are up.
         are_up = node.job and not node.may_shrink
         hosts = (node.peers[node.node_rank], node.peers[0]) if are_up else None
         wait_for_first_node(node.endpoint, timeout_s=node.join_timeout_s, hosts=hosts)
-    # c10d would else wait, on a node that comes later, for a place that was named in an earlier round only.
+    # c10d would else wait, on a node that joins later, for a place that was named in an earlier round only.
     os.environ[OWN_STORE.partition("=")[0]] = OWN_STORE.partition("=")[2]
     address = address_of(node)
-    bound = _binding(node) if node.node_rank == 0 else None
-    store = _open_store(node, bound, is_master=bound is not None)
-    keys = _open_store(node, bound, is_master=False)
-    roll = Roll(_open_store(node, bound, is_master=False), node, secret)
-    notice_silence(_port(node), after_s=node.lost_after_s)
-    roll.check_job()
-    roll.sign_in()
+    host, port = _host_and_port(node)
+    bound = store_binding(host, name="the first node's address") if node.node_rank == 0 else None
+    store = _open_store(node, host, bound=bound)
+    # Connections of their own: what waits in one does not hold up the others.
+    nearest = local_address(bound) if bound else host
+    keys, heartbeats = _open_store(node, nearest), _open_store(node, nearest)
+    membership = Membership(heartbeats, node, secret)
+    break_silent_connections(port, after_s=node.lost_after_s)
+    membership.check_job()
+    membership.join()
     if secret is None:
         print_message(
             f"WARNING: {VARIABLE} is not set: whoever reaches {node.endpoint} can end or misdirect this job. Next: set "
@@ -142,8 +150,10 @@ def open_rendezvous(node: NodePlan, secret: str | None) -> Alone | FixedRanks:
         keep_alive_interval=timedelta(seconds=max(1, node.lost_after_s // KEEP_ALIVE_ATTEMPTS)),
         keep_alive_max_attempt=KEEP_ALIVE_ATTEMPTS,
     )
-    inner = make_handler(store, keys, settings, address, secret=roll.secret, count_living=roll.count_living)
-    return FixedRanks(inner, node, address, roll)
+    inner = make_c10d_rendezvous(
+        store, keys, settings, address, secret=membership.secret, count_alive=membership.count_alive
+    )
+    return NodeRendezvous(inner, node, address, membership)
 
 
 def wait_for_first_node(
@@ -184,33 +194,14 @@ def wait_for_first_node(
     raise closed_rendezvous_port(int(port), source=source, target=target, reason=blocked.reason)
 
 
-def _binding(node: NodePlan) -> str:
-    """Where the first node listens."""
-    host = node.endpoint.rpartition(":")[0]
-    if (bound := own_binding(host)) == EVERYWHERE != host:
-        print_message(
-            f"WARNING: {host} does not tell which address of this host the others reach: it listens on all networks. "
-            "Next: give the first node by its address"
-        )
-    return bound
-
-
-def _open_store(node: NodePlan, bound: str | None, *, is_master: bool) -> dist.TCPStore:
+def _open_store(node: NodePlan, host: str, *, bound: str | None = None) -> dist.TCPStore:
     """`bound`: on the first node, the address at which it listens, and no other."""
-    host = node.endpoint.rpartition(":")[0]
-    host = connect_address(bound) if bound else reached_address(host, _port(node))
+    port = _host_and_port(node)[1]
     try:
-        return dist.TCPStore(
-            host,
-            _port(node),
-            is_master=is_master,
-            timeout=timedelta(seconds=STORE_TIMEOUT_S),
-            wait_for_workers=False,
-            master_listen_fd=listen_for_store(bound, _port(node))[0] if is_master and bound else None,
-        )
+        return open_tcp_store(host, port, timeout_s=STORE_TIMEOUT_S, bound=bound)
     except (dist.DistError, RuntimeError, OSError) as error:
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-            what = f"port {_port(node)} of {socket.gethostname()}, where the nodes would meet, is in use"
+            what = f"the rendezvous port {port} of {socket.gethostname()} is in use"
             next_step = (
                 "end what uses it (another job, or an earlier start of this one?), or take another: "
                 "--port, or MASTER_PORT"
@@ -221,8 +212,9 @@ def _open_store(node: NodePlan, bound: str | None, *, is_master: bool) -> dist.T
         raise PreflightError(what, next_step=next_step) from error
 
 
-def _port(node: NodePlan) -> int:
-    return int(node.endpoint.rpartition(":")[2])
+def _host_and_port(node: NodePlan) -> tuple[str, int]:
+    host, _, port = node.endpoint.rpartition(":")
+    return host, int(port)
 
 
 def address_of(node: NodePlan) -> str:

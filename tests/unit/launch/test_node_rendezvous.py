@@ -20,8 +20,8 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 
 from drumline.errors import DrumlineError, ExitCode, HangError, PreflightError, TrainingError
-from drumline.launch.node.rendezvous import FixedRanks
-from drumline.launch.node.roll import DONE, MEETS, WORKS, Roll
+from drumline.launch.node.membership import DONE, JOINING, RUNNING, Membership
+from drumline.launch.node.node_rendezvous import NodeRendezvous
 from drumline.launch.node.sealed_store import SealedStore
 from drumline.launch.node_plan import NodePlan
 from drumline.net.dial import WaitNotice
@@ -56,15 +56,15 @@ def node_of(rank: int, num_nodes: int, peers: tuple[str, ...] = ()) -> NodePlan:
     return NodePlan(num_nodes=num_nodes, node_rank=rank, endpoint="a:1", min_nodes=1, peers=peers)
 
 
-def handler(inner: Any, node: NodePlan, secret: str | None = None) -> FixedRanks:
-    return FixedRanks(inner, node, f"host-{node.node_rank}", Roll(dist.HashStore(), node, secret))
+def handler(inner: Any, node: NodePlan, secret: str | None = None) -> NodeRendezvous:
+    return NodeRendezvous(inner, node, f"host-{node.node_rank}", Membership(dist.HashStore(), node, secret))
 
 
-def meet(node_ranks: list[int], num_nodes: int) -> list[tuple[FixedRanks, RendezvousInfo]]:
+def meet(node_ranks: list[int], num_nodes: int) -> list[tuple[NodeRendezvous, RendezvousInfo]]:
     """What each node gets; the order is c10d's."""
     store = dist.HashStore()
 
-    def one(number: int) -> tuple[FixedRanks, RendezvousInfo]:
+    def one(number: int) -> tuple[NodeRendezvous, RendezvousInfo]:
         node = node_of(node_ranks[number], num_nodes, ("a", "b", "c", "d"))
         one = handler(Met(store, number, len(node_ranks)), node)
         return one, one.next_rendezvous()
@@ -84,7 +84,7 @@ def test_nodes_keep_the_ranks_they_were_given_and_rank_0_says_where_it_is(
 
 
 def test_nodes_agree_on_a_secret_that_is_not_in_the_store_and_count_restarts_together() -> None:
-    def one(number: int, store: dist.Store, secret: str | None) -> FixedRanks:
+    def one(number: int, store: dist.Store, secret: str | None) -> NodeRendezvous:
         one = handler(Met(store, number, 3), node_of([2, 0, 1][number], 3), secret)
         one.restarts_used = number
         one.next_rendezvous()
@@ -99,7 +99,7 @@ def test_nodes_agree_on_a_secret_that_is_not_in_the_store_and_count_restarts_tog
             rounds.append(secret)
             written = [
                 store.get(f"drumline/nodes/0/{kind}/{number}")
-                for kind in ("claim", "edges")
+                for kind in ("card", "result")
                 for number in range(3)
             ]
             assert not any(secret.encode() in value for value in written)
@@ -115,11 +115,9 @@ def test_fewer_nodes_keep_their_order_without_a_gap_and_name_the_missing(
     met = meet([3, 1], 4)
     assert [info.rank for _, info in met] == [1, 0]
     assert {info.bootstrap_store_info.master_addr for _, info in met} == {"host-1"}
-    said = (
-        "drumline: WARNING: 2 of 4 nodes: node 0 (a), node 2 (c) are missing; training goes on without them\n"
-    )
+    said = "drumline: WARNING: 2 of 4 nodes: node 0 (a), node 2 (c) are missing; training continues without them\n"
     assert capfd.readouterr().err == 2 * said
-    met[0][0].remind()
+    met[0][0].warn_of_missing_nodes()
     assert capfd.readouterr().err == (
         "drumline: WARNING: this ended with 2 of 4 nodes: node 0 (a), node 2 (c) were missing\n"
     )
@@ -130,7 +128,7 @@ def test_a_participant_that_is_gone_before_it_spoke_is_met_without() -> None:
     inner = Met(store, 0, 2)
     inner.here = {0}
     one = handler(inner, node_of(0, 2))
-    assert one._claims(SealedStore(store, None), inner.info, KEYS) is None
+    assert one._cards(SealedStore(store, None), inner.info, KEYS) is None
     # The next time it is alone, in a round of its own.
     alone = Met(dist.HashStore(), 0, 1)
     rounds = iter([inner.info, alone.info])
@@ -146,9 +144,7 @@ def test_nodes_that_met_apart_under_one_number_meet_again() -> None:
             super().set(key, json.dumps({**json.loads(value), "rank": 0}))
 
     inner = Met(dist.HashStore(), 0, 1)
-    assert (
-        handler(inner, node_of(1, 2))._claims(Overwritten(inner.info.store, None), inner.info, KEYS) is None
-    )
+    assert handler(inner, node_of(1, 2))._cards(Overwritten(inner.info.store, None), inner.info, KEYS) is None
 
 
 def test_a_node_that_is_gone_is_a_reason_to_start_again() -> None:
@@ -157,16 +153,16 @@ def test_a_node_that_is_gone_is_a_reason_to_start_again() -> None:
     one.members = {0: 0, 1: 2, 2: 1}
     assert one.num_nodes_waiting() == 0
     inner.here = {0, 2}
-    assert (one.num_nodes_waiting(), one.why_again) == (1, "node 2 (c) is gone")
+    assert (one.num_nodes_waiting(), one.restart_reason) == (1, "node 2 (c) is lost")
     one.node = replace(one.node, min_nodes=None)
-    with pytest.raises(TrainingError, match=r"node 2 \(c\) is gone, and no restart is left"):
+    with pytest.raises(TrainingError, match=r"node 2 \(c\) is lost, and no restart is left"):
         one.num_nodes_waiting()
-    one.roll.tell_failure("hang: rank 3 stands. Next: look", ExitCode.HANG)
+    one.membership.publish_failure("hang: rank 3 stands. Next: look", ExitCode.HANG)
     one._ask = WaitNotice(first_s=0)
     with pytest.raises(HangError, match=r"node 0 \(a\) ended the job: hang: rank 3 stands\. Next: look"):
         one.num_nodes_waiting()
     one = handler(inner, node_of(0, 3, ("a", "b", "c")))
-    one.members, one.roll.was_ousted = {0: 0}, True
+    one.members, one.membership.was_replaced = {0: 0}, True
     with pytest.raises(TrainingError, match="another launcher has taken NODE_RANK 0 from this one"):
         one.num_nodes_waiting()
 
@@ -174,7 +170,7 @@ def test_a_node_that_is_gone_is_a_reason_to_start_again() -> None:
 @pytest.mark.parametrize(
     ("error", "members", "kind", "what"),
     [
-        (RendezvousTimeoutError, {}, PreflightError, "node 0 waited 600 s at a:1: node 1 (b) did not come"),
+        (RendezvousTimeoutError, {}, PreflightError, "node 0 waited 600 s at a:1: node 1 (b) did not join"),
         (
             RendezvousClosedError,
             {},
@@ -191,13 +187,13 @@ def test_a_node_that_is_gone_is_a_reason_to_start_again() -> None:
             RendezvousConnectionError,
             {0: 0},
             TrainingError,
-            "the first node, node 0 (a), is gone, or the way to it: nothing answers at a:1, where the nodes meet",
+            "the first node, node 0 (a), is lost or unreachable: nothing answers at a:1",
         ),
         (
             dist.DistNetworkError,
             {},
             PreflightError,
-            "the first node, node 0 (a), is gone, or the way to it: nothing answers at a:1, where the nodes meet",
+            "the first node, node 0 (a), is lost or unreachable: nothing answers at a:1",
         ),
     ],
 )
@@ -214,20 +210,20 @@ def test_what_goes_wrong_between_nodes_names_them(
 
 def test_a_node_whose_ranks_are_done_joins_again_when_another_restarts() -> None:
     store = dist.HashStore()
-    first, second = (Roll(store, node_of(rank, 2, ("a", "b"))) for rank in range(2))
-    here = FixedRanks(Met(store, 1, 2), second.node, "b", second)  # type: ignore[arg-type]
+    first, second = (Membership(store, node_of(rank, 2, ("a", "b"))) for rank in range(2))
+    here = NodeRendezvous(Met(store, 1, 2), second.node, "b", second)  # type: ignore[arg-type]
     here.members = {0: 0, 1: 1}
-    for roll in (first, second):
-        roll.sign_in()
+    for membership in (first, second):
+        membership.join()
     try:
-        first.now(WORKS)
-        assert here.may_be_needed()
+        first.set_state(RUNNING)
+        assert here.are_others_running()
         assert here.num_nodes_waiting() == 0
-        first.now(MEETS)
-        assert here.may_be_needed()
-        assert (here.num_nodes_waiting(), here.why_again) == (1, "node 0 (a) did so")
-        first.now(DONE)
-        assert not here.may_be_needed(), "all are done"
+        first.set_state(JOINING)
+        assert here.are_others_running()
+        assert (here.num_nodes_waiting(), here.restart_reason) == (1, "node 0 (a) restarted")
+        first.set_state(DONE)
+        assert not here.are_others_running(), "all are done"
     finally:
-        for roll in (first, second):
-            roll.sign_out()
+        for membership in (first, second):
+            membership.leave()

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import RendezvousInfo
 
-from drumline.launch.node.meeting import Alone, address_of, open_rendezvous
+from drumline.launch.node.open_rendezvous import SingleNodeRendezvous, address_of, open_rendezvous
 from drumline.launch.node_plan import NodePlan
 from tests.ports import listening_addresses
 
 
 def test_every_attempt_has_a_store_of_its_own_on_the_loopback() -> None:
     handler = open_rendezvous(NodePlan(num_procs=2), None)
-    assert isinstance(handler, Alone)
+    assert isinstance(handler, SingleNodeRendezvous)
     assert handler.use_agent_store
     first = handler.next_rendezvous()
     first.store.set("address", "of an attempt that is over")

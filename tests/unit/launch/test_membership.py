@@ -1,4 +1,4 @@
-"""The roll of nodes, with a store in memory."""
+"""The membership of nodes, with a store in memory."""
 
 from __future__ import annotations
 
@@ -9,56 +9,56 @@ import pytest
 import torch.distributed as dist
 
 from drumline.errors import PreflightError
-from drumline.launch.node import roll as module
-from drumline.launch.node.roll import MEETS, WORKS, Roll, Word
+from drumline.launch.node import membership as module
+from drumline.launch.node.membership import JOINING, RUNNING, Membership, NodeHeartbeat
 from drumline.launch.node_plan import NodePlan
 from drumline.net.dial import WaitNotice
 
 
 @pytest.fixture(autouse=True)
 def quick_beats(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BEAT_S", 0.05)
+    monkeypatch.setattr(module, "HEARTBEAT_S", 0.05)
 
 
-def roll_of(store: dist.Store, rank: int, *, peers: tuple[str, ...] = ()) -> Roll:
-    return Roll(store, NodePlan(num_nodes=3, node_rank=rank, endpoint="a:1", peers=peers))
+def roll_of(store: dist.Store, rank: int, *, peers: tuple[str, ...] = ()) -> Membership:
+    return Membership(store, NodePlan(num_nodes=3, node_rank=rank, endpoint="a:1", peers=peers))
 
 
 def test_nodes_hear_each_other_and_who_fell_silent_is_missing() -> None:
     store = dist.HashStore()
     first, second = roll_of(store, 0), roll_of(store, 1)
-    first.sign_in()
-    second.sign_in()
-    first.hear()
+    first.join()
+    second.join()
+    first.read()
     assert first.missing() == [2]
-    second.now(WORKS)
-    first.hear()
+    second.set_state(RUNNING)
+    first.read()
     assert first.missing() == [1, 2], "one that works has not come to the meeting"
-    assert first.is_there(1, MEETS, WORKS)
-    second.sign_out()
+    assert first.is_alive(1, JOINING, RUNNING)
+    second.leave()
     deadline = time.monotonic() + 10
-    while first.is_there(1) and time.monotonic() < deadline:
-        first.hear()
+    while first.is_alive(1) and time.monotonic() < deadline:
+        first.read()
         time.sleep(0.01)
-    assert not first.is_there(1)
-    first.sign_out()
+    assert not first.is_alive(1)
+    first.leave()
 
 
 def test_a_place_that_is_taken_is_refused_and_one_that_was_left_is_not() -> None:
     store = dist.HashStore()
     first, second = roll_of(store, 1), roll_of(store, 1)
-    first.sign_in()
+    first.join()
     with pytest.raises(PreflightError) as caught:
-        second.sign_in()
+        second.join()
     assert caught.value.what == (
         f"NODE_RANK 1 is taken: the launcher of node 1 runs on {first.mine.host} already"
     )
     assert caught.value.next_step == "give each machine a NODE_RANK of its own, from 0 to 2"
-    first.sign_out()
-    second.sign_in()
-    first.now(WORKS)
-    assert (first.was_ousted, second.was_ousted) == (True, False)
-    second.sign_out()
+    first.leave()
+    second.join()
+    first.set_state(RUNNING)
+    assert (first.was_replaced, second.was_replaced) == (True, False)
+    second.leave()
 
 
 def test_who_comes_to_the_meeting_of_another_job_is_sent_away() -> None:
@@ -67,14 +67,14 @@ def test_who_comes_to_the_meeting_of_another_job_is_sent_away() -> None:
     roll_of(store, 1).check_job()
     stranger = NodePlan(num_nodes=3, node_rank=2, endpoint="a:1", job="another")
     with pytest.raises(PreflightError) as caught:
-        Roll(store, stranger).check_job()
+        Membership(store, stranger).check_job()
     assert str(caught.value) == (
         "another job meets at a:1\n  next: wait for its end, or take another port: --port N"
     )
     with pytest.raises(
         PreflightError, match="node 0 counts 3 nodes and node 3 4, or another job meets at a:1"
     ):
-        Roll(store, NodePlan(num_nodes=4, node_rank=3, endpoint="a:1")).check_job()
+        Membership(store, NodePlan(num_nodes=4, node_rank=3, endpoint="a:1")).check_job()
     empty = dist.HashStore()
     empty.set_timeout(timedelta(milliseconds=10))
     with pytest.raises(
@@ -86,12 +86,12 @@ def test_who_comes_to_the_meeting_of_another_job_is_sent_away() -> None:
 def test_a_node_is_named_as_the_user_knows_it_else_as_it_called_itself() -> None:
     store = dist.HashStore()
     other = roll_of(store, 1)
-    other.mine = Word("ip-10-0-0-7", "x")
-    other.sign_in()
-    other.sign_out()
+    other.mine = NodeHeartbeat("ip-10-0-0-7", "x")
+    other.join()
+    other.leave()
     nameless, named = roll_of(store, 0), roll_of(store, 0, peers=("a", "b", "c"))
     for one in (nameless, named):
-        one.hear()
+        one.read()
     assert nameless.names([1, 2]) == "node 1 (ip-10-0-0-7), node 2"
     assert named.names([1, 2]) == "node 1 (b), node 2 (c)"
 

@@ -17,9 +17,8 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     _should_keep_alive,
 )
 
-from drumline.launch.node import node_heartbeats
-from drumline.launch.node.node_heartbeats import ObservedState
-from drumline.launch.node.sealed_backend import SealedBackend
+from drumline.launch.node import c10d_rendezvous
+from drumline.launch.node.c10d_rendezvous import RendezvousState, SealedBackend
 from drumline.launch.node.sealed_store import SealedStore
 
 LIMIT_S = 0.6
@@ -41,8 +40,8 @@ class Nodes:
     def __init__(self) -> None:
         store = dist.HashStore()
         backends = [SealedBackend(SealedStore(store, "secret")) for _ in range(3)]
-        self.mine = ObservedState(backends[0], SETTINGS, MINE)
-        self.other = ObservedState(backends[1], SETTINGS, OTHER)
+        self.mine = RendezvousState(backends[0], SETTINGS, MINE)
+        self.other = RendezvousState(backends[1], SETTINGS, OTHER)
         self.plain = _BackendRendezvousStateHolder(backends[2], SETTINGS)
         for holder in (self.mine, self.other, self.plain):
             holder._cache_duration = 0
@@ -120,7 +119,7 @@ def test_the_last_call_is_as_long_as_asked_for_by_every_clock(shift: timedelta) 
 
 
 def test_a_node_that_lives_is_waited_for_beyond_the_last_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_heartbeats, "LATE_S", 3 * LIMIT_S)
+    monkeypatch.setattr(c10d_rendezvous, "LATE_S", 3 * LIMIT_S)
     nodes, living = Nodes(), 2
     nodes.mine._count_living = lambda: living
     begun = time.monotonic()
@@ -142,7 +141,7 @@ def test_a_node_that_lives_is_waited_for_beyond_the_last_call(monkeypatch: pytes
         time.sleep(0.02)
 
 
-def _deadline(holder: ObservedState) -> datetime:
+def _deadline(holder: RendezvousState) -> datetime:
     deadline = holder.state.deadline
     assert deadline is not None
     return deadline

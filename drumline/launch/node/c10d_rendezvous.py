@@ -1,0 +1,251 @@
+"""torch's c10d rendezvous without what is unsafe in it: its wall clocks, and the pickle in which its state travels.
+
+Each node writes its heartbeat by its own wall clock, and torch compares that with the reader's: a clock that is 15 s
+off or that jumps makes a living node dead. Here a heartbeat is as old as the time since it was last seen to change. The
+state is JSON under the job's seal: torch itself would unpickle, and so run, what anybody has written there.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import astuple
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.elastic.rendezvous import (
+    RendezvousConnectionError,
+    RendezvousInfo,
+    dynamic_rendezvous,
+)
+from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
+    DynamicRendezvousHandler,
+    RendezvousBackend,
+    RendezvousSettings,
+    Token,
+    _BackendRendezvousStateHolder,
+    _NodeDesc,
+    _RendezvousState,
+)
+
+from drumline.launch.node.sealed_store import SealedStore, document
+
+# How much longer than the last call a node is waited for that is alive, and has not ended its ranks yet.
+LATE_S = 30
+LONG_AGO, NEVER = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
+KEY = "state"
+NOTHING = b"{}"
+KINDS: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("participants", "wait_list", "redundancy_list", "last_heartbeats"), list),
+    "round": int,
+    "complete": bool,
+    "deadline": (str, type(None)),
+    "closed": bool,
+}
+
+
+def make_c10d_rendezvous(
+    store: dist.Store,
+    keys: dist.Store,
+    settings: RendezvousSettings,
+    address: str,
+    *,
+    secret: str | None,
+    count_alive: Callable[[], int],
+) -> C10dRendezvous:
+    """torch's c10d rendezvous in this store; `address` is what the other nodes call this one. `keys`: the same store,
+    over a connection of its own, for what nodes write to each other in a round. `count_alive`: how many nodes will
+    join the next round."""
+    node = DynamicRendezvousHandler._node_desc_generator.generate(address)
+    backend = SealedBackend(SealedStore(store, secret, "drumline/rendezvous"))
+    holder = RendezvousState(backend, settings, node, count_alive)
+    return C10dRendezvous(node, settings, backend.name, keys, holder)
+
+
+class C10dRendezvous(DynamicRendezvousHandler):
+    """While nodes join, torch polls once a second: up to two seconds of each restart. This one polls more often; the
+    more nodes there are, the less often. Torch then waits for the address of the round's first node, which anybody can
+    write; here nodes agree on one under their seal (node_rendezvous.py)."""
+
+    round = 0
+    """Which one this node has joined last."""
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        poll_s = min(1.0, 0.02 + self.settings.max_nodes / 200)
+        holder: Any = self._state_holder
+        torchs: Any = dynamic_rendezvous
+        torchs_own = torchs._delay, torchs.RendezvousStoreInfo, holder._cache_duration
+        holder._cache_duration = poll_s / 2
+        torchs._delay, torchs.RendezvousStoreInfo = lambda seconds: time.sleep(poll_s), _NoAddress
+        try:
+            return super().next_rendezvous()
+        finally:
+            torchs._delay, torchs.RendezvousStoreInfo, holder._cache_duration = torchs_own
+
+    def _get_store(self) -> dist.Store:
+        """As torch's; the round is read once, since others may begin the next at any time."""
+        self.round = self._state_holder.state.round
+        return dist.PrefixStore(f"torch.rendezvous.{self._settings.run_id}.{self.round}", self._store)
+
+
+class _NoAddress:
+    @staticmethod
+    def build(*_: object, **__: object) -> RendezvousStoreInfo:
+        return RendezvousStoreInfo("", 0)
+
+
+class RendezvousState(_BackendRendezvousStateHolder):
+    """The shared state as torch reads and writes it. Only its times are judged here."""
+
+    def __init__(
+        self,
+        backend: RendezvousBackend,
+        settings: RendezvousSettings,
+        node: _NodeDesc,
+        count_alive: Callable[[], int] = lambda: 0,
+    ) -> None:
+        super().__init__(backend, settings)
+        self._node, self._count_living = node, count_alive
+        self._seen: dict[_NodeDesc, tuple[datetime, float]] = {}
+        """Each node's last heartbeat, and when it was new here."""
+        self._last_call: float | None = None
+        """When the minimum of nodes was first seen here."""
+
+    def _sanitize(self) -> None:
+        """After each exchange with the store: remove dead nodes, and show torch times that fit its own clock."""
+        state, now = self._state, time.monotonic()
+        written = state.last_heartbeats
+        self._seen = {node: self._observe(node, stamp, now) for node, stamp in written.items()}
+        if self._node in self._seen:  # without CPU for a while it is late with its heartbeat, not dead
+            stamp, at = self._seen[self._node]
+            late_s = 1.5 * self._settings.keep_alive_interval.total_seconds()
+            self._seen[self._node] = stamp, max(at, now - late_s)
+        state.last_heartbeats = {node: self._by_wall_clock(at) for node, (_, at) in self._seen.items()}
+        super()._sanitize()
+        # What this node writes back must not look like another's heartbeat; by its own torch sees when to send one.
+        state.last_heartbeats = {
+            node: stamp if node == self._node else written[node]
+            for node, stamp in state.last_heartbeats.items()
+        }
+        if state.deadline is None:
+            self._last_call = None
+        else:
+            self._last_call = self._last_call or now
+            over_s = now - self._last_call - self._settings.timeout.last_call.total_seconds()
+            # A node that lives would come right after this round, and have all ranks started again.
+            timeout = self._settings.timeout
+            late_s = min(LATE_S, (timeout.join - timeout.last_call).total_seconds() / 2)
+            is_over = over_s > (late_s if len(state.participants) < self._count_living() else 0)
+            state.deadline = LONG_AGO if is_over else NEVER
+
+    def _observe(self, node: _NodeDesc, stamp: datetime, now: float) -> tuple[datetime, float]:
+        seen = self._seen.get(node)
+        return seen if seen is not None and seen[0] == stamp else (stamp, now)
+
+    @staticmethod
+    def _by_wall_clock(at: float) -> datetime:
+        return datetime.now(UTC) - timedelta(seconds=time.monotonic() - at)
+
+
+class SealedBackend(RendezvousBackend):
+    """What a stranger writes over the state, or deletes, is put back as this node knew it last."""
+
+    def __init__(self, store: SealedStore) -> None:
+        self._store = store
+        self._last, self._version = NOTHING, 0
+
+    @property
+    def name(self) -> str:
+        return "c10d"
+
+    def get_state(self) -> tuple[bytes, Token] | None:
+        return self._known(self._put(b"", self._last))
+
+    def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
+        ours = pickle.loads(state)  # noqa: S301  # of this process: torch has pickled it for us
+        mine = encode(ours, self._version + 1)
+        found = self._put(token if isinstance(token, bytes) else NOTHING, mine)
+        known = self._known(found)
+        return None if known is None else (*known, known[1] == mine)
+
+    def _put(self, expected: bytes, desired: bytes) -> bytes:
+        try:
+            return self._store.compare_set(KEY, expected, desired)
+        except (ValueError, RuntimeError, TimeoutError) as error:
+            raise RendezvousConnectionError("the connection to the store has failed") from error
+
+    def _known(self, found: bytes) -> tuple[bytes, Token] | None:
+        state = decode(found)
+        # No secret keeps strangers out; with one they can put back what they have recorded.
+        if (state is None and found != NOTHING) or version_of(found) < self._version:
+            found = self._put(found, self._last)
+            state = decode(found)
+        if state is None:
+            return None
+        self._last, self._version = found, version_of(found)
+        return pickle.dumps(state), found
+
+
+def version_of(text: bytes) -> int:
+    """How many states came before it in this launch."""
+    found = document(text, version=int)
+    return found["version"] if found else 0
+
+
+def encode(state: _RendezvousState, version: int = 0) -> bytes:
+    """All that torch keeps of it; what a later torch adds must be JSON already."""
+    fields: dict[str, Any] = {
+        **vars(state),
+        "version": version,
+        "deadline": None if state.deadline is None else state.deadline.isoformat(),
+        "participants": [[*astuple(node), rank] for node, rank in state.participants.items()],
+        "wait_list": [astuple(node) for node in sorted(state.wait_list)],
+        "redundancy_list": [astuple(node) for node in sorted(state.redundancy_list)],
+        "last_heartbeats": [[*astuple(node), at.isoformat()] for node, at in state.last_heartbeats.items()],
+    }
+    return json.dumps(fields).encode()
+
+
+def decode(text: bytes) -> _RendezvousState | None:
+    """None for what is no state."""
+    fields = document(text, **KINDS)
+    if fields is None:
+        return None
+    try:
+        fields["participants"] = _by_node(fields["participants"], _rank)
+        fields["last_heartbeats"] = _by_node(fields["last_heartbeats"], _time)
+        for name in ("wait_list", "redundancy_list"):
+            fields[name] = {_node(*entry) for entry in fields[name]}
+        fields["deadline"] = None if fields["deadline"] is None else _time(fields["deadline"])
+    except (LookupError, TypeError, ValueError):
+        return None
+    state = _RendezvousState()
+    vars(state).update({name: fields[name] for name in vars(state) if name in fields})
+    return state
+
+
+def _by_node(entries: Iterable[list[Any]], value: Callable[[Any], Any]) -> dict[_NodeDesc, Any]:
+    return {_node(*entry[:3]): value(*entry[3:]) for entry in entries}
+
+
+def _node(address: Any, pid: Any, number: Any) -> _NodeDesc:
+    if not isinstance(address, str) or type(pid) is not int or type(number) is not int:
+        raise TypeError
+    return _NodeDesc(address, pid, number)
+
+
+def _rank(given: Any) -> int:
+    if type(given) is not int:
+        raise TypeError
+    return given
+
+
+def _time(text: Any) -> datetime:
+    at = datetime.fromisoformat(text)
+    if at.tzinfo is None:
+        raise ValueError
+    return at

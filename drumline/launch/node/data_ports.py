@@ -1,0 +1,88 @@
+"""Whether nodes reach each other on ports of any number, tried between their rendezvous and the start of their ranks.
+
+Ranks take ports that nobody knows before. Where a firewall lets only the rendezvous port through, a script's ranks
+would wait for each other in silence until torch gives up. The check takes milliseconds when all is well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from drumline.net.dial import ProbeListener, ProbeTarget, probe_hosts
+from drumline.net.reasons import CLOSED_S, Reason, closed_data_ports
+from drumline.terminal import print_message
+
+RETRY_S = 0.5
+# A reply that is late or strange does not show that the port is closed.
+CLOSED = (Reason.NO_ANSWER, Reason.REFUSED, Reason.NO_ROUTE)
+
+NodeCard = Mapping[str, Any]
+"""What a node publishes of itself at the rendezvous."""
+
+
+@contextlib.contextmanager
+def open_probe_port(address: str) -> Iterator[dict[str, Any]]:
+    """Listen where the ranks' store will be. Yields what the others must know of it; nothing where that fails."""
+    listener = None
+    with contextlib.suppress(OSError):
+        listener = ProbeListener(address)
+    try:
+        yield {} if listener is None else {"probe_port": listener.port, "probe_token": listener.token}
+    finally:
+        if listener is not None:
+            listener.close()
+
+
+def unreachable_nodes(cards: Sequence[NodeCard], mine: int, *, limit_s: float = CLOSED_S) -> dict[int, str]:
+    """Why this node cannot reach others, by their numbers. A port that is closed is tried again for some time."""
+    begun, is_reported = time.monotonic(), False
+    targets = [one for number, card in enumerate(cards) if number != mine and (one := _target(number, card))]
+    while True:
+        failed = {number: why for number, why in probe_hosts(targets).failed.items() if why in CLOSED}
+        if not failed or time.monotonic() - begun >= limit_s:
+            return failed
+        targets = [target for target in targets if target.rank in failed]
+        if not is_reported:
+            is_reported = True
+            hosts = ", ".join(target.host for target in targets)
+            print_message(
+                f"data ports of {hosts} are closed to {cards[mine]['host']}; trying for {limit_s:g} s"
+            )
+        time.sleep(RETRY_S)
+
+
+def check_data_ports(cards: Sequence[NodeCard], unreachable: Sequence[Mapping[str, str]]) -> None:
+    """Raise when a node cannot reach the first, which has the ranks' store; else warn. `unreachable`: of each node."""
+    first = first_node(cards)
+    for target, card in enumerate(cards):
+        reasons = {
+            source: failed[str(target)] for source, failed in enumerate(unreachable) if str(target) in failed
+        }
+        if not reasons:
+            continue
+        sources = [str(cards[source]["host"]) for source in reasons]
+        reason = next(iter(reasons.values()))
+        error = closed_data_ports(sources, card["host"], port=card.get("probe_port", 0), reason=reason)
+        if target == first:
+            raise error
+        print_message(
+            f"WARNING: {error.what}; ranks that send data there will block. Next: {error.next_step}"
+        )
+
+
+def first_node(cards: Sequence[NodeCard]) -> int:
+    """c10d's number of the node with the smallest rank."""
+    return min(range(len(cards)), key=lambda number: int(cards[number]["rank"]))
+
+
+def _target(number: int, card: NodeCard) -> ProbeTarget | None:
+    """None where the node does not listen, or its name is not known here: that is reported elsewhere."""
+    with contextlib.suppress(OSError, KeyError, TypeError, ValueError, OverflowError):
+        found = socket.getaddrinfo(card["address"], card["probe_port"], type=socket.SOCK_STREAM)
+        address = str(found[0][4][0])
+        return ProbeTarget(number, card["host"], "", address, card["probe_port"], card["probe_token"])
+    return None

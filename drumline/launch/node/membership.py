@@ -1,0 +1,271 @@
+"""Which of a job's nodes are alive: every launcher writes a heartbeat once a second, in the store of the first one.
+
+c10d's own rendezvous knows participants, but no names, and waits in silence. Here each node is known by the NODE_RANK
+it was given and by its host: a second node with the same rank is refused, and missing ones are named.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch.distributed as dist
+
+from drumline.errors import PreflightError
+from drumline.launch.node.sealed_store import SealedStore, check_secret, document
+from drumline.launch.node_plan import NodePlan
+from drumline.net.dial import WaitNotice
+from drumline.net.handshake import nonce
+from drumline.net.secrets import VARIABLE, derived
+
+HEARTBEAT_S = 1.0
+# A node whose heartbeat has not changed for so many is not alive.
+MISSED_HEARTBEATS = 5
+JOINING, RUNNING, DONE = "joining", "running", "done"
+
+
+@dataclass(frozen=True)
+class NodeHeartbeat:
+    """What a launcher reports of itself."""
+
+    host: str
+    launcher: str
+    """The same for one launcher; a node that was started anew has another."""
+    count: int = 0
+    state: str = JOINING
+
+    def encode(self) -> str:
+        return json.dumps(vars(self))
+
+    def is_newer(self, other: NodeHeartbeat) -> bool:
+        """An older one of the same launcher is one that a stranger has recorded, and put back."""
+        return self.count > other.count if self.launcher == other.launcher else self != other
+
+    @classmethod
+    def decode(cls, text: bytes | str) -> NodeHeartbeat | None:
+        """None for what is no heartbeat: without a secret, strangers write there too."""
+        found = document(text, host=str, launcher=str, count=int, state=str)
+        return (
+            None if found is None else cls(found["host"], found["launcher"], found["count"], found["state"])
+        )
+
+
+class Membership:
+    """One launcher's heartbeat, and its view of all others.
+
+    `store` is a connection of its own: heartbeats continue while the rendezvous waits in the other one.
+    """
+
+    def __init__(self, store: dist.Store, node: NodePlan, secret: str | None = None) -> None:
+        self.secret = secret
+        """What all nodes were given, and after `check_job` that of this launch; None: they were given nothing."""
+        self.store = SealedStore(store, secret, "drumline/membership")
+        self.node = node
+        self.mine = NodeHeartbeat(socket.gethostname(), uuid.uuid4().hex)
+        self.was_replaced = False
+        self._replaced: set[str] = set()
+        """Launchers that had this node's rank before."""
+        self._job: tuple[SealedStore, str] | None = None
+        """On the first node: which job this is, and where that is written."""
+        self._last: dict[int, tuple[NodeHeartbeat, float]] = {}
+        """Each node's last heartbeat, and when that was new here, by this machine's own clock."""
+        self._waiting: WaitNotice | None = None
+        self._left = threading.Event()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._send_heartbeats, name="drumline-heartbeat", daemon=True)
+
+    def check_job(self) -> None:
+        """The first node publishes which job this is, and the others check that it is theirs. A node of another job
+        would have the ranks restarted again and again, to let in a node that never belongs."""
+        mine = {"job": self.node.job, "num_nodes": self.node.num_nodes, "nonce": nonce()}
+        if self.node.node_rank == 0:
+            self._job = self.store, json.dumps(mine)
+            self.store.set("job", json.dumps(mine))
+            self._seal_launch(mine)
+            return
+        where = self.node.endpoint
+        try:
+            found = document(self.store.get("job"), job=str, num_nodes=int, nonce=str)
+        except dist.DistError:
+            found = None
+        check_secret(self.store, "node 0")
+        if found is None:
+            differs = f" of this job: it has another {VARIABLE}" if self.store.strange else ""
+            raise PreflightError(
+                f"what listens at {where} is not the launcher of node 0{differs}",
+                next_step=f"set the same {VARIABLE} on all nodes, and see what listens there"
+                if differs
+                else "see what it is, or take another port: --port, or MASTER_PORT",
+            )
+        if found["job"] != mine["job"]:
+            raise PreflightError(
+                f"another job uses {where}", next_step="wait for its end, or take another port: --port N"
+            )
+        if found["num_nodes"] != mine["num_nodes"]:
+            raise PreflightError(
+                f"the number of nodes differs: {found['num_nodes']} on node 0, {mine['num_nodes']} on node "
+                f"{self.node.node_rank}; or another job uses {where}",
+                next_step="give all nodes the same number of nodes; another job needs another MASTER_PORT",
+            )
+        self._seal_launch(found)
+
+    def _seal_launch(self, job: Mapping[str, Any]) -> None:
+        """From here on under a secret of this launch: users give several launches the same one, and what a stranger has
+        recorded of an earlier launch shall not fit."""
+        if self.secret is not None:
+            self.secret = derived(self.secret, "launch", job["nonce"])
+            self.store = self.store.resealed(self.secret)
+
+    def join(self) -> None:
+        """Take this node's rank, unless a launcher that is alive has it."""
+        key, mine = _key(self.node.node_rank), self.mine.encode().encode()
+        found = self.store.compare_set(key, "", mine)
+        if found != mine:
+            # One that died left its heartbeat; one that is alive changes it every second.
+            until = time.monotonic() + MISSED_HEARTBEATS * HEARTBEAT_S
+            while time.monotonic() < until:
+                if self.store.compare_set(key, "", found) != found:
+                    raise self._taken(found)
+                time.sleep(HEARTBEAT_S / 4)
+            if self.store.compare_set(key, found, mine) != mine:
+                raise self._taken(found)
+            if earlier := NodeHeartbeat.decode(found):
+                self._replaced.add(earlier.launcher)
+        self.store.append("members", f"{self.node.node_rank} ")
+        self._thread.start()
+
+    def leave(self) -> None:
+        self._left.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=2 * HEARTBEAT_S)
+
+    @contextlib.contextmanager
+    def joining(self) -> Iterator[None]:
+        """While this node waits for others, those that are missing are reported."""
+        self.set_state(JOINING)
+        self.read()
+        self._waiting = WaitNotice()
+        try:
+            yield
+        finally:
+            waiting, self._waiting = self._waiting, None
+            waiting.clear()
+        self.set_state(RUNNING)
+
+    def set_state(self, state: str) -> None:
+        """Publish what this node does, at once."""
+        with self._lock:
+            self._write(replace(self.mine, state=state))
+
+    def read(self) -> None:
+        """Everybody's heartbeat: a few questions to the store, however many nodes there are."""
+        numbers = range(self.node.num_nodes)
+        # Only whom to look for: it is not sealed, and who was there once is looked for again.
+        listed = set(self.store.hint("members").split())
+        members = {number for number in numbers if str(number).encode() in listed}
+        keys = {_key(rank): rank for rank in sorted({*members, *self._last} - {self.node.node_rank})}
+        for key, text in self.store.there(list(keys)).items() if keys else ():
+            rank, new = keys[key], NodeHeartbeat.decode(text)
+            if new is not None and (rank not in self._last or new.is_newer(self._last[rank][0])):
+                self._last[rank] = (new, time.monotonic())
+
+    def is_alive(self, rank: int, *states: str, within_s: float | None = None) -> bool:
+        """Whether that node's heartbeat has changed lately, and is in one of these states if any is named."""
+        if rank not in self._last:
+            return False
+        heartbeat, at = self._last[rank]
+        limit_s = MISSED_HEARTBEATS * HEARTBEAT_S if within_s is None else within_s
+        return time.monotonic() - at <= limit_s and (not states or heartbeat.state in states)
+
+    def count_alive(self) -> int:
+        """Nodes that are not done, this one included, as of the last read."""
+        return 1 + sum(self.is_alive(rank, JOINING, RUNNING) for rank in self._others)
+
+    def missing(self) -> list[int]:
+        """Nodes that have not joined the rendezvous in which this one waits."""
+        return [rank for rank in self._others if not self.is_alive(rank, JOINING)]
+
+    @property
+    def _others(self) -> list[int]:
+        return [rank for rank in range(self.node.num_nodes) if rank != self.node.node_rank]
+
+    def publish_failure(self, what: str, code: int) -> None:
+        """Before this node ends the job: who did, why, and with which exit code."""
+        self.store.set("failed-code", str(int(code)))
+        self.store.set("failed", f"{self.name(self.node.node_rank)} ended the job: {what}")
+
+    def failure(self) -> str | None:
+        """What the first node that gave up has published."""
+        found = self.store.peek("failed")
+        return None if found is None else found.decode(errors="replace")
+
+    def failure_code(self) -> int | None:
+        code = self.store.peek("failed-code") or b""
+        return int(code) if code.isdigit() and len(code) <= 3 else None
+
+    def host(self, rank: int) -> str | None:
+        """What the user calls a node's host, else what it calls itself; None: unknown."""
+        if rank < len(self.node.peers):
+            return self.node.peers[rank]
+        if rank == self.node.node_rank:
+            return self.mine.host
+        return self._last[rank][0].host if rank in self._last else None
+
+    def name(self, rank: int) -> str:
+        """`node 2 (node-c)`."""
+        host = self.host(rank)
+        return f"node {rank} ({host})" if host else f"node {rank}"
+
+    def names(self, ranks: Iterable[int]) -> str:
+        return ", ".join(map(self.name, ranks))
+
+    def _send_heartbeats(self) -> None:
+        while not self._left.wait(HEARTBEAT_S):
+            # When the store is gone, whoever waits in it gets the same error, and reports it. A stranger may make one
+            # call fail.
+            with contextlib.suppress(RuntimeError):
+                with self._lock:
+                    self._write(self.mine)
+                self._restore()
+                if (waiting := self._waiting) is not None:
+                    self.read()
+                    if missing := self.missing():
+                        who = f"waiting at {self.node.endpoint} for {self.names(missing)}"
+                        waiting.report(f"{who}, {waiting.waited_s:.0f} s so far")
+
+    def _restore(self) -> None:
+        """What is written once, and a stranger can delete."""
+        if str(self.node.node_rank).encode() not in self.store.hint("members").split():
+            self.store.append("members", f" {self.node.node_rank} ")
+        if self._job is not None:
+            store, job = self._job
+            if store.peek("job") is None:
+                store.set("job", job)
+
+    def _write(self, heartbeat: NodeHeartbeat) -> None:
+        new = replace(heartbeat, count=self.mine.count + 1)
+        key = _key(self.node.node_rank)
+        found = NodeHeartbeat.decode(self.store.compare_set(key, self.mine.encode(), new.encode()))
+        known = {self.mine.launcher, *self._replaced}
+        self.was_replaced = found is not None and found.launcher not in known
+        if found != new and not self.was_replaced:  # deleted, or an old one put back
+            self.store.set(key, new.encode())
+        self.mine = new
+
+    def _taken(self, found: bytes) -> PreflightError:
+        rank, last, other = self.node.node_rank, self.node.num_nodes - 1, NodeHeartbeat.decode(found)
+        return PreflightError(
+            f"NODE_RANK {rank} is taken: the launcher of node {rank} runs on {other.host if other else 'another host'}",
+            next_step=f"give each machine a NODE_RANK of its own, from 0 to {last}",
+        )
+
+
+def _key(rank: int) -> str:
+    return f"node/{rank}"

@@ -1,0 +1,354 @@
+"""The rendezvous of nodes: torchrun's c10d rendezvous, with the node ranks that the user gave.
+
+c10d numbers nodes by the order of their addresses. A person who wrote NODE_RANK into a file per machine expects rank 0,
+which prints and saves, on the node with 0: so once all have joined, each publishes its rank, and that number counts.
+c10d also continues with fewer nodes, and waits, in silence; here both are reported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousTimeoutError,
+)
+from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
+from torch.distributed.elastic.utils.distributed import get_free_port
+
+from drumline.errors import DrumlineError, ExitCode, HangError, PreflightError, TrainingError
+from drumline.launch.node.c10d_rendezvous import C10dRendezvous
+from drumline.launch.node.data_ports import (
+    NodeCard,
+    check_data_ports,
+    first_node,
+    open_probe_port,
+    unreachable_nodes,
+)
+from drumline.launch.node.membership import DONE, JOINING, RUNNING, Membership
+from drumline.launch.node.sealed_store import SealedStore, document
+from drumline.launch.node_plan import NodePlan
+from drumline.net.dial import WaitNotice
+from drumline.net.handshake import nonce
+from drumline.net.interfaces import own_binding
+from drumline.net.secrets import VARIABLE, KeyPair, derived, new_secret
+from drumline.terminal import print_message
+
+POLL_S = 0.05
+LINGER_S = 5.0
+FIRST_NOTICE_S = 15.0
+# What a node publishes of itself; where it does not listen for probes, it names no port.
+CARD: dict[str, type] = {
+    **dict.fromkeys(("rank", "port", "watch_port", "restarts"), int),
+    **dict.fromkeys(("address", "host", "public", "nonce"), str),
+}
+
+
+class NodeRendezvous(RendezvousHandler):
+    """c10d's rendezvous, in which nodes keep the order of the ranks they were given."""
+
+    def __init__(self, inner: C10dRendezvous, node: NodePlan, address: str, membership: Membership) -> None:
+        self.inner, self.node, self.address, self.membership = inner, node, address, membership
+        self.secret = membership.secret
+        self.members: dict[int, int] = {}
+        """The node rank of each participant of this round, by c10d's number."""
+        self._ask = WaitNotice(first_s=1, growth=1)
+        self._wait = WaitNotice()
+        self.restart_reason = ""
+        """Why this node's ranks are restarted although they run."""
+        self.is_done = False
+        """Whether all ranks here have exited with 0, while others still run."""
+        self.is_leaving = False
+        """Whether this node's ranks were asked to stop: which other nodes join or leave does not matter any more."""
+        self.has_lost_node = False
+        """Whether the restart is because a node is lost, and its ranks with it."""
+        self.ranks_secret = ""
+        """Of the ranks and sidecars of this round, on all nodes; another for each round."""
+        self.sidecars: tuple[str, ...] = ()
+        """`ADDRESS:PORT` of each node's sidecar, in the order of the ranks of this round."""
+        self.restarts_used = 0
+        """How often the job was restarted after a failure, wherever that was: each node counts with all others."""
+
+    def get_backend(self) -> str:
+        return self.inner.get_backend()
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Never: rank 0 opens a store for each attempt, so that none finds what an earlier one left there."""
+        return False
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        self.is_done = False
+        with self.explained():
+            with self.membership.joining():
+                info = self._join()
+            self.membership.read()
+        if self.missing:
+            it = "it" if len(self.missing) == 1 else "them"
+            print_message(f"WARNING: {self._missing_nodes('is', 'are')}; training continues without {it}")
+        return info
+
+    def _join(self) -> RendezvousInfo:
+        """Collective: every participant publishes its rank and where ranks could join, and reads all others'."""
+        cards = results = None
+        while cards is None or results is None:
+            info = self.inner.next_rendezvous()
+            # With the round: what was recorded of an earlier one does not fit.
+            store = SealedStore(info.store, self.secret, f"drumline/nodes/{self.inner.round}")
+            keys = KeyPair() if self.secret is None else None
+            with open_probe_port(own_binding(self.address)) as probe:
+                cards = self._cards(
+                    store, info, {**probe, "public": keys.public if keys else "", "nonce": nonce()}
+                )
+                if cards:
+                    closed = unreachable_nodes(cards, info.rank)
+                    mine = {"closed": closed, **self._wrapped_secrets(cards, info.rank, keys)}
+                    results = self._exchange(store, info, "result", mine, closed=dict)
+        self._check_data_ports(store, cards, [result["closed"] for result in results])
+        self.members = {number: card["rank"] for number, card in enumerate(cards)}
+        # Nodes that are missing leave no gap: torchrun counts them from 0 up.
+        in_order = sorted(cards, key=lambda card: int(card["rank"]))
+        node_rank = [card["rank"] for card in in_order].index(self.node.node_rank)
+        self.ranks_secret = self._ranks_secret(cards, results, info.rank, keys)
+        self.sidecars = tuple(f"{card['address']}:{card['watch_port']}" for card in in_order)
+        self.restarts_used = max(card["restarts"] for card in cards)
+        agents: Any = SealedStore(info.store, derived(self.ranks_secret, "agents"), "drumline/agents")
+        place = RendezvousStoreInfo(in_order[0]["address"], in_order[0]["port"])
+        return RendezvousInfo(agents, node_rank, info.world_size, place)
+
+    def _wrapped_secrets(
+        self, cards: Sequence[NodeCard], number: int, keys: KeyPair | None
+    ) -> dict[str, Any]:
+        """Where nodes were given no secret: the first makes one, and wraps it for each of the others."""
+        if keys is None or number != first_node(cards):
+            return {}
+        self.ranks_secret = new_secret()
+        return {"secrets": [keys.wrap(self.ranks_secret, card["public"], card["nonce"]) for card in cards]}
+
+    def _ranks_secret(
+        self, cards: Sequence[NodeCard], results: Sequence[NodeCard], number: int, keys: KeyPair | None
+    ) -> str:
+        if keys is None:
+            assert self.secret is not None
+            return derived(self.secret, "ranks", *(card["nonce"] for card in cards))
+        if number == (first := first_node(cards)):
+            return self.ranks_secret
+        wrapped = results[first].get("secrets")
+        mine = wrapped[number] if isinstance(wrapped, list) and len(wrapped) == len(cards) else None
+        secret = keys.wrap(str(mine), cards[first]["public"], cards[number]["nonce"])
+        if secret is None:
+            raise self._forged()
+        return secret
+
+    def _forged(self) -> PreflightError:
+        return PreflightError(
+            f"a node at {self.node.endpoint} did not write what a launcher writes: another version, or a stranger",
+            next_step=f"install the same version on all nodes, and set {VARIABLE} to one value on all",
+        )
+
+    def _cards(
+        self, store: SealedStore, info: RendezvousInfo, more: Mapping[str, Any]
+    ) -> list[dict[str, Any]] | None:
+        """What each participant publishes of itself; None as below, or when another has written in this node's
+        place."""
+        rank, host = self.node.node_rank, self.membership.host(self.node.node_rank)
+        mine = {"rank": rank, "host": host, "address": self.address, "port": _free_port(), **more}
+        mine |= {"watch_port": _free_port(), "restarts": self.restarts_used}
+        cards = self._exchange(store, info, "card", mine, **CARD)
+        # After a cut two sides may have joined apart, under the same numbers.
+        return cards if cards and mine in cards else None
+
+    def _exchange(
+        self, store: SealedStore, info: RendezvousInfo, kind: str, mine: Any, **fields: type
+    ) -> list[dict[str, Any]] | None:
+        """Collective: what all write, by c10d's numbers; None when one is lost before it has: all join again then."""
+        store.set(f"{kind}/{info.rank}", json.dumps(mine))
+        keys = [f"{kind}/{number}" for number in range(info.world_size)]
+        while (texts := store.peek_all(keys)) is None:
+            if self._lost(range(info.world_size)):
+                return None
+            time.sleep(POLL_S)
+        found = [document(text, **fields) for text in texts]
+        if None in found:
+            raise self._forged()
+        return [one for one in found if one is not None]
+
+    def _check_data_ports(self, store: SealedStore, cards: Sequence[NodeCard], closed: Sequence[Any]) -> None:
+        try:
+            check_data_ports(cards, closed)
+        except PreflightError as error:
+            # All nodes find the same, if the first does not take the store away before.
+            until, is_first = time.monotonic() + LINGER_S, self.node.node_rank == 0
+            while store.add("closed/known", int(not is_first)) < len(cards) - 1 and is_first:
+                if time.monotonic() > until:
+                    break
+                time.sleep(POLL_S)
+            raise self._error(error.what, error.next_step) from error
+
+    def _lost(self, numbers: Iterable[int]) -> list[int]:
+        """Participants whose heartbeat c10d has missed for long enough, as of the last question to it."""
+        self.inner.num_nodes_waiting()  # asks the store, though not more than once a second
+        here = self.inner._state_holder.state.participants.values()
+        return [number for number in numbers if number not in here]
+
+    @property
+    def missing(self) -> list[int]:
+        """Nodes that the job continues without."""
+        present = self.members.values()
+        return [rank for rank in range(self.node.num_nodes) if rank not in present] if present else []
+
+    def warn_of_missing_nodes(self) -> None:
+        """At the end: what was trained on fewer nodes should not look like the rest."""
+        if self.missing:
+            print_message(f"WARNING: this ended with {self._missing_nodes('was', 'were')}")
+
+    def _missing_nodes(self, one: str, several: str) -> str:
+        missing = self.missing
+        here = self.node.num_nodes - len(missing)
+        verb = one if len(missing) == 1 else several
+        return f"{here} of {self.node.num_nodes} nodes: {self.membership.names(missing)} {verb} missing"
+
+    def num_nodes_waiting(self) -> int:
+        """Not 0 also when a node is lost: its ranks would be waited for in the next collective, and long."""
+        if self.is_leaving:
+            return 0
+        if self.is_done:
+            again = [rank for rank in self._others if self.membership.is_alive(rank, JOINING)]
+            self.restart_reason = f"{self.membership.names(again)} restarted"
+            return len(again)
+        with self.explained():
+            if self._ask.is_due() and (failure := self.membership.failure()):
+                self.membership.set_state(DONE)
+                raise self._error(failure, "see its output")
+            if self.membership.was_replaced:
+                raise self._error(f"another launcher has taken NODE_RANK {self.node.node_rank} from this one")
+            waiting = self.inner.num_nodes_waiting()
+            lost = [self.members[number] for number in self._lost(self.members)]
+            if lost and self.node.max_restarts == 0 and not self.node.may_shrink:
+                raise self._error(
+                    f"{self._reason(lost)}, and no restart is left",
+                    "see what ended it, and start all nodes again",
+                )
+            if waiting or lost:
+                self.restart_reason, self.has_lost_node = self._reason(lost), bool(lost)
+        return waiting + len(lost)
+
+    def _reason(self, lost: list[int]) -> str:
+        self.membership.read()
+        joining = [rank for rank in range(self.node.num_nodes) if self.membership.is_alive(rank, JOINING)]
+        if new := [rank for rank in joining if rank in self.missing]:
+            return f"{self.membership.names(new)} joined"
+        if gone := [rank for rank in lost if rank not in joining]:
+            return f"{self.membership.names(gone)} {'is' if len(gone) == 1 else 'are'} lost"
+        return f"{self.membership.names(joining)} restarted" if joining else "another node restarted"
+
+    def are_others_running(self) -> bool:
+        """When all ranks here have exited with 0: whether those of another node still run. One that exited too early
+        makes them fail; they are restarted then, and this node's ranks with them."""
+        if self.is_leaving:
+            return False
+        with contextlib.suppress(RendezvousError, dist.DistError):
+            if not self.is_done:
+                self.is_done, self._wait = True, WaitNotice(first_s=FIRST_NOTICE_S)
+                self.membership.set_state(DONE)
+            if others := self._running_others():
+                self._report_wait(self._wait, others)
+                return True
+        return False
+
+    def _report_wait(self, notice: WaitNotice, others: list[int]) -> None:
+        if notice.is_due():
+            print_message(f"the ranks here are done; waiting for those of {self.membership.names(others)}")
+
+    def wait_for_others(self) -> None:
+        """Collective: ranks exit at different times, and the first node must not take the store away too soon."""
+        notice = WaitNotice(first_s=FIRST_NOTICE_S)
+        with contextlib.suppress(RendezvousError, dist.DistError):
+            self.membership.set_state(DONE)
+            self.inner.set_closed()  # a node that joins now is too late, and learns that
+            while others := self._running_others():
+                self._report_wait(notice, others)
+                time.sleep(POLL_S)
+
+    def publish_failure(self, what: str, code: int = ExitCode.TRAINING_FAILED) -> None:
+        """This node gives up, and the job with it: let the others know why, before the store is gone."""
+        until = time.monotonic() + LINGER_S
+        with contextlib.suppress(RendezvousError, dist.DistError):
+            self.membership.publish_failure(what, code)
+            while self.node.node_rank == 0 and self._running_others() and time.monotonic() < until:
+                time.sleep(POLL_S)
+
+    def _running_others(self) -> list[int]:
+        self.membership.read()
+        limit_s = self.node.lost_after_s
+        is_alive = self.membership.is_alive
+        return [rank for rank in self._others if is_alive(rank, RUNNING, JOINING, within_s=limit_s)]
+
+    @property
+    def _others(self) -> list[int]:
+        return [rank for rank in self.members.values() if rank != self.node.node_rank]
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """What fails between nodes, in a sentence that names the node."""
+        node, where = self.node, self.node.endpoint
+        try:
+            yield
+        except RendezvousTimeoutError as error:
+            late = self.membership.names(self.membership.missing()) or "the others"
+            raise self._error(
+                f"node {node.node_rank} waited {node.join_timeout_s} s at {where}: {late} did not join",
+                "start it there, with the same settings and a NODE_RANK of its own; see that it reaches that port",
+            ) from error
+        except RendezvousClosedError as error:
+            raise self._error(self._why_closed(), "see the output of the others") from error
+        except (RendezvousError, dist.DistError) as error:
+            raise self._error(
+                f"the first node, {self.membership.name(0)}, is lost or unreachable: nothing answers at {where}",
+                "see what ended it; start all nodes again: a task resumes from its newest checkpoint",
+            ) from error
+
+    def _why_closed(self) -> str:
+        with contextlib.suppress(dist.DistError):
+            if failure := self.membership.failure():
+                return failure
+        what = "another node ended the job" if self.members else "the job is over, or another node ended it"
+        return f"{what}; node {self.node.node_rank} cannot join it"
+
+    def _error(self, what: str, next_step: str | None = None) -> DrumlineError:
+        kind: type[DrumlineError] = TrainingError if self.members else PreflightError
+        with contextlib.suppress(dist.DistError):
+            kind = HangError if self.membership.failure_code() == ExitCode.HANG else kind
+        return kind(what, next_step=next_step)
+
+    def leave(self) -> None:
+        """The rendezvous stays open for this node's return; a thread in the store as Python ends would abort it."""
+        self.membership.leave()
+
+    def is_closed(self) -> bool:
+        return self.inner.is_closed()
+
+    def set_closed(self) -> None:
+        self.inner.set_closed()
+
+    def get_run_id(self) -> str:
+        return self.inner.get_run_id()
+
+    def shutdown(self) -> bool:
+        with contextlib.suppress(dist.DistError):
+            self.membership.set_state(DONE)
+        self.membership.leave()
+        return self.inner.shutdown()
+
+
+def _free_port() -> int:
+    port: int = get_free_port()  # type: ignore[no-untyped-call]
+    return port

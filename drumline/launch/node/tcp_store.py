@@ -1,0 +1,105 @@
+"""torch's TCPStore on one address instead of every network, with connections that break when the peer is silent."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from datetime import timedelta
+from pathlib import Path
+
+import torch.distributed as dist
+
+from drumline.net.interfaces import EVERYWHERE, LOOPBACK, own_binding
+from drumline.terminal import print_message
+
+OPEN_FILES = Path("/proc/self/fd")
+TCP_RTO_MAX_MS = 44
+RESEND_MS = 1000
+CONNECT_S = 4.0
+BACKLOG = 4096
+
+
+def open_tcp_store(host: str, port: int, *, timeout_s: float, bound: str | None = None) -> dist.TCPStore:
+    """Connect to the store there. `bound`: run it here instead, at that address alone."""
+    if bound is None:
+        return dist.TCPStore(
+            _reached_address(host, port), port, timeout=timedelta(seconds=timeout_s), wait_for_workers=False
+        )
+    # Its host needs no name for itself, and may not know the one the others use.
+    return dist.TCPStore(
+        local_address(bound),
+        port,
+        is_master=True,
+        timeout=timedelta(seconds=timeout_s),
+        wait_for_workers=False,
+        master_listen_fd=listen_for_store(bound, port)[0],
+    )
+
+
+def listen_for_store(address: str, port: int = 0) -> tuple[int, int]:
+    """A socket (its number, which the store takes over) at that address alone, and its port."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((address, port))
+        listener.listen(BACKLOG)  # at once: until then another process can bind there too
+        port = listener.getsockname()[1]
+        return listener.detach(), port
+
+
+def store_binding(host: str, *, name: str) -> str:
+    """The address of this machine at which a store listens that others reach by `host`. `name`: what the user set."""
+    if (bound := own_binding(host)) == EVERYWHERE != host:
+        print_message(
+            f"WARNING: {name} {host} does not tell which address of {socket.gethostname()} the others reach: the store "
+            f"listens on all networks. Next: set {name} to an address of this host"
+        )
+    return bound
+
+
+def local_address(bound: str) -> str:
+    """How this machine itself reaches what listens there."""
+    return LOOPBACK if bound == EVERYWHERE else bound
+
+
+def _reached_address(host: str, port: int) -> str:
+    """The address of that name which answers: of several, torch's store tries the IPv6 ones alone until its timeout."""
+    try:
+        with socket.create_connection((host, port), timeout=CONNECT_S) as connection:
+            return str(connection.getpeername()[0])
+    except OSError:
+        return host
+
+
+def break_silent_connections(port: int, *, after_s: int) -> None:
+    """This process's connections to that port break when the other end is silent for so long. An operation of the store
+    waits for its answer without end, and a host that loses its power does not close its connections."""
+    if not OPEN_FILES.is_dir():
+        return
+    for number in [int(entry.name) for entry in OPEN_FILES.iterdir() if _is_socket(entry)]:
+        # What was listed may be closed by now, or be no connection. The copy shares its options with the original.
+        with (
+            contextlib.suppress(OSError),
+            socket.fromfd(number, socket.AF_INET, socket.SOCK_STREAM) as connection,
+        ):
+            peer = connection.getpeername()
+            if isinstance(peer, tuple) and peer[1] == port:
+                _break_after(connection, after_s)
+
+
+def _is_socket(entry: Path) -> bool:
+    """Python would keep its copy of anything else open for ever."""
+    with contextlib.suppress(OSError):
+        return str(entry.readlink()).startswith("socket:")
+    return False
+
+
+def _break_after(connection: socket.socket, after_s: int) -> None:
+    # The first is for a request that is not acknowledged, the others for one that is and never answered.
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, after_s * 1000)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, after_s // 3))
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, after_s // 6))
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
+    # After a cut TCP waits twice as long each time before it sends again; Linux 6.15 and later can be asked for less.
+    with contextlib.suppress(OSError):
+        connection.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, RESEND_MS)
