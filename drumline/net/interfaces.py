@@ -112,7 +112,7 @@ def own_addresses() -> list[str]:
 
 
 def own_address(endpoint: str) -> str:
-    """The address of this machine that leads to the meeting place; nothing is sent to find it."""
+    """The address of this machine that leads to the first node; nothing is sent to find it."""
     host, _, port = endpoint.rpartition(":")
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -121,13 +121,13 @@ def own_address(endpoint: str) -> str:
             return address
     except OSError as error:
         raise PreflightError(
-            f"MASTER_ADDR is {host!r}, to which no way leads from {socket.gethostname()}: {error.strerror}",
+            f"MASTER_ADDR {host} is unreachable from {socket.gethostname()}: {error.strerror}",
             next_step="give the name or address of the node with NODE_RANK 0, as this machine knows it",
         ) from error
 
 
 def check_is_own(endpoint: str) -> None:
-    """The first node keeps the meeting place, so that must be an address of its own: of two machines with NODE_RANK 0
+    """The first node runs the rendezvous, so that must be an address of its own: of two machines with NODE_RANK 0
     one would wait for itself in vain."""
     host = endpoint.rpartition(":")[0]
     own = own_address(endpoint)
@@ -136,7 +136,7 @@ def check_is_own(endpoint: str) -> None:
             probe.bind((host, 0))
         except OSError as error:
             raise PreflightError(
-                f"this is node 0, where the nodes meet, but {host} is not an address of {socket.gethostname()}, "
+                f"this is node 0, which runs the rendezvous, but {host} is not an address of {socket.gethostname()}, "
                 f"which has {own}",
                 next_step=f"if {host} is another machine, give this one a NODE_RANK of its own; if it is this one, "
                 "give the address that its own network knows (on a cloud: the private one)",

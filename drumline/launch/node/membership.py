@@ -236,9 +236,12 @@ class Membership:
                 self._restore()
                 if (waiting := self._waiting) is not None:
                     self.read()
-                    if missing := self.missing():
-                        who = f"waiting at {self.node.endpoint} for {self.names(missing)}"
-                        waiting.report(f"{who}, {waiting.waited_s:.0f} s so far")
+                    self._report_missing(waiting)
+
+    def _report_missing(self, waiting: WaitNotice) -> None:
+        if missing := self.missing():
+            who = f"waiting at {self.node.endpoint} for {self.names(missing)}"
+            waiting.report(f"{who}, {waiting.waited_s:.0f} s so far")
 
     def _restore(self) -> None:
         """What is written once, and a stranger can delete."""

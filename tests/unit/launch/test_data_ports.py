@@ -30,12 +30,10 @@ def test_a_closed_port_is_tried_again_and_said_once(
     with open_probe_port("127.0.0.1") as door:
         pass
     claims = [claim(0, "a", **door), claim(1, "b")]
-    assert unreachable_nodes(claims, 1, patience_s=0.7) == {0: Reason.REFUSED}
+    assert unreachable_nodes(claims, 1, limit_s=0.7) == {0: Reason.REFUSED}
     assert capsys.readouterr().err == "drumline: data ports of a are closed to b; trying for 0.7 s\n"
     with socket.create_server(("127.0.0.1", door["probe_port"])):
-        assert unreachable_nodes(claims, 1, patience_s=0) == {}, (
-            "another answer does not show that it is closed"
-        )
+        assert unreachable_nodes(claims, 1, limit_s=0) == {}, "another answer does not show that it is closed"
 
 
 def test_who_cannot_reach_the_first_node_is_an_error_with_the_rule_and_others_a_warning(

@@ -20,13 +20,13 @@ def quick_beats(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "HEARTBEAT_S", 0.05)
 
 
-def roll_of(store: dist.Store, rank: int, *, peers: tuple[str, ...] = ()) -> Membership:
+def membership_of(store: dist.Store, rank: int, *, peers: tuple[str, ...] = ()) -> Membership:
     return Membership(store, NodePlan(num_nodes=3, node_rank=rank, endpoint="a:1", peers=peers))
 
 
 def test_nodes_hear_each_other_and_who_fell_silent_is_missing() -> None:
     store = dist.HashStore()
-    first, second = roll_of(store, 0), roll_of(store, 1)
+    first, second = membership_of(store, 0), membership_of(store, 1)
     first.join()
     second.join()
     first.read()
@@ -46,13 +46,11 @@ def test_nodes_hear_each_other_and_who_fell_silent_is_missing() -> None:
 
 def test_a_place_that_is_taken_is_refused_and_one_that_was_left_is_not() -> None:
     store = dist.HashStore()
-    first, second = roll_of(store, 1), roll_of(store, 1)
+    first, second = membership_of(store, 1), membership_of(store, 1)
     first.join()
     with pytest.raises(PreflightError) as caught:
         second.join()
-    assert caught.value.what == (
-        f"NODE_RANK 1 is taken: the launcher of node 1 runs on {first.mine.host} already"
-    )
+    assert caught.value.what == (f"NODE_RANK 1 is taken: the launcher of node 1 runs on {first.mine.host}")
     assert caught.value.next_step == "give each machine a NODE_RANK of its own, from 0 to 2"
     first.leave()
     second.join()
@@ -63,33 +61,31 @@ def test_a_place_that_is_taken_is_refused_and_one_that_was_left_is_not() -> None
 
 def test_who_comes_to_the_meeting_of_another_job_is_sent_away() -> None:
     store = dist.HashStore()
-    roll_of(store, 0).check_job()
-    roll_of(store, 1).check_job()
+    membership_of(store, 0).check_job()
+    membership_of(store, 1).check_job()
     stranger = NodePlan(num_nodes=3, node_rank=2, endpoint="a:1", job="another")
     with pytest.raises(PreflightError) as caught:
         Membership(store, stranger).check_job()
     assert str(caught.value) == (
-        "another job meets at a:1\n  next: wait for its end, or take another port: --port N"
+        "another job uses a:1\n  next: wait for its end, or take another port: --port N"
     )
     with pytest.raises(
-        PreflightError, match="node 0 counts 3 nodes and node 3 4, or another job meets at a:1"
+        PreflightError, match="the number of nodes differs: 3 on node 0, 4 on node 3; or another job uses a:1"
     ):
         Membership(store, NodePlan(num_nodes=4, node_rank=3, endpoint="a:1")).check_job()
     empty = dist.HashStore()
     empty.set_timeout(timedelta(milliseconds=10))
-    with pytest.raises(
-        PreflightError, match="what listens at a:1, where the nodes meet, is not the launcher"
-    ):
-        roll_of(empty, 1).check_job()
+    with pytest.raises(PreflightError, match="what listens at a:1 is not the launcher"):
+        membership_of(empty, 1).check_job()
 
 
 def test_a_node_is_named_as_the_user_knows_it_else_as_it_called_itself() -> None:
     store = dist.HashStore()
-    other = roll_of(store, 1)
+    other = membership_of(store, 1)
     other.mine = NodeHeartbeat("ip-10-0-0-7", "x")
     other.join()
     other.leave()
-    nameless, named = roll_of(store, 0), roll_of(store, 0, peers=("a", "b", "c"))
+    nameless, named = membership_of(store, 0), membership_of(store, 0, peers=("a", "b", "c"))
     for one in (nameless, named):
         one.read()
     assert nameless.names([1, 2]) == "node 1 (ip-10-0-0-7), node 2"
@@ -97,8 +93,7 @@ def test_a_node_is_named_as_the_user_knows_it_else_as_it_called_itself() -> None
 
 
 def test_who_waits_says_for_whom(capsys: pytest.CaptureFixture[str]) -> None:
-    one = roll_of(dist.HashStore(), 0, peers=("a", "b", "c"))
-    waiting = WaitNotice(first_s=0)
-    one._tell_wait(waiting)
-    one._tell_wait(waiting)
+    one = membership_of(dist.HashStore(), 0, peers=("a", "b", "c"))
+    one._report_missing(waiting := WaitNotice(first_s=0))
+    one._report_missing(waiting)
     assert capsys.readouterr().err == "drumline: waiting at a:1 for node 1 (b), node 2 (c), 0 s so far\n"
