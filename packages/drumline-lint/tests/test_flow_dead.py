@@ -45,10 +45,6 @@ DEAD = {
     "under another name": SWITCH + "def h(x):\n    pass\ng = f if quick else h\ng(1)",
     "what is called there": "def g():\n    here()\ndef f(show=False):\n    if show:\n        g()\nf()",
     "an attribute": CLASS + "loss = Loss(1)\nloss(2)",
-    "another attribute by its name": CLASS + "loss = Loss(1)\nsetattr(loss, 'gain', 2.0)",
-    "an attribute of something else": CLASS + "import torch\nsetattr(torch.ones(2), name, 1)\nLoss(1)",
-    "of another class": CLASS + "class B:\n    def f(self):\n        setattr(self, name, 1)\nLoss(1)",
-    "attributes that are read": CLASS + "loss = Loss(1)\nprint(vars(loss), loss.__dict__)",
     "a method": "class A:\n    def f(self, show=False):\n        if show:\n            here()\nA().f()",
 }
 

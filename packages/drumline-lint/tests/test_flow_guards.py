@@ -249,21 +249,6 @@ class Task:
     def __call__(self):
         pass
 """
-RUNS = {
-    "itself": "model = Net()\nmodel(x)",
-    "moved": "model = Net().cuda()\nmodel(x)",
-    "wrapped": "model = Net()\nmodel = DDP(model)\nmodel(x)",
-    "wrapped under another name": "net = Net()\nwrapped_model = DDP(net)\nwrapped_model(x)",
-    "given": "def train(model):\n    model(x).backward()\ntrain(DDP(Net()))",
-    "of a trainer": "class T:\n    def __init__(self):\n        self.net = Net()\n"
-    "    def go(self):\n        self.net(x)\nT().go()",
-}
-
-
-@pytest.mark.parametrize("text", RUNS.values(), ids=RUNS)
-def test_a_model_that_every_rank_calls(text: str) -> None:
-    program, call = place(NET + text)
-    assert is_on_every_rank(program, call)
 
 
 @pytest.mark.parametrize(
@@ -282,12 +267,6 @@ def test_of_who_else_calls_a_model_nothing_is_known(text: str) -> None:
     assert not is_on_every_rank(program, call)
     assert not is_on_some_only(program, call)
     assert not guards(program, call)
-
-
-def test_an_instance_that_is_called() -> None:
-    text = "class Task:\n    def __call__(self):\n        here()\ntask = Task()\ntask()"
-    assert is_on_every_rank(*place(text))
-    assert not is_on_every_rank(*place(text.removesuffix("task()")))
 
 
 def test_nobody_knows_who_calls_it() -> None:

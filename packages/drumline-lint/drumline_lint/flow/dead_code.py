@@ -11,52 +11,8 @@ from drumline_lint.flow.single_process import is_single_process
 from drumline_lint.program.calls import argument, default_of, has_unknown_arguments, number_of
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import enclosing_class, enclosing_function, last_name, parent_of
-from drumline_lint.program.value import Class, ConstantValue, Function, Instance
+from drumline_lint.program.value import Class, Function
 from drumline_lint.reading.source import Source
-
-_CHANGING = {"update", "setdefault", "__setitem__"}
-
-
-def may_be_set_by_name(program: Program, owner: ast.ClassDef, attribute: str) -> bool:
-    """Whether one of the given files does so to this attribute of a class, or of something that may be one."""
-    changed = program.cached(
-        "set by name", lambda: [one for source in program.sources for one in _changed(program, source)]
-    )
-    return any((name is None or name == attribute) and _may_be(program, thing, owner) for thing, name in changed)
-
-
-def _changed(program: Program, source: Source) -> Iterator[tuple[ast.expr, str | None]]:
-    """What is changed so, and which attribute of it; None where that is not known."""
-    index = program.index(source)
-    for call in index.calls.get("setattr", ()):
-        if isinstance(call.func, ast.Name) and len(call.args) == 3:
-            yield call.args[0], _only_name(program, call.args[1])
-    for call in index.calls.get("vars", ()):
-        if isinstance(call.func, ast.Name) and call.args and _is_changed(call):
-            yield call.args[0], None
-    for node in index.every(ast.Attribute) if "__dict__" in source.text else ():
-        if node.attr == "__dict__" and (isinstance(node.ctx, ast.Store) or _is_changed(node)):
-            yield node.value, None
-
-
-def _only_name(program: Program, name: ast.expr) -> str | None:
-    known = [one.value for one in program.values(name) if isinstance(one, ConstantValue)]
-    return str(known[0]) if len(known) == len(program.values(name)) == 1 else None
-
-
-def _is_changed(attributes: ast.expr) -> bool:
-    """Reading them is common, and harmless."""
-    outer = parent_of(attributes)
-    if isinstance(outer, ast.Subscript):
-        return isinstance(outer.ctx, ast.Store)
-    return isinstance(outer, ast.Attribute) and last_name(outer) in _CHANGING
-
-
-def _may_be(program: Program, thing: ast.expr, owner: ast.ClassDef) -> bool:
-    values = program.values(thing)
-    classes = [one.of for one in values if isinstance(one, Instance)]
-    return not values or any(owner in program.ancestry(one) or one in program.ancestry(owner) for one in classes)
-
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef
 # Who decorates otherwise may call it with anything: commands, jobs, tests.
@@ -173,8 +129,8 @@ def _of_attribute(program: Program, node: ast.Attribute) -> bool | None:
     given = _assigned(program, program.source_of(node), node.attr, owner)
     parameter = given[0] if len(given) == 1 else None
     found = _of_name(program, parameter) if isinstance(parameter, ast.Name) else None
-    if found is None or may_be_set_by_name(program, owner, node.attr):
-        return None
+    if found is None or any(word in one.text for one in program.sources for word in ("setattr(", "__dict__", "vars(")):
+        return None  # it may be set by its name
     others = (one for one in program.sources if one is not program.source_of(node) and node.attr in one.text)
     return None if any(_assigned(program, one, node.attr, owner) for one in others) else found
 

@@ -8,62 +8,20 @@ from dataclasses import dataclass
 from drumline_lint.flow.conditions import Conditions, conditions, early_exits_before, rank_tests_at
 from drumline_lint.flow.dead_code import is_switched_off
 from drumline_lint.flow.single_process import is_in_single_process_run, is_single_process_here
-from drumline_lint.program.calls import argument
-from drumline_lint.program.functions import called_as
-from drumline_lint.program.names import DDP, FSDP, STARTS
+from drumline_lint.program.names import STARTS
 from drumline_lint.program.program import Program
 from drumline_lint.program.ranks import OF_VARIABLE
 from drumline_lint.program.tree import (
     FUNCTIONS,
     FunctionNode,
     ancestors,
-    assigned_names,
     enclosing_class,
     enclosing_function,
     last_name,
     nodes_in,
 )
-from drumline_lint.program.value import CallResult, Function, Instance, RankTest
+from drumline_lint.program.value import Function, RankTest
 from drumline_lint.reading.source import Source
-
-# By these names they are handed on to others.
-_USUAL = ("model", "net", "network", "module")
-
-
-def calls_of_instances(program: Program, function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.Call]:
-    """Those that are found by the name that one was given; there may be others, so never take them for all."""
-    owner = enclosing_class(function)
-    if owner is None or function.name not in ("forward", "__call__"):
-        return []
-    return [
-        call
-        for name in _names(program, owner)
-        for source in program.files.calling.get(name, ())
-        for call in program.index(source).calls.get(name, ())
-        if function in _run_by(program, call.func)
-    ]
-
-
-def _names(program: Program, owner: ast.ClassDef) -> dict[str, None]:
-    """By which instances may be called: what they, or all that is wrapped, are assigned to."""
-    made = [
-        call
-        for source in program.files.calling.get(owner.name, ())
-        for call in program.index(source).calls.get(owner.name, ())
-    ]
-    every = [*made, *program.all_calls(DDP, *FSDP)]
-    return dict.fromkeys([*_USUAL, *(name for call in every for name in assigned_names(call))])
-
-
-def _run_by(program: Program, callee: ast.expr) -> list[FunctionNode | None]:
-    values = program.values(callee)
-    wrapped = [
-        argument(one.call, 0, "module") for one in values if isinstance(one, CallResult) and one.name in (DDP, *FSDP)
-    ]
-    inner = [value for model in wrapped for value in program.values(model)]
-    models = [value.of for value in (*values, *inner) if isinstance(value, Instance)]
-    return [program.method(one, called_as(program, one)) for one in models]
-
 
 Guards = frozenset[RankTest]
 MOST_WAYS = 60
@@ -111,7 +69,6 @@ def _ways_to_function(program: Program, function: ast.FunctionDef | ast.AsyncFun
     found: list[CallPath] = []
     if not calls:
         found.append(CallPath(frozenset(rank_tests_at(program, function)), _beginning(program, function)))
-        calls = calls_of_instances(program, function)
     for call in calls:
         if function in program.started_functions(call) and last_name(call.func) != "Thread":
             # A new process: what holds for its parent does not matter.
