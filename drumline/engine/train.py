@@ -58,6 +58,7 @@ def train(
     config, folder = request.config, RunFolder(request.run)
     clock, preemption = clock or StartClock(), preemption or Preemption()
     with ExitStack() as stack, _failure_in_heartbeat(ddp):
+        # The folder, what ended the start before, and the checkpoint to resume from.
         reporter = _open_folder(request, folder, ddp, progress, stack)
         if ddp.is_main_process():
             for message in uncalled_methods(task_class):
@@ -68,11 +69,13 @@ def train(
         saved = None if found is None else found.facts
         clock.mark("folder")
 
+        # Data, model and optimizer, compared across ranks.
         batch = choose_batch(config.train, world_size=ddp.world_size, saved=saved)
         job = build_job(config, task_class(config), ddp, batch, on_data=partial(clock.mark, "data"))
         stack.callback(job.close)
         clock.mark("model")
 
+        # Where the run is, and where it ends.
         at = Progress() if found is None else found.progress
         context = RunContext(request, job, progress, reporter, count_steps(job, config.train, at))
         facts = facts_of(request, job, before=saved, step=at.step)
@@ -80,11 +83,14 @@ def train(
             resume(context, found)
         clock.mark("checkpoint")
 
+        # What the folder records about this start.
         _write_environment(context)
         ledger_file = _open_ledger(context, stack)
         report_start(context)
         if found is not None:
             report_resume(context, found, facts)
+
+        # The steps, and what happens between them.
         notices = WatchNotices(ddp.watch_folder if ddp.is_main_process() else None)
         non_finite = NonFinite(context)
         saver = Saver(context, facts=facts, ledger_file=ledger_file, check_state=non_finite.check_state)
@@ -107,6 +113,7 @@ def train(
             Loop(context, train_step, ledger_file, hooks).run()
         ddp.heartbeat.mark(Phase.LEAVING)
 
+        # The end.
         if progress.is_stopping:
             report_preemption(context, preemption)
             return ExitCode.PREEMPTED

@@ -218,8 +218,8 @@ def train_damaged(config: Config, run: Path, name: str, at_step: int) -> tuple[s
 
     def damaging(self: Loop, *args: Any) -> None:
         take_step(self, *args)
-        if self.progress.step == at_step and self._job.ddp.rank == 1:
-            flip(replica_tensors(self._job.model, self._job.optimizer, include_buffers=True)[name])
+        if self.progress.step == at_step and self.job.ddp.rank == 1:
+            flip(replica_tensors(self.job.model, self.job.optimizer, include_buffers=True)[name])
 
     def counting(self: ReplicaComparison, step: int) -> None:
         compared.append(step)
