@@ -1,1 +1,1 @@
-"""3. The process group: how ranks meet, talk, agree, share a seed and a model, and say who failed first."""
+"""3. The process group: rendezvous, collectives, comparisons across ranks, seeds, wrapping, and who failed first."""

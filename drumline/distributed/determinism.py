@@ -56,8 +56,8 @@ def use_deterministic_kernels() -> None:
 
 
 @contextmanager
-def told_of_refused_kernels() -> Iterator[None]:
-    """Say what to do when torch refuses an operation that would not give the same bits each time."""
+def explain_refused_kernels() -> Iterator[None]:
+    """What to do when torch refuses an operation that would not give the same bits each time."""
     try:
         yield
     except RuntimeError as error:

@@ -19,7 +19,7 @@ def choose_device(wanted: str, *, local_rank: int) -> torch.device:
             "dist.device is 'cuda', but torch sees no GPU here",
             next_step="check nvidia-smi and CUDA_VISIBLE_DEVICES, or use --dist.device cpu",
         )
-    # `srun --gpus-per-task=1` shows each rank its own GPU and no other; that they differ is looked at when ranks meet.
+    # `srun --gpus-per-task=1` shows each rank its own GPU and no other; the rendezvous checks that they differ.
     index = 0 if num_gpus == 1 else local_rank
     if index >= num_gpus:
         raise PreflightError(

@@ -54,7 +54,7 @@ class Failure:
 def claim_failure(
     store: SealedStore, mine: Failure, error: BaseException, *, rank_0_hosts_store: bool
 ) -> Failure | None:
-    """Claim to be the first to fail. None: this rank is. Otherwise: the failure that came before."""
+    """Claim to be the first to fail. None: this rank is. Otherwise: the earlier failure."""
     # A lost peer shows as a communication error, and the peer's own claim may still be on its way.
     is_secondary = isinstance(error, (dist.DistError, RuntimeError))
     try:

@@ -1,7 +1,7 @@
-"""How ranks meet and part: the store, a roll call by name, the ways between hosts, the process group, and its end.
+"""The process group, from the rendezvous of ranks to the exit of the process.
 
-Two waits are kept apart. Meeting may take as long as the slowest node needs to start; a collective in training may
-not take much longer than a step. So the group is made under the start timeout and then put on the train timeout.
+Two timeouts are kept apart. The start may take as long as the slowest node needs; a collective in training may not take
+much longer than a step. So the group is made under the start timeout and then put on the train timeout.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LEAVE_S = 30.0
 # batches of another shape, or a capture that fails, are one rank's own affair.
 NO_REGISTRATION = ("NCCL_GRAPH_REGISTER", "0")
 CLOCK_MONOTONIC, SIGEV_THREAD = 1, 2
-_parted: list[dist.ProcessGroup] = []
+_left_groups: list[dist.ProcessGroup] = []
 
 
 def join_group(
@@ -49,7 +49,7 @@ def join_group(
 ) -> Rendezvous:
     """Collective: join all other ranks. The store of what it returns outlives a broken group.
 
-    `facts`: what all ranks must have in common (`rank_facts`). `environment`: what tells the backend which network to
+    `facts`: what all ranks must have in common (`rank_facts`). `environment`: tells the backend which network to
     use; without it hosts do not probe each other.
     """
     deadline = time.monotonic() + start_timeout_s
@@ -111,7 +111,7 @@ def leave_group(*, broken: bool = False) -> bool:
     # collective needs that lock to let go of a tensor, and then neither ends (seen with torch 2.13). So the threads get
     # a moment, and the group outlives everything that could still be in the way.
     time.sleep(QUIET_S)
-    _parted.append(group)
+    _left_groups.append(group)
     for error in errors:
         if not broken:
             raise error
@@ -120,8 +120,8 @@ def leave_group(*, broken: bool = False) -> bool:
 
 
 def collective_counter() -> Callable[[], int]:
-    """What tells how many collectives this rank has begun in the group of all ranks; without a group, 0. It is private
-    to torch, and kept behind this function; to be asked for once, since to find it takes longer than to call it."""
+    """A function that returns how many collectives this rank has begun in the group of all ranks; without a group, 0.
+    It is private to torch. Ask for it once, since to find it takes longer than to call it."""
     count: Callable[[], int] = lambda: 0  # noqa: E731
     if dist.is_initialized():
         count = dist.distributed_c10d._get_default_group()._get_sequence_number_for_group  # type: ignore[attr-defined]
@@ -133,7 +133,7 @@ def _explained(topology: Topology, timeout_s: float) -> Iterator[None]:
     try:
         yield
     except dist.DistStoreError as error:
-        what = f"not all of the {topology.world_size} ranks went on with the start within {timeout_s:g} s"
+        what = f"not all of the {topology.world_size} ranks continued the start within {timeout_s:g} s"
         raise PreflightError(what, next_step="look at the other ranks' own output") from error
     except dist.DistError as error:
         what = f"rank 0, which runs the store, ended before all {topology.world_size} ranks were there"

@@ -1,11 +1,11 @@
 """How ranks agree on the step after which all of them stop, without a collective: through the store alone.
 
-A collective would need every rank to come to it at the same step, which is what is to be agreed on. So a thread of
+A collective would need every rank to call it at the same step, which is what is to be agreed on. So a thread of
 each rank (the watcher, see `engine/preemption.py`) talks to the store, and answers even while its rank is busy:
 
-1. One says `request`. All see that, and say how far their rank is.
-2. Rank 0 proposes a step a little ahead of the foremost. Each rank holds itself ready to stop there, then says how far
-   it is now. A rank that comes to the step before all have spoken waits.
+1. One writes `request`. All see that, and write how far their rank is.
+2. Rank 0 proposes a step a little ahead of the foremost. Each rank gets ready to stop there, then writes how far
+   it is now. A rank that reaches the step before all have written waits.
 3. All were short of it: it is decided. One was not: rank 0 proposes a later step, twice as far ahead.
 
 The decision is one key that can be set once, so no two ranks ever act on different ones, whoever gives up meanwhile.
@@ -24,7 +24,7 @@ from drumline.launch.node.sealed_store import SealedStore
 
 PREFIX = "preemption"
 AHEAD_S = 1.0
-# A rank whose thread does not speak for so long is gone, or not to be reached: nobody can save then.
+# A rank whose thread writes nothing for so long is lost or unreachable: nobody can save then.
 PATIENCE_S = 60.0
 LITTLE_PATIENCE_S = 10.0
 
@@ -39,7 +39,7 @@ class StopVote:
         self.stop: int | None = None
         """The step that is proposed or decided. The loop looks at this after every step, and at nothing else."""
         self.cause: dict[str, Any] | None = None
-        """Who was told to stop, by what: as the request says."""
+        """Who was asked to stop, and by what, from the request."""
         self.is_decided = False
         self._changed = threading.Condition()
         self._has_begun = False
@@ -87,12 +87,12 @@ class StopVote:
             return self.stop is not None and step >= self.stop
 
     def silent(self) -> list[int]:
-        """Ranks that did not speak when it was their turn."""
+        """Ranks that did not write when it was their turn."""
         ranks = range(self._world_size)
         return [rank for rank in ranks if not self._store.check([f"position/{self._round}/{rank}"])] or [0]
 
     def abandon(self) -> None:
-        """The store is gone: nothing will be decided, and the loop goes on."""
+        """The store is gone: nothing will be decided, and the loop continues."""
         with self._changed:
             if not self.is_decided:
                 self.is_decided, self.stop = True, None
@@ -134,7 +134,7 @@ class StopVote:
             self._changed.notify_all()
 
     def _position(self) -> int:
-        """The last step at whose end this rank may have gone on."""
+        """The last step after which this rank may have continued."""
         return self._step() if self._has_begun else self._step() - 1
 
     def _note_pace(self) -> None:

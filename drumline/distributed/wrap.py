@@ -132,7 +132,7 @@ def has_batchnorm(model: nn.Module) -> bool:
 
 
 def small_batch_warning(model: nn.Module, *, batch_size: int, in_shards: bool) -> str | None:
-    """What to tell a user whose BatchNorm sees too few samples at once, if that is so."""
+    """The warning, if BatchNorm sees too few samples at once."""
     layers = [name for name, module in model.named_modules() if _has_own_statistics(module)]
     if not layers or batch_size >= SMALL_BATCH:
         return None
@@ -153,7 +153,7 @@ class LiveBuffers:
     Rank 0 decides their values for all."""
 
     def __init__(self, model: nn.Module) -> None:
-        # Modules are gone through once, not in every step.
+        # Collected once, not in every step.
         self._places = [
             (module._buffers, name)
             for module in model.modules()

@@ -14,7 +14,7 @@ import torch
 
 from drumline.config.config_file import to_toml
 from drumline.distributed.collectives import gather_json
-from drumline.distributed.determinism import told_of_refused_kernels
+from drumline.distributed.determinism import explain_refused_kernels
 from drumline.distributed.failure import summary
 from drumline.engine.hooks import FirstStep
 from drumline.engine.job import Progress, build_job, check_streams, choose_batch, count_steps
@@ -95,7 +95,7 @@ def train(
         non_finite = NonFinite(context)
         saver = Saver(context, facts=facts, ledger_file=ledger_file, check_state=non_finite.check_state)
         preemption.is_writing = saver.is_writing
-        with told_of_refused_kernels(), saver:
+        with explain_refused_kernels(), saver:
             _check_before_steps(context)
             clock.mark("warm-up")
             train_step, trace = _make_step(context, facts, stack)

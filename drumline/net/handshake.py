@@ -142,8 +142,10 @@ def _is_proof(given: object, expected: str | None) -> bool:
     return isinstance(given, str) and hmac.compare_digest(given.encode(errors="replace"), expected.encode())
 
 
-def _session(secret: bytes | None, ways: tuple[str, str], hello: Message, challenge: Message) -> Session:
-    return Session() if secret is None else Session(*(_hash(secret, way, hello, challenge) for way in ways))
+def _session(secret: bytes | None, roles: tuple[str, str], hello: Message, challenge: Message) -> Session:
+    return (
+        Session() if secret is None else Session(*(_hash(secret, role, hello, challenge) for role in roles))
+    )
 
 
 def _hash(secret: bytes, role: str, hello: Message, challenge: Message) -> bytes:

@@ -1,7 +1,7 @@
-"""The networks of this machine, and which of them gloo and NCCL would take: read from the kernel, nothing is sent.
+"""The network interfaces and addresses of this machine, and which interface gloo and NCCL use. Nothing is sent.
 
-Both libraries choose by themselves unless told, and neither says what it chose. A choice that leads nowhere (a
-container's bridge, the loopback) shows as a group that never comes together.
+Both libraries choose by themselves unless a variable names one, and neither reports its choice. A wrong one (a
+container's bridge, the loopback) shows as a process group that never forms.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ GLOO_VARIABLE = "GLOO_SOCKET_IFNAME"
 NCCL_VARIABLE = "NCCL_SOCKET_IFNAME"
 NCCL_FAMILY = "NCCL_SOCKET_FAMILY"
 IPV6_ADDRESSES = Path("/proc/net/if_inet6")
-# Requests of ioctl. /sys has the same, but in a container it may tell of another network than ours.
+# Requests of ioctl. /sys has the same, but in a container it may show another network namespace.
 GET_FLAGS, GET_ADDRESS, GET_MTU = 0x8913, 0x8915, 0x8921
 IS_ENABLED, IS_RUNNING = 0x1, 0x40
-# What NCCL takes only when there is nothing else, in this order.
+# What NCCL uses only when there is nothing else, in this order.
 NCCL_LAST = ("docker", "lo", "virbr")
 LOOPBACK = "127.0.0.1"
 EVERYWHERE = "0.0.0.0"  # noqa: S104
@@ -32,14 +32,14 @@ DISCARD_PORT = 9
 
 @dataclass(frozen=True)
 class Interface:
-    """One network of this machine. `address` is the IPv4 one, or the one that was chosen."""
+    """`address` is the IPv4 one, or the one that was chosen."""
 
     name: str
     address: str | None
     mtu: int
     is_up: bool
     ipv6: tuple[str, ...] = ()
-    """Addresses that are good beyond the link, and ::1."""
+    """Without link-local addresses."""
 
     @property
     def is_loopback(self) -> bool:
@@ -49,33 +49,39 @@ class Interface:
 def interfaces() -> list[Interface]:
     """All of them, in the kernel's order."""
     ipv6 = _ipv6_addresses()
-    return [
-        Interface(name, _address(name), _number(name, GET_MTU), _is_running(name), tuple(ipv6.get(name, ())))
-        for _, name in socket.if_nameindex()
-    ]
+    found = []
+    for _, name in socket.if_nameindex():
+        address, mtu = _ask(name, GET_ADDRESS), _ask(name, GET_MTU)
+        found.append(
+            Interface(
+                name,
+                socket.inet_ntoa(address[20:24]) if address else None,
+                int(struct.unpack("i", mtu[16:20])[0]) if mtu else 0,
+                bool(_flags(name) & IS_RUNNING),  # up, and with a link: NCCL asks for just this
+                tuple(ipv6.get(name, ())),
+            )
+        )
+    return found
 
 
 def gloo_interface(
     found: Sequence[Interface], environment: Mapping[str, str], *, own: Sequence[str] | None = None
 ) -> Interface | None:
-    """The one gloo would take: the named one, else the one with the address that this host's name resolves to.
-
-    `own`: what the name resolves to; looked up where it is not given.
-    """
+    """The one gloo uses: the named one, else the one with the address that this host's name resolves to (`own`, looked
+    up where it is not given)."""
     if named := environment.get(GLOO_VARIABLE):
         wanted = named.split(",")[0]
-        return next(
-            (_addressed(one) for one in found if one.name == wanted and (one.address or one.ipv6)), None
-        )
+        known = (one for one in found if one.name == wanted and (one.address or one.ipv6))
+        return next((one if one.address else replace(one, address=one.ipv6[0]) for one in known), None)
     for address in own_addresses() if own is None else own:
         if one := _holder(found, address):
             return replace(one, address=address)
-    # The name is unknown, or an address that this machine does not have: torch warns, and takes the loopback.
+    # The name is unknown, or an address that this machine does not have: torch warns, and uses the loopback.
     return _holder(found, LOOPBACK)
 
 
 def nccl_interface(found: Sequence[Interface], environment: Mapping[str, str]) -> Interface | None:
-    """The first one NCCL would take: by the prefixes it is told, else any but bridges of containers and loopback."""
+    """The first one NCCL uses: by the prefixes in its variable, else any but bridges of containers and loopback."""
     family = environment.get(NCCL_FAMILY)
     usable = [one for one in (_of_family(one, family) for one in found if one.is_up) if one is not None]
     named = environment.get(NCCL_VARIABLE, "")
@@ -85,11 +91,11 @@ def nccl_interface(found: Sequence[Interface], environment: Mapping[str, str]) -
 
 
 def interface_towards(found: Sequence[Interface], host: str) -> Interface | None:
-    """The one from which the kernel would send to that host; None when no way leads there, or none out of this one."""
+    """The one from which the kernel would send to that host; None when there is no route, or that host is this one."""
     try:
         family, kind, _, _, target = socket.getaddrinfo(host, DISCARD_PORT, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
-            probe.connect(target)  # of a datagram socket: chooses the way, sends nothing
+            probe.connect(target)  # of a datagram socket: chooses the route, sends nothing
             source: str = probe.getsockname()[0]
     except OSError:
         return None
@@ -98,7 +104,7 @@ def interface_towards(found: Sequence[Interface], host: str) -> Interface | None
 
 
 def is_enabled(name: str) -> bool:
-    """Whether somebody has switched it on; its cable is another matter."""
+    """Whether it is administratively up, with or without a carrier."""
     return bool(_flags(name) & IS_ENABLED)
 
 
@@ -146,8 +152,8 @@ def check_is_own(endpoint: str) -> None:
 def own_binding(host: str) -> str:
     """The address of this machine that others mean by that name; all of them (0.0.0.0) where that cannot be known.
 
-    Debian gives a host's own name the address 127.0.1.1, where no other comes to: then it is the only address that the
-    machine has beside. A service's address belongs to no machine."""
+    Debian gives a host's own name the address 127.0.1.1, which no other host reaches: then it is the only other address
+    that the machine has. A service's address belongs to no machine."""
     try:
         found = [str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
     except OSError:
@@ -179,10 +185,6 @@ def _holder(found: Sequence[Interface], address: str) -> Interface | None:
     return next((one for one in found if one.is_loopback), None) if is_loopback else None
 
 
-def _addressed(one: Interface) -> Interface:
-    return one if one.address else replace(one, address=one.ipv6[0])
-
-
 def _of_family(one: Interface, family: str | None) -> Interface | None:
     """With the address NCCL would use; it never takes the IPv6 loopback."""
     ipv6 = [address for address in one.ipv6 if address != "::1"]
@@ -198,7 +200,7 @@ def _nccl_place(one: Interface) -> int:
 
 
 def _matches(name: str, wanted: str) -> bool:
-    """`eth,ib` are prefixes, `=eth0` is a whole name, `^docker` is all but that; a port behind a name says nothing."""
+    """`eth,ib` are prefixes, `=eth0` is a whole name, `^docker` is all but that; a port behind a name is ignored."""
     excludes = wanted.startswith("^")
     text = wanted.removeprefix("^")
     is_exact = text.startswith("=")
@@ -207,24 +209,9 @@ def _matches(name: str, wanted: str) -> bool:
     return hit != excludes
 
 
-def _address(name: str) -> str | None:
-    answer = _ask(name, GET_ADDRESS)
-    return None if answer is None else socket.inet_ntoa(answer[20:24])
-
-
-def _is_running(name: str) -> bool:
-    """Up, and with a link: NCCL asks for just this."""
-    return bool(_flags(name) & IS_RUNNING)
-
-
 def _flags(name: str) -> int:
     answer = _ask(name, GET_FLAGS)
     return 0 if answer is None else int(struct.unpack("H", answer[16:18])[0])
-
-
-def _number(name: str, request: int) -> int:
-    answer = _ask(name, request)
-    return 0 if answer is None else int(struct.unpack("i", answer[16:20])[0])
 
 
 def _ask(name: str, request: int) -> bytes | None:

@@ -11,7 +11,7 @@ from drumline.errors import PreflightError
 
 
 class Reason(StrEnum):
-    """What came of an attempt to connect. The value is what people read."""
+    """How an attempt to connect failed. The value is what people read."""
 
     REFUSED = "connection refused"
     NO_ANSWER = "no answer"
@@ -38,7 +38,7 @@ _EXPLAINED: dict[str, str] = {
 _CLOSED: dict[str, str] = {
     Reason.REFUSED: "refused, though a process listens there: a firewall rejects it",
     Reason.NO_ANSWER: "no answer: packets are dropped, as a security group or firewall does it",
-    Reason.NO_ROUTE: "no route to host, or a firewall that says so",
+    Reason.NO_ROUTE: "no route to host, or a firewall rejects it",
     Reason.WRONG_HOST: "another host or program answers there",
 }
 # A connection between two hosts that are up and that fails for so long will not succeed by itself.

@@ -1,4 +1,4 @@
-"""The secret that all processes of one job know: strangers neither read nor forge what they tell each other.
+"""The secret that all processes of one job know, so that strangers cannot forge what they send each other.
 
 It travels in the environment of processes and through ssh's stdin, never on a command line, in a log or over a network
 in clear. Whoever starts all nodes makes it; where users start them one by one, they set DRUMLINE_SECRET on each.
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from drumline.errors import UsageError
 
 VARIABLE = "DRUMLINE_SECRET"
-# Whoever records a proof can try words until one fits: short ones are found.
+# Who records a proof can try secrets until one fits: short ones are found.
 LEAST_LETTERS = 16
 KEY_BYTES = 32
 PRIME = 2**255 - 19
@@ -42,15 +42,15 @@ def derived(secret: str, *purpose: str) -> str:
     return keyed_hash(secret.encode(), "drumline job", *purpose).hex()
 
 
-def keyed_hash(secret: bytes, *words: str) -> bytes:
-    """Of words that hold no zero byte: then nobody can move letters from one to the next."""
-    return hmac.digest(secret, "\0".join(words).encode(), hashlib.sha256)
+def keyed_hash(secret: bytes, *texts: str) -> bytes:
+    """Of texts without a zero byte: then nobody can move characters from one to the next."""
+    return hmac.digest(secret, "\0".join(texts).encode(), hashlib.sha256)
 
 
 class KeyPair:
     """One side of a Diffie-Hellman exchange (X25519) through a store that others can read.
 
-    Who only reads learns nothing. Who also writes, at the very start, can stand between the two: DRUMLINE_SECRET on all
+    Who only reads learns nothing. Who also writes, at the very start, can impersonate both: DRUMLINE_SECRET on all
     nodes excludes that too. In Python, because it is needed once for each start; a group of numbers (RFC 3526) takes
     ten times as long."""
 
@@ -58,9 +58,9 @@ class KeyPair:
         self._private = secrets.token_bytes(KEY_BYTES)
         self.public = x25519(self._private, BASE).hex()
 
-    def wrap(self, secret: str, their_public: object, *words: str) -> str | None:
+    def wrap(self, secret: str, their_public: object, *purpose: str) -> str | None:
         """The secret (64 hexadecimal digits) for the owner of that key alone; None: that is no key, or no such secret.
-        `words`: what it is for. The other side unwraps it by the same call."""
+        `purpose`: what it is for. The other side unwraps it by the same call."""
         try:
             plain, public = bytes.fromhex(secret), bytes.fromhex(str(their_public))
         except ValueError:
@@ -70,7 +70,7 @@ class KeyPair:
         shared = x25519(self._private, public)
         if not any(shared):  # of a point with few multiples, which everybody knows
             return None
-        pad = keyed_hash(hashlib.sha256(shared).digest(), "drumline key exchange", *words)
+        pad = keyed_hash(hashlib.sha256(shared).digest(), "drumline key exchange", *purpose)
         return bytes(one ^ other for one, other in zip(plain, pad, strict=True)).hex()
 
 

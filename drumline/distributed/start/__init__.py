@@ -1,1 +1,1 @@
-"""How ranks come together before there is a group: who is here, what each is about to run, who reaches whom."""
+"""Before there is a group: the rendezvous of ranks, what each is about to run, and which hosts reach each other."""

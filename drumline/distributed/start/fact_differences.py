@@ -1,4 +1,4 @@
-"""In which facts ranks differ, and how that reads. Without torch: the sidecar compares scripts' ranks so."""
+"""In which facts ranks differ, and the message about it. Without torch: the sidecar compares the ranks of scripts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from drumline.log import log
 from drumline.text import by_rank
 
 Facts = Mapping[str, Mapping[str, Any]]
-MOST_DIFFERENCES = 8
+MAX_DIFFERENCES = 8
 
 NEXT_STEPS = {
     "versions": "install the same versions on every node",
@@ -24,32 +24,32 @@ NEXT_STEPS = {
     "script": "bring every node to the same code: the same commit, with no change of its own",
     "machine": "The slowest sets the pace, and last bits may differ.",
 }
-# Groups in which a difference is told and no more.
-MAY_DIFFER = {"machine"}
+# Groups in which a difference is only a warning.
+WARNINGS = {"machine"}
 # Groups that list what is loaded: rank 0 may well have imported more than the others.
 OF_WHAT_IS_LOADED = {"code", "packages", "script"}
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing in which ranks are not alike, with the value of each rank."""
+    """One fact that differs across ranks, with the value of each."""
 
     group: str
     name: str
     values: Sequence[Any]
 
     @property
-    def may_be(self) -> bool:
-        return self.group in MAY_DIFFER
+    def is_warning(self) -> bool:
+        return self.group in WARNINGS
 
 
 def check_differences(everyone: Sequence[Facts], hosts: Sequence[str]) -> None:
-    """Raise with the value of each rank, given what all of them said; what may differ is a warning."""
+    """Raise with the value of each rank, given the facts of all; what may differ is a warning."""
     found = differences(everyone)
     for one in found:
-        if one.may_be:
+        if one.is_warning:
             log.warning(f"ranks differ in {one.name}: {by_rank(one.values, hosts)}. {NEXT_STEPS[one.group]}")
-    wrong = [one for one in found if not one.may_be]
+    wrong = [one for one in found if not one.is_warning]
     if not wrong:
         return
     text, next_step = described(wrong, hosts)
@@ -58,9 +58,9 @@ def check_differences(everyone: Sequence[Facts], hosts: Sequence[str]) -> None:
 
 def described(found: Sequence[Difference], hosts: Sequence[str]) -> tuple[str, str]:
     """What differs, with the value of each rank, and what to do about it."""
-    lines = [f"{one.name}: {by_rank(one.values, hosts)}" for one in found[:MOST_DIFFERENCES]]
-    if len(found) > MOST_DIFFERENCES:
-        lines.append(f"and {len(found) - MOST_DIFFERENCES} more")
+    lines = [f"{one.name}: {by_rank(one.values, hosts)}" for one in found[:MAX_DIFFERENCES]]
+    if len(found) > MAX_DIFFERENCES:
+        lines.append(f"and {len(found) - MAX_DIFFERENCES} more")
     text = lines[0] if len(lines) == 1 else as_list(f"{len(found)} things:", lines)
     groups = dict.fromkeys(one.group for one in found)
     return f"ranks differ in {text}", "; ".join(dict.fromkeys(NEXT_STEPS[group] for group in groups))

@@ -46,7 +46,7 @@ OF_BACKEND = {
 }
 # A launcher's arguments, which some scripts keep among their own.
 OWN_TO_A_RANK = {"rank", "local_rank", "node_rank"}
-# Set to this, they say no more than if they were not set.
+# Set to this, they mean the same as not set.
 DEFAULTS = {
     "NCCL_COLLNET_ENABLE": "0",
     "NCCL_IB_DISABLE": "0",
@@ -69,7 +69,7 @@ def rank_facts(
     settings: Mapping[str, Any],
     same_code: bool = True,
 ) -> dict[str, dict[str, Any]]:
-    """This rank's facts by group, in JSON's types. `own`: what the manager was told; `settings`: the user's own."""
+    """This rank's facts by group, in JSON's types. `own`: the manager's options; `settings`: the user's own."""
     names = sorted((*ANY_BACKEND, *OF_BACKEND.get(backend, ())))
     return {
         "versions": versions(device),
@@ -156,7 +156,7 @@ def code_hashes() -> dict[str, str]:
         file = _source(name, module, library)
         if file is None or (digest := _hash(file)) is None:
             continue
-        # The script is called __main__ by everyone; its file's name says more. A forked rank has it twice.
+        # The script is called __main__ by everyone; its file's name is clearer. A forked rank has it twice.
         shown = Path(file).name if name in ("__main__", "__mp_main__") else name
         hashes[shown] = digest
         if len(hashes) == MAX_MODULES:
@@ -168,7 +168,7 @@ def _source(name: str, module: ModuleType | None, library: tuple[str, ...]) -> s
     # Not getattr: some modules load themselves when they are asked for anything.
     try:
         file = object.__getattribute__(module, "__dict__").get("__file__")
-    except AttributeError:  # anything may stand among the modules
+    except AttributeError:  # anything may be among the modules
         return None
     if not isinstance(file, str) or not file.endswith(".py"):
         return None

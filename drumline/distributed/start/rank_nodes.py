@@ -1,6 +1,6 @@
 """Which ranks share a node, and by which address other nodes reach it. Nothing is sent.
 
-Ranks of one node can read each other's watch folder and /proc. A host's name alone does not tell that: containers on
+Ranks of one node can read each other's watch folder and /proc. A host's name alone does not show that: containers on
 two machines may have the same one, and two launchers on one machine do. So ranks are grouped by the machine (and
 process namespace) that they see, then each group is split by its local ranks.
 """
@@ -42,8 +42,8 @@ def this_machine() -> str:
 
 
 def outward_address(environment: Mapping[str, str], master_addr: str) -> str | None:
-    """This host's address on the network that the backend is told to use, else on the one that leads to rank 0's store.
-    None: that store is on this host."""
+    """This host's address on the network that a variable names for the backend, else on the one that leads to rank 0's
+    store. None: that store is on this host."""
     found = interfaces()
     if environment.get(GLOO_VARIABLE):
         one = gloo_interface(found, environment)

@@ -136,7 +136,7 @@ class RendezvousState(_BackendRendezvousStateHolder):
         else:
             self._last_call = self._last_call or now
             over_s = now - self._last_call - self._settings.timeout.last_call.total_seconds()
-            # A node that lives would come right after this round, and have all ranks started again.
+            # A node that is alive would join right after this round, and have all ranks restarted.
             timeout = self._settings.timeout
             late_s = min(LATE_S, (timeout.join - timeout.last_call).total_seconds() / 2)
             is_over = over_s > (late_s if len(state.participants) < self._count_living() else 0)
@@ -191,7 +191,7 @@ class SealedBackend(RendezvousBackend):
 
 
 def version_of(text: bytes) -> int:
-    """How many states came before it in this launch."""
+    """How many states were before it in this launch."""
     found = document(text, version=int)
     return found["version"] if found else 0
 

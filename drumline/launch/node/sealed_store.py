@@ -183,7 +183,7 @@ class SealedStore:
 
 
 def check_secret(store: SealedStore, who: str) -> None:
-    """Where `who` has sealed what it wrote and this process has no secret, nothing will be believed: say so."""
+    """Where `who` has sealed what it wrote and this process has no secret, nothing will be believed: raise."""
     if store.secret is None and store.strange:
         raise PreflightError(
             f"{VARIABLE} is set for {who}, and not on {socket.gethostname()}",

@@ -1,7 +1,7 @@
-"""What a node's agent is told by its supervisor, and what it tells back: starts and failures of ranks, at once.
+"""The options of a node's agent, and what it reports to its supervisor: starts and failures of ranks, at once.
 
 The agent knows of a failure before it ends the other ranks, which may take long, and whoever asks which rank was first
-over several nodes must hear of it then. Times are by this machine's monotonic clock, which does not jump; the
+over several nodes must know of it then. Times are by this machine's monotonic clock, which does not jump; the
 controller knows how it differs from its own.
 """
 
@@ -25,7 +25,7 @@ LAST_LINES = 80
 
 @dataclass(frozen=True)
 class Supervision:
-    """The terms of a node's job."""
+    """The options of a node's job."""
 
     job: str = field(default_factory=guard.new_job)
     grace_s: float = guard.GRACE_S
@@ -37,7 +37,7 @@ class Supervision:
     secret: str | None = field(default=None, repr=False)
     """What all nodes of the job were given; None: nothing (`net/secrets.py`)."""
     script_watch: ScriptWatch | None = None
-    """How a script is watched; a task is by itself, and says how."""
+    """How a script is watched; a task has settings of its own for that."""
     standby: Standby | None = None
     """Where ranks of a task begin, as far as processes wait there."""
     first_start: int = 0
@@ -59,7 +59,7 @@ def rank_output(folder: Path, rank: int, start: int) -> RankOutput:
 
 
 def failure_time(err: Path | None) -> float:
-    """When a rank that has ended just now failed: a process may take long to end after its last words."""
+    """When a rank that has ended just now failed: a process may take long to exit after its last output."""
     now = time.monotonic()
     try:
         ago_s = time.time() - err.stat().st_mtime if err else 0.0

@@ -72,7 +72,7 @@ def sidecar_address(node: int, addresses: Sequence[str | None]) -> str:
 
 
 def listen_for_sidecars(address: str, port: int = 0) -> socket.socket:
-    """`port`: where a launcher has told the others to connect; else any that is free."""
+    """`port`: where a launcher tells the others to connect; else any that is free."""
     listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

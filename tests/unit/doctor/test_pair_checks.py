@@ -119,7 +119,7 @@ def test_where_data_ports_are_to_be_opened() -> None:
     ("outcome", "words"),
     [
         (Reason.REFUSED, "refused, though a process listens there: a firewall rejects it"),
-        (Reason.NO_ROUTE, "no route to host, or a firewall that says so"),
+        (Reason.NO_ROUTE, "no route to host, or a firewall rejects it"),
         (Reason.WRONG_HOST, "another host or program answers there"),
     ],
 )

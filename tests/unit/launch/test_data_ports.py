@@ -52,6 +52,6 @@ def test_who_cannot_reach_the_first_node_is_an_error_with_the_rule_and_others_a_
     with pytest.raises(PreflightError) as caught:
         check_data_ports(claims, [{"1": Reason.NO_ROUTE}, {}, {"1": Reason.NO_ROUTE}])
     assert str(caught.value) == (
-        "data ports are closed from b, c to a: port 40000 (no route to host, or a firewall that says so)\n"
+        "data ports are closed from b, c to a: port 40000 (no route to host, or a firewall rejects it)\n"
         "  next: open TCP 1024-65535 on a for the job's hosts (AWS: all traffic from the security group itself)"
     )
