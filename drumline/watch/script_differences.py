@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any
 
-from drumline.distributed.start.fact_differences import Difference, described, differences
+from drumline.distributed.start.fact_differences import described, differences
 from drumline.text import by_rank
 from drumline.watch.replica_differences import find_difference
 from drumline.watch.script_report import ModuleReport, ScriptReport
@@ -78,7 +78,7 @@ class ScriptComparison:
         found = [
             replace(one, name=LABELS[one.group].format(one.name), values=_without_hashes(one.values))
             for one in differences([report.facts for report in everyone])
-            if not _is_expected(one, owners)
+            if one.group != "arguments" or not is_own_value(one.name, list(map(str, one.values)), owners)
         ]
         if found:
             text, next_step = described(found, _hosts(everyone))
@@ -165,10 +165,6 @@ def _without_hashes(values: Sequence[Any]) -> list[Any]:
 
 def _hosts(everyone: Sequence[ScriptReport]) -> list[str]:
     return [str(report.owner["host"]) for report in everyone]
-
-
-def _is_expected(one: Difference, owners: Sequence[Mapping[str, Any]]) -> bool:
-    return one.group == "arguments" and is_own_value(one.name, list(map(str, one.values)), owners)
 
 
 def is_own_value(name: str, values: Sequence[str], owners: Sequence[Mapping[str, Any]]) -> bool:

@@ -72,7 +72,7 @@ class _PhaseClock:
         self.record = record
         self._phase = int(Phase.BETWEEN)
         self._main = threading.main_thread().ident
-        self._num_backward = 0
+        self.num_backward = 0
         record.mark(self._phase)
 
     def is_main_thread(self) -> bool:
@@ -83,10 +83,6 @@ class _PhaseClock:
         before, self._phase = self._phase, phase
         self.record.mark(phase)
         return before
-
-    def count_backward(self) -> None:
-        self._num_backward += 1
-        self.record.begin_step(self._num_backward)
 
 
 def _wrap_torch(clock: _PhaseClock, recorder: ScriptRecorder) -> None:
@@ -113,7 +109,8 @@ def _wrap_torch(clock: _PhaseClock, recorder: ScriptRecorder) -> None:
 
     def begin_backward() -> None:
         # Here and not in forward, which may be compiled.
-        clock.count_backward()
+        clock.num_backward += 1
+        clock.record.begin_step(clock.num_backward)
         with contextlib.suppress(Exception):
             recorder.modules.begin_backward()
 

@@ -88,14 +88,8 @@ class SidecarReporter:
     ) -> None:
         """For rank 0 to report with its next log line. Where nobody does so (there is no such file: a script, a loop of
         the user's own, or another node) it is printed here, and logged as an event."""
-        record = {
-            "kind": kind,
-            "time": time.time(),
-            "rank": rank,
-            "host": host,
-            "message": message,
-            "what": what,
-        }
+        place = {"rank": rank, "host": host}
+        record = {"kind": kind, "time": time.time(), **place, "message": message, "what": what}
         try:
             with (self._folder / NOTICES).open("r+b") as file:
                 file.seek(0, os.SEEK_END)
