@@ -81,13 +81,13 @@ def test_closed_ports_and_wrong_networks_are_named_by_host(make_testbed: MakeTes
         "error: data cannot go between these hosts:\n"
         "  - b takes data on its loopback, 127.0.1.1 (lo), where a cannot reach it\n"
         "  - a takes data on its loopback, 127.0.1.1 (lo), where b cannot reach it\n"
-        "  next: export GLOO_SOCKET_IFNAME=eth0 on b, a"
+        "  next: export GLOO_SOCKET_IFNAME=eth0 on b and a"
     )
 
 
 def test_absent_and_different_nodes_are_named_by_host(make_testbed: MakeTestbed, tmp_path: Path) -> None:
     bed = make_testbed("a", "b", "c")
-    different = "rank 0, 2 (a, c): {}; rank 1 (b): {}"
+    different = "rank 0, 2 (a and c): {}; rank 1 (b): {}"
     orders = {host.name: {"task": f"/home/{host.name}/mine.py:Task"} for host in bed}
     orders["b"]["lr"] = 0.2
     assert told(fly(bed, orders)).startswith(
@@ -96,7 +96,7 @@ def test_absent_and_different_nodes_are_named_by_host(make_testbed: MakeTestbed,
     orders = {host.name: {"task": f"{'yours' if host.name == 'b' else 'mine'}.py:Task"} for host in bed}
     assert different.format("mine.py:Task", "yours.py:Task") in told(fly(bed, orders))
     assert re.search(
-        r"ranks differ in the training data: rank 0, 2 \(a, c\): 10 samples, .*; rank 1 \(b\): 11 samples",
+        r"ranks differ in the training data: rank 0, 2 \(a and c\): 10 samples, .*; rank 1 \(b\): 11 samples",
         told(fly(bed, {"a": {}, "b": {"samples": 11}, "c": {}})),
     )
     for host in bed:

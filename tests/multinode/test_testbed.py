@@ -97,7 +97,7 @@ def test_a_command_says_how_it_ended(make_testbed: MakeTestbed, tmp_path: Path) 
     assert job.is_running()
     job.send(signal.SIGTERM)
     assert job.wait() == -signal.SIGTERM
-    with pytest.raises(AssertionError, match="ended with 0 before 'never'; it wrote:\nsomething else"):
+    with pytest.raises(AssertionError, match="ended with 0, without 'never'; it wrote:\nsomething else"):
         a.start("echo", "something else").wait_for("never")
     with pytest.raises(subprocess.TimeoutExpired):
         a.run("sleep", "1000", timeout_s=0.2)
