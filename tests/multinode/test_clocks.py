@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.multinode.hosts import Testbed
 from tests.multinode.job import Job
-from tests.multinode.test_meeting import Jobs
+from tests.multinode.test_nodes_join import Jobs
 
 # A loop of the user's own, whose ranks go through it together and count.
 COUNT = """

@@ -80,7 +80,7 @@ def test_a_job_goes_on_with_fewer_nodes_and_names_who_is_missing(
     on_c = jobs.start(c, 2)
     for job, rank in ((on_a, 0), (on_b, 1), (on_c, 2)):
         job.wait_for(f"here: rank {rank} of 3")
-    assert "restarting the ranks (node 2 (c) came); the script starts from the beginning" in on_a.text()
+    assert "restarting the ranks (node 2 (c) joined); the script starts from the beginning" in on_a.text()
 
     again, first_again = jobs.start(c, 1), jobs.start(b, 0)
     assert [again.wait(), first_again.wait()] == [3, 3]
@@ -90,7 +90,7 @@ def test_a_job_goes_on_with_fewer_nodes_and_names_who_is_missing(
     # Cut, not switched off: nobody gets an error from the network, as with a host that loses its power.
     b.cut()
     for job in (on_a, on_c):
-        job.wait_for("restarting the ranks (node 1 (b) is gone)")
+        job.wait_for("restarting the ranks (node 1 (b) is lost)")
         job.wait_for(
             "drumline: WARNING: 2 of 3 nodes: node 1 (b) is missing; training continues without it\n"
         )
@@ -120,7 +120,7 @@ def test_who_never_came_is_named_and_why_on_both_sides(make_testbed: MakeTestbed
     on_d.send(signal.SIGKILL)
     assert on_c.wait() == 1
     assert (
-        "drumline: error: node 1 (d) is gone, and no restart is left\n  next: see what ended it"
+        "drumline: error: node 1 (d) is lost, and no restart is left\n  next: see what ended it"
         in on_c.text()
     )
 
@@ -161,7 +161,7 @@ def test_a_task_that_loses_a_node_and_gets_it_back_ends_with_the_same_weights(
     on_a.wait_for("holding with 1")
     b.power_on()
     on_b = jobs.start(b, 1, *task)
-    on_a.wait_for("restarting the ranks (node 1 (b) came); they resume from the newest checkpoint")
+    on_a.wait_for("restarting the ranks (node 1 (b) joined); they resume from the newest checkpoint")
     (tmp_path / "go").touch()
     assert [on_a.wait(), on_b.wait()] == [0, 0], on_a.text() + on_b.text()
     # The loss of a node costs the steps since a checkpoint; to let one in, the ranks save first.
