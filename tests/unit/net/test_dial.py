@@ -1,0 +1,105 @@
+"""Waiting for a port, the notices meanwhile, and probing many hosts at once."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+
+import pytest
+
+from drumline.net import dial
+from drumline.net.dial import ProbeListener, ProbeTarget, WaitNotice, probe_hosts
+from drumline.net.reasons import Reason
+from drumline.terminal import print_message
+
+
+def test_a_wait_is_reported_soon_and_then_at_intervals_that_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(dial.time, "monotonic", lambda: now[0])
+    notice, every_second = WaitNotice(), WaitNotice(first_s=1, growth=1)
+    told: list[list[int]] = [[], []]
+    for second in range(600):
+        now[0] = float(second)
+        for one, waiting in enumerate((notice, every_second)):
+            told[one] += [second] if waiting.is_due() else []
+    assert told == [[5, 20, 65, 200], list(range(1, 600))]
+
+
+def test_on_a_terminal_a_wait_is_one_line_that_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen, terminal = os.openpty()
+    with os.fdopen(terminal, "w") as stderr, os.fdopen(screen, "rb", buffering=0) as shown:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        monkeypatch.setenv("COLUMNS", "30")
+        notice = WaitNotice(first_s=0)
+        for seconds in range(3):
+            notice.report(f"waiting for node 1, {seconds} s so far")
+        notice.clear()
+        print_message("2 ranks")
+        clear = b"\r\x1b[K"
+        lines = [b"drumline: waiting for node 1,"] * 3
+        read = b""
+        while not read.endswith(b"\n"):
+            read += shown.read(4096)
+        assert read == b"".join(clear + line for line in [*lines, b"", b"drumline: 2 ranks\r\n"])
+
+
+def test_many_targets_answer_at_once_and_strangers_do_not_count() -> None:
+    opened = [ProbeListener("127.0.0.1") for _ in range(70)]
+    doors = [
+        ProbeTarget(rank, "here", "lo", "127.0.0.1", one.port, one.token) for rank, one in enumerate(opened)
+    ]
+    try:
+        answers = probe_hosts(doors)
+        assert answers.failed == {}
+        assert len(answers.clocks) == 70
+        assert all(abs(ahead) < 0.01 for ahead in answers.clocks.values()), "one machine, however busy"
+        stranger = ProbeTarget(7, "here", "lo", "127.0.0.1", opened[0].port, opened[1].token)
+        assert probe_hosts([stranger]).failed == {7: Reason.WRONG_HOST}
+    finally:
+        for one in opened:
+            one.close()
+    assert probe_hosts([doors[0]]).failed == {0: Reason.REFUSED}
+    assert probe_hosts([]).failed == {}
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"), [(b"", Reason.WRONG_HOST), (b"word", Reason.NO_REPLY), (b"word  17", Reason.NO_REPLY)]
+)
+def test_one_that_ends_the_call_early_is_a_stranger_unless_it_has_sent_its_token(
+    said: bytes, cause: str
+) -> None:
+    def answer() -> None:
+        with listener.accept()[0] as caller:
+            caller.sendall(said)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        answering = threading.Thread(target=answer)
+        answering.start()
+        closed = ProbeTarget(1, "x", "lo", "127.0.0.1", listener.getsockname()[1], "word")
+        assert probe_hosts([closed]).failed == {1: cause}
+        answering.join()
+
+
+@pytest.mark.parametrize("shift_s", [3600.0, -20.0])
+def test_a_clock_that_is_off_is_measured_by_the_probe(
+    monkeypatch: pytest.MonkeyPatch, shift_s: float
+) -> None:
+    real = time.time
+    opened = ProbeListener("127.0.0.1")
+    # The door's thread has another clock than the one that knocks.
+    monkeypatch.setattr(
+        time,
+        "time",
+        lambda: real() + (shift_s if threading.current_thread().name == "drumline-probe" else 0.0),
+    )
+    begun = time.monotonic()
+    (ahead,) = probe_hosts(
+        [ProbeTarget(0, "here", "lo", "127.0.0.1", opened.port, opened.token)]
+    ).clocks.values()
+    took_s = time.monotonic() - begun
+    opened.close()
+    assert abs(shift_s) - took_s - 0.01 < abs(ahead) < abs(shift_s) + 0.01
+    assert ahead * shift_s > 0
