@@ -62,7 +62,7 @@ def on_two_hosts(bed: Testbed, folder: Path, *, count: int, procs: int = 1) -> s
         file.write_text(ENVIRONMENT.format(rank=rank, procs=procs))
         jobs.append(host.start(*words[:-3], "--env-file", str(file), *words[-3:], env=_environment()))
     codes = [job.wait(timeout_s=60 * (count + 1)) for job in jobs]
-    return _verdict(folder, count, codes, "\n".join(job.text() for job in jobs))
+    return _outcome(folder, count, codes, "\n".join(job.text() for job in jobs))
 
 
 def on_this_machine(folder: Path, *, count: int, procs: int = 2, python: str = sys.executable) -> str:
@@ -76,7 +76,7 @@ def on_this_machine(folder: Path, *, count: int, procs: int = 2, python: str = s
         timeout=60 * (count + 1),
         check=False,
     )
-    return _verdict(folder, count, [done.returncode], done.stderr)
+    return _outcome(folder, count, [done.returncode], done.stderr)
 
 
 def _prepared(folder: Path, count: int, python: str = sys.executable) -> list[str]:
@@ -91,7 +91,7 @@ def _environment() -> dict[str, str]:
     return {"PYTHONPATH": str(Path(__file__).parents[2])}
 
 
-def _verdict(folder: Path, count: int, codes: list[int], said: str) -> str:
+def _outcome(folder: Path, count: int, codes: list[int], said: str) -> str:
     """All ended well, and no rank was started once more than there were meetings."""
     met = len((folder / "met").read_text().split())
     starts = {len(file.read_text().split()) for file in folder.glob("starts-*")}

@@ -1,4 +1,4 @@
-"""The replica sentinel: one flipped bit on one rank is found, named, not saved, and repaired if so asked."""
+"""The replica comparison: one flipped bit on one rank is found, named, not saved, and repaired if so asked."""
 
 from __future__ import annotations
 
