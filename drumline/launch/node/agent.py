@@ -51,6 +51,10 @@ from drumline.terminal import print_message
 SAME_SIGNAL_S = 1.0
 # Ranks of a task that exit with one of these would do so again.
 FINAL_CODES = frozenset({ExitCode.USAGE, ExitCode.PREFLIGHT_FAILED, ExitCode.HANG})
+TASK_RESTART, SCRIPT_RESTART = (
+    "they resume from the newest checkpoint",
+    "the script starts from the beginning",
+)
 HEALTHY = RunResult(state=WorkerState.HEALTHY)
 
 
@@ -195,17 +199,10 @@ class NodeAgent(LocalElasticAgent):
         if self.supervision.standby:  # those that are missing load during the rendezvous
             self.supervision.standby.fill(at_once=True)
         most = worker_group.spec.max_restarts
-        why = (
-            f"restart {most - self._remaining_restarts} of {most}"
-            if self._failed
-            else self.rendezvous.restart_reason
-        )
-        how = (
-            "they resume from the newest checkpoint"
-            if self.is_task
-            else "the script starts from the beginning"
-        )
-        print_message(f"restarting the ranks ({why}); {how}")
+        why = self.rendezvous.restart_reason
+        if self._failed:
+            why = f"restart {most - self._remaining_restarts} of {most}"
+        print_message(f"restarting the ranks ({why}); {TASK_RESTART if self.is_task else SCRIPT_RESTART}")
         # torchrun's own count leaves out a restart that another node was the reason for.
         os.environ[RESTARTED] = "1"
         super()._restart_workers(worker_group)
@@ -238,6 +235,7 @@ class NodeAgent(LocalElasticAgent):
             self._remaining_restarts = 0
         if self.failed_first:
             result.failures = {rank: result.failures[rank] for rank in self.failed_first}
+            codes = {failure.exitcode for failure in result.failures.values()}
         self._read_failures(result.failures)
         rank, first = min(result.failures.items(), key=lambda item: item[1].timestamp)
         if not self.failed_first:  # it ended between two looks
@@ -258,12 +256,12 @@ class NodeAgent(LocalElasticAgent):
             if code:
                 output = self.files.current.get(rank)
                 failures.append((failure_time(output.err if output else None), rank, code))
-        followers = self._read_failures([rank for _, rank, _ in failures])
+        records = self._read_failures([rank for _, rank, _ in failures])
+        followers = {rank for rank, record in records.items() if record.rank != rank}
         failures.sort(key=lambda failure: (failure[1] in followers, *failure))
         self.failed_first = [rank for _, rank, _ in failures]
         is_watched = bool(failures) and self.watch.has_sidecar()
         for at, rank, code in failures:
-            record = self.files.failure(rank)
             self.supervision.report(
                 {
                     "kind": "failed",
@@ -274,23 +272,18 @@ class NodeAgent(LocalElasticAgent):
                     "restarts_left": self._remaining_restarts,
                     "is_watched": is_watched,
                     "follows": rank in followers,
-                    "error": record.error if record else "",
+                    "error": records[rank].error if rank in records else "",
                 }
             )
 
-    def _read_failures(self, ranks: Iterable[int]) -> set[int]:
-        """Of ranks that have ended, those that only followed another. No restart is left where none can help."""
-        followers = set()
-        for rank in ranks:
-            record = self.files.failure(rank)
-            if record is None:
-                continue
+    def _read_failures(self, ranks: Iterable[int]) -> dict[int, FailureRecord]:
+        """What ranks that have ended wrote about it. No restart is left where none can help."""
+        records = {rank: record for rank in ranks if (record := self.files.failure(rank)) is not None}
+        for record in records.values():
             self._failure = record
-            if record.rank != rank:
-                followers.add(rank)
             if not record.can_restart or record.repeats(self._failure_before):
                 self._remaining_restarts = 0
-        return followers
+        return records
 
     def _apply(self, diagnosis: SidecarDiagnosis | None, rank_code: int) -> None:
         if diagnosis is None or self.diagnosis is not None:
