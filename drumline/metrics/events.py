@@ -1,23 +1,23 @@
 """Events: what happened in a run, as flat records that the log files, the display and TensorBoard all read.
 
 The engine reports to one `Reporter` per rank, which stamps the event and hands it to its sinks. Every event has
-`time` (Unix seconds), `number` (from 0 in each process, so that a lost one shows), `kind`, `rank`, `host` and `step`
+`time` (Unix seconds), `number` (from 0 in each process: a gap is a lost event), `kind`, `rank`, `host` and `step`
 (the optimizer steps done so far); the rest goes by kind:
 
 | kind         | fields                                                                                        |
 | ------------ | --------------------------------------------------------------------------------------------- |
 | `start`      | task, world_size, device, backend, model_parameters, train_samples, eval_samples, batch_size, |
 |              | batch_size_per_rank, accumulate, shards if elastic, precision, lr, epochs, total_steps, run   |
-| `resume`     | epoch, path: the checkpoint that the run goes on from                                         |
-| `recovered`  | cause, told_rank, told_host: the fault it goes on after, seconds from that to its first step, |
-|              | seconds_to_diagnosis, lost_steps: taken again (null where nobody knows)                         |
+| `resume`     | epoch, path: the checkpoint that the run resumes from                                         |
+| `recovered`  | cause, told_rank, told_host: the fault before the restart; seconds from it to the first step, |
+|              | seconds_to_diagnosis, lost_steps: repeated (null: unknown)                                    |
 | `first_step` | seconds from the command (since: `command`), or from the start of this rank where that is not |
 |              | known or the run was started again (since: `rank`); parts: what they were made of, in seconds |
 | `train`      | epoch, loss, lr, samples_per_s, data_share, seconds_left, grad_norm if clipped, and the       |
 |              | task's metrics                                                                                |
 | `evaluation` | epoch, samples, seconds, and the metrics, `loss` among them                                   |
-| `checkpoint` | path, bytes, seconds until it stood, copy (`device`, `pinned`, `host`, `none`: where the     |
-|              | state was copied to), blocked_s: how long the loop was stopped for it                         |
+| `checkpoint` | path, bytes, seconds until it was complete, copy (`device`, `pinned`, `host`, `none`: where   |
+|              | the state was copied to), blocked_s: how long the loop was paused for it                      |
 | `note`       | message                                                                                       |
 | `warning`    | message                                                                                       |
 | `error`      | message                                                                                       |
@@ -27,11 +27,11 @@ The engine reports to one `Reporter` per rank, which stamps the event and hands 
 | `end`        | epoch, seconds, samples_per_s, data_share, run, resume_command, two_node_command, best_step,  |
 |              | metrics, stragglers: a sentence for each rank or host that was one                            |
 
-`signal` is a signal's name, or the words of a notice of reclaim.
+`signal` is a signal's name, or the text of a spot notice.
 The numbers of samples and epochs are null where a stream leaves them unknown.
-The two commands are null on several nodes, where a rank does not know what its launcher was told.
-`data_share` is the share of the time, from 0 to 1, that this rank's loop waited for batches.
-`epoch` counts from 1: in `train` it is the epoch in work, in `evaluation` the one that was just finished.
+The two commands are null on several nodes, where a rank does not know its launcher's arguments.
+`data_share` is the fraction of the time, from 0 to 1, that this rank's loop waited for batches.
+`epoch` counts from 1: in `train` it is the current epoch, in `evaluation` the one that has just finished.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self
 
 from drumline.metrics.json_lines import JsonLines, read_lines
@@ -56,8 +55,8 @@ Sink = Callable[[Event], None]
 
 STAMP = frozenset({"time", "number", "kind", "rank", "host", "step"})
 """What every event has; the rest goes by kind."""
-TAKEN = STAMP | {"epoch", "lr", "samples_per_s", "data_share", "seconds_left", "samples", "seconds"}
-"""What the engine says of its own in a `train` or `evaluation` event: no metric can have such a name."""
+RESERVED = STAMP | {"epoch", "lr", "samples_per_s", "data_share", "seconds_left", "samples", "seconds"}
+"""The engine's own fields of a `train` or `evaluation` event: no metric may have such a name."""
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -65,7 +64,7 @@ class Reporter:
     """Stamps events and hands them to every sink, from any thread.
 
     A sink that fails with an OSError does not end the run, nor hide the error that the run may be ending with (the
-    disk that is full for the checkpoint is full for the log): the other sinks are told, once until it works again.
+    disk that is full for the checkpoint is full for the log): the other sinks get a warning, once until it works again.
     """
 
     def __init__(self, sinks: Iterable[Sink], *, rank: int, host: str) -> None:
@@ -78,30 +77,26 @@ class Reporter:
         self._lock = threading.RLock()
 
     def report(self, kind: Kind, **fields: Any) -> None:
-        """Tell all sinks what happened. Without a `step`, it happened at the latest step that was reported."""
+        """Hand an event to all sinks; `step` defaults to the latest step that was reported."""
         with self._lock:
             step = fields.pop("step", self._step)
             self._step = max(
                 step, self._step
-            )  # a checkpoint is told when it stands, which may be some steps later
+            )  # a checkpoint is reported when it is complete, some steps later
             stamp = {"time": time.time(), "number": self._number, "kind": kind, "rank": self._rank}
             self._number += 1
             event = {**stamp, "host": self._host, "step": step, **fields}
             for index, sink in enumerate(self._sinks):
-                self._hand_over(event, index, sink)
-
-    def _hand_over(self, event: Event, index: int, sink: Sink) -> None:
-        try:
-            sink(event)
-        except OSError as error:
-            if index not in self._failing:
-                self._failing.add(index)
-                self.report("warning", message=f"events are being lost: {error}")
-        else:
-            self._failing.discard(index)
+                try:
+                    sink(event)
+                except OSError as error:
+                    if index not in self._failing:
+                        self._failing.add(index)
+                        self.report("warning", message=f"events are being lost: {error}")
+                else:
+                    self._failing.discard(index)
 
     def close(self) -> None:
-        """Close the sinks that can be closed."""
         for sink in self._sinks:
             if (close := getattr(sink, "close", None)) is not None:
                 close()
@@ -109,9 +104,7 @@ class Reporter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

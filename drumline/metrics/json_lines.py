@@ -23,30 +23,30 @@ class JsonLines:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = open_append(path)
-        self._line_is_whole = _ends_whole(path)
+        with open_regular(path) as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 1))
+            self._is_line_complete = file.read() in (b"", b"\n")
 
     def append(self, text: str) -> None:
         """Add one line. A process that is killed after this loses nothing of it."""
         line = text.encode() + b"\n"
-        rest = line if self._line_is_whole else b"\n" + line
+        rest = line if self._is_line_complete else b"\n" + line
         # A write that fails half-way leaves an incomplete line; the next one then starts on a line of its own.
-        self._line_is_whole = False
+        self._is_line_complete = False
         while rest:
             rest = rest[self._file.write(rest) :]
-        self._line_is_whole = True
+        self._is_line_complete = True
 
     def flush(self) -> None:
-        """Wait until all lines are on the device, where a machine that loses its power keeps them."""
+        """Wait until all lines are on the device, so that they survive a power loss."""
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Close the file; to append after this is an error."""
         self._file.close()
 
 
 class Line(NamedTuple):
-    """One line of a file, as it is."""
-
     number: int
     """Counted from 1, as editors do."""
     record: dict[str, Any] | None
@@ -68,7 +68,7 @@ def read_lines(path: Path) -> Iterator[Line]:
 
 
 def _next_line(file: BinaryIO) -> bytes:
-    """Of a line that is too long only its beginning, and its end where it is whole."""
+    """Of a line that is too long only its beginning, and its line break if it has one."""
     raw = piece = file.readline(MAX_LINE_BYTES)
     while len(piece) == MAX_LINE_BYTES and not piece.endswith(b"\n"):
         piece = file.readline(MAX_LINE_BYTES)
@@ -83,12 +83,3 @@ def parse_line(raw: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return record if isinstance(record, dict) else None
-
-
-def _ends_whole(path: Path) -> bool:
-    with open_regular(path) as file:
-        size = file.seek(0, 2)
-        if size == 0:
-            return True
-        file.seek(-1, 2)
-        return file.read() == b"\n"

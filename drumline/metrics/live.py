@@ -1,6 +1,6 @@
-"""The live display: a bar and the newest numbers at the bottom of the terminal, and what is worth keeping above them.
+"""The live display: a progress bar and the newest numbers at the bottom of the terminal, other lines above them.
 
-It is drawn when an event comes, by the thread that reports it: no thread of its own ticks beside the training.
+It is drawn by the thread that reports an event: there is no refresh thread beside the training.
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ from drumline.text import clock
 
 _SECONDS_BETWEEN_DRAWS = 0.1
 _MARGIN = " "
+_STYLES = {
+    "resume": "cyan", "recovered": "cyan", "first_step": "dim", "warning": "yellow", "straggler": "yellow",
+    "stall": "yellow", "preempted": "yellow",
+}  # fmt: skip
 
 
 class LiveDisplay(Display):
@@ -47,15 +51,6 @@ class LiveDisplay(Display):
     def show_start(self, event: Event) -> None:
         self._print_page(wording.opening(event), "bold cyan")
 
-    def show_resume(self, event: Event) -> None:
-        self._print(Text(f"resumed at step {event['step']} from {event['path']}", "cyan"))
-
-    def show_recovered(self, event: Event) -> None:
-        self._print(Text(wording.recovered_line(event), "cyan"))
-
-    def show_first_step(self, event: Event) -> None:
-        self._print(Text(wording.first_step_line(event), "dim"))
-
     def show_train(self, event: Event) -> None:
         self._train = event
         if not self._live.is_started:
@@ -67,34 +62,27 @@ class LiveDisplay(Display):
             self._live.refresh()
 
     def show_evaluation(self, event: Event) -> None:
-        self._print(_labelled(wording.evaluation_line(event, self.epochs)))
+        line = Text(wording.evaluation_line(event, self.epochs))
+        line.highlight_regex(r"\b[a-z]\w*", "dim")  # the names of the numbers
+        self._print(line)
 
     def show_checkpoint(self, event: Event) -> None:
         self._saved_step = event["step"]
 
-    def show_note(self, event: Event) -> None:
-        self._print(Text(event["message"]))
-
-    def show_warning(self, event: Event) -> None:
-        self._print(Text(f"warning: {event['message']}", "yellow"))
-
-    def show_straggler(self, event: Event) -> None:
-        self._print(Text(event["message"], "yellow"))
-
-    def show_stall(self, event: Event) -> None:
-        self._print(Text(event["message"], "yellow"))
-
     def show_error(self, event: Event) -> None:
-        self.close()  # the error is printed below the bar, where the run stood
+        self.close()  # the error is printed below the bar, where training was
 
     def show_preempted(self, event: Event) -> None:
         self.close()
-        self._print(Text(wording.preempted_line(event), "yellow"))
+        self.show_line(event, wording.preempted_line(event))
 
     def show_end(self, event: Event) -> None:
         self._live.transient = True  # the summary takes the bar's place
         self.close()
         self._print_page(wording.closing(event), "bold green")
+
+    def show_line(self, event: Event, words: str) -> None:
+        self._print(Text(words, _STYLES.get(event["kind"], "")))
 
     def _print(self, line: Text) -> None:
         line.plain = "\n  ".join(as_lines(line.plain))
@@ -125,28 +113,15 @@ class LiveDisplay(Display):
         bar.add_column(no_wrap=True)
         bar.add_row(
             _MARGIN + wording.epoch_of(event, self.epochs),
-            ProgressBar(
-                total=self.total_steps,
-                completed=event["step"],
-                complete_style="cyan",
-                finished_style="cyan",
-            ),
+            ProgressBar(self.total_steps, event["step"], complete_style="cyan", finished_style="cyan"),
             f"{wording.step_of(event, self.total_steps)}  {clock(event['seconds_left'])} left",
         )
-        # The last line is empty: there the cursor waits, and whatever another rank may print starts at its beginning.
+        # The last line is empty: the cursor is there, so what another rank prints starts on a line of its own.
         return Group(Text(), bar, self._numbers(event), Text())
 
     def _numbers(self, event: Event) -> Text:
         parts = [f"{name} {wording.metric(name, value)}" for name, value in wording.metrics_of(event).items()]
-        parts += [f"lr {wording.learning_rate(event['lr'])}", wording.speed(event["samples_per_s"])]
-        parts += wording.waiting(event)
+        parts += wording.rates(event)
         if self._saved_step is not None:
             parts.append(f"saved step {self._saved_step}")
         return Text(one_line(_MARGIN + "   ".join(parts)), "dim", no_wrap=True, overflow="ellipsis")
-
-
-def _labelled(words: str) -> Text:
-    """The names of the numbers dim, the numbers plain."""
-    text = Text(words)
-    text.highlight_regex(r"\b[a-z]\w*", "dim")
-    return text

@@ -1,7 +1,7 @@
 """Meters: the sums behind a logged loss, kept on the device.
 
-Between two log lines the engine adds to a `Meter` at every micro-batch and waits for nothing. When it is time to
-log, it takes the sums, adds them up over the ranks and only then asks the device for numbers.
+Between two log lines the engine adds to a `Meter` at every micro-batch and waits for nothing. To log, it takes the
+sums, adds them up over the ranks and only then copies them to the host.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from drumline.errors import TrainingError
-from drumline.metrics.events import TAKEN
+from drumline.metrics.events import RESERVED
 
 
 class Meter:
@@ -25,17 +25,16 @@ class Meter:
         self._device = device
         self._names: tuple[str, ...] | None = None
         self.host_weight = 0.0
-        """What counts on the host of the weight so far; the rest is on the device."""
+        """The part of the weight that is counted on the host; the rest is on the device."""
         self._kept: tuple[tuple[str, ...], Sequence[float]] | None = None
         self._lay_out(())
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The metrics, in the order of the sums."""
         return self._names or ()
 
     def prepare(self, names: Iterable[str]) -> None:
-        """Say which metrics there are, before the first `add` or instead of it (a rank without samples)."""
+        """Set the names of the metrics, before the first `add` or instead of it (a rank without samples)."""
         given = tuple(sorted(names))
         if self._names is None:
             check_names(given)
@@ -45,8 +44,8 @@ class Meter:
                 self._sums.copy_(torch.tensor(self._kept[1], dtype=self.dtype))
         elif self._names != given:
             raise TrainingError(
-                f"the loss came with the metrics {list(given)}, and before with {list(self._names)}",
-                next_step="give the same metrics with every Loss",
+                f"the metrics of the loss changed: {list(self._names)} -> {list(given)}",
+                next_step="return the same metrics with every Loss",
             )
 
     def add(self, loss_total: Tensor, weight: Tensor | float, metrics: Mapping[str, Tensor]) -> None:
@@ -76,8 +75,8 @@ class Meter:
         return sums
 
     def put(self, sums: Sequence[float], names: Sequence[str]) -> None:
-        """Continue with sums that were kept, on one of the ranks: the next log line then covers what they cover too.
-        Unless the metrics turn out to be others, or the sums are not finite."""
+        """Continue with saved sums, on one of the ranks: the next log line then covers what they cover too. They are
+        dropped if the metrics turn out to be different, or if they are not finite."""
         if all(map(math.isfinite, sums)):
             self._kept = (tuple(names), sums)
 
@@ -86,7 +85,7 @@ class Meter:
         return self._sums.clone()
 
     def put_back_if(self, condition: Tensor, kept: Tensor) -> None:
-        """Take back what was added since `keep`, if the condition, on the device, is true. Waits for nothing."""
+        """Undo what was added since `keep`, if the condition, on the device, is true. Waits for nothing."""
         self._sums.copy_(torch.where(condition, kept, self._sums))
 
     def _lay_out(self, names: Sequence[str]) -> None:
@@ -97,11 +96,11 @@ class Meter:
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Refuse metrics that go by a name of which every event makes a use of its own."""
-    if taken := [name for name in names if name in TAKEN]:
+    """Refuse metrics that are named like a field of every event."""
+    if taken := [name for name in names if name in RESERVED]:
         raise TrainingError(
-            f"there is a metric named {taken[0]!r}, which is what every event calls something of its own",
-            next_step=f"rename the metric; names that are taken: {', '.join(sorted(TAKEN))}",
+            f"the metric name {taken[0]!r} is reserved: every event has a field of that name",
+            next_step=f"rename the metric; reserved names: {', '.join(sorted(RESERVED))}",
         )
 
 

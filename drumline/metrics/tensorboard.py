@@ -28,10 +28,8 @@ class TensorBoard:
     def __call__(self, event: Event) -> None:
         if event["kind"] == "resume":
             self._purge_step = event["step"] + 1
-        elif event["kind"] in ("train", "evaluation"):
-            self._write(event)
-
-    def _write(self, event: Event) -> None:
+        if event["kind"] not in ("train", "evaluation"):
+            return
         if self._writer is None:
             # Not before the first number: only then is it known whether the run was resumed.
             self._writer = self._writer_class(str(self._folder), purge_step=self._purge_step)
@@ -44,7 +42,6 @@ class TensorBoard:
             self._writer.flush()
 
     def close(self) -> None:
-        """Write out what is still held back."""
         if self._writer is not None:
             self._writer.close()
 
@@ -52,7 +49,7 @@ class TensorBoard:
 def _import_writer() -> Any:
     try:
         with warnings.catch_warnings():
-            # What TensorBoard's own imports say about one another is nothing that the user could act on.
+            # The user can do nothing about the warnings of TensorBoard's own imports.
             warnings.simplefilter("ignore")
             from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:

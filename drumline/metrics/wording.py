@@ -7,14 +7,12 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from drumline.metrics.events import STAMP, Event
+from drumline.metrics.events import RESERVED, Event
 from drumline.text import duration, file_size, plural
 
 # Everything in a train or evaluation event that is not a metric of the task.
-_BOOKKEEPING = STAMP | {
-    "epoch", "lr", "samples_per_s", "data_share", "seconds_left", "grad_norm", "samples", "seconds"
-}  # fmt: skip
-_SHARE_WORTH_SAYING = 0.05
+_BOOKKEEPING = RESERVED | {"grad_norm"}
+_MIN_DATA_SHARE = 0.05
 # By the cause that a diagnosis names: what happened to the rank, or to its host.
 _FAULTS = {
     "killed": "was killed",
@@ -36,7 +34,7 @@ _FAULTS = {
 
 
 class Page(NamedTuple):
-    """What is shown when a run starts or ends."""
+    """What is shown for a `start` or `end` event."""
 
     heading: str
     rows: list[tuple[str, str]]
@@ -44,16 +42,17 @@ class Page(NamedTuple):
 
 
 def opening(event: Event) -> Page:
-    """A `start` event as a page."""
     ranks = plural(event["world_size"], "rank")
-    batch = f"{count(event['batch_size'])} a step: {ranks} x {_share(event['batch_size_per_rank'])}"
+    low, high = math.floor(event["batch_size_per_rank"]), math.ceil(event["batch_size_per_rank"])
+    per_rank = f"{low:,}" if low == high else f"{low:,} or {high:,}"
+    batch = f"{event['batch_size']:,} a step: {ranks} x {per_rank}"
     if event["accumulate"] > 1:
         batch += f", in {event['accumulate']} micro-batches"
     if event.get("shards"):
         batch += f"; {event['shards']} shards, the same bits on any number of ranks"
     steps = plural(event["total_steps"], "step")
     rows = [
-        ("model", f"{count(event['model_parameters'])} parameters, {event['precision']}"),
+        ("model", f"{event['model_parameters']:,} parameters, {event['precision']}"),
         ("data", _data(event["train_samples"], event["eval_samples"])),
         ("batch", batch),
         ("rate", f"{learning_rate(event['lr'])} at its peak"),
@@ -65,11 +64,11 @@ def opening(event: Event) -> Page:
 
 
 def closing(event: Event) -> Page:
-    """An `end` event as a page."""
     rows = [(name, metric(name, value)) for name, value in metrics_of(event["metrics"]).items()]
     if event["samples_per_s"] > 0:  # a finished run that was started again took no step
         rows.append(("speed", speed(event["samples_per_s"])))
-    rows += [("waiting", f"for data {share} of the time") for share in _share_of_waiting(event)]
+    if event.get("data_share", 0.0) >= _MIN_DATA_SHARE:
+        rows.append(("waiting", f"for data {event['data_share']:.0%} of the time"))
     if event.get("best_step") is not None:
         rows.append(("best", f"the checkpoint of step {event['best_step']}"))
     rows += [("straggler", words) for words in event.get("stragglers", [])]
@@ -82,14 +81,32 @@ def closing(event: Event) -> Page:
     return Page(f"done: {plural(event['step'], 'step')} in {duration(event['seconds'])}", rows, commands)
 
 
+def line(event: Event) -> str | None:
+    """An event as a line; None: its kind is shown in another way, or not at all."""
+    match event["kind"]:
+        case "resume":
+            return f"resumed at step {event['step']} from {event['path']}"
+        case "recovered":
+            return recovered_line(event)
+        case "first_step":
+            return first_step_line(event)
+        case "checkpoint":
+            return checkpoint_line(event)
+        case "note" | "straggler" | "stall":
+            return str(event["message"])
+        case "warning":
+            return f"warning: {event['message']}"
+        case "preempted":
+            return preempted_line(event)
+    return None
+
+
 def evaluation_line(event: Event, epochs: int | None) -> str:
-    """An `evaluation` event as the words after its time."""
     parts = [f"{name} {metric(name, value)}" for name, value in metrics_of(event).items()]
     return "   ".join([epoch_of(event, epochs), *parts, f"in {duration(event['seconds'])}"])
 
 
 def checkpoint_line(event: Event) -> str:
-    """A `checkpoint` event as a sentence."""
     written = f"saved step {event['step']} ({file_size(event['bytes'])} in {duration(event['seconds'])}"
     # Without a copy, training was paused until all was written.
     if event.get("copy", "none") != "none":
@@ -98,14 +115,12 @@ def checkpoint_line(event: Event) -> str:
 
 
 def preempted_line(event: Event) -> str:
-    """A `preempted` event as a sentence."""
     by, rank = event["signal"], f"rank {event['told_rank']} on {event['told_host']}"
-    told = f"{by} to {rank}" if by.startswith("SIG") else f"{by} (seen by {rank})"
-    return f"preempted by {told}: saved step {event['step']}; rerun the same command to resume"
+    cause = f"{by} to {rank}" if by.startswith("SIG") else f"{by} (seen by {rank})"
+    return f"preempted by {cause}: saved step {event['step']}; rerun the same command to resume"
 
 
 def recovered_line(event: Event) -> str:
-    """A `recovered` event as a sentence."""
     rank = "" if event["told_rank"] is None else f"rank {event['told_rank']} on "
     fault = f"{rank}{event['told_host']} {_FAULTS.get(event['cause'], 'failed')}"
     line, lost = f"resumed {duration(event['seconds'])} after {fault}", event["lost_steps"]
@@ -115,7 +130,7 @@ def recovered_line(event: Event) -> str:
 
 
 def first_step_line(event: Event) -> str:
-    """A `first_step` event as a sentence; parts of less than a hundredth are left out."""
+    """Parts of less than a hundredth are left out."""
     since = "the command" if event["since"] == "command" else "this rank began"
     seconds = event["seconds"]
     parts = [f"{name} {duration(part)}" for name, part in event["parts"].items() if part >= seconds / 100]
@@ -148,7 +163,7 @@ def metric(name: str, value: float) -> str:
 
 
 def number(value: float) -> str:
-    """Four decimals where they say something: `2.3026`, `0.0400`, `1.20e-05`, `12,346`."""
+    """Four decimals, or three digits of a small one: `2.3026`, `0.0400`, `1.20e-05`, `12,346`."""
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.4f}" if abs(value) >= 0.1 else f"{value:#.3g}"
@@ -160,61 +175,36 @@ def learning_rate(value: float) -> str:
 
 
 def _data(train_samples: int | None, eval_samples: int | None) -> str:
-    """`1,437 samples for training, 360 for evaluation`; of a stream nobody knows how many they are."""
-    training = "a stream" if train_samples is None else f"{count(train_samples)} samples"
+    """`1,437 samples for training, 360 for evaluation`; None: a stream of unknown length."""
+    training = "a stream" if train_samples is None else f"{train_samples:,} samples"
     if eval_samples == 0:
         return f"{training} for training"
-    return f"{training} for training, {'a stream' if eval_samples is None else count(eval_samples)} for evaluation"
-
-
-def _share(samples: float) -> str:
-    """A rank's part of a batch, which may not come out even: `32`, `21 or 22`."""
-    low, high = math.floor(samples), math.ceil(samples)
-    return count(low) if low == high else f"{count(low)} or {count(high)}"
-
-
-def count(value: float) -> str:
-    """`1,437`."""
-    return f"{value:,.0f}"
+    return f"{training} for training, {'a stream' if eval_samples is None else f'{eval_samples:,}'} for evaluation"
 
 
 def speed(samples_per_s: float) -> str:
     """`8,123 samples/s`."""
-    return f"{count(samples_per_s) if samples_per_s >= 100 else f'{samples_per_s:.3g}'} samples/s"
+    return f"{samples_per_s:{',.0f' if samples_per_s >= 100 else '.3g'}} samples/s"
 
 
-def waiting(event: Event) -> list[str]:
-    """`waits for data 12%`, where that is worth a word."""
-    return [f"waits for data {share}" for share in _share_of_waiting(event)]
-
-
-def _share_of_waiting(event: Event) -> list[str]:
+def rates(event: Event) -> list[str]:
+    """Of a `train` event: `lr 0.0983`, `8,123 samples/s` and, where it matters, `waits for data 12%`."""
+    parts = [f"lr {learning_rate(event['lr'])}", speed(event["samples_per_s"])]
     share = event.get("data_share", 0.0)
-    return [f"{share:.0%}"] if share >= _SHARE_WORTH_SAYING else []
+    return [*parts, f"waits for data {share:.0%}"] if share >= _MIN_DATA_SHARE else parts
 
 
 def wrap_command(command: str, *, width: int, indent: str) -> list[str]:
     """Lines of a shell command that fit the width and can be pasted as they are; no word is ever cut."""
     lines: list[str] = []
-    for whole_line in command.splitlines():
+    for one in command.splitlines():
+        # A word may have quoted pieces with blanks; each option stays with its value.
+        words = re.findall(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""", one)
         line = indent
-        for words in _options(whole_line):
-            if line.strip() and len(line) + len(words) + 2 > width:
+        for option in re.split(r"\0(?=-)", "\0".join(words)):
+            if line.strip() and len(line) + len(option) + 2 > width:
                 lines.append(line + "\\")
                 line = indent + "  "
-            line += words + " "
+            line += option.replace("\0", " ") + " "
         lines.append(line.rstrip())
     return lines
-
-
-def _options(command: str) -> list[str]:
-    """A command cut before each of its options, so that an option stays with its value."""
-    # A quoted piece belongs to its word, blanks and all.
-    words = re.findall(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""", command)
-    parts: list[str] = []
-    for word in words:
-        if parts and not word.startswith("-"):
-            parts[-1] += f" {word}"
-        else:
-            parts.append(word)
-    return parts

@@ -110,7 +110,7 @@ def test_every_plain_event_has_its_line(stream: io.StringIO) -> None:
 
 @pytest.mark.parametrize("kind", ["plain", "live"])
 @pytest.mark.parametrize(("share", "words"), [(0.124, "12%"), (0.0501, "5%"), (0.049, None)])
-def test_waiting_for_data_is_told_where_it_is_worth_a_word(
+def test_waiting_for_data_is_shown_where_it_matters(
     stream: io.StringIO, live: Display, kind: str, share: float, words: str | None
 ) -> None:
     display = live if kind == "live" else make_display("plain", stream)
@@ -135,14 +135,14 @@ def test_the_opening_says_what_is_special(stream: io.StringIO) -> None:
     assert re.search(r"length +460 steps\n", stream.getvalue())
 
 
-def test_a_batch_that_does_not_come_out_even_is_told_as_it_is(stream: io.StringIO) -> None:
+def test_an_uneven_batch_is_shown_as_it_is(stream: io.StringIO) -> None:
     uneven = {"world_size": 3, "batch_size_per_rank": 64 / 3}
     make_display("plain", stream)(event("start", **{**START, **uneven}))
 
     assert "64 a step: 3 ranks x 21 or 22\n" in stream.getvalue()
 
 
-def test_plain_steps_speak_every_few_seconds_only(stream: io.StringIO) -> None:
+def test_plain_steps_are_shown_every_few_seconds_only(stream: io.StringIO) -> None:
     display = PlainDisplay(stream, seconds_between_steps=5)
     for step in range(1, 13):
         display(train(step, time=1000.0 + step))
@@ -151,7 +151,7 @@ def test_plain_steps_speak_every_few_seconds_only(stream: io.StringIO) -> None:
 
 
 @pytest.mark.parametrize("mode", ["plain", "live"])
-def test_the_summary_tells_results_place_and_next_commands(
+def test_the_summary_shows_results_folder_and_next_commands(
     mode: Any, stream: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")

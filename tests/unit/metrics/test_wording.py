@@ -136,7 +136,7 @@ def test_a_stream_has_no_number_of_samples(
         ),
     ],
 )
-def test_the_first_step_is_told_with_all_that_counts(since: str, words: str) -> None:
+def test_the_first_step_is_shown_with_all_that_counts(since: str, words: str) -> None:
     parts = {"launcher": 1.2, "python and torch": 4.0, "folder": 0.06, "data": 0.0, "first step": 0.84}
     event = {"seconds": sum(parts.values()), "since": since, "parts": parts}
     assert wording.first_step_line(event) == words
