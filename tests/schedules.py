@@ -171,12 +171,12 @@ def digest(run: Path, *, with_rng: bool = False) -> str:
 
 def covered(run: Path) -> str:
     """What a run trained on, by the ledger: which positions of which epoch in which steps, whoever had them."""
-    verdict = verify_run(run, progress=lambda line: None)
-    assert not verdict.problems, verdict.problems
+    report = verify_run(run, progress=lambda line: None)
+    assert not report.problems, report.problems
     history = read_history(run / "ledger.jsonl", Section("samples"))
     steps = [
         (piece.epoch, piece.low + number * piece.stride, piece.stride)
-        for piece in pieces_of(history.stretches)
+        for piece in pieces_of(history.ranges)
         for number in range(piece.last - piece.first + 1)
     ]
     return json.dumps(steps)

@@ -1,1 +1,1 @@
-"""After a run, or during it: is its folder whole? Reads only, wherever the folder can be seen, and without torch."""
+"""`drumline verify` checks run folders, without torch; `drumline prove-resume` kills runs and compares them."""

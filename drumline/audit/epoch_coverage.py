@@ -1,7 +1,7 @@
-"""Stretches of steps as pieces of an epoch: how much of its order was covered, by which steps and ranks.
+"""Which positions of each epoch were covered, by which steps and ranks: none missing, none twice.
 
-As long as the shares of all ranks make up one global batch after another, a piece is as long as the run is: nothing is
-looked at step by step. Where they do not, there is a piece for each share, so that what is wrong can be named.
+Where the samples of all ranks make up one global batch after another, one piece covers all these steps, and nothing is
+checked step by step. Where they do not, each rank has a piece for each step, so that what is wrong can be named.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from drumline.audit.section import Section
 from drumline.data.ledger import LedgerEntry
 from drumline.text import plural, span
 
-MOST_PIECES = 100_000
-"""Of what does not fit together; by then more than enough is known to be wrong, and the rest is taken as it looks."""
+MAX_IRREGULAR_PIECES = 100_000
+"""After so many, enough is known to be wrong, and the rest is treated as regular."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class EpochPiece:
         return self.first + (position - self.low) // self.stride
 
     def who(self, low: int, high: int) -> str:
-        """In which steps and on which ranks some of its positions came."""
+        """The steps and ranks that covered these positions."""
         first, last = self.step_at(low), self.step_at(high - 1)
         steps = range(first, min(last, first + 2) + 1)  # three steps in a row show every rank there is
         moved = [(rank, run.slice(step - self.first, 1)) for rank, run in self.runs for step in steps]
@@ -53,31 +53,37 @@ class EpochPiece:
         return f"{span(first, last, 'step')} on {named}"
 
 
-def pieces_of(stretches: list[StepRange]) -> Iterator[EpochPiece]:
+def pieces_of(ranges: list[StepRange]) -> Iterator[EpochPiece]:
     """All pieces in the order of their steps."""
-    room = MOST_PIECES
-    for stretch in stretches:
-        for first, runs in _blocks(stretch):
-            if _makes_up_batches(runs) or room < 0:
-                yield _regular(stretch, first, runs)
+    num_irregular = 0
+    for steps in ranges:
+        for first, runs in _blocks(steps):
+            if _makes_up_batches(runs) or num_irregular > MAX_IRREGULAR_PIECES:
+                low = min((run.low for run in runs if run.high > run.low), default=runs[0].low)
+                high = low + runs[0].stride * runs[0].steps
+                covered = runs[0].epoch, low, high, first, runs[0].stride
+                yield EpochPiece(*covered, True, tuple(enumerate(runs)), steps.start, steps.line)
                 continue
-            for piece in _irregular(stretch, first, runs):
-                room -= 1
-                yield piece
+            for number in range(runs[0].steps):
+                for rank, run in enumerate(run.slice(number, 1) for run in runs):
+                    if run.high > run.low:
+                        num_irregular += 1
+                        covered = run.epoch, run.low, run.high, first + number, run.high - run.low
+                        yield EpochPiece(*covered, False, ((rank, run),), steps.start, steps.line)
 
 
-def empty_steps(stretches: list[StepRange]) -> Iterator[tuple[int, int]]:
-    """Steps in which no rank had a sample, with their lines: no run takes such a step, and no piece tells of it."""
-    for stretch in stretches:
-        for first, runs in _blocks(stretch):
+def empty_steps(ranges: list[StepRange]) -> Iterator[tuple[int, int]]:
+    """The line and the number of steps in which no rank had a sample: no run takes such a step, and no piece has it."""
+    for steps in ranges:
+        for first, runs in _blocks(steps):
             if not any(run.high > run.low for run in runs):
-                yield stretch.line, first
+                yield steps.line, first
 
 
-def _blocks(stretch: StepRange) -> Iterator[tuple[int, list[LedgerEntry]]]:
+def _blocks(steps: StepRange) -> Iterator[tuple[int, list[LedgerEntry]]]:
     """Steps during which every rank is in one run: the first of them, and the ranks' runs cut to their number."""
-    left = [list(runs) for runs in stretch.ranks]
-    first = stretch.first
+    left = [list(runs) for runs in steps.ranks]
+    first = steps.first
     while all(left):
         count = min(runs[0].steps for runs in left)
         yield first, [runs[0].slice(0, count) for runs in left]
@@ -96,96 +102,67 @@ def _makes_up_batches(runs: list[LedgerEntry]) -> bool:
     return bool(shares) and fits and shares[-1][1] - shares[0][0] == runs[0].stride
 
 
-def _regular(stretch: StepRange, first: int, runs: list[LedgerEntry]) -> EpochPiece:
-    run = runs[0]
-    low = min((run.low for run in runs if run.high > run.low), default=run.low)
-    named = tuple(enumerate(runs))
-    high = low + run.stride * run.steps
-    return EpochPiece(run.epoch, low, high, first, run.stride, True, named, stretch.start, stretch.line)
-
-
-def _irregular(stretch: StepRange, first: int, runs: list[LedgerEntry]) -> Iterator[EpochPiece]:
-    for number in range(runs[0].steps):
-        for rank, run in enumerate(run.slice(number, 1) for run in runs):
-            if run.high > run.low:
-                yield EpochPiece(
-                    run.epoch,
-                    run.low,
-                    run.high,
-                    first=first + number,
-                    stride=run.high - run.low,
-                    is_regular=False,
-                    runs=((rank, run),),
-                    start=stretch.start,
-                    line=stretch.line,
-                )
-
-
 NAMED_FAULTS, NAMED_SAMPLES = 5, 5
 
 
 class CoverageFault(NamedTuple):
-    """Positions [low, high) of an epoch that came twice, or never."""
+    """Positions [low, high) of an epoch that are missing or were covered twice."""
 
     low: int
     high: int
     how: str
 
 
-def with_counts_settled(pieces: list[EpochPiece], part: Section) -> list[EpochPiece]:
-    """Where all finished epochs of a start end elsewhere than its number of samples says, that is told once, and the
-    rest is checked against where they do end."""
+def with_true_lengths(pieces: list[EpochPiece], section: Section) -> list[EpochPiece]:
+    """Where all finished epochs of a start have one length, but not its number of samples, report that once, and check
+    the rest against their real length."""
     ends: dict[LedgerStart, dict[int, int]] = {}
     for piece in pieces:
         of_start = ends.setdefault(piece.start, {})
         of_start[piece.epoch] = max(piece.high, of_start.get(piece.epoch, 0))
     settled = {}
     for start, reached in ends.items():
-        epochs = sorted(reached)[:-1]  # the last may go on elsewhere
+        epochs = sorted(reached)[:-1]  # the last may continue in another start
         end = reached[epochs[0]] if epochs else start.samples
         if start.samples is None or len(epochs) < 2 or {reached[epoch] for epoch in epochs} != {end}:
             continue
         if end != start.samples:
             every = f"each of {span(epochs[0] + 1, epochs[-1] + 1, 'epoch')} ended after {plural(end or 0, 'sample')}"
-            part.problem(f"{FILE}, line {start.line}", f"{describe_samples(start)}, but {every}")
+            section.problem(f"{FILE}, line {start.line}", f"{describe_samples(start)}, but {every}")
             settled[start] = replace(start, samples=end)
     return [replace(piece, start=settled.get(piece.start, piece.start)) for piece in pieces]
 
 
-def check_epoch(epoch: int, pieces: list[EpochPiece], part: Section, *, begin: int, is_last: bool) -> None:
-    """Each position from `begin` on exactly once: all of a finished epoch, the last one as far as it came."""
-    num_problems = len(part.problems)
+def check_epoch(epoch: int, pieces: list[EpochPiece], section: Section, *, begin: int, is_last: bool) -> None:
+    """Each position from `begin` on exactly once: all of a finished epoch, the last one as far as it got."""
+    num_problems = len(section.problems)
     start = pieces[-1].start
     ordered = sorted(pieces, key=lambda piece: (piece.low, piece.high))
     reached = max(piece.high for piece in pieces)
     end = reached if is_last or start.samples is None else start.samples
-    _check_order_stayed(epoch, ordered, part)
-    _report_faults(epoch, "never came", list(_gaps(ordered, begin, end)), start, part)
-    _report_faults(epoch, "came twice", list(_overlaps(ordered, begin)), start, part)
+    _check_order_stayed(epoch, ordered, section)
+    _report_faults(epoch, "missing", list(_gaps(ordered, begin, end)), start, section)
+    _report_faults(epoch, "covered twice", list(_overlaps(ordered, begin)), start, section)
     if start.samples is not None and reached > start.samples:
-        what = (
-            f"epoch {epoch + 1} goes on to position {reached - 1:,}, but there are {describe_samples(start)}"
-        )
-        part.problem(_at(ordered[-1]), what)
-    if len(part.problems) == num_problems:
-        _check_steps(epoch, pieces, part)
+        what = f"epoch {epoch + 1} reaches position {reached - 1:,}, but there are {describe_samples(start)}"
+        section.problem(_at(ordered[-1]), what)
+    if len(section.problems) == num_problems:
+        _check_steps(epoch, pieces, section)
 
 
-def _check_order_stayed(epoch: int, pieces: list[EpochPiece], part: Section) -> None:
+def _check_order_stayed(epoch: int, pieces: list[EpochPiece], section: Section) -> None:
     starts = list(dict.fromkeys(piece.start for piece in pieces))
     for before, now in pairwise(starts):
-        changed = []
+        when, changed = f"before step {now.step + 1:,}", []
         if before.samples != now.samples:
-            changed.append(
-                f"{describe_samples(before)} before step {now.step + 1:,}, {describe_samples(now)} after"
-            )
+            changed.append(f"{describe_samples(before)} {when}, {describe_samples(now)} after")
         if before.seed != now.seed:
-            changed.append(f"the seed {before.seed} before step {now.step + 1:,}, {now.seed} after")
+            changed.append(f"the seed {before.seed} {when}, {now.seed} after")
         for change in changed:
-            part.problem(
-                f"{FILE}, line {now.line}",
-                f"epoch {epoch + 1} changed its order on the way, so samples may have come twice or never: {change}",
+            what = (
+                f"the order of epoch {epoch + 1} changed, so samples may be missing or come twice: {change}"
             )
+            section.problem(f"{FILE}, line {now.line}", what)
 
 
 def _gaps(pieces: list[EpochPiece], start: int, end: int) -> Iterator[CoverageFault]:
@@ -204,9 +181,8 @@ def _overlaps(pieces: list[EpochPiece], start: int) -> Iterator[CoverageFault]:
     for piece in pieces:
         if piece.low < start and reached is None:
             high = min(start, piece.high)
-            yield CoverageFault(
-                piece.low, high, f"in {piece.who(piece.low, high)}, and before the ledger begins"
-            )
+            how = f"in {piece.who(piece.low, high)}, and before the ledger begins"
+            yield CoverageFault(piece.low, high, how)
         if reached is not None and piece.low < reached.high:
             low, high = piece.low, min(piece.high, reached.high)
             yield CoverageFault(low, high, f"in {reached.who(low, high)}, and in {piece.who(low, high)}")
@@ -215,16 +191,16 @@ def _overlaps(pieces: list[EpochPiece], start: int) -> Iterator[CoverageFault]:
 
 
 def _report_faults(
-    epoch: int, how_often: str, faults: list[CoverageFault], start: LedgerStart, part: Section
+    epoch: int, how_often: str, faults: list[CoverageFault], start: LedgerStart, section: Section
 ) -> None:
     for fault in faults[:NAMED_FAULTS]:
         named = _named_samples(epoch, fault, start)
         positions = span(fault.low, fault.high - 1, "position")
-        part.problem(FILE, f"epoch {epoch + 1}: {positions}{named} {how_often}: {fault.how}")
+        section.problem(FILE, f"epoch {epoch + 1}: {positions}{named} {how_often}: {fault.how}")
     if rest := faults[NAMED_FAULTS:]:
         count = sum(fault.high - fault.low for fault in rest)
         more = f"{plural(count, 'more position')} {how_often}"
-        part.problem(FILE, f"epoch {epoch + 1}: {more}, the last at {rest[-1].high - 1:,}: {rest[-1].how}")
+        section.problem(FILE, f"epoch {epoch + 1}: {more}, the last at {rest[-1].high - 1:,}: {rest[-1].how}")
 
 
 def _named_samples(epoch: int, fault: CoverageFault, start: LedgerStart) -> str:
@@ -243,29 +219,26 @@ def _named_samples(epoch: int, fault: CoverageFault, start: LedgerStart) -> str:
     return f" (sample{'s' if len(indices) > 1 else ''} {', '.join(map(str, indices))}{more})"
 
 
-def _check_steps(epoch: int, pieces: list[EpochPiece], part: Section) -> None:
-    """Each position came once; did each step have its own global batch, in the right order?"""
+def _check_steps(epoch: int, pieces: list[EpochPiece], section: Section) -> None:
+    """Each position came once; check that each step had its own global batch, in the right order."""
     for piece in pieces:
         if not piece.is_regular:
-            part.problem(_at(piece), f"step {piece.first:,}: the ranks' shares are not one global batch")
+            section.problem(_at(piece), f"step {piece.first:,}: the ranks' samples are not one global batch")
             return
     for before, piece in pairwise(pieces):
         if piece.low != before.high:
             began = f"step {piece.first:,} began at position {piece.low:,} of epoch {epoch + 1}"
-            part.problem(_at(piece), f"{began}, but step {before.last:,} ended at {before.high:,}")
+            section.problem(_at(piece), f"{began}, but step {before.last:,} ended at {before.high:,}")
             return
     for piece in pieces:
-        is_short_end = (
-            piece is pieces[-1] and piece.first == piece.last and piece.stride < piece.start.batch_size
-        )
-        ends = piece.start.samples is None or piece.high == piece.start.samples
-        if piece.stride != piece.start.batch_size and not (is_short_end and ends):
-            what = f"step {piece.first:,} had a global batch of {piece.stride:,}"
-            part.problem(_at(piece), f"{what}, not of {piece.start.batch_size:,}")
+        batch_size, samples = piece.start.batch_size, piece.start.samples
+        is_last_step = piece is pieces[-1] and piece.first == piece.last and samples in (None, piece.high)
+        if piece.stride != batch_size and not (is_last_step and piece.stride < batch_size):
+            what = f"step {piece.first:,} had a global batch of {piece.stride:,}, not of {batch_size:,}"
+            section.problem(_at(piece), what)
 
 
 def describe_samples(start: LedgerStart) -> str:
-    """How many samples a job had."""
     return "an unknown number of samples" if start.samples is None else plural(start.samples, "sample")
 
 

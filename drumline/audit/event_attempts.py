@@ -1,16 +1,16 @@
-"""The attempts of a job, rank against rank and against the ledger: are the last events of any of them lost?
+"""Compares the attempts of a job across ranks and with the ledger: are the last events of any of them lost?
 
-Numbers tell of a gap, not of a tail that is gone. What tells of that is what all ranks do together. The mean that a
-`train` or `evaluation` event reports is summed over all ranks, so when one rank has reported it, every other one has
-reported the one before. A line of the ledger is gathered from all ranks, so each has reported what was due by that
-step; and rank 0 reports each save before the next begins. A kill may come just before any of them is written: where
-it cannot be told whether an event was lost or never written, nothing is said.
+Numbers show a gap, not a lost tail. A lost tail shows in what all ranks do together: the mean in a `train` or
+`evaluation` event is summed over all ranks, so when one rank has reported it, every other one has reported the one
+before. A line of the ledger is gathered from all ranks, so each has reported what was due by that step; and rank 0
+reports each save before the next begins. A kill may come just before an event is written: where a lost event and one
+that was never written look the same, nothing is reported.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from drumline.audit.event_files import Attempt, RankEvents
@@ -23,33 +23,26 @@ Group = dict[int, Attempt]
 Left = TypeVar("Left")
 Right = TypeVar("Right")
 Key = tuple[int | None, int | None]
-"""World size, and the step that it went on from."""
+"""World size, and the step that it resumed from."""
 
 
 def check_attempts(
-    found: dict[int, RankEvents], part: Section, history: History | None, *, is_at_work: bool
+    found: dict[int, RankEvents], section: Section, history: History | None, *, is_at_work: bool
 ) -> None:
-    """Compare the ranks with the ledger, and then, where that tells nothing, with each other."""
-    groups = _group(found)
-    told = set() if history is None else _check_against_ledger(found, groups, part, history)
-    if not is_at_work:
-        _check_counts(found, part)
-    # While a job is at work, the files that are read later are ahead of those before.
-    for group in groups[: len(groups) - is_at_work]:
-        ranks = [rank for rank in group if id(group[rank]) not in told]
-        for rank in ranks:
-            if (what := _lacks(rank, group)) is not None:
-                _tell(found[rank], group[rank], part, what)
-
-
-def _group(found: dict[int, RankEvents]) -> list[Group]:
+    """Compare the ranks with the ledger and then, where that shows nothing, with each other."""
     groups = [{0: attempt} for attempt in _started(found[0])]
     for rank in sorted(found.keys() - {0}):
-        mine = _started(found[rank])
         theirs = [group for group in groups if (group[0].world_size or 0) > rank]
-        for group, attempt in _pair_up(theirs, mine, lambda group: _key(group[0]), _key):
+        for group, attempt in _pair_up(theirs, _started(found[rank]), lambda group: _key(group[0]), _key):
             group[rank] = attempt
-    return groups
+    reported = set() if history is None else _check_against_ledger(found, groups, section, history)
+    if not is_at_work:
+        _check_counts(found, section)
+    # While a job is running, the files that are read later are ahead of those before.
+    for group in groups[: len(groups) - is_at_work]:
+        for rank in group:
+            if id(group[rank]) not in reported and (what := _lacks(rank, group)) is not None:
+                _report(found[rank], group[rank], section, what)
 
 
 def _started(events: RankEvents) -> list[Attempt]:
@@ -66,35 +59,31 @@ def _pair_up(
     left_key: Callable[[Left], Key],
     right_key: Callable[[Right], Key],
 ) -> list[tuple[Left, Right]]:
-    """In their order where there are as many on either side, else those that cannot be mistaken."""
+    """In order if both sides have as many, which agree; else those whose key is unique on both sides."""
     left_keys, right_keys = list(map(left_key, left)), list(map(right_key, right))
     if len(left) == len(right) and all(map(_agree, left_keys, right_keys)):
         return list(zip(left, right, strict=True))
-    once = _once(left_keys) & _once(right_keys)
+    unique = [{key for key, count in Counter(keys).items() if count == 1} for keys in (left_keys, right_keys)]
     by_key = dict(zip(right_keys, right, strict=True))
-    return [(one, by_key[key]) for one, key in zip(left, left_keys, strict=True) if key in once]
+    return [
+        (one, by_key[key]) for one, key in zip(left, left_keys, strict=True) if key in unique[0] & unique[1]
+    ]
 
 
 def _agree(left: Key, right: Key) -> bool:
-    """World size and step; one that was killed early, or has lost its tail, does not say where it went on from."""
+    """World size and step; one that was killed early, or has lost its tail, does not have the step."""
     return left[0] == right[0] and (left[1] == right[1] or None in (left[1], right[1]))
 
 
-def _once(keys: Sequence[Hashable]) -> set[Hashable]:
-    return {key for key, count in Counter(keys).items() if count == 1}
-
-
 def _check_against_ledger(
-    found: dict[int, RankEvents], groups: list[Group], part: Section, history: History
+    found: dict[int, RankEvents], groups: list[Group], section: Section, history: History
 ) -> set[int]:
-    """Returns the attempts of which something was told."""
-    told = set()
+    """Returns the ids of the attempts that were reported."""
+    reported = set()
     num_saved = sum(map(bool, history.saves))
     if num_saved > len(found[0].attempts):
-        have = plural(len(found[0].attempts), "attempt")
-        part.problem(
-            found[0].where, f"has {have}, but the ledger has {plural(num_saved, 'start')} with saves"
-        )
+        counts = plural(len(found[0].attempts), "attempt"), plural(num_saved, "start")
+        section.problem(found[0].where, f"has {counts[0]}, but the ledger has {counts[1]} with saves")
     starts = list(zip(history.starts, history.saves, strict=True))
     pairs = _pair_up(
         starts, groups, lambda pair: (pair[0].world_size, pair[0].step or None), lambda group: _key(group[0])
@@ -102,9 +91,9 @@ def _check_against_ledger(
     for (_, saves), group in pairs:
         for rank, attempt in group.items():
             if saves and _falls_short(rank, group, saves):
-                _tell(found[rank], attempt, part, f"but the ledger goes on to step {saves[-1]:,}")
-                told.add(id(attempt))
-    return told
+                _report(found[rank], attempt, section, f"but the ledger reaches step {saves[-1]:,}")
+                reported.add(id(attempt))
+    return reported
 
 
 def _falls_short(rank: int, group: Group, saves: list[int]) -> bool:
@@ -116,7 +105,7 @@ def _falls_short(rank: int, group: Group, saves: list[int]) -> bool:
 
 
 def _due(group: Group, step: int) -> int | None:
-    """The last step up to this one at which all ranks have logged; None: it is not known."""
+    """The last step up to this one at which all ranks have logged; None: unknown."""
     totals = {attempt.total_steps for attempt in group.values()} - {None}
     if step in totals:
         return step
@@ -130,13 +119,11 @@ def _due(group: Group, step: int) -> int | None:
     return None
 
 
-def _check_counts(found: dict[int, RankEvents], part: Section) -> None:
+def _check_counts(found: dict[int, RankEvents], section: Section) -> None:
     """An attempt that logged on one rank has started on all of them."""
     for rank in sorted(found.keys() - {0}):
-        mine, theirs = (
-            _started(found[rank]),
-            [one for one in _started(found[0]) if (one.world_size or 0) > rank],
-        )
+        mine = _started(found[rank])
+        theirs = [one for one in _started(found[0]) if (one.world_size or 0) > rank]
         for events, have, other, needed in (
             (found[rank], len(mine), 0, _num_logged(theirs)),
             (found[0], len(theirs), rank, _num_logged(mine)),
@@ -144,7 +131,7 @@ def _check_counts(found: dict[int, RankEvents], part: Section) -> None:
             if have < needed:
                 ranks = f"with rank {rank}" if events.rank == 0 else "of it"
                 what = f"has {plural(have, 'attempt')} {ranks}, but rank {other} has {needed} that took steps"
-                part.problem(events.where, what)
+                section.problem(events.where, what)
 
 
 def _num_logged(attempts: list[Attempt]) -> int:
@@ -166,7 +153,7 @@ def _lacks(rank: int, group: Group) -> str | None:
 
 
 def _is_past(group: Group, ahead: int, last: list[tuple[int, str]]) -> bool:
-    """Whether the ranks met again after the last event of the one that is ahead."""
+    """Whether all ranks took part in something after the last event of the one that is ahead."""
     saved = group[0].last_of("checkpoint")
     return group[ahead].last_of("end") is not None or (
         saved is not None and last != [] and saved.step >= last[0][0]
@@ -185,8 +172,8 @@ def _lacks_end(rank: int, group: Group) -> str | None:
     return None
 
 
-def _tell(events: RankEvents, attempt: Attempt, part: Section, what: str) -> None:
-    # The last line may tell of a checkpoint, which stood only some steps after its own.
+def _report(events: RankEvents, attempt: Attempt, section: Section, what: str) -> None:
+    # The last line may be a checkpoint's, which is complete only some steps after its own.
     last, step = attempt.events[-1], max(event.step for event in attempt.events)
     stops = f"the events stop at step {step:,}, " if what.startswith("but") else ""
-    part.problem(f"{events.where}, line {last.line}", f"{stops}{what}")
+    section.problem(f"{events.where}, line {last.line}", f"{stops}{what}")

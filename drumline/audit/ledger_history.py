@@ -1,12 +1,11 @@
-"""The ledger's file, read: starts of the job and stretches of steps, and which of these count.
+"""Reads the ledger: the starts of the job and the ranges of steps, and which of these count.
 
-After a kill a run goes back to its last checkpoint. What stood above that start and came later is void: those steps
-are taken again, and recorded again below.
+After a kill a run resumes from its last checkpoint. Later steps that are recorded above that start are void: they are
+taken again, and recorded again below it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,6 @@ FILE = "ledger.jsonl"
 
 @dataclass(frozen=True)
 class LedgerStart:
-    """The job started here."""
-
     line: int
     step: int
     epoch: int
@@ -30,13 +27,13 @@ class LedgerStart:
     world_size: int
     batch_size: int
     samples: int | None
-    """None: a stream whose length is not known."""
+    """None: a stream of unknown length."""
     seed: int
 
 
 @dataclass(frozen=True)
 class StepRange:
-    """What all ranks did from one step to another."""
+    """The samples of all ranks from one step to another."""
 
     line: int
     first: int
@@ -46,47 +43,50 @@ class StepRange:
 
     def cut(self, last: int) -> StepRange:
         """The same up to an earlier step."""
-        kept = tuple(tuple(_first_steps(runs, last - self.first + 1)) for runs in self.ranks)
-        return replace(self, last=last, ranks=kept)
+        ranks = []
+        for runs in self.ranks:
+            left, kept = last - self.first + 1, []
+            for run in runs:
+                kept += [run.slice(0, min(run.steps, left))] if left > 0 else []
+                left -= run.steps
+            ranks.append(tuple(kept))
+        return replace(self, last=last, ranks=tuple(ranks))
 
 
 @dataclass
 class History:
-    """The starts of a run, and the stretches that count, in the order of their steps."""
+    """The starts of a run, and the ranges of steps that count, in the order of their steps."""
 
     starts: list[LedgerStart]
-    stretches: list[StepRange]
+    ranges: list[StepRange]
     saves: list[list[int]] = field(default_factory=list)
     """For each start the steps at which it was about to save, void or not."""
 
     @property
     def saved_steps(self) -> set[int]:
-        """Steps that a checkpoint may have been taken at."""
+        """Steps that a checkpoint may be of."""
         return {step for saves in self.saves for step in saves} | {start.step for start in self.starts}
 
     @property
     def last_step(self) -> int:
-        """The last step that is known of."""
-        return max(
-            self.stretches[-1].last if self.stretches else 0, self.starts[-1].step if self.starts else 0
-        )
+        return max([0, *(one.last for one in self.ranges[-1:]), *(one.step for one in self.starts[-1:])])
 
 
-def read_history(path: Path, part: Section) -> History:
-    """Replay the starts and the stretches of a ledger; what is wrong with its lines becomes a problem."""
+def read_history(path: Path, section: Section) -> History:
+    """Replay a ledger; damaged lines and steps that are missing or recorded twice become problems."""
     history = History([], [])
     for line in read_lines(path):
         try:
             entry = _entry(line, history)
         except ValueError as error:
-            part.problem(f"{FILE}, line {line.number}", str(error))
+            section.problem(f"{FILE}, line {line.number}", str(error))
             continue
         if isinstance(entry, LedgerStart):
-            _take_start(history, entry, part)
+            _add_start(history, entry, section)
         elif isinstance(entry, StepRange):
-            _take_stretch(history, entry, part)
+            _add_range(history, entry, section)
         else:
-            part.note(f"{FILE}, line {line.number}", "incomplete: cut off by a kill or a full disk")
+            section.note(f"{FILE}, line {line.number}", "incomplete: cut off by a kill or a full disk")
     return history
 
 
@@ -97,20 +97,24 @@ def _entry(line: Line, history: History) -> LedgerStart | StepRange | None:
     kind = record.get("kind")
     if kind == "start":
         counts = _numbers(record, "step", "epoch", "position", "world_size", "batch_size")
-        return LedgerStart(line.number, *counts, *_samples(record), *_numbers(record, "seed", least=None))
+        samples = [None] if record.get("samples") is None else _numbers(record, "samples")
+        return LedgerStart(line.number, *counts, *samples, *_numbers(record, "seed", least=None))
     if kind != "steps":
-        raise ValueError(f"a line of the kind {kind!r}, which this version of Drumline does not know")
+        raise ValueError(f"its kind is {kind!r}, which this version of Drumline does not know")
     if not history.starts:
         raise ValueError("steps, but no start of a job above them")
     first, last = _numbers(record, "first", "last")
     ranks = record.get("ranks")
     if not isinstance(ranks, list) or not ranks:
         raise ValueError("damaged: it names no ranks")
-    stretch = StepRange(line.number, first, last, tuple(map(_runs, ranks)), history.starts[-1])
-    for rank, runs in enumerate(stretch.ranks):
+    try:
+        entries = tuple(tuple(from_json(one)) for one in ranks)
+    except ValueError as error:
+        raise ValueError(f"damaged: {error}") from None
+    for rank, runs in enumerate(entries):
         if num_steps(runs) != last - first + 1:
             raise ValueError(f"damaged: {span(first, last, 'step')}, but rank {rank} has {num_steps(runs)}")
-    return stretch
+    return StepRange(line.number, first, last, entries, history.starts[-1])
 
 
 def _numbers(record: dict[str, Any], *names: str, least: int | None = 0) -> list[int]:
@@ -121,51 +125,29 @@ def _numbers(record: dict[str, Any], *names: str, least: int | None = 0) -> list
     return [record[name] for name in names]
 
 
-def _samples(record: dict[str, Any]) -> list[int | None]:
-    return [None] if record.get("samples") is None else [*_numbers(record, "samples")]
-
-
-def _runs(value: Any) -> tuple[LedgerEntry, ...]:
-    try:
-        return tuple(from_json(value))
-    except ValueError as error:
-        raise ValueError(f"damaged: {error}") from None
-
-
-def _take_start(history: History, start: LedgerStart, part: Section) -> None:
-    known = history.last_step
+def _add_start(history: History, start: LedgerStart, section: Section) -> None:
+    where, known = f"{FILE}, line {start.line}", history.last_step
     if not history.starts and start.step > 0:
-        part.note(
-            f"{FILE}, line {start.line}", f"begins after step {start.step}; what came before is not recorded"
-        )
+        section.note(where, f"begins after step {start.step}; earlier steps are not recorded")
     elif start.step > known:
         lost = span(known + 1, start.step, "step")
-        part.problem(
-            f"{FILE}, line {start.line}", f"the run went on from step {start.step:,}; not recorded: {lost}"
-        )
+        section.problem(where, f"the run resumed from step {start.step:,}; not recorded: {lost}")
     history.starts.append(start)
     history.saves.append([])
-    history.stretches = [
-        stretch if stretch.last <= start.step else stretch.cut(start.step)
-        for stretch in history.stretches
-        if stretch.first <= start.step
+    history.ranges = [
+        one if one.last <= start.step else one.cut(start.step)
+        for one in history.ranges
+        if one.first <= start.step
     ]
 
 
-def _take_stretch(history: History, stretch: StepRange, part: Section) -> None:
-    where, expected = f"{FILE}, line {stretch.line}", history.last_step + 1
-    if len(stretch.ranks) != stretch.start.world_size:
-        part.problem(where, f"{len(stretch.ranks)} ranks, but the job had {stretch.start.world_size}")
-    if stretch.first > expected:
-        part.problem(where, f"not recorded above it: {span(expected, stretch.first - 1, 'step')}")
-    elif stretch.first < expected:
-        part.problem(where, f"recorded twice: {span(stretch.first, min(expected - 1, stretch.last), 'step')}")
-    history.stretches.append(stretch)
-    history.saves[-1].append(stretch.last)
-
-
-def _first_steps(runs: tuple[LedgerEntry, ...], count: int) -> Iterator[LedgerEntry]:
-    for run in runs:
-        if count > 0:
-            yield run.slice(0, min(run.steps, count))
-        count -= run.steps
+def _add_range(history: History, steps: StepRange, section: Section) -> None:
+    where, expected = f"{FILE}, line {steps.line}", history.last_step + 1
+    if len(steps.ranks) != steps.start.world_size:
+        section.problem(where, f"{len(steps.ranks)} ranks, but the job had {steps.start.world_size}")
+    if steps.first > expected:
+        section.problem(where, f"not recorded above it: {span(expected, steps.first - 1, 'step')}")
+    elif steps.first < expected:
+        section.problem(where, f"recorded twice: {span(steps.first, min(expected - 1, steps.last), 'step')}")
+    history.ranges.append(steps)
+    history.saves[-1].append(steps.last)

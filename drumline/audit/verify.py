@@ -1,4 +1,4 @@
-"""A whole run folder, part by part."""
+"""Checks a run folder: checkpoints, samples, events and settings, one section for each."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from drumline.audit.checkpoint_check import (
     check_checkpoints,
     check_newest_save,
     check_saves_are_reported,
-    tell_no_ledger,
 )
 from drumline.audit.event_check import check_events
+from drumline.audit.ledger_history import FILE
 from drumline.audit.samples import check_samples
 from drumline.audit.section import Remark, Section
 from drumline.engine.run_folder import RunFolder, job_at_work
@@ -26,22 +26,20 @@ from drumline.untrusted import DOCUMENT_BYTES, TEXT_BYTES, parse_json, parse_tom
 
 @dataclass(frozen=True)
 class RunReport:
-    """What was found in a run folder."""
-
     run: Path
-    parts: list[Section]
+    sections: list[Section]
     job_at_work: str | None
-    """Who is training in it, if anyone is: then it was looked at as far as it is."""
+    """The job that is training in it, if any: then it was checked as far as it is written."""
     last_whole_step: int | None
-    """Of the newest checkpoint that is whole and finite."""
+    """The step of the newest checkpoint that is complete and finite."""
 
     @property
     def problems(self) -> list[Remark]:
-        return [problem for part in self.parts for problem in part.problems]
+        return [problem for section in self.sections for problem in section.problems]
 
     @property
     def notes(self) -> list[Remark]:
-        return [note for part in self.parts for note in part.notes]
+        return [note for section in self.sections for note in section.notes]
 
 
 def verify_run(run: Path, progress: Progress) -> RunReport:
@@ -50,47 +48,46 @@ def verify_run(run: Path, progress: Progress) -> RunReport:
     holder = job_at_work(folder)
     is_at_work = holder is not None
     checkpoints, samples, events, settings = map(Section, ("checkpoints", "samples", "events", "settings"))
-    # In this order, also where a job goes on writing: the ledger is ahead of the checkpoints, the events are of both.
+    # In this order, because a running job keeps writing: ledger before checkpoint, events after both.
     saved = check_checkpoints(folder.checkpoints, checkpoints, progress)
     history = check_samples(folder.ledger, samples, saved)
     hosts, missing = check_settings(folder, settings)
     reported = check_events(folder.events, events, history=history, hosts=hosts, is_at_work=is_at_work)
     check_newest_save(folder.checkpoints, checkpoints, reported, is_at_work=is_at_work)
     check_saves_are_reported(saved, events, reported)
+    has_saved = bool(saved) or reported.has_saved
     if history is None and not samples.problems:
-        is_expected = reported.is_numbered and (bool(saved) or reported.has_saved)
-        tell_no_ledger(samples, is_expected=is_expected)
-    expected = {folder.config_file.name} if saved or reported.has_saved else set()
-    if expected or reported.has_started or history is not None:
+        if has_saved and reported.is_numbered:
+            samples.problem(FILE, "is missing, though the run has taken steps")
+        else:
+            samples.note(FILE, "is missing: no step was saved, or an older version trained")
+    expected = {folder.config_file.name} if has_saved else set()
+    if has_saved or reported.has_started or history is not None:
         expected.add(folder.environment_file.name)
-    tell_missing(missing, settings, expected=expected, is_at_work=is_at_work)
+    report_missing(missing, settings, expected=expected, is_at_work=is_at_work)
     last = max((position.step for position in saved if position.is_finite), default=None)
     return RunReport(run, [checkpoints, samples, events, settings], holder, last)
 
 
 def find_run(run: Path) -> Path:
-    """The folder, once it is known to be a run's; the error says which ones there are."""
+    """This folder if it is a run folder; otherwise an error that names the run folders nearby."""
     if _is_run(run):
         return run
     around = next((parent for parent in islice(run.absolute().parents, 2) if _is_run(parent)), None)
+    next_step = (
+        "give the folder of --run" if around is None else f"give the run folder that it is in: {around}"
+    )
     if run.is_file():
-        next_step = f"give {around}" if around is not None else "give the folder of --run"
         raise UsageError(f"{run} is a file, not a run folder", next_step=next_step)
     if run.is_dir():
-        inside = sorted(path.name for path in run.iterdir() if _is_run(path))
+        if inside := sorted(path.name for path in run.iterdir() if _is_run(path)):
+            next_step = f"give one of the runs in it: {', '.join(inside)}"
         raise UsageError(
-            f"{run} is not a run folder: it has no config.toml, events or checkpoints",
-            next_step=_instead(inside, around),
+            f"{run} is not a run folder: it has no config.toml, events or checkpoints", next_step=next_step
         )
     beside = [path.name for path in run.parent.iterdir() if _is_run(path)] if run.parent.is_dir() else []
     hint = f"; {did_you_mean(run.name, beside, known_as='known runs here')}" if beside else ""
     raise UsageError(f"there is no run folder {run}{hint}", next_step="give the folder that `--run` named")
-
-
-def _instead(inside: list[str], around: Path | None) -> str:
-    if inside:
-        return f"give one of the runs in it: {', '.join(inside)}"
-    return "give the folder of --run" if around is None else f"give the run folder that it is in: {around}"
 
 
 def _is_run(path: Path) -> bool:
@@ -98,51 +95,50 @@ def _is_run(path: Path) -> bool:
     return folder.config_file.is_file() or folder.events.is_dir() or folder.checkpoints.is_dir()
 
 
-def check_settings(folder: RunFolder, part: Section) -> tuple[dict[int, str], list[str]]:
-    """Returns the host of each rank of the latest start, and the files that are not there, of which nothing is told."""
+def check_settings(folder: RunFolder, section: Section) -> tuple[dict[int, str], list[str]]:
+    """Returns the host of each rank of the latest start, and the missing files, which are not reported here."""
     paths = (folder.config_file, folder.environment_file)
     missing = [path.name for path in paths if not os.path.lexists(path)]
-    settings = _read_file(folder.config_file, parse_toml, part)
-    environment = _read_file(folder.environment_file, parse_json, part)
-    part.counts = {"readable": (settings is not None) + (environment is not None)}
-    part.summary = (
-        "config.toml and environment.json can be read"
-        if part.counts["readable"] == 2
-        else "cannot all be read"
+    settings = _read_file(folder.config_file, parse_toml, section)
+    environment = _read_file(folder.environment_file, parse_json, section)
+    readable = (settings is not None) + (environment is not None)
+    section.counts = {"readable": readable}
+    section.summary = (
+        "config.toml and environment.json can be read" if readable == 2 else "cannot all be read"
     )
     try:
         return {int(entry["rank"]): str(entry["host"]) for entry in (environment or {})["ranks"]}, missing
     except (KeyError, TypeError, ValueError, OverflowError):
         if environment is not None:
-            part.problem(folder.environment_file.name, "does not say which ranks ran where")
+            section.problem(folder.environment_file.name, "does not list the ranks and their hosts")
         return {}, missing
 
 
-def tell_missing(missing: list[str], part: Section, *, expected: set[str], is_at_work: bool) -> None:
+def report_missing(missing: list[str], section: Section, *, expected: set[str], is_at_work: bool) -> None:
     """environment.json is written before a job reports its start, config.toml after its first step."""
     for name in missing:
         if is_at_work:
-            part.note(name, "is not there yet: a job is starting")
+            section.note(name, "is not written yet: a job is starting")
         elif name in expected:
-            part.problem(name, "is missing")
+            section.problem(name, "is missing")
         else:
-            part.note(name, "is not there: the job ended, or was killed, before its first step")
-    if missing and not part.problems:
-        part.summary = "not written yet" if is_at_work else "not written"
+            section.note(name, "is missing: the job ended, or was killed, before its first step")
+    if missing and not section.problems:
+        section.summary = "not written yet" if is_at_work else "not written"
 
 
-def _read_file(path: Path, parse: Callable[[str], Any], part: Section) -> dict[str, Any] | None:
+def _read_file(path: Path, parse: Callable[[str], Any], section: Section) -> dict[str, Any] | None:
     try:
         most = TEXT_BYTES if path.suffix == ".toml" else DOCUMENT_BYTES
         content = parse(read_regular(path, most=most).decode())
     except FileNotFoundError:
         return None
     except OSError as error:
-        part.problem(path.name, f"cannot be read: {error.strerror}")
+        section.problem(path.name, f"cannot be read: {error.strerror}")
     except ValueError as error:
-        part.problem(path.name, f"is damaged: {error}")
+        section.problem(path.name, f"is damaged: {error}")
     else:
         if isinstance(content, dict):
             return content
-        part.problem(path.name, "is damaged: it holds no settings")
+        section.problem(path.name, "is damaged: it is not a table of settings")
     return None

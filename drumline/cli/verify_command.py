@@ -68,7 +68,7 @@ def _as_text(report: RunReport) -> str:
     lines = [str(report.run)]
     if report.job_at_work is not None:
         lines.append(f"  {report.job_at_work} is training in it: checked as far as it is")
-    lines += [f"  {part.name:<12} {part.summary}" for part in report.parts]
+    lines += [f"  {section.name:<12} {section.summary}" for section in report.sections]
     lines += [f"  note: {note}" for note in report.notes]
     lines += [f"  problem: {problem}" for problem in report.problems]
     return "\n".join([*map(one_line, lines), _summary(report)])
@@ -91,7 +91,7 @@ def _as_json(report: RunReport) -> dict[str, Any]:
         "whole": not report.problems,
         "job_at_work": report.job_at_work,
         "last_whole_step": report.last_whole_step,
-        "parts": {part.name: {"summary": part.summary, **part.counts} for part in report.parts},
+        "parts": {one.name: {"summary": one.summary, **one.counts} for one in report.sections},
         "problems": list(map(asdict, report.problems)),
         "notes": list(map(asdict, report.notes)),
     }

@@ -52,7 +52,7 @@ def test_a_whole_run(runs: Path) -> None:
     assert (result.returncode, result.stderr) == (0, "")
     assert re.sub(r"[\d.]+ kB", "9 kB", result.stdout).splitlines() == [
         "runs/spirals",
-        "  checkpoints  2 of 2 whole (step 5, 10), 9 kB",
+        "  checkpoints  2 of 2 complete (step 5, 10), 9 kB",
         "  samples      2 epochs of 37 samples, each exactly once; 10 steps in 1 start on 1 rank",
         "  events       12 events of 1 rank in 1 attempt, none missing",
         "  settings     config.toml and environment.json can be read",
@@ -69,7 +69,7 @@ def test_what_is_wrong_is_listed_and_the_exit_code_is_1(runs: Path) -> None:
     assert result.returncode == 1
     first, second = result.stdout.split("\n\n")
     assert [line for line in first.splitlines() if line.startswith(("  note", "  problem"))] == [
-        "  note: checkpoints/.step-00000012.partial: left by a save that did not finish; the next save clears it away",
+        "  note: checkpoints/.step-00000012.partial: left by a save that did not finish; the next save deletes it",
         "  problem: checkpoints/step-00000010: corrupt or incomplete: rng.safetensors is missing",
     ]
     assert first.splitlines()[-1] == "1 problem found; the newest checkpoint to resume from is of step 5"

@@ -64,25 +64,25 @@ def lines_of(path: Path) -> list[str]:
 
 
 def test_the_run_is_whole(run: Path) -> None:
-    verdict = verify(run)
-    assert [str(problem) for problem in verdict.problems] == []
-    checkpoints, samples, events, settings = verdict.parts
-    assert checkpoints.summary.startswith("5 of 5 whole (step 2 ... 10), ")
+    report = verify(run)
+    assert [str(problem) for problem in report.problems] == []
+    checkpoints, samples, events, settings = report.sections
+    assert checkpoints.summary.startswith("5 of 5 complete (step 2 ... 10), ")
     assert samples.summary == (
         "2 epochs of 37 samples, each exactly once; 10 steps in 3 starts on 3, 2 and 1 ranks"
     )
     assert events.counts["ranks"] == 3
     assert events.counts["attempts"] == 3
     assert settings.counts == {"readable": 2}
-    assert verdict.last_whole_step == 10
-    assert verdict.job_at_work is None
+    assert report.last_whole_step == 10
+    assert report.job_at_work is None
 
 
 def test_a_run_of_one_rank_that_ends_in_the_middle_of_an_epoch_is_whole(tmp_path: Path) -> None:
     train_here(make_config(steps=7), Classify, tmp_path)
-    verdict = verify(tmp_path)
-    assert verdict.problems == []
-    assert verdict.parts[1].summary == (
+    report = verify(tmp_path)
+    assert report.problems == []
+    assert report.sections[1].summary == (
         "1 epoch of 37 samples, 16 of epoch 2 so far, each exactly once; 7 steps in 1 start on 1 rank"
     )
 
@@ -141,16 +141,16 @@ LEDGER, EVENTS, ZERO = "ledger.jsonl", "events/rank-00001.jsonl", "events/rank-0
         ),
         (
             change_lines(LEDGER, lambda lines: lines.insert(5, lines[4])),
-            ["ledger.jsonl, line 6: recorded twice: steps 3 to 4", "came twice: in steps 3 to 4 on ranks 0, 1, and"],
+            ["ledger.jsonl, line 6: recorded twice: steps 3 to 4", "covered twice: in steps 3 to 4 on ranks 0, 1, and"],
         ),
         (change_lines(LEDGER, lambda lines: lines.pop()), ["ledger.jsonl: ends at step 8, but there is a checkpoint"]),
         (change_lines(LEDGER, lambda lines: lines.pop(3)), ["ledger.jsonl, line 4: 2 ranks, but the job had 3"]),
         (
             change_lines(LEDGER, lambda lines: lines.__setitem__(5, lines[5][:40] + "\n")),
-            ["ledger.jsonl, line 7: the run went on from step 6; not recorded: steps 5 to 6"],
+            ["ledger.jsonl, line 7: the run resumed from step 6; not recorded: steps 5 to 6"],
         ),
-        (change_ranges(4, 0, 2, +1), [") came twice: in step 3 on rank 0, and in step 3 on rank 1"]),
-        (change_ranges(4, 1, 1, +1), [") never came: step 3 ended there, then came step 3"]),
+        (change_ranges(4, 0, 2, +1), [") covered twice: in step 3 on rank 0, and in step 3 on rank 1"]),
+        (change_ranges(4, 1, 1, +1), [") missing: step 3 ended there, then came step 3"]),
         (change_lines(EVENTS, lambda lines: lines.pop(1)), [f"{EVENTS}, line 2: 1 event missing above it"]),
         (
             change_lines(EVENTS, lambda lines: lines.__setitem__(1, lines[1][:30] + "\n")),
@@ -170,16 +170,16 @@ LEDGER, EVENTS, ZERO = "ledger.jsonl", "events/rank-00001.jsonl", "events/rank-0
             lambda run: [shutil.rmtree(run / "checkpoints"), (run / LEDGER).unlink()],
             ["checkpoints/step-00000010: is missing", "ledger.jsonl: is missing, though the run has taken steps"],
         ),
-        (cut_tails(4), ["rank-00000.jsonl, line ", "but the ledger goes on to step 10"]),
+        (cut_tails(4), ["rank-00000.jsonl, line ", "but the ledger reaches step 10"]),
         (change_lines(EVENTS, lambda lines: lines.pop(3)), [f"{EVENTS}, line 3: the events stop at step 2, but"]),
         (
             change_lines(ZERO, lambda lines: lines.__setitem__(slice(None), [x for x in lines if SAVE not in x])),
-            [f"{ZERO}: does not tell of the checkpoints that there are of steps 4 and 8"],
+            [f"{ZERO}: has no event of the checkpoints of steps 4 and 8"],
         ),
         (lambda run: (run / "config.toml").write_text("a = "), ["config.toml: is damaged: "]),
         (lambda run: (run / "config.toml").unlink(), ["config.toml: is missing"]),
         (lambda run: (run / "environment.json").write_text("[]"), ["environment.json: is damaged: it holds no"]),
-        (lambda run: (run / "environment.json").write_text("{}"), ["environment.json: does not say which ranks ran"]),
+        (lambda run: (run / "environment.json").write_text("{}"), ["environment.json: does not list the ranks"]),
     ],
 )  # fmt: skip
 def test_what_is_damaged_is_named(run: Path, damage: Callable[[Path], None], messages: list[str]) -> None:
@@ -196,19 +196,19 @@ def test_a_torn_end_of_the_ledger_is_a_note_and_the_run_goes_on_from_it(run: Pat
         "ledger.jsonl, line 10: incomplete: cut off by a kill or a full disk"
     ]
     train_here(make_config(epochs=3), Classify, run)
-    verdict = verify(run)
-    assert verdict.problems == []
-    assert verdict.parts[1].summary.startswith(
+    report = verify(run)
+    assert report.problems == []
+    assert report.sections[1].summary.startswith(
         "3 epochs of 37 samples, each exactly once; 15 steps in 4 starts"
     )
 
 
 def test_checkpoints_that_are_gone_are_not_called_none_yet(run: Path) -> None:
     shutil.rmtree(run / "checkpoints" / "step-00000010")
-    assert verify(run).parts[0].summary.startswith("4 of 4 whole (step 2, 4, 6, 8), ")
-    assert verify(run).parts[0].summary.endswith("; the newest is missing")
+    assert verify(run).sections[0].summary.startswith("4 of 4 complete (step 2, 4, 6, 8), ")
+    assert verify(run).sections[0].summary.endswith("; the newest is missing")
     shutil.rmtree(run / "checkpoints")
-    assert verify(run).parts[0].summary == "none is left"
+    assert verify(run).sections[0].summary == "none is left"
 
 
 def test_a_checkpoint_set_aside_by_a_save_that_was_killed_is_not_missed(run: Path) -> None:
@@ -218,10 +218,10 @@ def test_a_checkpoint_set_aside_by_a_save_that_was_killed_is_not_missed(run: Pat
 
 def test_what_else_lies_in_a_checkpoint_is_a_note(run: Path) -> None:
     (run / "checkpoints/step-00000004/notes.txt").write_text("mine")
-    verdict = verify(run)
-    assert verdict.problems == []
-    assert [str(note) for note in verdict.notes] == [
-        "checkpoints/step-00000004: holds what its manifest does not name: notes.txt"
+    report = verify(run)
+    assert report.problems == []
+    assert [str(note) for note in report.notes] == [
+        "checkpoints/step-00000004: has files that are not in its manifest: notes.txt"
     ]
 
 
@@ -231,22 +231,22 @@ def test_what_else_lies_in_a_checkpoint_is_a_note(run: Path) -> None:
 def test_a_run_that_was_killed_before_it_began_is_whole(tmp_path: Path, content: str) -> None:
     RunFolder(tmp_path).make()
     RunFolder(tmp_path).event_file(0).write_text(content)
-    verdict = verify(tmp_path)
-    assert verdict.problems == []
-    assert [note.what for note in verdict.notes if note.part == "settings"] == [
-        "is not there: the job ended, or was killed, before its first step"
+    report = verify(tmp_path)
+    assert report.problems == []
+    assert [note.what for note in report.notes if note.part == "settings"] == [
+        "is missing: the job ended, or was killed, before its first step"
     ] * 2
     with locked(RunFolder(tmp_path)):
-        (verdict,) = run_ranks(1, verify, tmp_path)
-    assert verdict.problems == []
-    assert "config.toml: is not there yet: a job is starting" in map(str, verdict.notes)
+        (report,) = run_ranks(1, verify, tmp_path)
+    assert report.problems == []
+    assert "config.toml: is not written yet: a job is starting" in map(str, report.notes)
 
 
 def test_what_a_killed_save_leaves_is_a_note(run: Path) -> None:
     (run / "checkpoints" / ".step-00000012.partial").mkdir()
-    verdict = verify(run)
-    assert verdict.problems == []
-    assert "step-00000012.partial: left by a save that did not finish" in str(verdict.notes[0])
+    report = verify(run)
+    assert report.problems == []
+    assert "step-00000012.partial: left by a save that did not finish" in str(report.notes[0])
 
 
 def test_a_checkpoint_that_does_not_say_where_it_stands_is_named(run: Path) -> None:
@@ -262,15 +262,15 @@ def test_a_checkpoint_that_does_not_say_where_it_stands_is_named(run: Path) -> N
     )
     assert [str(problem) for problem in verify(run).problems] == [
         "checkpoints/step-00000008/progress.json: is that of step 7",
-        "checkpoints/step-00000010/progress.json: does not say where the run stood",
+        "checkpoints/step-00000010/progress.json: has no valid step and position",
     ]
 
 
 def test_a_run_at_work_is_said_to_be(run: Path) -> None:
     with locked(RunFolder(run)):
-        (verdict,) = run_ranks(1, verify, run)
-    assert verdict.job_at_work == f"process {os.getpid()} on {os.uname().nodename}"
-    assert verdict.problems == []
+        (report,) = run_ranks(1, verify, run)
+    assert report.job_at_work == f"process {os.getpid()} on {os.uname().nodename}"
+    assert report.problems == []
 
 
 def run_with_a_blocked_ledger(run: Path) -> None:
@@ -296,8 +296,8 @@ def test_a_ledger_that_cannot_be_written_waits_for_the_next_save(
     with pytest.raises(IsADirectoryError):
         (tmp_path / LEDGER).open("ab")
     run_with_a_blocked_ledger(tmp_path)
-    verdict = verify(tmp_path)
-    assert verdict.problems == []
+    report = verify(tmp_path)
+    assert report.problems == []
     assert (
         "ledger.jsonl could not be written: Is a directory"
         in (tmp_path / "logs" / "rank-00000.log").read_text()

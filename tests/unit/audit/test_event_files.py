@@ -60,7 +60,7 @@ def test_attempts_of_any_number_of_ranks_are_whole(tmp_path: Path) -> None:
     [
         (lambda lines: lines.pop(3), "line 4: 1 event missing above it: its number is 4, not 3"),
         (lambda lines: lines.pop(0), "line 1: the first 1 event are missing above it"),
-        (lambda lines: lines.insert(3, lines[2]), "line 4: the event 2 is there twice"),
+        (lambda lines: lines.insert(3, lines[2]), "line 4: event 2 is there twice"),
         (lambda lines: lines.__setitem__(2, lines[2][:20]), "line 3: unreadable; an event is lost"),
         (lambda lines: lines.__setitem__(2, "[1, 2]"), "line 3: unreadable; an event is lost"),
         (lambda lines: lines.__setitem__(-1, "{"), "line 12: unreadable; an event is lost"),
@@ -68,7 +68,7 @@ def test_attempts_of_any_number_of_ranks_are_whole(tmp_path: Path) -> None:
         (lambda lines: lines.pop(5), "line 6: the first 1 event of an attempt are missing above it"),
         (
             lambda lines: lines.__delitem__(slice(0, 5)),
-            "line 2: resumes at step 4, but nothing above goes beyond 0",
+            "line 2: resumes at step 4, but the events above reach only step 0",
         ),
     ],
 )
@@ -111,7 +111,7 @@ def test_a_resume_that_only_the_ledger_knows_of_is_fine(tmp_path: Path) -> None:
     lines[1:4] = [event(number, "note", number) for number in (1, 2, 3)]
     assert problems(check(tmp_path, lines, history=ledger((0, 1, [4]), (4, 1, [])))) == []
     assert problems(check(tmp_path, lines)) == [
-        "rank-00000.jsonl, line 6: resumes at step 4, but nothing above goes beyond 3"
+        "rank-00000.jsonl, line 6: resumes at step 4, but the events above reach only step 3"
     ]
 
 
@@ -121,7 +121,7 @@ def test_a_rank_without_a_file_is_named(tmp_path: Path) -> None:
     assert problems(check(tmp_path, lines, hosts={0: "a", 1: "a"})) != []
     elsewhere = check(tmp_path, lines, hosts={0: "a", 1: "b"})
     assert problems(elsewhere) == []
-    assert "rank 1 ran on b, which may keep it" in elsewhere.notes[0].what
+    assert "rank 1 ran on b, and may have written it there" in elsewhere.notes[0].what
 
 
 def test_a_rank_whose_last_events_are_gone_is_named(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_a_file_that_no_rank_writes_is_a_note(tmp_path: Path) -> None:
     part = check(tmp_path, attempt())
     assert problems(part) == []
     assert part.counts["ranks"] == 1
-    assert part.notes[0].what == "is no rank's file, and was not read"
+    assert part.notes[0].what == "is not named like a rank's file, and was not read"
 
 
 def test_a_number_of_ranks_that_no_run_has_does_not_drown_the_rest(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def without_saves(lines: list[str]) -> list[str]:
 def test_tails_that_only_the_ledger_knows_of_are_missed(tmp_path: Path) -> None:
     zero, one, history = logged(), without_saves(logged()), ledger((0, 2, [6, 12]))
     assert problems(check(tmp_path, zero, one, history=history)) == []
-    beyond = "but the ledger goes on to step 12"
+    beyond = "but the ledger reaches step 12"
     for num_lost in (4, 5, 6, 7):
         part = check(tmp_path, zero[:-num_lost], one[:-num_lost], history=history)
         assert len(part.problems) == 2

@@ -153,8 +153,8 @@ def test_a_sample_that_came_twice_is_named(tmp_path: Path) -> None:
     sample = permute(np.array([4, 12]), length=37, seed=3, epoch=0).tolist()
     heading = "ledger.jsonl: epoch 1: position"
     assert job.texts(tmp_path) == [
-        f"{heading} 4 (sample {sample[0]}) came twice: in step 1 on rank 0, and in step 1 on rank 1",
-        f"{heading} 12 (sample {sample[1]}) came twice: in step 2 on rank 0, and in step 2 on rank 1",
+        f"{heading} 4 (sample {sample[0]}) covered twice: in step 1 on rank 0, and in step 1 on rank 1",
+        f"{heading} 12 (sample {sample[1]}) covered twice: in step 2 on rank 0, and in step 2 on rank 1",
     ]
 
 
@@ -164,7 +164,7 @@ def test_samples_that_never_came_are_named(tmp_path: Path) -> None:
     samples = ", ".join(map(str, permute(np.arange(16, 21), length=37, seed=3, epoch=0).tolist()))
     assert job.texts(tmp_path) == [
         "ledger.jsonl, line 3: not recorded above it: steps 3 to 4",
-        f"ledger.jsonl: epoch 1: positions 16 to 31 (samples {samples} and 11 more) never came: "
+        f"ledger.jsonl: epoch 1: positions 16 to 31 (samples {samples} and 11 more) missing: "
         "step 2 ended there, then came step 5",
     ]
 
@@ -176,7 +176,7 @@ def test_steps_recorded_twice_are_named(tmp_path: Path) -> None:
     assert texts[0] == "ledger.jsonl, line 3: recorded twice: steps 1 to 2"
     assert "positions 0 to 15 (samples" in texts[1]
     assert texts[1].endswith(
-        "came twice: in steps 1 to 2 on ranks 0, 1, 2, and in steps 1 to 2 on ranks 0, 1, 2"
+        "covered twice: in steps 1 to 2 on ranks 0, 1, 2, and in steps 1 to 2 on ranks 0, 1, 2"
     )
 
 
@@ -186,16 +186,16 @@ def test_many_faults_are_summed_up(tmp_path: Path) -> None:
     stretches(job)[0]["ranks"][1][0][1] += 1
     texts = job.texts(tmp_path)
     assert len(texts) == 6
-    assert "epoch 1: 495 more positions never came, the last at 3,996: " in texts[-1]
+    assert "epoch 1: 495 more positions missing, the last at 3,996: " in texts[-1]
 
 
 def test_whole_epochs_that_are_lost_are_named(tmp_path: Path) -> None:
     job = Job(16, 8)
     job.attempt(2, 6)
     del job.lines[2]
-    assert "ledger.jsonl: epoch 2 never came" in job.texts(tmp_path)
+    assert "ledger.jsonl: epoch 2 missing" in job.texts(tmp_path)
     del job.lines[1]
-    assert "ledger.jsonl: epochs 1 to 2 never came" in job.texts(tmp_path)
+    assert "ledger.jsonl: epochs 1 to 2 missing" in job.texts(tmp_path)
 
 
 def test_steps_in_the_wrong_order_are_named(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_shares_of_another_step_are_named(tmp_path: Path) -> None:
     job = two_epochs()
     left, right = stretches(job)[0]["ranks"][0], stretches(job)[1]["ranks"][0]
     left[:], right[:] = list(right), list(left)
-    assert "ledger.jsonl, line 2: step 1: the ranks' shares are not one global batch" in job.texts(tmp_path)
+    assert "ledger.jsonl, line 2: step 1: the ranks' samples are not one global batch" in job.texts(tmp_path)
 
 
 def test_a_batch_of_another_size_is_named(tmp_path: Path) -> None:
@@ -233,15 +233,14 @@ def test_a_position_that_no_dataset_has_is_named(tmp_path: Path) -> None:
         if line["kind"] == "start":
             line["samples"] = 36
     assert any(
-        text.endswith("epoch 1 goes on to position 36, but there are 36 samples")
-        for text in job.texts(tmp_path)
+        text.endswith("epoch 1 reaches position 36, but there are 36 samples") for text in job.texts(tmp_path)
     )
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        ({"kind": "leap"}, "a line of the kind 'leap', which this version of Drumline does not know"),
+        ({"kind": "leap"}, "its kind is 'leap', which this version of Drumline does not know"),
         ({"first": -1}, "damaged: first is -1"),
         ({"last": 3}, "damaged: steps 1 to 3, but rank 0 has 2"),
         ({"ranks": []}, "damaged: it names no ranks"),
@@ -286,7 +285,7 @@ def test_a_start_from_a_step_that_was_not_reached_is_named(tmp_path: Path) -> No
     job.lines[3:] = []
     job.attempt(3, 5)
     assert job.texts(tmp_path)[0] == (
-        "ledger.jsonl, line 4: the run went on from step 10; not recorded: steps 5 to 10"
+        "ledger.jsonl, line 4: the run resumed from step 10; not recorded: steps 5 to 10"
     )
 
 
@@ -294,7 +293,7 @@ def test_a_checkpoint_that_stands_elsewhere_is_named(tmp_path: Path) -> None:
     job = two_epochs()
     job.saved[2] = (4, Cursor(0, 31))
     assert job.texts(tmp_path) == [
-        "ledger.jsonl: the checkpoint of step 4 stands at position 31 of epoch 1, but the ledger at 32 of 1"
+        "ledger.jsonl: the checkpoint of step 4 is at position 31 of epoch 1, but the ledger at 32 of 1"
     ]
 
 
@@ -304,7 +303,7 @@ def test_an_order_that_changes_within_an_epoch_is_told(tmp_path: Path) -> None:
     job.length = 40
     job.attempt(2, 4, seed=4)
     part = job.check(tmp_path)
-    changed = "ledger.jsonl, line 3: epoch 1 changed its order on the way, so samples may have come twice or never: "
+    changed = "ledger.jsonl, line 3: the order of epoch 1 changed, so samples may be missing or come twice: "
     assert list(map(str, part.problems)) == [
         f"{changed}37 samples before step 3, 40 samples after",
         f"{changed}the seed 3 before step 3, 4 after",
@@ -332,7 +331,7 @@ def test_a_torn_line_and_a_late_begin_are_notes(tmp_path: Path) -> None:
     check_samples(path, part, [SavedPosition(8, 1, 24)])
     assert part.problems == []
     assert [str(note) for note in part.notes] == [
-        "ledger.jsonl, line 1: begins after step 4; what came before is not recorded",
+        "ledger.jsonl, line 1: begins after step 4; earlier steps are not recorded",
         "ledger.jsonl, line 4: incomplete: cut off by a kill or a full disk",
     ]
 
@@ -343,7 +342,7 @@ def test_a_stream_says_that_its_length_is_not_known(tmp_path: Path) -> None:
     part = job.check(tmp_path)
     assert part.problems == []
     assert part.summary == (
-        "1 epoch of a stream whose length is not known, 24 of epoch 2 so far, each exactly once; "
+        "1 epoch of a stream of unknown length, 24 of epoch 2 so far, each exactly once; "
         "8 steps in 1 start on 3 ranks"
     )
 
