@@ -13,7 +13,7 @@ from drumline.errors import UsageError
 from drumline.launch import rank_environment
 from drumline.launch import rank_environment as room
 from drumline.launch.node.agent import NodeAgent, RankFiles
-from drumline.launch.node.meeting import Alone
+from drumline.launch.node.open_rendezvous import SingleNodeRendezvous
 from drumline.launch.node.supervision import Supervision
 from drumline.launch.node.watch_folder import WatchFolder
 from drumline.launch.rank_environment import (
@@ -69,7 +69,7 @@ def test_only_the_first_ranks_of_a_command_given_here_get_its_start(
     agent.supervision = Supervision(folder=folder)
     agent.is_task = True
     agent.watch = WatchFolder("j")
-    agent.rendezvous = Alone()
+    agent.rendezvous = SingleNodeRendezvous()
     try:
         assert agent._variables()[COMMAND_START] == (f"{process_start():.2f}" if tells else "")
     finally:
