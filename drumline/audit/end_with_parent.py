@@ -1,7 +1,7 @@
-"""Ends what was started when the one who started it is killed with -9, and can end nothing any more. Linux only.
+"""Runs a command that gets a SIGTERM when its parent dies, even if that is killed with -9. Linux only.
 
-This file is run as a program between the two: it asks the kernel for a SIGTERM at the death of its parent, and becomes
-the command. torchrun's agent ends its ranks on a SIGTERM; a rank alone ends at once.
+This file is run as a program in between: it asks the kernel for that signal, and becomes the command. torchrun's agent
+ends its ranks on a SIGTERM; a rank alone ends at once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ def ending_with_parent(command: Sequence[str]) -> list[str]:
 
 
 def main(parent: str, *command: str) -> None:
-    """Become the command."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != int(parent):  # it has died in between
         sys.exit(128 + signal.SIGTERM)

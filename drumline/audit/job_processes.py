@@ -1,4 +1,4 @@
-"""Starts a job with all its processes, and leaves none behind."""
+"""Starts a job and ends all its processes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from drumline.audit.end_with_parent import ending_with_parent
@@ -18,11 +17,11 @@ GRACE_S = 10.0
 
 
 class JobProcesses:
-    """A command that runs, with everything it starts. When the context ends, none of it is left."""
+    """A running command and all that it starts; none of it outlives the context."""
 
     def __init__(self, command: Sequence[str], *, log: Path) -> None:
         with log.open("wb") as file:
-            # A session of its own: a Ctrl-C is for us, and we then end it in order.
+            # A session of its own: a Ctrl-C reaches only this process, which then ends the job in order.
             self._root = subprocess.Popen(
                 ending_with_parent(command),
                 stdin=subprocess.DEVNULL,
@@ -36,9 +35,7 @@ class JobProcesses:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end()
 
     @property
@@ -57,15 +54,15 @@ class JobProcesses:
         return None
 
     def kill(self, pids: Sequence[int]) -> None:
-        """End some of it with SIGKILL, at once."""
-        # What a killed rank has started outlives it; it is ended with the rest.
+        """End some of its processes with SIGKILL."""
+        # What a killed rank has started outlives it; `end` ends it.
         self._note_descendants()
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
     def end(self) -> None:
-        """End what is left: in order if it can be, which lets torchrun's agent end its ranks."""
+        """End what is left; first by SIGTERM, on which torchrun's agent ends its ranks."""
         if self._root.poll() is None:
             self._note_descendants()
             self._root.terminate()

@@ -1,4 +1,4 @@
-"""The settings of the runs that are compared: the user's own, and what the proof needs besides."""
+"""The settings of the runs that are compared: the user's own, and what the proof sets."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ SAVE_EVERY = 2
 
 
 def wrong_settings(layers: Layers, options: ProofOptions) -> Iterator[str]:
-    """A sentence for each flag that the proof has no use for."""
+    """A sentence for each flag that the proof sets itself, or that contradicts it."""
     flags = layers.flags.settings
     yield from (f"--{path}: {reason}" for path, reason in OWN.items() if path in flags)
     if options.is_elastic and "train.exact" in flags and flags["train.exact"].value != "elastic":
         legs = ", ".join(map(str, options.worlds))
         given = flags["train.exact"].value
-        yield f"--train.exact: {given} keeps the bits on one number of ranks, and the legs have {legs}"
+        yield f"--train.exact: {given} needs one number of ranks, and the legs have {legs}"
 
 
 class ProofSettings:
-    """What the job says of itself, and what is changed for the proof. `defaults` are those of the task."""
+    """The job's settings, and what is changed for the proof. `defaults` are those of the task."""
 
     def __init__(self, layers: Layers, defaults: Mapping[str, Any], options: ProofOptions) -> None:
         self._layers = layers
@@ -39,17 +39,17 @@ class ProofSettings:
         self._options = options
 
     def problems(self) -> Iterator[str]:
-        """A sentence for each thing in which the job and the proof do not go together."""
+        """A sentence for each setting that the proof cannot work with."""
         every = self.changes().get(SAVES, self._value(SAVES))
-        # The end of an epoch is saved too; where that comes is known once the job runs, and only a flag counts on it.
+        # The end of an epoch is saved too, but when that is is known only once the job runs.
         if "checkpoint.every_epochs" not in self._layers.flags.settings:
             yield from filter(None, [too_few_steps(self._options, first_save=every)])
         shards, most = self._value("train.shards"), max(self._options.worlds)
         if self._options.is_elastic and most > shards:
-            yield f"--world: {most} ranks cannot share {shards} shards (train.shards): some would have nothing to do"
+            yield f"--world: {most} ranks cannot share {shards} shards (train.shards): some would have none"
 
     def changes(self) -> dict[str, Any]:
-        """What is not as the job says, since it could not be proved or would be refused; flags are never changed."""
+        """Settings that are changed because the proof would be impossible or refused; flags are never changed."""
         changes: dict[str, Any] = {}
         steps, saves = self._options.steps, self._value(SAVES)
         is_given = SAVES in self._layers.flags.settings
@@ -60,14 +60,16 @@ class ProofSettings:
         return changes
 
     def describe_changes(self) -> str:
-        """`checkpoint.every_steps 2 (it was 0)`; empty when the job is as it was."""
+        """`checkpoint.every_steps 2 (it was 0)`."""
         changes = self.changes().items()
         return ", ".join(f"{path} {value} (it was {self._value(path)})" for path, value in changes)
 
     def arguments(self, task: str, *, config_file: str | None) -> list[str]:
-        """What `drumline train` is given, less the folder and the number of ranks."""
+        """The arguments of `drumline train`, without the folder and the number of ranks."""
         given = {path: setting.value for path, setting in self._layers.flags.settings.items()}
-        settings = {**given, **self.changes(), **_fixed(self._options)}
+        fixed = {"train.steps": self._options.steps, "log.trace": True, "log.display": "none"}
+        elastic = {"train.exact": "elastic"} if self._options.is_elastic else {}
+        settings = {**given, **self.changes(), **fixed, **elastic}
         flags = [f"--{path}={_as_text(value)}" for path, value in settings.items()]
         return [task, *([f"--config={config_file}"] if config_file else []), *flags]
 
@@ -78,13 +80,7 @@ class ProofSettings:
         return self._defaults.get(path, FIELDS[path].default)
 
 
-def _fixed(options: ProofOptions) -> dict[str, Any]:
-    elastic = {"train.exact": "elastic"} if options.is_elastic else {}
-    return {"train.steps": options.steps, "log.trace": True, "log.display": "none", **elastic}
-
-
 def _as_text(value: Any) -> str:
-    """A value as it is typed."""
     if isinstance(value, tuple):
         return ",".join(map(_as_text, value))
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)

@@ -1,5 +1,5 @@
-"""The first difference between a run that nobody interrupted and one attempt of another: in the order in which they
-came about: samples, tensors, evaluation."""
+"""Finds the first difference between the reference run and one attempt of another (of samples, tensors or metrics), and
+its likely cause."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from drumline.audit.run_traces import RunTrace, StepTrace, TensorHashes
+from drumline.text import plural
 
 Kind = Literal["order", "sample", "batch", "tensor", "evaluation", "file"]
 
@@ -18,8 +19,6 @@ NOTHING = TensorHashes({}, {})
 
 @dataclass(frozen=True)
 class RunDifference:
-    """What is not the same, in words, and where."""
-
     kind: Kind
     step: int
     """0: before the first."""
@@ -27,28 +26,27 @@ class RunDifference:
     name: str
     """Of the sample, tensor or metric."""
     unsaved: tuple[str, ...] = ()
-    """Buffers that no checkpoint holds and that differ too, or did before."""
+    """Buffers with persistent=False that differ too, or did before."""
     of_a_stream: bool = False
     """Its samples have no index."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What came out of comparing two traces."""
-
     difference: RunDifference | None
     """The first."""
     unsaved: tuple[str, ...]
-    """Buffers that no checkpoint holds and that differ. Alone they are no difference of the runs: a cache that is
-    filled at the first use is such a buffer."""
+    """Buffers with persistent=False that differ. Alone they are no difference of the runs: a cache that is filled at
+    the first use is such a buffer."""
 
 
 def compare(reference: RunTrace, other: RunTrace) -> Comparison:
-    """Between a whole run and an attempt, which may have begun later and ended earlier."""
+    """Between a complete run and an attempt, which may have begun later and ended earlier."""
     found = next(_differences(reference, other), None)
-    unsaved = tuple(
-        _unsaved(reference, other, up_to=max(other.steps, default=0) if found is None else found.step)
-    )
+    last = max(other.steps, default=0) if found is None else found.step
+    pairs = [(one.unsaved, two.unsaved) for number, one, two in _states(reference, other) if number <= last]
+    # Those that differ last come first: they are the likelier cause.
+    unsaved = tuple(dict.fromkeys(name for one, two in reversed(pairs) for name in _unequal(one, two)))
     return Comparison(found and replace(found, unsaved=unsaved), unsaved)
 
 
@@ -56,7 +54,7 @@ def _differences(reference: RunTrace, other: RunTrace) -> Iterator[RunDifference
     for number, wanted, found in _states(reference, other):
         if number > other.from_step:
             step = reference.steps[number]
-            of_step = _samples(step, other.steps[number], is_whole=other.is_whole(number))
+            of_step = _samples(step, other.steps[number], is_complete=other.is_complete(number))
             yield from (replace(one, of_a_stream=step.is_of_a_stream) for one in of_step)
             when = f"after step {number}"
         else:
@@ -66,21 +64,21 @@ def _differences(reference: RunTrace, other: RunTrace) -> Iterator[RunDifference
 
 
 def _states(reference: RunTrace, other: RunTrace) -> Iterator[tuple[int, TensorHashes, TensorHashes]]:
-    """What is to be the same, by step: at the start of the attempt, and after each step of it."""
+    """What must be equal, by step: at the start of the attempt, and after each of its steps."""
     first = reference.steps[other.from_step].state if other.from_step else reference.start
     yield other.from_step, first or NOTHING, other.start
     for number, step in other.steps.items():
         wanted = reference.steps[number].state or NOTHING
-        yield number, wanted, step.state or wanted  # rank 0 may have been killed before it wrote that down
+        yield number, wanted, step.state or wanted  # rank 0 may have been killed before it wrote it
 
 
-def _samples(wanted: StepTrace, found: StepTrace, *, is_whole: bool) -> Iterator[RunDifference]:
+def _samples(wanted: StepTrace, found: StepTrace, *, is_complete: bool) -> Iterator[RunDifference]:
     step = wanted.step
     if wanted.epoch != found.epoch:
-        sentence = f"step {step} is one of epoch {found.epoch + 1}, not of epoch {wanted.epoch + 1}"
+        sentence = f"step {step} is in epoch {found.epoch + 1}, not in epoch {wanted.epoch + 1}"
         yield RunDifference("order", step, sentence, f"epoch {found.epoch + 1}")
         return
-    positions = sorted(found.samples.keys() | (wanted.samples.keys() if is_whole else ()))
+    positions = sorted(found.samples.keys() | (wanted.samples.keys() if is_complete else ()))
     for position in positions:
         one, other = wanted.samples.get(position), found.samples.get(position)
         where = f"position {position} of epoch {wanted.epoch + 1}"
@@ -88,7 +86,7 @@ def _samples(wanted: StepTrace, found: StepTrace, *, is_whole: bool) -> Iterator
             sentence = f"step {step} has a sample at {where}, unlike the run without kills"
             yield RunDifference("order", step, sentence, where)
         elif other is None:
-            sentence = f"step {step} has no sample at {where}, where there is one in the run without kills"
+            sentence = f"step {step} has no sample at {where}, unlike the run without kills"
             yield RunDifference("order", step, sentence, where)
         elif one[0] != other[0]:
             sentence = f"step {step} took sample {other[0]} at {where}, not sample {one[0]}"
@@ -96,11 +94,11 @@ def _samples(wanted: StepTrace, found: StepTrace, *, is_whole: bool) -> Iterator
         elif one[1] != other[1]:
             name = f"the sample at {where}" if one[0] is None else f"sample {one[0]}"
             place = "" if one[0] is None else f" ({where})"
-            yield RunDifference("sample", step, f"{name}{place} has other bits at step {step}", name)
+            yield RunDifference("sample", step, f"{name}{place} differs at step {step}", name)
     for (low, high), rest in found.rests.items():
         if wanted.rests.get((low, high), rest) != rest:
             name = f"the micro-batch of positions {low} to {high - 1}"
-            sentence = f"{name} has other bits at step {step}, in what belongs to no single sample"
+            sentence = f"{name} differs at step {step}, in what belongs to no single sample"
             yield RunDifference("batch", step, sentence, name)
 
 
@@ -109,7 +107,7 @@ def _tensors(
 ) -> Iterator[RunDifference]:
     if names := _unequal(wanted, found):
         more = len(names) - 1
-        others = "" if not more else f", and {more} other tensor{'s' if more > 1 else ''} with it"
+        others = f", and {plural(more, 'other tensor')} with it" if more else ""
         yield RunDifference("tensor", step, f"{names[0]} differs {when}{others}", names[0])
 
 
@@ -121,36 +119,30 @@ def _metrics(
         return
     for name in _unequal(wanted, found):
         values = f"{found.get(name, 'missing')}, not {wanted.get(name, 'missing')}"
-        yield RunDifference(
-            "evaluation", step, f"{name} of the evaluation after step {step} is {values}", name
-        )
-
-
-def _unsaved(reference: RunTrace, other: RunTrace, *, up_to: int) -> list[str]:
-    """Those that differ last come first: they are the likelier cause of what differs then."""
-    pairs = [(one.unsaved, two.unsaved) for number, one, two in _states(reference, other) if number <= up_to]
-    return list(dict.fromkeys(name for one, two in reversed(pairs) for name in _unequal(one, two)))
+        sentence = f"{name} of the evaluation after step {step} is {values}"
+        yield RunDifference("evaluation", step, sentence, name)
 
 
 def _unequal(wanted: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
     return [name for name in {**wanted, **found} if wanted.get(name) != found.get(name)]
 
 
-# The manifest has the time of the save; what the facts in progress.json say of the world may differ.
+# The manifest has the time of the save; of progress.json only the step and the cursor must be equal.
 MANIFEST, PROGRESS, RANDOM = "manifest.json", "progress.json", "rng.safetensors"
 
 
 def compare_checkpoints(reference: Path, other: Path, step: int, *, same_world: bool) -> RunDifference | None:
-    """Between the folders of one step. `same_world`: the random state of every rank is to be the same too."""
+    """Between the folders of one step. `same_world`: the random state of every rank must be equal too."""
     names = {file.name for folder in (reference, other) for file in folder.iterdir()}
     for name in sorted(names - {MANIFEST} - (set() if same_world else {RANDOM})):
         one, two = (_read_comparable(folder / name) for folder in (reference, other))
         if one != two:
-            what = f"{name} of the checkpoint of step {step}"
-            inner = _inside(one, two, name)
-            return RunDifference(
-                "file", step, f"{what} differs{inner and f', first in {inner}'}", inner or name
-            )
+            inner = ""
+            if one is not None and two is not None and name.endswith(".safetensors"):
+                first, second = _raw_tensors(one), _raw_tensors(two)
+                inner = next((key for key in {**first, **second} if first.get(key) != second.get(key)), "")
+            sentence = f"{name} of the checkpoint of step {step} differs{inner and f', first in {inner}'}"
+            return RunDifference("file", step, sentence, inner or name)
     return None
 
 
@@ -163,16 +155,8 @@ def _read_comparable(file: Path) -> bytes | None:
     return json.dumps([progress["step"], progress["cursor"]]).encode()
 
 
-def _inside(one: bytes | None, two: bytes | None, name: str) -> str:
-    """The first tensor in which two files differ, where they are of that kind."""
-    if one is None or two is None or not name.endswith(".safetensors"):
-        return ""
-    first, second = _raw_tensors(one), _raw_tensors(two)
-    return next((key for key in {**first, **second} if first.get(key) != second.get(key)), "")
-
-
 def _raw_tensors(raw: bytes) -> dict[str, Any]:
-    """Type, shape and bytes of every tensor: bytes, since no two NaN are equal."""
+    """Type, shape and bytes of every tensor: bytes, because NaN is not equal to itself."""
     length = int.from_bytes(raw[:8], "little")
     entries: Mapping[str, Any] = json.loads(raw[8 : 8 + length])
     data = memoryview(raw)[8 + length :]  # a view: a checkpoint may be large
@@ -185,24 +169,23 @@ def _raw_tensors(raw: bytes) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class DifferenceCause:
-    """Why two runs are not the same, and what to do about it."""
-
     what: str
     next_step: str
 
 
 GENERATORS = "the global generators of torch, numpy or random"
+REMEMBERS = (
+    "without kills it gives the same bits twice, so it remembers something that a new process does not have"
+)
 
 
 def not_repeatable(found: RunDifference) -> DifferenceCause:
-    """Two runs of the same command, none of them interrupted, differ."""
+    """Two runs of the same command differ, both without a kill."""
     if found.kind in ("sample", "batch"):
         return DifferenceCause(
-            f"unseeded randomness in the dataset: {found.name} is not the same twice, though nobody interrupted the "
-            "run",
-            f"draw from {GENERATORS}, which are seeded anew for every sample, or "
-            "from the draws that a BatchDataset is given; a generator of your own needs a seed that follows from the "
-            "index",
+            f"unseeded randomness in the dataset: {found.name} is not the same twice, even without a kill",
+            f"draw from {GENERATORS}, which are seeded anew for every sample, or from the draws that a BatchDataset "
+            "is given; seed a generator of your own from the index",
         )
     if found.kind == "order":
         return DifferenceCause(
@@ -211,7 +194,7 @@ def not_repeatable(found: RunDifference) -> DifferenceCause:
         )
     if found.step == 0:
         return DifferenceCause(
-            f"unseeded randomness in model(): {found.name} starts from other values each time",
+            f"unseeded randomness in model(): {found.name} starts from different values each time",
             "draw initial weights from torch's global generator, which is seeded before model() is called",
         )
     where, same = (
@@ -219,15 +202,28 @@ def not_repeatable(found: RunDifference) -> DifferenceCause:
     )
     return DifferenceCause(
         f"a non-deterministic kernel, or randomness in {where} that is not from {GENERATORS}: the {same} are the "
-        f"same twice, but {found.name} is not, though nobody interrupted the run",
+        f"same twice, but {found.name} is not, even without a kill",
         f"try --train.deterministic; draw what is random in {where} from {GENERATORS}, whose state is saved",
     )
 
 
 def lost_in_the_kill(found: RunDifference, *, worlds: tuple[int, int]) -> DifferenceCause:
     """Only the run that was killed differs. `worlds`: ranks of the run without kills, and of the leg that differs."""
-    if found.kind in ("sample", "batch", "order"):
-        return _of_the_data(found)
+    if found.kind == "order":
+        return DifferenceCause(
+            "the dataset changed between the legs: the order of samples depends on its length, the seed and the epoch",
+            "let a stream end at the same sample each time it is read"
+            if found.of_a_stream
+            else "let len(dataset) be the same at every start",
+        )
+    if found.kind in ("sample", "batch"):
+        return DifferenceCause(
+            f"state outside the checkpoint, in the dataset: {REMEMBERS}",
+            "let the stream's state_dict() and load_state_dict() hold everything that decides the next sample; one "
+            "without them is read from its beginning, and must give the same each time"
+            if found.of_a_stream
+            else "let a sample depend on its index and the seeded generators alone, not on earlier samples",
+        )
     used = ", used in evaluation" if found.kind == "evaluation" else ""
     if worlds[0] != worlds[1]:
         return DifferenceCause(
@@ -241,27 +237,7 @@ def lost_in_the_kill(found: RunDifference, *, worlds: tuple[int, int]) -> Differ
             "register it without persistent=False, or compute it anew from what is saved",
         )
     return DifferenceCause(
-        f"state outside the checkpoint{used or ', in the model, the task or the optimizer'}: without kills the job "
-        "gives the same bits twice, so it remembers something that a new process does not know",
+        f"state outside the checkpoint{used or ', in the model, the task or the optimizer'}: {REMEMBERS}",
         f"keep what {'evaluation' if used else 'the loss'} depends on in a buffer of the model (register_buffer) or in "
         "the optimizer's state; counters and caches that are plain attributes of the task or the model start anew",
-    )
-
-
-def _of_the_data(found: RunDifference) -> DifferenceCause:
-    if found.kind != "order":
-        return DifferenceCause(
-            "state outside the checkpoint, in the dataset: without kills it gives the same samples twice, so it "
-            "remembers something that a new process does not know",
-            "let the stream's state_dict() and load_state_dict() hold everything that decides the next sample; one "
-            "without them is read from its beginning, and must give the same each time"
-            if found.of_a_stream
-            else "let a sample depend on its index and the seeded generators alone, not on which samples came before",
-        )
-    return DifferenceCause(
-        "the dataset has changed between the legs: the order of samples follows from its length, the seed and the "
-        "epoch",
-        "let a stream end at the same sample each time it is read"
-        if found.of_a_stream
-        else "let len(dataset) be the same at every start",
     )

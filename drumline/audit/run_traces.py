@@ -1,4 +1,4 @@
-"""A trace, read back: what all ranks of one attempt wrote down, put together by step."""
+"""Reads a trace: what all ranks of one attempt wrote, by step."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from drumline.metrics.events import read_events
 
 @dataclass(frozen=True)
 class TensorHashes:
-    """Hashes of all tensors at one moment, by name."""
+    """Hashes of all tensors after a step, by name."""
 
     saved: Mapping[str, str]
     unsaved: Mapping[str, str]
-    """Buffers that no checkpoint holds."""
+    """Buffers with persistent=False, which are in no checkpoint."""
 
 
 @dataclass
@@ -31,7 +31,7 @@ class StepTrace:
     rests: dict[tuple[int, int], str] = field(default_factory=dict)
     """By micro-batch: the hash of what belongs to no single sample."""
     num_ranks: int = 0
-    """How many ranks have written it down; a killed attempt's last step may lack some."""
+    """How many ranks have written it; in the last step of a killed attempt some may be missing."""
     state: TensorHashes | None = None
 
     @property
@@ -51,7 +51,7 @@ class RunTrace:
     evaluations: Mapping[int, Mapping[str, str]]
     """The metrics of those that came to their end, by step, each number as text that has all its bits."""
 
-    def is_whole(self, step: int) -> bool:
+    def is_complete(self, step: int) -> bool:
         return step in self.steps and self.steps[step].num_ranks == self.world_size
 
     @property
@@ -70,13 +70,17 @@ def read_trace(folder: Path) -> RunTrace:
     if not ranks or not ranks[0] or ranks[0][0]["kind"] != "start":
         raise TrainingError(
             f"there is no trace in {folder}: the run wrote none",
-            next_step="look at what it printed, in the .log files beside its folder",
+            next_step="see its output, in the .log files beside its folder",
         )
     start = ranks[0][0]
     steps: dict[int, StepTrace] = {}
     for line in (line for lines in ranks for line in lines if line["kind"] == "step"):
         _add(line, steps.setdefault(line["step"], StepTrace(line["step"], line["epoch"])))
-    evaluations = {line["step"]: _metrics_as_text(line) for line in ranks[0] if line["kind"] == "evaluated"}
+    evaluations = {  # as text, because NaN is not equal to itself
+        line["step"]: {name: repr(value) for name, value in line["metrics"].items()}
+        for line in ranks[0]
+        if line["kind"] == "evaluated"
+    }
     return RunTrace(
         start["world_size"], start["step"], _tensor_hashes(start), dict(sorted(steps.items())), evaluations
     )
@@ -91,11 +95,6 @@ def _add(line: Mapping[str, Any], step: StepTrace) -> None:
         step.rests[low, high] = batch["rest"]
         indices = batch["indices"] or [None] * (high - low)
         step.samples |= dict(zip(range(low, high), zip(indices, batch["samples"], strict=True), strict=True))
-
-
-def _metrics_as_text(line: Mapping[str, Any]) -> dict[str, str]:
-    """As text: no two NaN are equal."""
-    return {name: repr(value) for name, value in line["metrics"].items()}
 
 
 def _tensor_hashes(line: Mapping[str, Any]) -> TensorHashes:

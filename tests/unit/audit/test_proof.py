@@ -142,14 +142,12 @@ def test_an_evaluation_that_was_never_done_is_found(prove: Any, monkeypatch: pyt
 def test_a_kill_that_came_too_late_is_done_again_earlier(prove: Any) -> None:
     stage = Stage(late=1)
     assert prove(stage, at=(3,))[0].startswith("proved: ")
-    assert "leg 1: the kill came too late; once more, with an earlier one" in stage.said
+    assert "leg 1: the kill came too late; trying again with an earlier one" in stage.said
     assert stage.said[-2] == "leg 1: 1 rank, killed with -9 after step 2 (rank 0)"
 
 
 def test_without_a_kill_there_is_no_proof(prove: Any) -> None:
-    with pytest.raises(
-        RunFailedError, match="the job came to its end before it could be killed, 3 times"
-    ) as e:
+    with pytest.raises(RunFailedError, match="the job ended before it could be killed, 3 times") as e:
         prove(Stage(late=9))
     assert "give it more --steps" in str(e.value)
 
@@ -166,7 +164,7 @@ def test_a_leg_with_nothing_left_to_do_proves_nothing(prove: Any, monkeypatch: p
     monkeypatch.setattr(stage, "run_and_kill", kill_at_the_end)
     with pytest.raises(RunFailedError, match="before it could be killed"):
         prove(stage)
-    assert "leg 2: the kill came too late; once more, with an earlier one" in stage.said
+    assert "leg 2: the kill came too late; trying again with an earlier one" in stage.said
 
 
 def test_a_difference_before_the_kill_needs_no_other_leg(prove: Any) -> None:
@@ -206,7 +204,7 @@ def test_a_step_that_was_never_taken_is_found(prove: Any, monkeypatch: pytest.Mo
         return killed
 
     monkeypatch.setattr(stage, "run_and_kill", lose_a_step)
-    assert prove(stage, at=(2,))[0] == "not proved: step 3 was never taken by all ranks [leg 2]"
+    assert prove(stage, at=(2,))[0] == "not proved: step 3 was never done by all ranks [leg 2]"
 
 
 @pytest.mark.parametrize("evaluates", [False, True])

@@ -67,8 +67,8 @@ def evaluated(number: int, loss: float | str = 0.5, **metrics: float) -> dict[st
 def test_what_a_trace_holds(reference: RunTrace) -> None:
     assert (reference.world_size, reference.from_step) == (1, 0)
     assert (reference.num_samples, reference.num_tensors) == (12, 2)
-    assert reference.is_whole(3)
-    assert not reference.is_whole(4)
+    assert reference.is_complete(3)
+    assert not reference.is_complete(4)
 
 
 def test_the_same_run_on_any_number_of_ranks(tmp_path: Path, reference: RunTrace) -> None:
@@ -86,10 +86,7 @@ def test_the_last_step_of_a_killed_leg_may_lack_a_rank(tmp_path: Path, reference
     assert difference(reference, tmp_path / "1", half, [start(world=2), step(1, 2, 4)]) is None
     whole = difference(reference, tmp_path / "2", half, [start(world=2), step(1, 2, 4), step(2, 3, 4)])
     assert whole is not None
-    assert (
-        whole.sentence
-        == "step 2 has no sample at position 6 of epoch 1, where there is one in the run without kills"
-    )
+    assert whole.sentence == "step 2 has no sample at position 6 of epoch 1, unlike the run without kills"
 
 
 @pytest.mark.parametrize(
@@ -99,7 +96,7 @@ def test_the_last_step_of_a_killed_leg_may_lack_a_rank(tmp_path: Path, reference
             [start(), step(1), step(2, samples=["s4", "x", "s6", "x"], tensors={})],
             "sample",
             2,
-            "sample 105 (position 5 of epoch 1) has other bits at step 2",
+            "sample 105 (position 5 of epoch 1) differs at step 2",
         ),
         (
             [start(), step(1, indices=[100, 101, 7, 103])],
@@ -107,7 +104,7 @@ def test_the_last_step_of_a_killed_leg_may_lack_a_rank(tmp_path: Path, reference
             1,
             "step 1 took sample 7 at position 2 of epoch 1, not sample 102",
         ),
-        ([start(2), step(3, epoch=1)], "order", 3, "step 3 is one of epoch 2, not of epoch 1"),
+        ([start(2), step(3, epoch=1)], "order", 3, "step 3 is in epoch 2, not in epoch 1"),
         (
             [start(), step(1), step(2, high=5)],
             "order",
@@ -118,7 +115,7 @@ def test_the_last_step_of_a_killed_leg_may_lack_a_rank(tmp_path: Path, reference
             [start(), step(1, rest="other")],
             "batch",
             1,
-            "the micro-batch of positions 0 to 3 has other bits at step 1, in what belongs to no single sample",
+            "the micro-batch of positions 0 to 3 differs at step 1, in what belongs to no single sample",
         ),
         (
             [start(), step(1), step(2, tensors={"w": "w2", "w/exp_avg": "x"})],
@@ -184,7 +181,7 @@ def test_a_stream_has_positions_instead_of_indices(tmp_path: Path) -> None:
         one, tmp_path / "two", [start(), step(1, indices=None, samples=["s0", "x", "s2", "s3"])]
     )
     assert found is not None
-    assert found.sentence == "the sample at position 1 of epoch 1 has other bits at step 1"
+    assert found.sentence == "the sample at position 1 of epoch 1 differs at step 1"
     assert found.of_a_stream
 
 

@@ -125,7 +125,7 @@ def test_a_leg_that_fails_by_itself_is_told_with_its_last_lines(tmp_path: Path) 
         assert str(caught.value).startswith(
             "leg 1 failed by itself with exit code 3:\n  | something went wrong\n"
         )
-        assert f"all it printed is in {folder / 'leg-1.log'}" in str(caught.value)
+        assert f"its full output is in {folder / 'leg-1.log'}" in str(caught.value)
         assert caught.value.exit_code == ExitCode.PREFLIGHT_FAILED
 
 
@@ -204,15 +204,15 @@ def test_half_a_save_of_an_earlier_leg_is_not_this_one(tmp_path: Path) -> None:
     partial = one.folder / "checkpoints" / ".step-00000004.partial"
     partial.mkdir(parents=True)
     watch = LegProgress(one)
-    assert not watch.has_come(wanted), "no rank has begun"
+    assert not watch.has_begun(wanted), "no rank has begun"
     (one.folder / "trace").mkdir()
     trace = one.folder / "trace" / "rank-00000.jsonl"
     trace.write_text('{"kind": "start", "step": 2, "pid": 1}\n{"kind": "step", "step": 4}\n')
-    assert not watch.has_come(wanted), "the save of this leg has not begun"
+    assert not watch.has_begun(wanted), "the save of this leg has not begun"
     partial.rmdir()
-    assert not watch.has_come(wanted)
+    assert not watch.has_begun(wanted)
     partial.mkdir()
-    assert watch.has_come(wanted)
+    assert watch.has_begun(wanted)
 
 
 def test_two_legs_are_killed_in_the_same_save(tmp_path: Path) -> None:
@@ -235,8 +235,8 @@ def test_the_advice_of_a_run_that_was_refused_is_handed_on(tmp_path: Path) -> No
     one = leg(tmp_path)
     one.log.write_text("drumline: error: 8 ranks cannot share 4 shards\n  next: start at most 4 ranks\n")
     for code in (2, 3):
-        assert f"\n  next: do what it says; all it printed is in {one.log}" in str(failed(one, code))
-    assert "next: make the job run without kills first; all" in str(failed(one, 1))
+        assert f"\n  next: do what it says; its full output is in {one.log}" in str(failed(one, code))
+    assert "next: make the job run without kills first; its" in str(failed(one, 1))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it is the kernel of Linux that is asked")

@@ -113,7 +113,7 @@ def test_what_is_changed_is_told() -> None:
         (
             [],
             {"worlds": (4, 2), "task": {"train.shards": 3}},
-            "--world: 4 ranks cannot share 3 shards (train.shards): some would have nothing to do",
+            "--world: 4 ranks cannot share 3 shards (train.shards): some would have none",
         ),
     ],
 )
@@ -140,7 +140,7 @@ def test_what_may_be_proved_is_not_refused() -> None:
         (
             ["--train.exact", "world"],
             (4, 2),
-            "--train.exact: world keeps the bits on one number of ranks, and the legs have 4, 2",
+            "--train.exact: world needs one number of ranks, and the legs have 4, 2",
         ),
     ],
 )
