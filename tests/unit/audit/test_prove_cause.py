@@ -23,7 +23,11 @@ def found(
         ),
         (found("batch"), "unseeded randomness in the dataset: the thing", "global generators"),
         (found("order"), "the dataset is not the same twice", "len(dataset)"),
-        (found("tensor", step=0), "unseeded randomness in model(): the thing starts from other", "torch's"),
+        (
+            found("tensor", step=0),
+            "unseeded randomness in model(): the thing starts from different",
+            "torch's",
+        ),
         (found("tensor"), "a non-deterministic kernel, or randomness in the model", "--train.deterministic"),
         (found("file"), "a non-deterministic kernel", "--train.deterministic"),
         (
