@@ -19,13 +19,11 @@ Result = TypeVar("Result")
 STEP_NAME = re.compile(r"step-(\d{8,})")
 HIDDEN_NAME = re.compile(r"\.(step-\d{8,})\.(partial|replaced|removed)")
 DOCUMENT = ".json"
-STATE_BYTES = 1 << 28
-"""A dataset's own state is in one, of all ranks."""
+MAX_DOCUMENT_BYTES = 1 << 28
+"""One of them holds the state of the datasets of all ranks."""
 
 
 class Skipped(NamedTuple):
-    """A checkpoint that is not used, and why."""
-
     path: Path
     reason: str
 
@@ -51,7 +49,7 @@ def check_sizes(path: Path) -> Manifest:
     found = manifest.read(path)
     named = STEP_NAME.fullmatch(path.name)
     if named and int(named[1]) != found.step:
-        raise CorruptCheckpointError(path, f"{manifest.FILE_NAME} is that of step {found.step}")
+        raise CorruptCheckpointError(path, f"{manifest.FILE_NAME} belongs to step {found.step}")
     for name, record in found.files.items():
         size = _attempt(path, name, size_of)
         if size != record.size:
@@ -64,9 +62,15 @@ def newest_valid(root: Path, check: Callable[[Path], None] | None = None) -> New
     one.
 
     `check` may raise CorruptCheckpointError to skip one."""
+    candidates = []
+    for path in folders(root):
+        if named := STEP_NAME.fullmatch(path.name):
+            candidates.append((int(named[1]), True, path))
+        elif (hidden := HIDDEN_NAME.fullmatch(path.name)) and hidden[2] == "replaced":
+            candidates.append((int(hidden[1].removeprefix("step-")), False, path))
     skipped: list[Skipped] = []
     fallback = NewestCheckpoint(None, skipped)
-    for path in _candidates(root):
+    for *_, path in sorted(candidates, reverse=True):
         try:
             found = verify(path)
             if check:
@@ -79,7 +83,7 @@ def newest_valid(root: Path, check: Callable[[Path], None] | None = None) -> New
         if fallback.path is None:
             fallback = NewestCheckpoint(path, list(skipped))
         skipped.append(Skipped(path, f"{found.non_finite} is not finite"))
-    return fallback if fallback.path is not None else NewestCheckpoint(None, skipped)
+    return fallback
 
 
 def list_steps(root: Path) -> list[int]:
@@ -99,7 +103,7 @@ def is_step_folder(path: Path) -> bool:
 def read_document(path: Path, name: str) -> Any:
     file = f"{name}{DOCUMENT}"
     try:
-        return parse_json(_attempt(path, file, lambda found: read_regular(found, most=STATE_BYTES)))
+        return parse_json(_attempt(path, file, lambda found: read_regular(found, most=MAX_DOCUMENT_BYTES)))
     except ValueError as error:
         raise CorruptCheckpointError(path, f"{file} cannot be read: {error}") from error
 
@@ -115,16 +119,6 @@ def folders(root: Path) -> list[Path]:
         raise CheckpointError(
             f"the checkpoints in {root} cannot be listed: {reason}", next_step=next_step
         ) from error
-
-
-def _candidates(root: Path) -> list[Path]:
-    found = []
-    for path in folders(root):
-        if named := STEP_NAME.fullmatch(path.name):
-            found.append((int(named[1]), True, path))
-        elif (hidden := HIDDEN_NAME.fullmatch(path.name)) and hidden[2] == "replaced":
-            found.append((int(hidden[1].removeprefix("step-")), False, path))
-    return [path for *_, path in sorted(found, reverse=True)]
 
 
 def _attempt(folder: Path, name: str, operation: Callable[[Path], Result]) -> Result:

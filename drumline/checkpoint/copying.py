@@ -2,10 +2,10 @@
 
 Where the copy goes is decided here, by what there is room for:
 
-- `device`: beside the model on the GPU. The copy is queued like any other work of the step, and nobody waits for it;
-- `pinned`: in host memory that the GPU writes to itself; it is allocated once, and used again by later saves;
-- `host`: in plain host memory. For a model on the CPU that is the one way there is;
-- `none`: there is no  The live tensors are written at once, and the step waits for that.
+- `device`: on the GPU, beside the model. The copy is queued like any other work of the step, without a wait;
+- `pinned`: in pinned host memory, which the GPU writes to; it is allocated once, and reused by later saves;
+- `host`: in plain host memory, as always for a model on the CPU;
+- `none`: no copy. The live tensors are written at once, and the step waits for that.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from drumline.checkpoint.staging import Staging, make_event
 Kind = Literal["device", "pinned", "host", "none"]
 Files = Mapping[str, Mapping[str, Tensor]]
 _ALIGNMENT = 512
-# Bits are copied, whatever they mean: every type has a kernel that way, and there are few groups. Single precision,
-# which most of a state is in, has its own, and is spared the view.
+# Tensors are copied as integers of their size: every type has a kernel that way, and there are few groups. float32,
+# which most of a state is, needs no view.
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _COPIED_AS = (torch.float32, *_INTEGERS.values())
 _DEVICE_MARGIN = 1 << 29
@@ -40,7 +40,7 @@ _GROUPS = Path("/sys/fs/cgroup")
 
 
 def device_room(device: torch.device) -> int:
-    """Bytes that a copy may take on a GPU. What the allocator holds unused now, the next step may need again."""
+    """Bytes that a copy may take on a GPU. What the allocator has cached, the next step may need again."""
     free, _ = torch.cuda.mem_get_info(device)
     held = torch.cuda.memory_stats(device)
     needed_at_peak = held.get("allocated_bytes.all.peak", 0) - held.get("reserved_bytes.all.current", 0)
@@ -61,7 +61,7 @@ def _left_in_system() -> int:
 
 
 def _left_in_group() -> int:
-    """What this process's control group leaves it; the file cache that it holds can be had back."""
+    """What this process's control group leaves it; its file cache can be reclaimed."""
     try:
         own = Path("/proc/self/cgroup").read_text(encoding="utf-8").rpartition("::/")[2].strip()
         group = next(path for path in (_GROUPS / own, _GROUPS) if (path / "memory.max").is_file())
@@ -76,7 +76,7 @@ def _left_in_group() -> int:
 
 @dataclass(frozen=True)
 class Copy:
-    """What is to be written, and where it lies."""
+    """The tensors to write, and where they are."""
 
     tensors: dict[str, dict[str, Tensor]]
     kind: Kind
@@ -84,7 +84,7 @@ class Copy:
     events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
 
     def wait(self) -> float:
-        """Until all is copied, without holding Python's lock; returns how many seconds that took the GPU."""
+        """Wait until all is copied, without holding the GIL; returns how many seconds the copy took on the GPU."""
         if self.events is None:
             return 0.0
         began, ready = self.events
@@ -92,15 +92,13 @@ class Copy:
         return float(began.elapsed_time(ready)) / 1000
 
     def stream(self, tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
-        """The bytes of one file; its memory is given back as soon as they are written."""
+        """The bytes of one file; its memory is freed as soon as they are written."""
         yield from tensor_file.stream(tensors, self.staging)
         if self.kind != "none" and isinstance(tensors, dict):
             tensors.clear()
 
 
 class Copier:
-    """Copies the state of a run, again and again."""
-
     def __init__(
         self,
         device: torch.device,
@@ -115,8 +113,8 @@ class Copier:
         self._pinned: Tensor | None = None
 
     def rehearse(self) -> None:
-        """Copy next to nothing, and drain it, before the first step: kernels are then loaded, and what every copy goes
-        through is pinned; the first save does not stop the run for it."""
+        """Copy a few bytes before the first step, so that the first save does not have to load kernels and pin
+        buffers."""
         if self._staging is None:
             return
         small = {str(kind): torch.zeros(1, dtype=kind, device=self._device) for kind in _COPIED_AS}
@@ -127,7 +125,7 @@ class Copier:
 
     @torch.no_grad()
     def take(self, live: Files) -> Copy:
-        """Copy these tensors. On a GPU the copy may still be on its way: `wait` for it before it is read."""
+        """Copy these tensors. On a GPU the copy may still be running: `wait` for it before it is read."""
         if self._device.type != "cuda":
             tensors, kind = self._in_memory(live)
             return Copy(tensors, kind)
@@ -139,7 +137,7 @@ class Copier:
         return Copy(tensors, kind, self._staging, (began, ready))
 
     def as_they_are(self, live: Files) -> Copy:
-        """No copy: what is written at once."""
+        """No copy: the live tensors, to be written at once."""
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
         return Copy(_plain(live), "none", self._staging)
@@ -165,7 +163,7 @@ class Copier:
     def _pinned_memory(self, live: Files) -> Tensor | None:
         size = _room_for(tensor for group in live.values() for tensor in group.values())
         if self._pinned is None or self._pinned.numel() < size:
-            self._pinned = None  # before the larger one is asked for
+            self._pinned = None  # before the larger one is allocated
             if self._host_room() < 1 << size.bit_length():  # torch rounds pinned memory up to a power of two
                 return None
             try:
@@ -176,7 +174,7 @@ class Copier:
 
 
 def _beside(live: Files, device: torch.device) -> dict[str, dict[str, Tensor]]:
-    """A copy on the same device: one piece of memory for each file, and a few calls for all tensors of it."""
+    """A copy on the same device: one allocation for each file, and a few calls for all its tensors."""
     copied = {}
     for file, group in live.items():
         sources = {name: _resolved(tensor) for name, tensor in group.items()}
@@ -195,7 +193,7 @@ def _beside(live: Files, device: torch.device) -> dict[str, dict[str, Tensor]]:
 
 
 def _into(buffer: Tensor, live: Files) -> dict[str, dict[str, Tensor]]:
-    """A copy in one buffer of pinned memory, which the GPU makes while nobody waits."""
+    """A copy in one buffer of pinned memory, made by the GPU without a wait."""
     sources = [_resolved(tensor) for group in live.values() for tensor in group.values()]
     pairs = zip(_carve(buffer, sources), sources, strict=True)
     copies = iter([target.copy_(source, non_blocking=True) for target, source in pairs])
@@ -203,18 +201,15 @@ def _into(buffer: Tensor, live: Files) -> dict[str, dict[str, Tensor]]:
 
 
 def _carve(memory: Tensor, sources: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Tensors in this memory, laid out as these are: what lies densely is then copied as it lies."""
-    # One call for each tensor: there are hundreds, and the step is stopped meanwhile.
+    """Tensors in this memory with the strides of the sources, so that dense memory is copied in one piece."""
+    # One call for each tensor: there are hundreds, and training is paused meanwhile.
     start, by_type = 0, {torch.uint8: memory}
     for source in sources:
         if (typed := by_type.get(source.dtype)) is None:
             typed = by_type[source.dtype] = memory.view(source.dtype)
-        yield typed.as_strided(source.shape, _dense_layout(source), start // source.element_size())
+        dense = source if source.is_contiguous() else torch.empty_like(source, device="meta")
+        yield typed.as_strided(source.shape, dense.stride(), start // source.element_size())
         start += _aligned(source.nbytes)
-
-
-def _dense_layout(source: Tensor) -> tuple[int, ...]:
-    return source.stride() if source.is_contiguous() else torch.empty_like(source, device="meta").stride()
 
 
 def _resolved(tensor: Tensor) -> Tensor:

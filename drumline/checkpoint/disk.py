@@ -1,4 +1,4 @@
-"""Writes files with their checksums, flushed to the device; folders; and errors of the system in words."""
+"""Writes files with their checksums, flushed to the device; makes and deletes folders; explains OSErrors."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from drumline.checkpoint.manifest import FileRecord
 from drumline.text import file_size
 from drumline.untrusted import descriptor_of
 
-# Large enough that a thread which hashes or writes seldom needs Python's lock back, which the training thread has.
+# Large enough that a thread which hashes or writes seldom needs the GIL, which the training thread has.
 _PIECE_BYTES = 8 << 20
 _READ_BYTES = _WORTH_A_THREAD = 1 << 20
 
 
 def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> FileRecord:
     """Write a new file and wait until it is on the device; its size and checksum come from the same pass."""
-    # A thread beside this one hashes what is being written, with a pool of threads that lasts as long as the file: one
-    # that blake3 chooses itself does not survive a fork, and a forked process that hashes would hang in it.
-    checksum, size = blake3(max_threads=_spare_threads()), 0
+    # A second thread hashes what is being written. blake3's own default pool of threads does not survive a fork, so a
+    # forked process that hashes would hang; this one lasts as long as the file. It has a few threads on many cores.
+    checksum, size = blake3(max_threads=max(1, min(4, len(os.sched_getaffinity(0)) // 4))), 0
     with path.open("xb") as file, ThreadPoolExecutor(1, "drumline-checksum") as beside:
         for chunk in chunks:
             for start in range(0, len(chunk), _PIECE_BYTES):
@@ -41,11 +41,6 @@ def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> FileRecord:
         file.flush()
         os.fsync(file.fileno())
     return FileRecord(size, checksum.hexdigest())
-
-
-def _spare_threads() -> int:
-    """For a hash, where it would be slower than the disk: a few of many cores, and of few cores none but its own."""
-    return max(1, min(4, len(os.sched_getaffinity(0)) // 4))
 
 
 def checksum_of(path: Path) -> str:
@@ -79,7 +74,7 @@ def flush_folder(folder: Path) -> None:
 
 
 def delete_folder(folder: Path) -> None:
-    """Delete a folder with all in it; a link is deleted, not what it points at. None there is fine."""
+    """Delete a folder if it exists; of a link only the link."""
     if folder.is_symlink():
         folder.unlink()
         return
@@ -88,7 +83,7 @@ def delete_folder(folder: Path) -> None:
 
 
 def explain(error: OSError, *, folder: Path, needed: int | None = None) -> tuple[str, str]:
-    """What an error of the system means for a folder, and what to do next."""
+    """The reason of an OSError in a folder, and what to do next."""
     free = _free(folder)
     room = "" if needed is None or free is None else f" ({file_size(needed)} needed, {file_size(free)} free)"
     make_room = (

@@ -1,6 +1,6 @@
-"""The manifest: what a checkpoint folder must hold, byte for byte. Written last, read first.
+"""The manifest of a checkpoint: the size and checksum of every file, and a digest of itself. Written last, read first.
 
-It lists the size and checksum of every file, and a digest of itself. Needs no torch.
+Needs no torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from drumline.untrusted import parse_json, read_regular
 FORMAT = 1
 FILE_NAME = "manifest.json"
 NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]+")
-"""Of a file in a checkpoint: it leads nowhere else."""
+"""Of a file in a checkpoint: it cannot lead out of the folder."""
 
 
 class CorruptCheckpointError(CheckpointError):
@@ -36,16 +36,12 @@ class CorruptCheckpointError(CheckpointError):
 
 @dataclass(frozen=True)
 class FileRecord:
-    """What one file must be."""
-
     size: int
     blake3: str
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What one checkpoint holds."""
-
     step: int
     created: str
     metrics: Mapping[str, float]
@@ -56,7 +52,6 @@ class Manifest:
 
 
 def render(manifest: Manifest) -> bytes:
-    """The bytes of manifest.json."""
     content = {
         "format": FORMAT,
         "step": manifest.step,
@@ -71,7 +66,7 @@ def render(manifest: Manifest) -> bytes:
 
 
 def parse(raw: bytes) -> Manifest:
-    """The manifest in these bytes; a ValueError says what is wrong with them."""
+    """The manifest in these bytes; raises ValueError."""
     try:
         content = parse_json(raw)
     except ValueError as error:
@@ -79,18 +74,14 @@ def parse(raw: bytes) -> Manifest:
     if not isinstance(content, dict):
         raise ValueError("unreadable")
     content.pop("digest", None)
-    # Not only the digest is compared but the whole text: a flipped bit in white space is damage too.
+    # The complete text is compared, not only the digest: a flipped bit in white space is damage too.
     if raw != _to_bytes({**content, "digest": _digest(content)}):
         raise ValueError("its digest differs from its content")
     if content.get("format") != FORMAT:
         raise ValueError(
             f"its format is {content.get('format')}, and this version of Drumline reads {FORMAT}"
         )
-    return _typed(content)
-
-
-def _typed(content: Mapping[str, Any]) -> Manifest:
-    """A digest only shows that whoever wrote it meant it so."""
+    # A right digest does not mean right types: anyone can make one.
     step, created, metrics, files = (content.get(name) for name in ("step", "created", "metrics", "files"))
     non_finite = content.get("non_finite")
     if type(step) is not int or step < 0:
@@ -102,19 +93,18 @@ def _typed(content: Mapping[str, Any]) -> Manifest:
     if not isinstance(files, dict):
         raise ValueError("it names no files")
     records = {name: _record(name, entry) for name, entry in files.items()}
-    return Manifest(
-        step, created, {name: float(value) for name, value in metrics.items()}, records, non_finite
-    )
+    numbers = {name: float(value) for name, value in metrics.items()}
+    return Manifest(step, created, numbers, records, non_finite)
 
 
 def _record(name: str, entry: Any) -> FileRecord:
     if not NAME.fullmatch(name):
         raise ValueError(
-            f"the name of the file {name!r} has other characters than letters, digits, '.', '_' and '-'"
+            f"the file name {name!r} has characters other than letters, digits, '.', '_' and '-'"
         )
     size, checksum = (entry.get("bytes"), entry.get("blake3")) if isinstance(entry, dict) else (None, None)
     if type(size) is not int or size < 0 or not isinstance(checksum, str):
-        raise ValueError(f"it does not say the size and the checksum of {name}")
+        raise ValueError(f"it has no size and checksum of {name}")
     return FileRecord(size, checksum)
 
 

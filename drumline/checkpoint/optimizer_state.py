@@ -1,4 +1,4 @@
-"""The optimizer's part of a checkpoint: its state by parameter *name*, and its groups' settings.
+"""Saves and loads an optimizer's state by parameter *name*, with the settings of its groups.
 
 torch numbers parameters by their position, so a reordered model would silently get another tensor's momentum. Here
 a name that does not match is an error. Loading goes through the optimizer's own `load_state_dict`.
@@ -18,7 +18,7 @@ from drumline.distributed.wrap import unwrap_model
 from drumline.errors import CheckpointError, OptimizerMismatchError, as_list
 from drumline.untrusted import MAX_BITS
 
-# How this machine computes, and what it calls things: the optimizer that is loaded into keeps its own.
+# Not state: the optimizer that is loaded into keeps its own.
 _NOT_SAVED = ("params", "param_names", "fused", "foreach", "capturable", "differentiable")
 
 
@@ -54,12 +54,10 @@ def load_optimizer_state(
 ) -> None:
     """Give an optimizer a saved state, on whatever device; its groups must hold the same parameters by name."""
     groups = _groups(model, optimizer)
-    differences = [*_other_class(document, optimizer), *_differences(document, groups)]
-    if problems := [*differences, *_missing(document, tensors)]:
+    if problems := [*_differences(document, optimizer, groups), *_missing(document, tensors)]:
         raise OptimizerMismatchError(
             as_list("the checkpoint is of another optimizer:", problems),
-            next_step="set up the model and the optimizer as they were when the checkpoint was made (see config.toml "
-            "in the run folder)",
+            next_step="set up the model and the optimizer as for the checkpoint (see config.toml in the run folder)",
         )
     own = optimizer.state_dict()
     parameters = {name: parameter for group in groups for name, parameter in group.items()}
@@ -80,7 +78,6 @@ def load_optimizer_state(
 
 
 def _groups(model: nn.Module, optimizer: Optimizer) -> list[dict[str, nn.Parameter]]:
-    """The parameters of each group by name."""
     names = {id(parameter): name for name, parameter in unwrap_model(model).named_parameters()}
     for index, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:
@@ -109,21 +106,19 @@ def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rest(content: Mapping[str, Any], names: Mapping[int, str]) -> dict[str, dict[Any, Any]]:
-    """What a user's optimizer may keep besides: state of no parameter, and entries of its own."""
+    """What a user's optimizer may have besides: state of no parameter, and entries of its own."""
     return {
         "content": {key: value for key, value in content.items() if key not in ("state", "param_groups")},
         "state": {key: value for key, value in content["state"].items() if key not in names},
     }
 
 
-def _other_class(document: Mapping[str, Any], optimizer: Optimizer) -> Iterator[str]:
-    # A checkpoint of an earlier version has no class.
-    saved, here = document.get("class"), type(optimizer).__name__
-    if saved not in (None, here):
-        yield f"the optimizer is {saved} in the checkpoint and {here} here"
-
-
-def _differences(document: Mapping[str, Any], groups: list[dict[str, nn.Parameter]]) -> Iterator[str]:
+def _differences(
+    document: Mapping[str, Any], optimizer: Optimizer, groups: list[dict[str, nn.Parameter]]
+) -> Iterator[str]:
+    saved_class, here = document.get("class", None), type(optimizer).__name__
+    if saved_class not in (None, here):  # a checkpoint of an earlier version has no class
+        yield f"the optimizer is {saved_class} in the checkpoint and {here} here"
     saved_groups = [group["params"] for group in document["groups"]]
     if len(saved_groups) != len(groups):
         yield f"it has {len(saved_groups)} parameter groups in the checkpoint and {len(groups)} here"
@@ -146,13 +141,13 @@ def _missing(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Iter
 
 
 def _copies(tensors: Mapping[str, Tensor], device: torch.device) -> Callable[[str], Tensor]:
-    # Copies, since torch keeps the very tensors it is given, and these may be mapped from a file. torch counts
+    # Copies, because torch keeps the tensors that it is given, and these may be mapped from a file. torch counts
     # steps on the CPU, and moves the count itself for fused and capturable optimizers.
     return lambda name: tensors[name].to("cpu" if name.endswith("/step") else device, copy=True)
 
 
 def _in_form_of(ours: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Saved settings, each as a tensor or as a number as the optimizer has it: a rate in a CUDA graph is one."""
+    """Saved settings, each as a tensor or a number like the optimizer's own: in a CUDA graph the rate is a tensor."""
     settings: dict[str, Any] = {}
     for key, value in saved.items():
         form = ours.get(key)
@@ -171,8 +166,8 @@ def _keep_as_saved(
     tensors: Mapping[str, Tensor],
     document: Mapping[str, Any],
 ) -> None:
-    """Undo what torch's loading changes: state cast to its parameter's type, though it had another, and text. And lay
-    state out in memory as its parameter is: fused optimizers go by memory, not by index."""
+    """Undo what torch's loading changes: text, and the type of state that differs from its parameter's. And give state
+    the strides of its parameter: fused optimizers go by memory, not by index."""
     for name, entry in document["state"].items():
         state, own_type = optimizer.state[parameters[name]], document["parameters"][name]["type"]
         for key, saved in decode(entry, tensors.__getitem__).items():
@@ -181,14 +176,13 @@ def _keep_as_saved(
                 state[key] = saved
             elif isinstance(saved, Tensor) and isinstance(loaded, Tensor) and str(saved.dtype) != own_type:
                 state[key] = loaded if key == "step" else saved.to(loaded.device, copy=True)
-            if isinstance(state[key], Tensor):
-                state[key] = _laid_out_like(parameters[name], state[key])
-
-
-def _laid_out_like(parameter: Tensor, state: Tensor) -> Tensor:
-    if state.shape != parameter.shape or state.stride() == parameter.stride():
-        return state
-    return torch.empty_like(parameter, dtype=state.dtype, device=state.device).copy_(state)
+            now, parameter = state[key], parameters[name]
+            if (
+                isinstance(now, Tensor)
+                and now.shape == parameter.shape
+                and now.stride() != parameter.stride()
+            ):
+                state[key] = torch.empty_like(parameter, dtype=now.dtype, device=now.device).copy_(now)
 
 
 def encode(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
@@ -218,7 +212,7 @@ def encode(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def decode(value: Any, tensor_of: Callable[[str], Tensor]) -> Any:
-    """The value that `encode` was given; `tensor_of` finds a tensor by its name."""
+    """The reverse of `encode`; `tensor_of` returns a tensor by its name."""
     if isinstance(value, list):
         return [decode(item, tensor_of) for item in value]
     if not isinstance(value, dict):

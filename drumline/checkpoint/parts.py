@@ -26,17 +26,15 @@ from drumline.checkpoint.manifest import FileRecord
 from drumline.launch.node.sealed_store import SealedStore
 
 POLL_S = 0.02
-# Another host's files may show up late on a network file system.
+# Another host's files may appear late on a network file system.
 SEEN_S = 10.0
-SHARE = "give a --run on a volume that all nodes share, or --checkpoint.writers one"
+SHARE_THE_FOLDER = "give a --run on a volume that all nodes share, or --checkpoint.writers one"
 
 Files = dict[str, dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
 class WritingRank:
-    """Who writes."""
-
     rank: int
     host: str
 
@@ -54,7 +52,7 @@ def assign(tensors: Mapping[str, Mapping[str, Tensor]], ranks: Sequence[int]) ->
         shares[rank].setdefault(store.part_name(file, rank), {})[name] = tensor
         heapq.heappush(loads, (load + tensor.nbytes, position, rank))
     for file, group in tensors.items():
-        if not group:  # an empty file is part of the checkpoint, too
+        if not group:  # a file without tensors is part of the checkpoint too
             shares[ranks[0]][file] = {}
     return shares
 
@@ -80,13 +78,13 @@ class SaveMessages:
             time.sleep(POLL_S)
 
     def delete(self, *keys: str) -> None:
-        """Messages that all have read: a run may save many thousand times."""
+        """Delete messages that all have read: a run may save many thousand times."""
         for key in keys:
             self._store.delete_key(key)
 
 
 class Collector:
-    """Rank 0's side: makes the folder, and collects what the other ranks have written into it."""
+    """Rank 0's side: announces the folder, and collects what the other ranks write into it."""
 
     def __init__(
         self,
@@ -106,7 +104,9 @@ class Collector:
         self._messages.send("open", str(self._me))
 
     def cancel(self) -> None:
-        with contextlib.suppress(dist.DistError, RuntimeError):  # the store is gone, and the others with it
+        with contextlib.suppress(
+            dist.DistError, RuntimeError
+        ):  # the store has ended, and the other ranks too
             self._messages.send("cancelled", True)
 
     def collect(self, partial: Path) -> dict[str, FileRecord]:
@@ -116,7 +116,7 @@ class Collector:
             for name, record in records.items():
                 self._check_file(partial, name, record, writer)
             files |= records
-        with contextlib.suppress(dist.DistError, RuntimeError):  # all that is needed was reply
+        with contextlib.suppress(dist.DistError, RuntimeError):  # all replies are here
             self._messages.delete("open", *(f"part/{writer.rank}" for writer in self._expected))
         return files
 
@@ -141,9 +141,9 @@ class Collector:
         path = partial / name
         if not _becomes_true(self._seen_s, lambda: path.is_file() and path.stat().st_size == record.size):
             raise store.PartError(
-                f"{name}, which {writer} has written, is not in {partial} on {self._me.host}: the folder is not one "
-                "that all nodes share",
-                SHARE,
+                f"{name}, which {writer} has written, is not in {partial} on {self._me.host}: the nodes do not "
+                "share this folder",
+                SHARE_THE_FOLDER,
             )
 
 
@@ -157,7 +157,7 @@ def write_own_part(
     stream: store.Stream,
     seen_s: float = SEEN_S,
 ) -> None:
-    """The other writers' side: write into rank 0's folder, and report it. A failure is reported, too."""
+    """The side of the other writers: write into rank 0's folder, and report that or the failure."""
     partial = store.partial_folder(root, step)
     try:
         key, maker = messages.wait_for("open", "cancelled")
@@ -165,15 +165,15 @@ def write_own_part(
             return
         if not _becomes_true(seen_s, partial.is_dir):
             reason = f"{partial}, which {maker} made, is not visible here: the nodes do not share this folder"
-            messages.send(f"part/{me.rank}", {"failure": [reason, SHARE]})
+            messages.send(f"part/{me.rank}", {"failure": [reason, SHARE_THE_FOLDER]})
             return
         messages.send(f"part/{me.rank}", _written(partial, tensors, stream))
-    except (TimeoutError, dist.DistError, RuntimeError):  # rank 0 is gone, and the save with it
+    except (TimeoutError, dist.DistError, RuntimeError):  # rank 0 has exited, so there is no save
         pass
 
 
 def _written(partial: Path, tensors: Files, stream: store.Stream) -> dict[str, Any]:
-    # Before they are written, which empties the groups: their memory is given back as it goes.
+    # Before they are written, which empties the groups to free their memory.
     names = {store.file_name(name): sorted(group) for name, group in tensors.items()}
     try:
         files = store.write_part(partial, tensors, stream)
@@ -185,7 +185,7 @@ def _written(partial: Path, tensors: Files, stream: store.Stream) -> dict[str, A
 
 
 def _difference(written: dict[str, list[str]], expected: dict[str, list[str]]) -> str:
-    """A tensor that is in one of them alone, with its file."""
+    """A tensor that is in only one of them, with its file."""
     ours, theirs = ({(file, name) for file in files for name in files[file]} for files in (expected, written))
     if missing := sorted(ours - theirs):
         return f"no {missing[0][1]} for {missing[0][0]}"

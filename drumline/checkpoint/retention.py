@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from drumline.checkpoint import catalog, store
@@ -20,10 +21,10 @@ def prune(
     higher_is_better: bool,
     newest: Path | None = None,
 ) -> list[Path]:
-    """Remove all but the newest `keep_last` and the best `keep_best` finite ones; the newest valid one always stays.
+    """Remove all but the newest `keep_last` and the best `keep_best` finite ones; the newest valid one is always kept.
 
     `newest`: the one that this process has just written. Without it, every byte is read to find the newest valid one:
-    an older one goes only when that is known to be good.
+    an older one is removed only when that is known to be good.
     """
     newest = newest or catalog.newest_valid(root).path
     if newest is None:
@@ -31,10 +32,10 @@ def prune(
     # A corrupt one that is newer than any valid one is left for the user to see: its step will be written again.
     newest_step = catalog.check_sizes(newest).step
     folders = [root / catalog.folder_name(step) for step in catalog.list_steps(root) if step <= newest_step]
-    whole = _checked(folders)
-    finite = [path for path in whole if whole[path].non_finite is None]
-    last = sorted(finite, key=lambda path: -whole[path].step)[:keep_last]
-    keep = {newest, *last, *_best(whole, metric, higher_is_better)[:keep_best]}
+    complete = _complete(folders)
+    finite = [path for path in complete if complete[path].non_finite is None]
+    last = sorted(finite, key=lambda path: -complete[path].step)[:keep_last]
+    keep = {newest, *last, *_ranked(complete, metric, higher_is_better)[:keep_best]}
     removed = [path for path in folders if path not in keep]
     for path in removed:
         store.remove(path)
@@ -42,42 +43,43 @@ def prune(
 
 
 def is_best(root: Path, metrics: Mapping[str, float], *, metric: str, higher_is_better: bool) -> bool:
-    """Whether a checkpoint with these metrics would be the best of those that are there."""
+    """Whether a checkpoint with these metrics would be the best."""
     value = metrics.get(metric, math.nan)
     if not math.isfinite(value):
         return False
-    whole = _checked([root / catalog.folder_name(step) for step in catalog.list_steps(root)])
-    ranked = _best(whole, metric, higher_is_better)
-    if not ranked:
+    known = _best(root, metric, higher_is_better)
+    if known is None:
         return True
-    known = whole[ranked[0]].metrics[metric]
-    return value >= known if higher_is_better else value <= known
+    return value >= known.metrics[metric] if higher_is_better else value <= known.metrics[metric]
 
 
 def best(root: Path, *, metric: str, higher_is_better: bool) -> int | None:
-    """The step of the best checkpoint that is there, if any was evaluated."""
-    whole = _checked([root / catalog.folder_name(step) for step in catalog.list_steps(root)])
-    ranked = _best(whole, metric, higher_is_better)
-    return whole[ranked[0]].step if ranked else None
+    """The step of the best checkpoint, if any was evaluated."""
+    found = _best(root, metric, higher_is_better)
+    return None if found is None else found.step
 
 
-def _checked(folders: list[Path]) -> dict[Path, Manifest]:
+def _best(root: Path, metric: str, higher_is_better: bool) -> Manifest | None:
+    complete = _complete([root / catalog.folder_name(step) for step in catalog.list_steps(root)])
+    ranked = _ranked(complete, metric, higher_is_better)
+    return complete[ranked[0]] if ranked else None
+
+
+def _complete(folders: list[Path]) -> dict[Path, Manifest]:
     # Sizes only: reading every byte of all checkpoints at each save would cost more than the save.
-    whole = {}
+    found = {}
     for path in folders:
-        try:
-            whole[path] = catalog.check_sizes(path)
-        except CorruptCheckpointError:
-            continue
-    return whole
+        with suppress(CorruptCheckpointError):
+            found[path] = catalog.check_sizes(path)
+    return found
 
 
-def _best(whole: Mapping[Path, Manifest], metric: str, higher_is_better: bool) -> list[Path]:
+def _ranked(complete: Mapping[Path, Manifest], metric: str, higher_is_better: bool) -> list[Path]:
     """Those that were evaluated, best first; of equals the newer."""
     sign = -1.0 if higher_is_better else 1.0
     scores = {
         path: (sign * found.metrics[metric], -found.step)
-        for path, found in whole.items()
+        for path, found in complete.items()
         if found.non_finite is None and math.isfinite(found.metrics.get(metric, math.nan))
     }
     return sorted(scores, key=lambda path: scores[path])

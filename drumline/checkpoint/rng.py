@@ -35,7 +35,7 @@ def capture_rng(device: torch.device) -> Tensor:
 
 
 def restore_rng(state: Tensor, device: torch.device) -> None:
-    """Continue the draws of the process that captured; a GPU's state is left out where there is none."""
+    """Continue the draws of the process that captured; a GPU's state is ignored where there is no GPU."""
     on_cpu, on_gpu, numpy_state, python_state = check_rng(state)
     torch.set_rng_state(_to_tensor(on_cpu))
     if on_gpu and device.type == "cuda":
@@ -45,7 +45,7 @@ def restore_rng(state: Tensor, device: torch.device) -> None:
 
 
 class CorruptRandomStateError(CheckpointError):
-    """A checkpoint holds a random state that no generator was ever in; `reason` says what is wrong."""
+    """A saved random state that no generator can have; `reason` is what is wrong."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(
@@ -55,16 +55,14 @@ class CorruptRandomStateError(CheckpointError):
 
 
 def check_rng(state: Tensor) -> list[bytes]:
-    """The four parts of a state; an error for one that is corrupt. With a wrong position numpy and torch would read
-    behind their tables."""
+    """The four parts of a state; an error if it is corrupt. With a wrong position numpy and torch would read behind
+    their tables."""
     packed = _to_bytes(state.cpu()) if state.dtype is torch.uint8 else b""
     if len(packed) != RNG_BYTES or not packed.startswith(_MARK):
         raise CorruptRandomStateError(f"it is no random state ({state.nbytes} bytes)")
     _, version, *lengths = _HEADER.unpack_from(packed)
     if version != _VERSION:
-        raise CorruptRandomStateError(
-            f"its version is {version}, and this version of Drumline reads {_VERSION}"
-        )
+        raise CorruptRandomStateError(f"its version is {version}, expected {_VERSION}")
     offset, parts = _HEADER.size, []
     for length in lengths:
         parts.append(packed[offset : offset + length])

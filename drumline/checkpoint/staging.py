@@ -1,6 +1,7 @@
-"""From a GPU to a file: through two pinned buffers and a stream of their own, one filling while the other is read.
+"""Copies tensors from a GPU to the host through two pinned buffers, on a stream of its own: one is filled while the
+other is read.
 
-The bytes come out in the order of the tensors. Many small tensors share a buffer, a large one takes several in turn.
+Small tensors share a buffer, a large one takes several in turn.
 """
 
 from __future__ import annotations
@@ -24,11 +25,10 @@ class Staging:
         self._buffers: list[Tensor] = []
 
     def drain(self, tensors: Iterable[Tensor]) -> Iterator[memoryview]:
-        """The bytes of tensors that no other stream is writing to. What is handed out is good until the next."""
+        """The bytes of tensors that no other stream is writing to. Each piece is valid until the next one."""
         if self._stream is None:
-            with torch.cuda.device(
-                self._device
-            ):  # a new thread is on the first GPU, which may be another rank's
+            # A new thread is on the first GPU, which may be another rank's.
+            with torch.cuda.device(self._device):
                 self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
                 self._buffers = [_buffer(self._size) for _ in range(2)]
         source, turn = _Source(tensors), 0
@@ -79,12 +79,12 @@ class _Source:
 
 
 def make_event(*, is_timed: bool = False) -> torch.cuda.Event:
-    """One that a thread sleeps on, rather than spin."""
+    """One on which a thread waits asleep, without spinning."""
     return torch.cuda.Event(enable_timing=is_timed, blocking=True)  # type: ignore[no-untyped-call]
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
-    """A tensor's content in the order of its indices, as bytes, where it lies."""
+    """A tensor's content in the order of its indices, as bytes, on its device."""
     dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
     return dense.reshape(-1).view(torch.uint8)
 

@@ -1,7 +1,7 @@
-"""What is saved: model, optimizer, scaler and progress, as tensors and documents by file; and back.
+"""Captures model, optimizer, scaler and progress as tensors and documents by file, and restores them.
 
 The engine captures a snapshot on rank 0, adds the random state of every rank, and hands it to the store. On resume
-every rank restores from the same plain dicts, whoever read them and however they travelled.
+rank 0 reads the files, and every rank restores from the same plain dicts.
 """
 
 from __future__ import annotations
@@ -55,10 +55,8 @@ def restore(
     tensors, documents = snapshot.tensors, snapshot.documents
     with translated("model"):
         progress: dict[str, Any] = documents["progress"]
-        weights, aliases = (
-            tensors["model"],
-            {str(one): str(of) for one, of in documents["model"]["aliases"].items()},
-        )
+        weights = tensors["model"]
+        aliases = {str(one): str(of) for one, of in documents["model"]["aliases"].items()}
     load_model_state(model, weights, aliases)
     if optimizer is not None:
         if "optimizer" not in documents:
@@ -77,7 +75,7 @@ def restore(
 
 @contextmanager
 def translated(what: str) -> Iterator[None]:
-    """What fails here fails because of the checkpoint. Its checksums are right, so somebody has saved it like that."""
+    """Report what fails here as an error of the checkpoint. Its checksums are right, so it was saved like that."""
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -108,7 +106,7 @@ def load_model_state(model: nn.Module, tensors: Mapping[str, Tensor], aliases: M
     if problems := list(_model_differences(saved, model)):
         raise CheckpointMismatchError(
             as_list("the checkpoint is of another model:", problems),
-            next_step="set the model up as it was when the checkpoint was made (see config.toml in the run folder)",
+            next_step="set the model up as for the checkpoint (see config.toml in the run folder)",
         )
     unwrap_model(model).load_state_dict(saved)
 
@@ -125,7 +123,7 @@ def _state_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _memory(tensor: Tensor) -> tuple[object, ...] | None:
-    """What two names of the same tensor have in common; None for a tensor without memory."""
+    """Equal for two names of the same tensor; None for a tensor without memory."""
     if not tensor.numel() or tensor.is_meta or tensor.layout is not torch.strided:
         return None
     return (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
@@ -154,7 +152,7 @@ def load_checkpoint(
 ) -> dict[str, Any]:
     """Load a checkpoint into a model, wrapped or not, on any device; returns the progress it was saved with.
 
-    `path` is the folder of one step, or a run folder or its `checkpoints` folder: then the newest that is whole and
+    `path` is the folder of one step, or a run folder or its `checkpoints` folder: then the newest that is complete and
     finite. What is skipped for it, and a checkpoint that is not finite, is a warning in the log.
     """
     found = _find_checkpoint(Path(path))
@@ -177,7 +175,7 @@ def _find_checkpoint(path: Path) -> Path:
     if found.path is None:
         reasons = [f"{one.path.name} is corrupt or incomplete: {one.reason}" for one in found.skipped]
         raise CheckpointError(
-            as_list(f"there is no whole checkpoint in {path}", reasons),
+            as_list(f"there is no complete checkpoint in {path}", reasons),
             next_step="give a run folder, or one of the folders in its checkpoints/",
         )
     for skipped in found.skipped:

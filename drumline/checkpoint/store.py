@@ -1,8 +1,8 @@
 """Writes checkpoints: into a hidden folder, flushed to the device, renamed when complete; and reads and removes them.
 
-A checkpoint is a folder `ROOT/step-NNNNNNNN/` of safetensors and JSON files with a manifest. This module knows
-nothing of training: it keeps tensors and documents by file name. A file of tensors may be in parts, written by several
-processes. Hidden folders beside it are unfinished work:
+A checkpoint is a folder `ROOT/step-NNNNNNNN/` of safetensors and JSON files with a manifest. This module knows nothing
+of training, only tensors and documents by file name. A file of tensors may be in parts, written by several processes.
+Hidden folders beside it are unfinished work:
 
 - `.step-N.partial`: being written, or left by a process that was killed while writing;
 - `.step-N.replaced`: an earlier one of the same step, until its replacement is in place;
@@ -43,13 +43,13 @@ class PartWriters(Protocol):
     """Processes that write parts of the same checkpoint (`parts`)."""
 
     def begin(self, partial: Path) -> None:
-        """The folder is there to write to."""
+        """Called when the folder exists."""
 
     def collect(self, partial: Path) -> Mapping[str, FileRecord]:
-        """Wait for their files; a PartError says which is not there, and why."""
+        """Wait for their files; raises PartError."""
 
     def cancel(self) -> None:
-        """There will be no checkpoint."""
+        """Called when the save has failed."""
 
 
 class PartError(Exception):
@@ -75,13 +75,13 @@ def write(
     stream: Stream = tensor_file.stream,
     others: PartWriters | None = None,
 ) -> Path:
-    """Save a checkpoint. When this returns it is complete and on the device; until then earlier ones stay.
+    """Save a checkpoint. When this returns it is complete and on the device; until then earlier ones are kept.
 
     `non_finite`: the first tensor that is not finite, if any. `stream`: makes the bytes of a file of tensors.
     `others`: the other processes that write to the folder.
     """
     final = root / catalog.folder_name(step)
-    contents = {f"{name}{_TENSORS}": stream(group) for name, group in tensors.items()}
+    contents = {file_name(name): stream(group) for name, group in tensors.items()}
     texts = {f"{name}{catalog.DOCUMENT}": _to_json(document) for name, document in documents.items()}
     needed = sum(map(tensor_file.num_bytes, tensors.values())) + sum(map(len, texts.values()))
     if manifest.FILE_NAME in texts:
@@ -93,8 +93,8 @@ def write(
         files = _fill(partial, {**contents, **{name: [text] for name, text in texts.items()}}, others)
         created = datetime.now(UTC).isoformat(timespec="seconds")
         numbers = {name: float(value) for name, value in metrics.items()}
-        whole = Manifest(step, created, numbers, files, non_finite)
-        disk.write_file(partial / manifest.FILE_NAME, [manifest.render(whole)])
+        record = Manifest(step, created, numbers, files, non_finite)
+        disk.write_file(partial / manifest.FILE_NAME, [manifest.render(record)])
         disk.flush_folder(partial)
         _put_in_place(partial, final)
     except BaseException as error:
@@ -113,10 +113,8 @@ def write_part(
     partial: Path, tensors: Mapping[str, Mapping[str, Tensor]], stream: Stream = tensor_file.stream
 ) -> dict[str, FileRecord]:
     """Write files of tensors into a checkpoint that another process makes, and flush them to the device."""
-    files = {
-        f"{name}{_TENSORS}": disk.write_file(partial / f"{name}{_TENSORS}", stream(group))
-        for name, group in tensors.items()
-    }
+    named = {file_name(name): group for name, group in tensors.items()}
+    files = {name: disk.write_file(partial / name, stream(group)) for name, group in named.items()}
     disk.flush_folder(partial)
     return files
 
@@ -134,23 +132,25 @@ def part_name(name: str, number: int) -> str:
 
 
 def read(path: Path, *, device: str | torch.device = "cpu") -> Snapshot:
-    """All that a checkpoint holds; verify it first."""
+    """Read a complete checkpoint; verify it first."""
     names = manifest.read(path).files
     documents = [name.removesuffix(catalog.DOCUMENT) for name in names if name.endswith(catalog.DOCUMENT)]
     return Snapshot(
-        tensors={name: read_tensors(path, name, device=device) for name in dict.fromkeys(_whole(names))},
+        tensors={
+            name: read_tensors(path, name, device=device) for name in dict.fromkeys(_tensor_files(names))
+        },
         documents={name: catalog.read_document(path, name) for name in documents},
     )
 
 
 def read_tensors(path: Path, name: str, *, device: str | torch.device = "cpu") -> dict[str, Tensor]:
     """The tensors of one file, in parts or not. On the CPU they are mapped from it: copy what is to be kept."""
-    files = [file for file in manifest.read(path).files if name in _whole([file])]
+    files = [file for file in manifest.read(path).files if name in _tensor_files([file])]
     parts = [tensor_file.read(path / file, device=device) for file in files]
     return {key: tensor for part in parts for key, tensor in part.items()}
 
 
-def _whole(files: Iterable[str]) -> Iterator[str]:
+def _tensor_files(files: Iterable[str]) -> Iterator[str]:
     """The names of the tensor files among these, without the number of a part."""
     return (_PART.sub("", file.removesuffix(_TENSORS)) for file in files if file.endswith(_TENSORS))
 
@@ -164,9 +164,8 @@ def remove(path: Path) -> None:
         disk.delete_folder(hidden)
     except OSError as error:
         reason, next_step = disk.explain(error, folder=path.parent)
-        raise CheckpointError(
-            f"the checkpoint {path} could not be removed: {reason}", next_step=next_step
-        ) from error
+        what = f"the checkpoint {path} could not be removed: {reason}"
+        raise CheckpointError(what, next_step=next_step) from error
 
 
 def _fill(
@@ -191,7 +190,7 @@ def _put_in_place(partial: Path, final: Path) -> None:
         final.rename(replaced)
     partial.rename(final)
     disk.flush_folder(final.parent)
-    with contextlib.suppress(OSError):  # what is left of the old one is deleted at the next write
+    with contextlib.suppress(OSError):  # the next write deletes what is left of the old one
         disk.delete_folder(replaced)
 
 
@@ -218,13 +217,13 @@ def _not_saved(final: Path, reason: str, next_step: str) -> CheckpointError:
     root = final.parent
     try:
         good = catalog.newest_valid(root).path
-        stands = (
+        earlier = (
             f"the last good checkpoint, {good}, is untouched" if good else "there is no earlier checkpoint"
         )
     except CheckpointError:
-        stands = "earlier checkpoints cannot be read"
+        earlier = "earlier checkpoints cannot be read"
     return CheckpointError(
-        f"the checkpoint {final} could not be saved: {reason}; {stands}",
+        f"the checkpoint {final} could not be saved: {reason}; {earlier}",
         next_step=f"{next_step}, or use another run folder; then rerun the same command",
     )
 
@@ -234,5 +233,5 @@ def _hidden(final: Path, kind: str) -> Path:
 
 
 def _to_json(document: Any) -> bytes:
-    # Not indented: that is written in Python, and would hold its lock for milliseconds beside the steps.
+    # Not indented: that encoder is written in Python, and would hold the GIL for milliseconds beside the steps.
     return json.dumps(document).encode() + b"\n"

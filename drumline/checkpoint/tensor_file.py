@@ -44,15 +44,15 @@ _TYPE_CODES = {
 
 
 def num_bytes(tensors: Mapping[str, Tensor]) -> int:
-    """How many bytes these tensors take in a file, without its header; one that cannot be saved is refused."""
+    """How many bytes these tensors take in a file, without its header; raises if one cannot be saved."""
     for name, tensor in tensors.items():
         _type_code(name, tensor)
     return sum(_num_bytes(tensor) for tensor in tensors.values())
 
 
 def stream(tensors: Mapping[str, Tensor], staging: Staging | None = None) -> Iterator[bytes | memoryview]:
-    """The bytes of the file, piece by piece; a tensor on a GPU is copied when its turn comes, through `staging` while
-    what came before is written."""
+    """The bytes of the file, piece by piece; tensors on a GPU are copied one after another, through `staging` while the
+    one before is written."""
     yield _header(tensors)
     ordered = [tensors[name] for name in _order(tensors)]
     if staging is not None and any(tensor.is_cuda for tensor in ordered):

@@ -1,7 +1,7 @@
-"""The thread that writes a checkpoint while training goes on: one piece of work at a time.
+"""The thread that writes a checkpoint while training continues: one job at a time.
 
-The training thread looks at `has_news` after each step and at nothing else; there is no lock between the two. What the
-work came to, an error too, waits here until it is taken.
+The training thread reads `has_news` after each step and nothing else; there is no lock between the two. The result, or
+the error, is kept here until it is taken.
 """
 
 from __future__ import annotations
@@ -14,36 +14,33 @@ Result = TypeVar("Result")
 
 
 class Writer(Generic[Result]):
-    """Works beside the thread that has it."""
-
     def __init__(self) -> None:
         self.has_news = False
-        """Whether a piece of work is done that nobody has taken."""
+        """Whether there is a result that has not been taken."""
         self._thread: threading.Thread | None = None
         self._result: Result | None = None
         self._error: BaseException | None = None
 
     @property
     def is_busy(self) -> bool:
-        """Whether a piece of work is in hand."""
         thread = self._thread
         return thread is not None and thread.is_alive()
 
     def start(self, work: Callable[[], Result]) -> None:
-        """Begin a piece of work; the one before must have been taken."""
+        """Start a job; the result of the one before must have been taken."""
         assert self._thread is None
-        # Not a daemon: a process that comes to its end by itself ends with a whole checkpoint.
+        # Not a daemon: a process that ends by itself first completes the checkpoint.
         self._thread = threading.Thread(target=self._run, args=(work,), name="drumline-checkpoint")
         self._thread.start()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Until the work in hand is done; whether it is. Any thread may wait."""
+        """Wait until the job is done; False: it is still running after that time. Any thread may wait."""
         if (thread := self._thread) is not None:
             thread.join(timeout_s)
         return not self.is_busy
 
     def take(self) -> Result | None:
-        """What the work came to: its result once, or its error; None: there was none. Waits for it."""
+        """Wait for the job and return its result, or raise its error; None: there was no job."""
         self.wait()
         result, error = self._result, self._error
         self._thread = self._result = self._error = None

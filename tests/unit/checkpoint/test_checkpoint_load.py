@@ -113,7 +113,7 @@ def test_no_folder(tmp_path: Path) -> None:
 
 def test_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(
-        CheckpointError, match=rf"there is no whole checkpoint in {tmp_path}\n  next: give a run"
+        CheckpointError, match=rf"there is no complete checkpoint in {tmp_path}\n  next: give a run"
     ):
         load_checkpoint(tmp_path, nn.Linear(2, 2))
 
@@ -122,7 +122,7 @@ def test_only_torn_ones(tmp_path: Path) -> None:
     save(tmp_path, 1)
     (tmp_path / "checkpoints" / "step-00000001" / "model.json").unlink()
     text = (
-        f"there is no whole checkpoint in {tmp_path}\n"
+        f"there is no complete checkpoint in {tmp_path}\n"
         "  - step-00000001 is corrupt or incomplete: model.json is missing\n  next:"
     )
     with pytest.raises(CheckpointError, match=re.escape(text)):
