@@ -36,7 +36,7 @@ OWN_FLAGS: FlagTable = {
         "on 3; one number is one kill. The run without kills has the first number. Different numbers turn on "
         "--train.exact elastic.",
     ),
-    "steps": (Count, "N", f"Optimizer steps of the whole run [{DEFAULT_STEPS}]."),
+    "steps": (Count, "N", f"Optimizer steps of the complete run [{DEFAULT_STEPS}]."),
     "kill-at": (tuple[Count, ...], "STEP[,STEP...]", "No kill before this step, one for each kill [random]."),
     "kill-in": (
         Literal["step", "save", "evaluation", "any"],
@@ -59,7 +59,7 @@ ELSEWHERE = {
 USAGE = """\
 usage: drumline prove-resume TASK [--world N[,N...]] [--steps N] [--section.name value ...]
 
-Trains TASK for a few steps without a kill; then once more, killed with -9 and resumed; and compares every
+Trains TASK for a few steps without a kill; then again, killed with -9 and resumed; and compares every
 sample, weight, optimizer state and evaluation, bit by bit. The settings are those of `drumline train TASK`.
 """
 EXIT_CODES = """\
@@ -205,7 +205,7 @@ def _folder(keep: str | None) -> Iterator[Path]:
         if keep is None:
             shutil.rmtree(folder, ignore_errors=True)
         if not isinstance(error, UsageError):
-            left = "its folder was removed" if keep is None else f"what it wrote so far is in {folder}"
+            left = "its folder was removed" if keep is None else f"its folder is kept: {folder}"
             with suppress(OSError):  # the terminal may be closed
                 terminal.print_message(f"interrupted; {left}")
         raise

@@ -1,4 +1,4 @@
-"""`drumline verify RUN`: checks run folders, and reports in a few lines, or in JSON, and by the exit code."""
+"""`drumline verify RUN`: checks run folders, and prints a report as text or JSON."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ Checks run folders, and changes nothing in them:
   checkpoints  every byte of each against the checksums of its manifest, and that it is finite (no NaN or
                infinity); the one saved last is there
   samples      the ledger: each sample exactly once an epoch, over all restarts and numbers of ranks,
-               and the cursors of the checkpoints
+               and the positions of the checkpoints
   events       every rank's file: no event missing, no line damaged, each start resumes from a step that was reached
   settings     config.toml and environment.json can be read
 
-A line for each part, then a line for each problem, with the file and line, or the epoch, position and sample. A run
-that is still training is checked as far as it is. It needs no GPU and does not load torch.
+Prints a line for each part, then one for each problem, with the file and line, or the epoch, position and sample. A
+run that is still training is checked as far as it is written. Needs no GPU and does not load torch.
 
   --json   for scripts: parts with their counts, problems and notes
   --help   this text
@@ -56,18 +56,18 @@ def run(argv: Sequence[str]) -> int:
     progress = show_progress if sys.stderr.isatty() else lambda text: None
     reports = [verify_run(folder, progress) for folder in folders]
     progress("")
+    is_good = not any(report.problems for report in reports)
     if flags.own.get("json"):
-        whole = not any(report.problems for report in reports)
-        show(json.dumps({"whole": whole, "runs": list(map(_as_json, reports))}, indent=1))
+        show(json.dumps({"whole": is_good, "runs": list(map(_as_json, reports))}, indent=1))
     else:
         show("\n\n".join(map(_as_text, reports)))
-    return ExitCode.SOMETHING_WRONG if any(report.problems for report in reports) else ExitCode.SUCCESS
+    return ExitCode.SUCCESS if is_good else ExitCode.SOMETHING_WRONG
 
 
 def _as_text(report: RunReport) -> str:
     lines = [str(report.run)]
     if report.job_at_work is not None:
-        lines.append(f"  {report.job_at_work} is training in it: checked as far as it is")
+        lines.append(f"  {report.job_at_work} is training in it: checked as far as it is written")
     lines += [f"  {section.name:<12} {section.summary}" for section in report.sections]
     lines += [f"  note: {note}" for note in report.notes]
     lines += [f"  problem: {problem}" for problem in report.problems]

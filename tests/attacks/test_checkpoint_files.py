@@ -103,14 +103,14 @@ FORGED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         lambda content: content.update(non_finite=[]),
         "its created or non_finite is not",
     ),
-    "an entry as text": (lambda content: content["files"].update(x="y"), "the size and the checksum of x"),
+    "an entry as text": (lambda content: content["files"].update(x="y"), "no size and checksum of x"),
     "an entry without a size": (
         lambda content: content["files"].update(x={"blake3": ""}),
         "the size and the",
     ),
     "a size below zero": (
         lambda content: content["files"].update(x={"bytes": -1, "blake3": ""}),
-        "the size and the checksum of x",
+        "no size and checksum of x",
     ),
     "a device": (named("/dev/zero"), "the file name '/dev/zero' has characters other"),
     "a path upwards": (named("../step-00000001/model.json"), "has characters other"),

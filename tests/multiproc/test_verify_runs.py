@@ -261,7 +261,7 @@ def test_a_checkpoint_that_does_not_say_where_it_stands_is_named(run: Path) -> N
         metrics={},
     )
     assert [str(problem) for problem in verify(run).problems] == [
-        "checkpoints/step-00000008/progress.json: is that of step 7",
+        "checkpoints/step-00000008/progress.json: belongs to step 7",
         "checkpoints/step-00000010/progress.json: has no valid step and position",
     ]
 
