@@ -73,10 +73,7 @@ def test_closed_ports_and_wrong_networks_are_named_by_host(make_testbed: MakeTes
     by_name = {"environment": {"GLOO_SOCKET_IFNAME": None}}
     said = fly(bed, {"a": by_name, "b": by_name})
     warning, _, said["a"] = said["a"].partition("\n")
-    assert (
-        "MASTER_ADDR a does not tell which address of a the other ranks reach: the store listens on"
-        in warning
-    )
+    assert "MASTER_ADDR a does not tell which address of a the others reach: the store listens on" in warning
     assert told(said) == (
         "error: data cannot go between these hosts:\n"
         "  - b takes data on its loopback, 127.0.1.1 (lo), where a cannot reach it\n"
@@ -104,7 +101,7 @@ def test_absent_and_different_nodes_are_named_by_host(make_testbed: MakeTestbed,
         place.mkdir()
         (place / "user_model.py").write_text(f"width = {2 if host.name == 'c' else 1}\n")
     assert re.match(
-        r"error: ranks differ in the code of user_model: rank 0, 1 \(a, b\): \w+; rank 2 \(c\): \w+\n  next: bring",
+        r"error: ranks differ in the code of user_model: rank 0, 1 \(a and b\): \w+; rank 2 \(c\): \w+\n  next: bring",
         told(fly(bed, {host.name: {"code": str(tmp_path / f"code-{host.name}")} for host in bed})),
     )
 
