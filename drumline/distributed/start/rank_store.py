@@ -71,8 +71,8 @@ def _wait_until_open(topology: Topology, *, timeout_s: float) -> None:
         return
     if topology.agent_hosts_store and blocked.reason == Reason.NO_ANSWER and blocked.lasted_s >= CLOSED_S:
         raise closed_data_ports([topology.host], host, port=port, reason=blocked.reason)
-    within = "" if blocked.reason == Reason.UNKNOWN_NAME else f" within {timeout_s:g} s"
-    raise _unreachable(topology, f"{within}: {explained(blocked.reason)}")
+    waited_s = min(timeout_s, limits.get(blocked.reason, timeout_s))
+    raise _unreachable(topology, f" within {waited_s:g} s: {explained(blocked.reason)}")
 
 
 def _unreachable(topology: Topology, why: str) -> PreflightError:
