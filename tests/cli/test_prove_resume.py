@@ -308,7 +308,7 @@ def test_kills_that_cannot_be_are_refused(folder: Path) -> None:
     assert "--world: 9 ranks cannot share 8 shards (train.shards)" in few.stderr
 
 
-def test_a_task_that_is_not_there_is_told_before_anything_runs(
+def test_a_task_that_is_not_there_is_reported_before_anything_runs(
     folder: Path, request: pytest.FixtureRequest
 ) -> None:
     missing = drumline("prove-resume", "task.py:Sound", cwd=folder, **torch_blocked(folder))
@@ -329,7 +329,7 @@ def test_a_task_that_is_not_there_is_told_before_anything_runs(
         assert not result.stdout
 
 
-def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(**_: object) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
@@ -339,7 +339,7 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: py
     assert "choose another with --keep DIR" in str(error.value)
 
 
-def test_wrong_places_are_told(folder: Path) -> None:
+def test_wrong_places_are_reported(folder: Path) -> None:
     environment = torch_blocked(folder)
     none = drumline("prove-resume", cwd=folder, **environment)
     assert none.returncode == 2

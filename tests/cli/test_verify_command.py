@@ -102,7 +102,7 @@ def test_json_for_scripts(runs: Path) -> None:
     ]
 
 
-def test_damaged_events_are_told_in_json_too(runs: Path) -> None:
+def test_damaged_events_are_reported_in_json_too(runs: Path) -> None:
     path = runs / "runs/spirals/events/rank-00000.jsonl"
     lines = path.read_text().splitlines()
     for number, field in ((0, "world_size"), (2, "step")):
@@ -158,7 +158,7 @@ def test_help_teaches(tmp_path: Path) -> None:
         assert part in result.stdout
 
 
-def test_a_terminal_is_told_how_far_it_is(runs: Path) -> None:
+def test_a_terminal_shows_progress(runs: Path) -> None:
     ours, theirs = pty.openpty()
     result = subprocess.run(
         [sys.executable, "-m", "drumline", "verify", "runs/spirals"],

@@ -84,7 +84,9 @@ def test_the_bits_are_those_of_saves_that_the_step_waits_for(
     )
 
 
-def test_a_checkpoint_is_told_when_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_is_reported_when_it_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Some steps later: after the log lines of those, and without turning back what later events say."""
     begun = threading.Event()
 

@@ -37,7 +37,7 @@ def exit_code(written: Path, *, is_told_again: bool) -> int | None:
     return code
 
 
-def test_it_ends_when_the_checkpoint_stands(tmp_path: Path) -> None:
+def test_it_ends_when_the_checkpoint_is_complete(tmp_path: Path) -> None:
     assert exit_code(tmp_path / "written", is_told_again=False) == 42
     assert (tmp_path / "written").exists()
 

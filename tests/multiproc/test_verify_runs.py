@@ -1,4 +1,4 @@
-"""A run that was killed twice and went on with other numbers of ranks is whole; whatever is damaged in it is named."""
+"""A run that was killed twice and resumed on other numbers of ranks has no problems; any damage is named."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def lines_of(path: Path) -> list[str]:
     return path.read_text().splitlines(keepends=True)
 
 
-def test_the_run_is_whole(run: Path) -> None:
+def test_the_run_has_no_problems(run: Path) -> None:
     report = verify(run)
     assert [str(problem) for problem in report.problems] == []
     checkpoints, samples, events, settings = report.sections
@@ -78,7 +78,7 @@ def test_the_run_is_whole(run: Path) -> None:
     assert report.job_at_work is None
 
 
-def test_a_run_of_one_rank_that_ends_in_the_middle_of_an_epoch_is_whole(tmp_path: Path) -> None:
+def test_a_run_of_one_rank_that_ends_in_the_middle_of_an_epoch_has_no_problems(tmp_path: Path) -> None:
     train_here(make_config(steps=7), Classify, tmp_path)
     report = verify(tmp_path)
     assert report.problems == []
@@ -189,7 +189,7 @@ def test_what_is_damaged_is_named(run: Path, damage: Callable[[Path], None], mes
         assert message in found
 
 
-def test_a_torn_end_of_the_ledger_is_a_note_and_the_run_goes_on_from_it(run: Path) -> None:
+def test_an_incomplete_end_of_the_ledger_is_a_note_and_the_run_resumes_from_it(run: Path) -> None:
     with (run / LEDGER).open("a") as file:
         file.write('{"kind":"steps","fir')
     assert [str(note) for note in verify(run).notes] == [
@@ -228,7 +228,7 @@ def test_what_else_lies_in_a_checkpoint_is_a_note(run: Path) -> None:
 @pytest.mark.parametrize(
     "content", ["", '{"number":0,"kind":"note","step":0}\n', '{"number":0,"kind":"error","step":0}\n']
 )
-def test_a_run_that_was_killed_before_it_began_is_whole(tmp_path: Path, content: str) -> None:
+def test_a_run_that_was_killed_before_it_began_has_no_problems(tmp_path: Path, content: str) -> None:
     RunFolder(tmp_path).make()
     RunFolder(tmp_path).event_file(0).write_text(content)
     report = verify(tmp_path)

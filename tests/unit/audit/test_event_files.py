@@ -78,7 +78,7 @@ def test_what_is_lost_is_named(tmp_path: Path, change: Any, message: str) -> Non
     assert f"rank-00000.jsonl, {message}" in problems(check(tmp_path, lines))
 
 
-def test_a_torn_line_at_the_end_of_an_attempt_is_a_note(tmp_path: Path) -> None:
+def test_an_incomplete_line_at_the_end_of_an_attempt_is_a_note(tmp_path: Path) -> None:
     (tmp_path / "rank-00000.jsonl").write_text(
         "\n".join([*attempt(), '{"number": 5, "ki', *attempt(start=4), '{"number": 6, "k'])
     )
@@ -240,7 +240,7 @@ def test_ranks_that_are_killed_at_the_same_time_lack_nothing(tmp_path: Path, cut
         assert problems(part) == []
 
 
-def test_an_end_that_is_missing_is_told_unless_rank_0_may_have_been_killed_while_it_saved(
+def test_an_end_that_is_missing_is_reported_unless_rank_0_may_have_been_killed_while_it_saved(
     tmp_path: Path,
 ) -> None:
     zero, one = logged(), without_saves(logged())

@@ -1,4 +1,4 @@
-"""Which cause is told for which difference."""
+"""Which cause is named for which difference."""
 
 from __future__ import annotations
 

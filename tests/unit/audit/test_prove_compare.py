@@ -1,4 +1,4 @@
-"""Two traces: the first difference is found, named, and told from all that may differ."""
+"""Two traces: the first difference is found and named."""
 
 from __future__ import annotations
 

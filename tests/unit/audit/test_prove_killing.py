@@ -116,7 +116,7 @@ def test_a_run_that_ends_before_is_not_killed(tmp_path: Path, moment: Moment) ->
     assert not run_and_kill(leg(tmp_path), kill(moment, 7))
 
 
-def test_a_leg_that_fails_by_itself_is_told_with_its_last_lines(tmp_path: Path) -> None:
+def test_a_leg_that_fails_by_itself_is_reported_with_its_last_lines(tmp_path: Path) -> None:
     for run in (run_to_the_end, lambda one: run_and_kill(one, kill("step", 5))):
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         folder.mkdir()
@@ -135,7 +135,7 @@ def test_workers_of_a_killed_rank_do_not_outlive_it(tmp_path: Path) -> None:
     assert not children_that_stay(before)
 
 
-def test_a_leg_that_hangs_after_the_kill_is_ended_and_told(
+def test_a_leg_that_hangs_after_the_kill_is_ended_and_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(killed_run, "END_S", 0.2)

@@ -111,7 +111,7 @@ def test_wishes_that_can_be_met() -> None:
         assert too_early(options(**given), PATTERN) is None
 
 
-def test_what_only_the_first_run_tells() -> None:
+def test_what_only_the_first_run_shows() -> None:
     assert too_early(options(at=(2,)), PATTERN) == (
         "--kill-at: 2 is too early: the first checkpoint is that of step 2"
     )

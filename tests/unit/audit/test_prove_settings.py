@@ -92,7 +92,7 @@ def test_how_often_the_job_saves_is_left_alone_where_it_can_be_proved(tmp_path: 
     )
 
 
-def test_what_is_changed_is_told() -> None:
+def test_what_is_changed_is_reported() -> None:
     task = {"checkpoint.every_steps": 7, "optim.warmup_steps": 50}
     assert chosen(task=task).describe_changes() == (
         "checkpoint.every_steps 2 (it was 7), optim.warmup_steps 4 (it was 50)"

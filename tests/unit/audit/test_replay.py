@@ -271,7 +271,7 @@ def test_an_empty_ledger_is_one_problem(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("samples", [36, 40])
-def test_a_wrong_number_of_samples_is_told_once(tmp_path: Path, samples: int) -> None:
+def test_a_wrong_number_of_samples_is_reported_once(tmp_path: Path, samples: int) -> None:
     job = Job(37, 8)
     job.attempt(2, 60)
     job.lines[0]["samples"] = samples
@@ -297,7 +297,7 @@ def test_a_checkpoint_that_stands_elsewhere_is_named(tmp_path: Path) -> None:
     ]
 
 
-def test_an_order_that_changes_within_an_epoch_is_told(tmp_path: Path) -> None:
+def test_an_order_that_changes_within_an_epoch_is_reported(tmp_path: Path) -> None:
     job = Job(37, 8)
     job.attempt(2, 2)
     job.length = 40
@@ -320,7 +320,7 @@ def test_a_dataset_that_changes_between_epochs_is_a_note(tmp_path: Path) -> None
     assert "the dataset changed: 32 samples before step 5, 40 samples after" in str(part.notes[0])
 
 
-def test_a_torn_line_and_a_late_begin_are_notes(tmp_path: Path) -> None:
+def test_an_incomplete_line_and_a_late_begin_are_notes(tmp_path: Path) -> None:
     job = Job(37, 8)
     job.attempt(2, 4)
     job.lines.clear()  # as if an older version had trained so far

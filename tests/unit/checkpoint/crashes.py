@@ -87,7 +87,7 @@ def newest_step(root: Path) -> int:
     return 0 if path is None else catalog.verify(path).step
 
 
-def check_goes_on(root: Path, step: int) -> None:
+def check_resumes(root: Path, step: int) -> None:
     write(root, step)
     prune(root)
     assert newest_step(root) == step
@@ -107,7 +107,7 @@ def killed_at_every_moment(folder: Path, work: Callable[[Path], object], *, leas
         shutil.copytree(start, root)
         _, status = os.waitpid(run_child(partial(work_until_killed, work, root, moment)), 0)
         assert newest_step(root) >= least, (moment, list(root.iterdir()))
-        check_goes_on(root, 9)
+        check_resumes(root, 9)
         shutil.rmtree(root)
         if not os.WIFSIGNALED(status):
             assert os.waitstatus_to_exitcode(status) == 0
@@ -159,7 +159,7 @@ def any_moment(folder: Path) -> None:
         assert newest_step(root) >= saved, (list(root.iterdir()), saved)
         saved = newest_step(root)
     assert saved >= 20, saved
-    check_goes_on(root, saved + 1)
+    check_resumes(root, saved + 1)
     print(f"{saved} checkpoints")
 
 

@@ -55,7 +55,7 @@ def test_the_model_is_still_right_when_the_checkpoint_is_gone(tmp_path: Path) ->
     assert torch.equal(momentum, optimizer.state[saved.weight]["momentum_buffer"])
 
 
-def test_a_torn_one_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_corrupt_one_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     save(tmp_path, 1)
     save(tmp_path, 2)
     (tmp_path / "checkpoints" / "step-00000002" / "model.json").unlink()
@@ -79,7 +79,7 @@ def test_one_that_is_not_finite_is_loaded_with_a_warning(
     )
 
 
-def test_a_torn_one_asked_for_by_name_is_refused(tmp_path: Path) -> None:
+def test_a_corrupt_one_asked_for_by_name_is_refused(tmp_path: Path) -> None:
     save(tmp_path, 1)
     path = tmp_path / "checkpoints" / "step-00000001"
     weights = path / "model.safetensors"
@@ -118,7 +118,7 @@ def test_no_checkpoint(tmp_path: Path) -> None:
         load_checkpoint(tmp_path, nn.Linear(2, 2))
 
 
-def test_only_torn_ones(tmp_path: Path) -> None:
+def test_only_corrupt_ones(tmp_path: Path) -> None:
     save(tmp_path, 1)
     (tmp_path / "checkpoints" / "step-00000001" / "model.json").unlink()
     text = (

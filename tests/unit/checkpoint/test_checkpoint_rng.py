@@ -83,7 +83,7 @@ def test_what_is_no_random_state(state: torch.Tensor) -> None:
 def test_a_later_version() -> None:
     state = capture_rng(CPU)
     state[8] = 9
-    with pytest.raises(CheckpointError, match="its version is 9, and this version of Drumline reads 1"):
+    with pytest.raises(CheckpointError, match="its version is 9, expected 1"):
         restore_rng(state, CPU)
 
 

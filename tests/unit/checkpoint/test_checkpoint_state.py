@@ -30,7 +30,7 @@ def make_scaler(*, enabled: bool = True) -> torch.amp.GradScaler:
     return torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2, enabled=enabled)
 
 
-def test_a_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
+def test_a_run_resumes_bit_for_bit(tmp_path: Path) -> None:
     model, optimizer = make()
     train(model, optimizer)
     snapshot = capture(model, optimizer, progress=PROGRESS)
@@ -50,7 +50,7 @@ def test_a_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
     ]
 
 
-def test_the_scale_of_fp16_goes_on() -> None:
+def test_the_scale_of_fp16_is_restored() -> None:
     model, _ = make()
     scaler = make_scaler()
     scaler.scale(torch.ones(1))

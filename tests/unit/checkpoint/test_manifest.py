@@ -22,7 +22,7 @@ def test_comes_back_as_it_was() -> None:
     assert manifest.parse(manifest.render(EXAMPLE)) == EXAMPLE
 
 
-def test_is_plain_json_that_tells_all() -> None:
+def test_is_plain_json_with_all_fields() -> None:
     content = json.loads(manifest.render(EXAMPLE))
     assert set(content) == {"format", "step", "created", "metrics", "non_finite", "files", "digest"}
     assert content["format"] == 1
@@ -61,7 +61,7 @@ def test_any_truncation_is_found() -> None:
             manifest.parse(raw[:length])
 
 
-def test_a_later_format_is_told_from_damage() -> None:
+def test_a_later_format_is_not_reported_as_damage() -> None:
     content = json.loads(manifest.render(EXAMPLE))
     del content["digest"]
     content["format"] = 7

@@ -118,7 +118,7 @@ def through_disk(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize("steps", [0, 3])
-def test_goes_on_bit_for_bit(tmp_path: Path, name: str, steps: int) -> None:
+def test_resumes_bit_for_bit(tmp_path: Path, name: str, steps: int) -> None:
     model = make_model()
     optimizer = MAKERS[name](model)
     train(model, optimizer, steps=steps)
@@ -272,8 +272,7 @@ def test_every_difference_is_listed_and_nothing_is_changed() -> None:
         "  - 2.weight is [2, 4] in the checkpoint and [5, 4] here",
         "  - 2.bias is [2] in the checkpoint and [5] here",
         "  - the tensor 0.weight/momentum_buffer is missing in the checkpoint",
-        "  next: set up the model and the optimizer as they were when the checkpoint was made (see config.toml in the "
-        "run folder)",
+        "  next: set up the model and the optimizer as for the checkpoint (see config.toml in the run folder)",
     ]
     assert receiver.param_groups[0]["lr"] == 7.0
 

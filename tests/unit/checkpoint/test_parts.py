@@ -1,4 +1,4 @@
-"""A checkpoint in parts: dealt alike everywhere, whole when all are there; when one is not, who failed is told."""
+"""A checkpoint in parts: assigned alike on all ranks, complete when all are there; a failure names its rank."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_a_part_that_does_not_arrive(tmp_path: Path) -> None:
     (tmp_path / "b" / ".step-00000001.partial").mkdir(parents=True)
     text = job.failure(assign(tensors(), [0, 1]))
     assert "model-part-00001.safetensors, which rank 1 on node-b has written, is not in " in text
-    assert "/a/.step-00000001.partial on node-a: the folder is not one that all nodes share" in text
+    assert "/a/.step-00000001.partial on node-a: the nodes do not share this folder" in text
 
 
 @pytest.mark.parametrize(

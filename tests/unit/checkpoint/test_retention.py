@@ -134,7 +134,7 @@ def test_the_newest_valid_one_stays_even_if_none_is_to_be_kept(tmp_path: Path) -
     assert catalog.list_steps(tmp_path) == [2]
 
 
-def test_torn_ones_do_not_count_as_kept_and_go_when_a_valid_one_is_newer(tmp_path: Path) -> None:
+def test_corrupt_ones_do_not_count_as_kept_and_go_when_a_valid_one_is_newer(tmp_path: Path) -> None:
     for step in (1, 2, 3, 4):
         make(tmp_path, step)
     (tmp_path / "step-00000003" / "manifest.json").unlink()
@@ -178,11 +178,11 @@ def test_the_rules_hold_for_any_history(
     higher: bool,
 ) -> None:
     root = tmp_path_factory.mktemp("prune")
-    for step, (score, is_torn) in enumerate(entries, start=1):
+    for step, (score, is_corrupt) in enumerate(entries, start=1):
         path = make_quick(root, step, {} if score is None else {"m": score})
-        if is_torn:
-            (path / "manifest.json").write_bytes(b"torn")
-    whole = [step for step, (_, is_torn) in enumerate(entries, start=1) if not is_torn]
+        if is_corrupt:
+            (path / "manifest.json").write_bytes(b"corrupt")
+    whole = [step for step, (_, is_corrupt) in enumerate(entries, start=1) if not is_corrupt]
     scored = [step for step in whole if (score := entries[step - 1][0]) is not None and math.isfinite(score)]
     prune(root, keep_last=last, keep_best=best, metric="m", higher_is_better=higher)
     left = set(catalog.list_steps(root))

@@ -89,44 +89,44 @@ def test_strangers_are_left_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_truncated_file_is_named_and_the_one_before_is_used(tmp_path: Path, name: str) -> None:
-    good, torn = write(tmp_path, 1), write(tmp_path, 2)
-    size = (torn / name).stat().st_size
-    os.truncate(torn / name, size - 1)
+    good, corrupt = write(tmp_path, 1), write(tmp_path, 2)
+    size = (corrupt / name).stat().st_size
+    os.truncate(corrupt / name, size - 1)
     found = catalog.newest_valid(tmp_path)
     assert found.path == good
     reason = f"{name} has {size - 1} of {size} bytes" if name != "manifest.json" else "manifest.json: "
-    assert [skipped.path for skipped in found.skipped] == [torn]
+    assert [skipped.path for skipped in found.skipped] == [corrupt]
     assert found.skipped[0].reason.startswith(reason)
-    os.truncate(torn / name, 0)
+    os.truncate(corrupt / name, 0)
     assert catalog.newest_valid(tmp_path).path == good
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_deleted_file_is_named_and_the_one_before_is_used(tmp_path: Path, name: str) -> None:
-    good, torn = write(tmp_path, 1), write(tmp_path, 2)
-    (torn / name).unlink()
-    assert catalog.newest_valid(tmp_path) == (good, [(torn, f"{name} is missing")])
+    good, corrupt = write(tmp_path, 1), write(tmp_path, 2)
+    (corrupt / name).unlink()
+    assert catalog.newest_valid(tmp_path) == (good, [(corrupt, f"{name} is missing")])
     with pytest.raises(
-        CorruptCheckpointError, match=f"the checkpoint {torn} is corrupt or incomplete: {name} is missing"
+        CorruptCheckpointError, match=f"the checkpoint {corrupt} is corrupt or incomplete: {name} is missing"
     ):
-        catalog.verify(torn)
+        catalog.verify(corrupt)
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_flipped_byte_is_named_and_the_one_before_is_used(tmp_path: Path, name: str) -> None:
-    good, torn = write(tmp_path, 1), write(tmp_path, 2)
-    intact = (torn / name).read_bytes()
+    good, corrupt = write(tmp_path, 1), write(tmp_path, 2)
+    intact = (corrupt / name).read_bytes()
     for position in range(0, len(intact), 7):
-        flip_byte(torn / name, position)
+        flip_byte(corrupt / name, position)
         found = catalog.newest_valid(tmp_path)
         assert found.path == good
         assert name in found.skipped[0].reason
         assert name == "manifest.json" or "its checksum differs" in found.skipped[0].reason
-        (torn / name).write_bytes(intact)
-    assert catalog.newest_valid(tmp_path) == (torn, [])
+        (corrupt / name).write_bytes(intact)
+    assert catalog.newest_valid(tmp_path) == (corrupt, [])
 
 
-def test_all_torn_ones_are_told_newest_first(tmp_path: Path) -> None:
+def test_all_corrupt_ones_are_reported_newest_first(tmp_path: Path) -> None:
     paths = [write(tmp_path, step) for step in (1, 2, 3)]
     for path in paths:
         (path / "progress.json").unlink()
@@ -135,14 +135,14 @@ def test_all_torn_ones_are_told_newest_first(tmp_path: Path) -> None:
     assert [skipped.path for skipped in found.skipped] == paths[::-1]
 
 
-def test_a_folder_under_the_name_of_another_step_is_torn(tmp_path: Path) -> None:
+def test_a_folder_under_the_name_of_another_step_is_corrupt(tmp_path: Path) -> None:
     write(tmp_path, 1).rename(tmp_path / "step-00000005")
-    assert catalog.newest_valid(tmp_path).skipped[0].reason == "manifest.json is that of step 1"
+    assert catalog.newest_valid(tmp_path).skipped[0].reason == "manifest.json belongs to step 1"
     (tmp_path / "step-00000005").rename(tmp_path / "best")
     assert catalog.verify(tmp_path / "best").step == 1
 
 
-def test_a_file_that_cannot_be_read_is_torn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_read_is_corrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path, 1)
 
     def fail(file: Path) -> str:
@@ -163,7 +163,7 @@ def test_a_document_that_went_missing_after_verification(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("is_torn", [False, True])
-def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path: Path, is_torn: bool) -> None:
+def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path: Path, is_corrupt: bool) -> None:
     path = write(tmp_path, 1, size=4)
     if is_torn:
         (path / "model.safetensors").unlink()
