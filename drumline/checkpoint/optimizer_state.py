@@ -44,7 +44,15 @@ def optimizer_state(model: nn.Module, optimizer: Optimizer) -> tuple[dict[str, T
             for number, entry in content["state"].items()
             if number in names
         },
-        "rest": encode(_rest(content, names), "rest", tensors),
+        # What a user's optimizer may have besides: entries of its own, and state of no parameter.
+        "rest": encode(
+            {
+                "content": {key: content[key] for key in content if key not in ("state", "param_groups")},
+                "state": {key: entry for key, entry in content["state"].items() if key not in names},
+            },
+            "rest",
+            tensors,
+        ),
     }
     return tensors, document
 
@@ -103,14 +111,6 @@ def _names_by_number(
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in group.items() if key not in _NOT_SAVED}
-
-
-def _rest(content: Mapping[str, Any], names: Mapping[int, str]) -> dict[str, dict[Any, Any]]:
-    """What a user's optimizer may have besides: state of no parameter, and entries of its own."""
-    return {
-        "content": {key: value for key, value in content.items() if key not in ("state", "param_groups")},
-        "state": {key: value for key, value in content["state"].items() if key not in names},
-    }
 
 
 def _differences(

@@ -29,7 +29,9 @@ _PYTHON = struct.Struct("<625I?d")  # key and position, whether a normal draw is
 def capture_rng(device: torch.device) -> Tensor:
     """The random state of this process as `RNG_BYTES` bytes on the CPU."""
     on_gpu = _to_bytes(torch.cuda.get_rng_state(device)) if device.type == "cuda" else b""
-    parts = (_to_bytes(torch.get_rng_state()), on_gpu, _numpy_state(), _python_state())
+    _, key, gauss = random.getstate()
+    python_state = _PYTHON.pack(*key, gauss is not None, gauss or 0.0)
+    parts = (_to_bytes(torch.get_rng_state()), on_gpu, _numpy_state(), python_state)
     packed = _HEADER.pack(_MARK, _VERSION, *map(len, parts)) + b"".join(parts)
     return _to_tensor(packed.ljust(RNG_BYTES, b"\0"))
 
@@ -40,8 +42,11 @@ def restore_rng(state: Tensor, device: torch.device) -> None:
     torch.set_rng_state(_to_tensor(on_cpu))
     if on_gpu and device.type == "cuda":
         torch.cuda.set_rng_state(_to_tensor(on_gpu), device)
-    _set_numpy_state(numpy_state)
-    _set_python_state(python_state)
+    *key, position, has_gauss, gauss = _NUMPY.unpack(numpy_state)
+    inner = {"key": np.array(key, dtype=np.uint32), "pos": position}
+    np.random.set_state({"bit_generator": "MT19937", "state": inner, "has_gauss": has_gauss, "gauss": gauss})
+    *key, has_gauss, gauss = _PYTHON.unpack(python_state)
+    random.setstate((3, tuple(key), gauss if has_gauss else None))
 
 
 class CorruptRandomStateError(CheckpointError):
@@ -96,22 +101,6 @@ def _numpy_state() -> bytes:
         )
     inner = state["state"]
     return _NUMPY.pack(*inner["key"].tolist(), inner["pos"], state["has_gauss"], state["gauss"])
-
-
-def _set_numpy_state(packed: bytes) -> None:
-    *key, position, has_gauss, gauss = _NUMPY.unpack(packed)
-    inner = {"key": np.array(key, dtype=np.uint32), "pos": position}
-    np.random.set_state({"bit_generator": "MT19937", "state": inner, "has_gauss": has_gauss, "gauss": gauss})
-
-
-def _python_state() -> bytes:
-    _, key, gauss = random.getstate()
-    return _PYTHON.pack(*key, gauss is not None, gauss or 0.0)
-
-
-def _set_python_state(packed: bytes) -> None:
-    *key, has_gauss, gauss = _PYTHON.unpack(packed)
-    random.setstate((3, tuple(key), gauss if has_gauss else None))
 
 
 def _to_bytes(tensor: Tensor) -> bytes:

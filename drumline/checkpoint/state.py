@@ -162,11 +162,9 @@ def load_checkpoint(
 
 
 def _find_checkpoint(path: Path) -> Path:
+    next_step = "give a run folder, or one of the folders in its checkpoints/"
     if not path.is_dir():
-        raise CheckpointError(
-            f"there is no folder {path} (looked in {Path.cwd()})",
-            next_step="give a run folder, or one of the folders in its checkpoints/",
-        )
+        raise CheckpointError(f"there is no folder {path} (looked in {Path.cwd()})", next_step=next_step)
     if (path / manifest.FILE_NAME).exists() or catalog.is_step_folder(path):
         catalog.verify(path)
         return path
@@ -174,10 +172,8 @@ def _find_checkpoint(path: Path) -> Path:
     found = catalog.newest_valid(inner if inner.is_dir() else path)
     if found.path is None:
         reasons = [f"{one.path.name} is corrupt or incomplete: {one.reason}" for one in found.skipped]
-        raise CheckpointError(
-            as_list(f"there is no complete checkpoint in {path}", reasons),
-            next_step="give a run folder, or one of the folders in its checkpoints/",
-        )
+        what = as_list(f"there is no complete checkpoint in {path}", reasons)
+        raise CheckpointError(what, next_step=next_step)
     for skipped in found.skipped:
         log.warning(f"the checkpoint {skipped.path} was skipped: {skipped.reason}")
     return found.path

@@ -100,7 +100,11 @@ def write(
     except BaseException as error:
         if others is not None:
             others.cancel()
-        _undo(final)
+        with contextlib.suppress(OSError):
+            disk.delete_folder(_hidden(final, "partial"))
+        with contextlib.suppress(OSError):
+            if not final.exists():
+                _hidden(final, "replaced").rename(final)
         if isinstance(error, OSError):
             raise _not_saved(final, *disk.explain(error, folder=root, needed=needed)) from error
         if isinstance(error, PartError):
@@ -203,14 +207,6 @@ def _tidy(root: Path) -> None:
             path.rename(root / name[1])
         else:
             disk.delete_folder(path)
-
-
-def _undo(final: Path) -> None:
-    with contextlib.suppress(OSError):
-        disk.delete_folder(_hidden(final, "partial"))
-    with contextlib.suppress(OSError):
-        if not final.exists():
-            _hidden(final, "replaced").rename(final)
 
 
 def _not_saved(final: Path, reason: str, next_step: str) -> CheckpointError:

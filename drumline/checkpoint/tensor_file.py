@@ -47,7 +47,7 @@ def num_bytes(tensors: Mapping[str, Tensor]) -> int:
     """How many bytes these tensors take in a file, without its header; raises if one cannot be saved."""
     for name, tensor in tensors.items():
         _type_code(name, tensor)
-    return sum(_num_bytes(tensor) for tensor in tensors.values())
+    return sum(tensor.nbytes for tensor in tensors.values())
 
 
 def stream(tensors: Mapping[str, Tensor], staging: Staging | None = None) -> Iterator[bytes | memoryview]:
@@ -77,13 +77,9 @@ def _header(tensors: Mapping[str, Tensor]) -> bytes:
     offset = 0
     for name in _order(tensors):
         tensor = tensors[name]
-        end = offset + _num_bytes(tensor)
-        entries[name] = {
-            "dtype": _type_code(name, tensor),
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, end],
-        }
-        offset = end
+        entry = {"dtype": _type_code(name, tensor), "shape": list(tensor.shape)}
+        entries[name] = {**entry, "data_offsets": [offset, offset + tensor.nbytes]}
+        offset += tensor.nbytes
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     return _LENGTH.pack(len(text)) + text
@@ -102,7 +98,3 @@ def _type_code(name: str, tensor: Tensor) -> str:
             next_step="make it a dense tensor of a common type, or a buffer with persistent=False",
         )
     return _TYPE_CODES[tensor.dtype]
-
-
-def _num_bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()

@@ -162,10 +162,10 @@ def test_a_document_that_went_missing_after_verification(tmp_path: Path) -> None
         catalog.read_document(path, "progress")
 
 
-@pytest.mark.parametrize("is_torn", [False, True])
+@pytest.mark.parametrize("is_corrupt", [False, True])
 def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path: Path, is_corrupt: bool) -> None:
     path = write(tmp_path, 1, size=4)
-    if is_torn:
+    if is_corrupt:
         (path / "model.safetensors").unlink()
     assert write(tmp_path, 1, size=5) == path
     catalog.verify(path)
