@@ -7,7 +7,7 @@ checked step by step. Where they do not, each rank has a piece for each step, so
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -113,26 +113,6 @@ class CoverageFault(NamedTuple):
     how: str
 
 
-def with_true_lengths(pieces: list[EpochPiece], section: Section) -> list[EpochPiece]:
-    """Where all finished epochs of a start have one length, but not its number of samples, report that once, and check
-    the rest against their real length."""
-    ends: dict[LedgerStart, dict[int, int]] = {}
-    for piece in pieces:
-        of_start = ends.setdefault(piece.start, {})
-        of_start[piece.epoch] = max(piece.high, of_start.get(piece.epoch, 0))
-    settled = {}
-    for start, reached in ends.items():
-        epochs = sorted(reached)[:-1]  # the last may continue in another start
-        end = reached[epochs[0]] if epochs else start.samples
-        if start.samples is None or len(epochs) < 2 or {reached[epoch] for epoch in epochs} != {end}:
-            continue
-        if end != start.samples:
-            every = f"each of {span(epochs[0] + 1, epochs[-1] + 1, 'epoch')} ended after {plural(end or 0, 'sample')}"
-            section.problem(f"{FILE}, line {start.line}", f"{describe_samples(start)}, but {every}")
-            settled[start] = replace(start, samples=end)
-    return [replace(piece, start=settled.get(piece.start, piece.start)) for piece in pieces]
-
-
 def check_epoch(epoch: int, pieces: list[EpochPiece], section: Section, *, begin: int, is_last: bool) -> None:
     """Each position from `begin` on exactly once: all of a finished epoch, the last one as far as it got."""
     num_problems = len(section.problems)
@@ -159,17 +139,16 @@ def _check_order_stayed(epoch: int, pieces: list[EpochPiece], section: Section) 
         if before.seed != now.seed:
             changed.append(f"the seed {before.seed} {when}, {now.seed} after")
         for change in changed:
-            what = (
-                f"the order of epoch {epoch + 1} changed, so samples may be missing or come twice: {change}"
-            )
+            order = f"the order of epoch {epoch + 1} changed"
+            what = f"{order}, so samples may be missing or come twice: {change}"
             section.problem(f"{FILE}, line {now.line}", what)
 
 
 def _gaps(pieces: list[EpochPiece], start: int, end: int) -> Iterator[CoverageFault]:
-    reached, before = start, "nothing came before it"
+    reached, before = start, "nothing before it"
     for piece in pieces:
         if piece.low > reached:
-            yield CoverageFault(reached, piece.low, f"{before}, then came step {piece.step_at(piece.low):,}")
+            yield CoverageFault(reached, piece.low, f"{before}, then step {piece.step_at(piece.low):,}")
         if piece.high > reached:
             reached, before = piece.high, f"step {piece.last:,} ended there"
     if reached < end:

@@ -13,7 +13,6 @@ from drumline.audit.epoch_coverage import (
     describe_samples,
     empty_steps,
     pieces_of,
-    with_true_lengths,
 )
 from drumline.audit.ledger_history import FILE, History, read_history
 from drumline.audit.section import Section
@@ -34,7 +33,7 @@ def check_samples(path: Path, section: Section, checkpoints: list[SavedPosition]
     for line, step in empty_steps(history.ranges):
         section.problem(f"{FILE}, line {line}", f"step {step:,} had no samples")
     epochs: dict[int, list[EpochPiece]] = defaultdict(list)
-    pieces = with_true_lengths(list(pieces_of(history.ranges)), section)
+    pieces = list(pieces_of(history.ranges))
     for piece in pieces:
         epochs[piece.epoch].append(piece)
     for epoch in sorted(epochs):

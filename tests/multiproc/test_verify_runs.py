@@ -150,7 +150,7 @@ LEDGER, EVENTS, ZERO = "ledger.jsonl", "events/rank-00001.jsonl", "events/rank-0
             ["ledger.jsonl, line 7: the run resumed from step 6; not recorded: steps 5 to 6"],
         ),
         (change_ranges(4, 0, 2, +1), [") covered twice: in step 3 on rank 0, and in step 3 on rank 1"]),
-        (change_ranges(4, 1, 1, +1), [") missing: step 3 ended there, then came step 3"]),
+        (change_ranges(4, 1, 1, +1), [") missing: step 3 ended there, then step 3"]),
         (change_lines(EVENTS, lambda lines: lines.pop(1)), [f"{EVENTS}, line 2: 1 event missing above it"]),
         (
             change_lines(EVENTS, lambda lines: lines.__setitem__(1, lines[1][:30] + "\n")),
