@@ -97,9 +97,9 @@ def _makes_up_batches(runs: list[LedgerEntry]) -> bool:
     """All move alike, so if the first step is right, all of them are."""
     if len({(run.epoch, run.stride) for run in runs}) > 1:
         return False
-    shares = sorted((run.low, run.high) for run in runs if run.high > run.low)
-    fits = all(left[1] == right[0] for left, right in pairwise(shares))
-    return bool(shares) and fits and shares[-1][1] - shares[0][0] == runs[0].stride
+    batch_parts = sorted((run.low, run.high) for run in runs if run.high > run.low)
+    fits = all(left[1] == right[0] for left, right in pairwise(batch_parts))
+    return bool(batch_parts) and fits and batch_parts[-1][1] - batch_parts[0][0] == runs[0].stride
 
 
 NAMED_FAULTS, NAMED_SAMPLES = 5, 5

@@ -44,17 +44,17 @@ class WritingRank:
 
 def assign(tensors: Mapping[str, Mapping[str, Tensor]], ranks: Sequence[int]) -> dict[int, Files]:
     """Assign the tensors of every file to these ranks, about as many bytes to each; the same on every rank."""
-    shares: dict[int, Files] = {rank: {} for rank in ranks}
+    assigned: dict[int, Files] = {rank: {} for rank in ranks}
     loads = [(0, position, rank) for position, rank in enumerate(ranks)]
     sized = [(file, name, tensor) for file, group in tensors.items() for name, tensor in group.items()]
     for file, name, tensor in sorted(sized, key=lambda entry: (-entry[2].nbytes, entry[0], entry[1])):
         load, position, rank = heapq.heappop(loads)
-        shares[rank].setdefault(store.part_name(file, rank), {})[name] = tensor
+        assigned[rank].setdefault(store.part_name(file, rank), {})[name] = tensor
         heapq.heappush(loads, (load + tensor.nbytes, position, rank))
     for file, group in tensors.items():
         if not group:  # a file without tensors is part of the checkpoint too
-            shares[ranks[0]][file] = {}
-    return shares
+            assigned[ranks[0]][file] = {}
+    return assigned
 
 
 class SaveMessages:
