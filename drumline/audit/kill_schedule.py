@@ -131,7 +131,7 @@ def draw_kills(options: ProofOptions, pattern: RunPattern, *, attempt: int = 0) 
             ranks = (rank if options.rank is None else int(options.rank),)
         kill = _kill(moment, step, ranks, wait, pattern)
         if options.rank is None and kill.moment == "save" and kill.step == options.steps:
-            # Without one of the other ranks, which have nothing left to do, rank 0 would finish the save and the run.
+            # The other ranks have nothing left to do: if one of them is killed, rank 0 completes the save and the run.
             kill = replace(kill, ranks=(0,))
         kills.append(kill)
     return kills
