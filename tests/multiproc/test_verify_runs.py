@@ -178,7 +178,7 @@ LEDGER, EVENTS, ZERO = "ledger.jsonl", "events/rank-00001.jsonl", "events/rank-0
         ),
         (lambda run: (run / "config.toml").write_text("a = "), ["config.toml: is damaged: "]),
         (lambda run: (run / "config.toml").unlink(), ["config.toml: is missing"]),
-        (lambda run: (run / "environment.json").write_text("[]"), ["environment.json: is damaged: it holds no"]),
+        (lambda run: (run / "environment.json").write_text("[]"), ["environment.json: is damaged: it is not a table"]),
         (lambda run: (run / "environment.json").write_text("{}"), ["environment.json: does not list the ranks"]),
     ],
 )  # fmt: skip
