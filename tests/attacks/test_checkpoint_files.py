@@ -106,7 +106,7 @@ FORGED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "an entry as text": (lambda content: content["files"].update(x="y"), "no size and checksum of x"),
     "an entry without a size": (
         lambda content: content["files"].update(x={"blake3": ""}),
-        "the size and the",
+        "no size and checksum",
     ),
     "a size below zero": (
         lambda content: content["files"].update(x={"bytes": -1, "blake3": ""}),
