@@ -42,9 +42,7 @@ def _made(table: str, options: Options) -> bool:
     for number in numbers.split(","):
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             codes.append(
-                start_ranks(
-                    int(number), "benchmarks", *options.as_arguments(table, folder), limit_s=options.limit
-                )
+                start_ranks(int(number), "benchmarks", *options.as_arguments(table, folder), limit_s=options.limit)
             )
     return not any(codes)
 

@@ -57,9 +57,7 @@ def cost(count: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", default="8,64,256")
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
@@ -67,9 +65,7 @@ def main() -> None:
         best = min((cost(count) for _ in range(arguments.rounds)), key=lambda parts: sum(parts.values()))
         shown = "  ".join(f"{name} {seconds:.2f}" for name, seconds in best.items())
         goal = f"  (goal {GOAL_S:g})" if count == 256 else ""
-        print(
-            f"{count:>4} hosts  {count * (count - 1):>6,} links  {sum(best.values()):.2f} CPU s: {shown}{goal}"
-        )
+        print(f"{count:>4} hosts  {count * (count - 1):>6,} links  {sum(best.values()):.2f} CPU s: {shown}{goal}")
 
 
 if __name__ == "__main__":

@@ -86,9 +86,7 @@ class _Runner:
         self.way.wake()
         self._baton.take(self.way.warm_up or steps)
         synchronize()
-        self._workers = [
-            child.pid for child in multiprocessing.active_children() if child not in before and child.pid
-        ]
+        self._workers = [child.pid for child in multiprocessing.active_children() if child not in before and child.pid]
         self.rest()
 
     def time_block(self) -> None:

@@ -89,9 +89,7 @@ def count_marks(ddp: DDPManager, path: Path) -> None:
     second = read_heartbeat(path)
     assert first is not None
     assert second is not None
-    assert second.num_marks - first.num_marks == MARKS_PER_STEP * STEPS_PER_BLOCK, (
-        "steps() is not what a step does"
-    )
+    assert second.num_marks - first.num_marks == MARKS_PER_STEP * STEPS_PER_BLOCK, "steps() is not what a step does"
 
 
 def run_rank(rounds: int, pairs: int, steps: int, device: str) -> None:
@@ -140,9 +138,7 @@ def compare_steps(ddp: DDPManager, pairs: int, steps: int) -> None:
     let_go_on(sidecar)
     if ddp.is_main_process():
         ratios = [on / off for on, off in zip(times["on"], times["off"], strict=True)]
-        print(
-            f"{NAME}, {ddp.world_size} ranks ({ddp.device.type}), n = {pairs} pairs of blocks of {steps} steps"
-        )
+        print(f"{NAME}, {ddp.world_size} ranks ({ddp.device.type}), n = {pairs} pairs of blocks of {steps} steps")
         for name, taken in times.items():
             print(f"  watch {name:<10} {described(taken, 2)} ms a step")
         print(f"  {'on / off':<16} {described(ratios, 4)}")
@@ -162,9 +158,7 @@ def told(what: str, values: Sequence[float], goal: float, unit: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=30, help="blocks of heartbeats [30]")
     parser.add_argument("--pairs", type=int, default=100, help="pairs of blocks; 0: heartbeats alone [100]")
     parser.add_argument("--steps", type=int, default=10, help="of a block; for about a second of them [10]")
@@ -175,9 +169,7 @@ def main() -> None:
         run_rank(options.rounds, options.pairs, options.steps, options.device)
         return
     versions = f"torch {torch.__version__}, Python {platform.python_version()}"
-    print(
-        f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}, {versions}"
-    )
+    print(f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}, {versions}")
     names = ("rounds", "pairs", "steps", "device")
     start_ranks(
         options.ranks,

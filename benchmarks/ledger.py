@@ -66,9 +66,7 @@ def time_save(ddp: DDPManager, rounds: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10, help="pairs of blocks [10]")
     rounds = parser.parse_args().rounds
     with DDPManager(device="cpu", seed=0) as ddp:
@@ -81,9 +79,7 @@ def main() -> None:
     if not is_main:
         return
     step, add = (statistics.median(column) for column in zip(*times, strict=True))
-    print(
-        f"torch {torch.__version__}, Python {platform.python_version()}, {os.cpu_count()} cores, {rounds} rounds"
-    )
+    print(f"torch {torch.__version__}, Python {platform.python_version()}, {os.cpu_count()} cores, {rounds} rounds")
     print(f"{NAME}: step {step * 1e3:.2f} ms, ledger.add {add * 1e6:.2f} us, {add / step:.5%} of a step")
     print(f"each save: {save * 1e3:.2f} ms")
     print(f"the goal, below {GOAL:.1%}, is {'met' if add / step < GOAL else 'MISSED'}")

@@ -223,16 +223,12 @@ def _timed(module: Any, spent: defaultdict[str, float]) -> Any:
 
         return timed
 
-    looks = {
-        name: around(getattr(module, name)) for name in ("check", "check_shell") if hasattr(module, name)
-    }
+    looks = {name: around(getattr(module, name)) for name in ("check", "check_shell") if hasattr(module, name)}
     return SimpleNamespace(RULE=module.RULE, **looks)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--files", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--parts", action="store_true")

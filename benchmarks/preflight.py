@@ -55,9 +55,7 @@ def parts_of(ddp: DDPManager) -> dict[str, Callable[[], object]]:
 
     def collect() -> None:
         own = {"seed": 0, "number of ranks": ddp.world_size}
-        found = rank_facts(
-            os.environ, backend=ddp.backend or "", device=ddp.device, own=own, settings=flat(CONFIG)
-        )
+        found = rank_facts(os.environ, backend=ddp.backend or "", device=ddp.device, own=own, settings=flat(CONFIG))
         facts.update(found)
 
     def meet() -> None:
@@ -71,9 +69,7 @@ def parts_of(ddp: DDPManager) -> dict[str, Callable[[], object]]:
         "roll call and comparison": meet,
         "data": compare_data,
         "weights (MiniResNet)": lambda: check_same_weights(small, host=ddp.host, device=ddp.device),
-        "besides: weights of a GPT, 9.5 M": lambda: check_same_weights(
-            large, host=ddp.host, device=ddp.device
-        ),
+        "besides: weights of a GPT, 9.5 M": lambda: check_same_weights(large, host=ddp.host, device=ddp.device),
     }
 
 
@@ -104,18 +100,14 @@ def run_rank(rounds: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", default="2,4", help="numbers of ranks to measure on [2,4]")
     parser.add_argument("--rounds", type=int, default=15, help="rounds after the first [15]")
     options = parser.parse_args()
     if "RANK" in os.environ:
         run_rank(options.rounds)
         return
-    print(
-        f"torch {torch.__version__}, Python {platform.python_version()}, {os.cpu_count()} cores; goal: {GOAL_MS} ms"
-    )
+    print(f"torch {torch.__version__}, Python {platform.python_version()}, {os.cpu_count()} cores; goal: {GOAL_MS} ms")
     for num_ranks in options.ranks.split(","):
         start_ranks(int(num_ranks), "benchmarks.preflight", "--rounds", str(options.rounds))
 

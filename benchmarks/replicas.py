@@ -75,9 +75,7 @@ def run_rank(size: float, rounds: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", default="1,10", help="millions of parameters [1,10]")
     parser.add_argument("--ranks", type=int, default=2, help="number of ranks [2]")
     parser.add_argument("--rounds", type=int, default=10, help="comparisons to time [10]")

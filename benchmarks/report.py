@@ -73,9 +73,7 @@ class Table:
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
     """The median between the ends of the middle half."""
-    low, middle, high = (
-        statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [*values] * 3
-    )
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [*values] * 3
     return low, middle, high
 
 
@@ -112,9 +110,7 @@ def peer_versions() -> list[str]:
             found.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
             missing.append(f"{name} is not installed, so its rows are missing: pip install 'drumline[bench]'")
-    one_rank = (
-        ["Accelerate leaves DDP out where there is one process"] if "accelerate" in " ".join(found) else []
-    )
+    one_rank = ["Accelerate leaves DDP out where there is one process"] if "accelerate" in " ".join(found) else []
     return ([f"peers: {', '.join(found)}"] if found else []) + one_rank + missing
 
 

@@ -67,9 +67,7 @@ def steps(checkout: Path, folder: Path) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--against", type=Path, required=True, help="the checkout to compare with")
     parser.add_argument("--rounds", type=int, default=7)
     given = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Drumline takes a PyTorch training job from one process to many nodes, and keeps every rank on the beat.
+"""Drumline takes a PyTorch training job from one process to many nodes.
 
 The public names, and nothing else. They are loaded when first used, so that `drumline --help` needs no torch.
 """

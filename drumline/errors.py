@@ -43,9 +43,7 @@ class Place:
 
     def __str__(self) -> str:
         who = " on ".join(
-            part
-            for part in (None if self.rank is None else f"rank {self.rank}", self.host)
-            if part is not None
+            part for part in (None if self.rank is None else f"rank {self.rank}", self.host) if part is not None
         )
         when = None if self.step is None else f"step {self.step}"
         return ", ".join(part for part in (who, when) if part)

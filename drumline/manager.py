@@ -289,9 +289,7 @@ class DDPManager:
                 device=self.device,
                 options=options,
             )
-            evaluation.observer = LoopHeartbeats(
-                self._heartbeat, Phase.EVALUATION, group.collective_counter()
-            )
+            evaluation.observer = LoopHeartbeats(self._heartbeat, Phase.EVALUATION, group.collective_counter())
             return evaluation
         sharding = Sharding(
             batch_size=batch_size,
@@ -373,9 +371,7 @@ class DDPManager:
         if self._watched is not None:
             self._heartbeat = self._watched.heartbeat
             self._heartbeat.mark(Phase.USER)
-            self._monitor = ProgressMonitor(
-                self._heartbeat, patience_s=self._watch.hang_s, sign=self._versions
-            )
+            self._monitor = ProgressMonitor(self._heartbeat, patience_s=self._watch.hang_s, sign=self._versions)
 
     def _versions(self) -> Hashable:
         """What changes with a backward pass and a step of the optimizer: tensors count what is written to them."""

@@ -100,9 +100,7 @@ def make_console(stream: TextIO | None = None, **options: Any) -> Console:
     from rich.text import Text
 
     class SafeConsole(Console):
-        def render(
-            self, renderable: RenderableType, options: ConsoleOptions | None = None
-        ) -> Iterable[Segment]:
+        def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
             if isinstance(renderable, str):
                 renderable = shown(renderable)
             elif isinstance(renderable, Text) and (text := shown(renderable.plain)) != renderable.plain:

@@ -62,9 +62,7 @@ def by_rank(values: Sequence[Any], hosts: Sequence[str], ranks: Sequence[int] | 
 
 def _shortened(text: str, *, limit: int = 200) -> str:
     """Long values keep a hash, so that two that differ only at their end still read differently."""
-    return (
-        text if len(text) <= limit else f"{text[:limit]}... ({hashlib.sha256(text.encode()).hexdigest()[:8]})"
-    )
+    return text if len(text) <= limit else f"{text[:limit]}... ({hashlib.sha256(text.encode()).hexdigest()[:8]})"
 
 
 def duration(seconds: float) -> str:

@@ -47,9 +47,7 @@ def _load(spec: str, kind: str, example: str, is_one: Callable[[Any], bool], bas
     module = _load_file(Path(module_name)) if module_name.endswith(".py") else _load_module(module_name)
     known = {known: value for known, value in vars(module).items() if is_one(value)}
     if name not in known:
-        raise UsageError(
-            f"{module_name} has no {kind} {name!r}; {_what_was_meant(name, known, module, base)}"
-        )
+        raise UsageError(f"{module_name} has no {kind} {name!r}; {_what_was_meant(name, known, module, base)}")
     return known[name]
 
 

@@ -80,9 +80,7 @@ def fork_after_broadcasts(rounds: int, press: bool) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=5000, help="how many forks [5000]")
     parser.add_argument("--press", action="store_true", help="make the race likely")
     options = parser.parse_args()

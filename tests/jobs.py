@@ -157,9 +157,7 @@ def make_config(
     )
 
 
-def train_here(
-    config: Config, task: type[Task], run: Path, *, fresh: bool = False, name: str = "test"
-) -> Progress:
+def train_here(config: Config, task: type[Task], run: Path, *, fresh: bool = False, name: str = "test") -> Progress:
     """Train as the rank that the environment says this process is, or alone."""
     progress = Progress()
     ddp = make_manager(replace(config, dist=replace(config.dist, start_timeout_s=60, train_timeout_s=30)))

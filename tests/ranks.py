@@ -52,9 +52,7 @@ def rank_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
     }
 
 
-def run_ranks(
-    world_size: int, function: Callable[..., Any], *args: Any, timeout_s: float = 90.0
-) -> list[Any]:
+def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, timeout_s: float = 90.0) -> list[Any]:
     """`function(*args)` on every rank of a world; what each returned, by rank."""
     port = free_port()
     pipes: dict[int, Connection] = {}

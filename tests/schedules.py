@@ -104,15 +104,11 @@ def make_schedule(number: int) -> Schedule:
     phases = [PHASES[(number // 2 + leg) % len(PHASES)] for leg in range(legs - 1)]
     faults = _faults(phases, worlds, setup, every_steps, chance)
     while any(later.step <= earlier.step for earlier, later in pairwise(faults)):
-        faults = _faults(
-            phases, worlds, setup, every_steps, chance
-        )  # one that the leg before has left behind
+        faults = _faults(phases, worlds, setup, every_steps, chance)  # one that the leg before has left behind
     return Schedule(number, setup, tuple(worlds), tuple(faults), chance.choice((0, 0, 2)), every_steps)
 
 
-def _faults(
-    phases: list[str], worlds: list[int], setup: Setup, every_steps: int, chance: random.Random
-) -> list[Fault]:
+def _faults(phases: list[str], worlds: list[int], setup: Setup, every_steps: int, chance: random.Random) -> list[Fault]:
     steps = sorted(chance.sample(range(1, STEPS), len(phases)))
     return [
         _fault(phase, step, world, setup, every_steps, chance)
@@ -120,9 +116,7 @@ def _faults(
     ]
 
 
-def _fault(
-    phase: str, step: int, world_size: int, setup: Setup, every_steps: int, chance: random.Random
-) -> Fault:
+def _fault(phase: str, step: int, world_size: int, setup: Setup, every_steps: int, chance: random.Random) -> Fault:
     rank = chance.randrange(world_size)
     if phase in AT_AN_EPOCH_END:
         return Fault(phase, -(-step // STEPS_PER_EPOCH) * STEPS_PER_EPOCH, rank)
@@ -202,9 +196,7 @@ class References:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=300, help="how many schedules [300]")
     parser.add_argument("--first", type=int, default=0, help="the number of the first [0]")
     parser.add_argument("--jobs", type=int, default=2, help="how many at a time [2]")

@@ -73,15 +73,11 @@ def ranks_text(ddp: DDPManager) -> str:
     return f"{ddp.world_size} rank{'s' if ddp.world_size > 1 else ''}"
 
 
-def pairs_table(
-    name: str, title: str, pairs: dict[str, list[Taken]], how: str, *, goal: float | None = None
-) -> Table:
+def pairs_table(name: str, title: str, pairs: dict[str, list[Taken]], how: str, *, goal: float | None = None) -> Table:
     """Two ways for each work, and their ratio block by block."""
     rows, notes, goals = [], [], []
     for work, (first, second) in pairs.items():
-        rows += [
-            Row(one.name, [value * 1e3 for value in one.per_step()], one.failure) for one in (first, second)
-        ]
+        rows += [Row(one.name, [value * 1e3 for value in one.per_step()], one.failure) for one in (first, second)]
         if first.failure or second.failure:
             continue
         ratios = [after / before for before, after in zip(first.seconds, second.seconds, strict=True)]

@@ -85,9 +85,7 @@ def gpt_config(folder: Path, *, size: int, is_cuda: bool, tiny: bool) -> Config:
         data=DataConfig(name="tokens", dir=str(folder)),
         optim=OptimConfig(name="adamw", lr=6e-4, weight_decay=0.1, clip_norm=1.0, schedule="constant"),
         train=TrainConfig(batch_size=size, precision="bf16" if is_cuda else "fp32"),
-        checkpoint=CheckpointConfig(
-            every_steps=TINY_SAVE_EVERY if tiny else SAVE_EVERY, keep_last=1, keep_best=0
-        ),
+        checkpoint=CheckpointConfig(every_steps=TINY_SAVE_EVERY if tiny else SAVE_EVERY, keep_last=1, keep_best=0),
     )
 
 
@@ -129,9 +127,7 @@ def _saves(taken: list[Taken], folder: Path, *, after: int) -> list[str]:
 
 def _table(taken: list[Taken], config: Config, parameters: int, how: str, *, saves: list[str]) -> Table:
     model = config.model
-    rows = [
-        Row(way.name, [samples * model.context for samples in way.per_second()], way.failure) for way in taken
-    ]
+    rows = [Row(way.name, [samples * model.context for samples in way.per_second()], way.failure) for way in taken]
     title = f"gpt: {parameters / 1e6:.0f}M parameters, context {model.context}, micro-batch {config.train.batch_size}"
     table = Table("gpt", title, "tokens/s", rows, how)
     ours = [row for row in rows if row.way.startswith("ours") and row.values]

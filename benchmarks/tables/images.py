@@ -125,9 +125,7 @@ def _ours(ddp: DDPManager, config: Config, folder: Path, count: int, *, warm_up:
 def _config(options: Options, device: torch.device, folder: Path, size: int) -> Config:
     is_cuda = device.type == "cuda"
     return Config(
-        model=ModelConfig(widths=(4, 8), blocks=1)
-        if options.tiny
-        else ModelConfig(widths=(64, 128, 256), blocks=2),
+        model=ModelConfig(widths=(4, 8), blocks=1) if options.tiny else ModelConfig(widths=(64, 128, 256), blocks=2),
         data=DataConfig(name="cifar10", dir=str(folder), augment=True),
         optim=OptimConfig(name="sgd", lr=0.1, schedule="constant"),
         train=TrainConfig(batch_size=size, precision="bf16" if is_cuda else "fp32", cudnn_benchmark=is_cuda),
@@ -150,9 +148,7 @@ def write_cifar10(folder: Path, count: int) -> tuple[NDArray[np.uint8], NDArray[
 
 def _table(taken: list[Taken], model: str, size: int, how: str) -> Table:
     rows = [Row(way.name, way.per_second(), way.failure) for way in taken]
-    title = (
-        f"images: MiniResNet {model}, batch {size}, from uint8 images in memory with crop, flip and shuffling"
-    )
+    title = f"images: MiniResNet {model}, batch {size}, from uint8 images in memory with crop, flip and shuffling"
     table = Table("images", title, "images/s", rows, how)
     ours = table.row(RESIDENT)
     goals = [

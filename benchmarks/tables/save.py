@@ -238,9 +238,7 @@ def _table(savings: list[Saving], state: int, how: str) -> Table:
     ours = table.row(OURS)
     goals = [
         Goal("ours, ms stopped", ours.median if ours else None, at_most=GOAL_MS),
-        Goal(
-            "ours / torch.save, until on disk", ratio(totals.get(OURS), totals.get(TORCH)), at_most=GOAL_TOTAL
-        ),
+        Goal("ours / torch.save, until on disk", ratio(totals.get(OURS), totals.get(TORCH)), at_most=GOAL_TOTAL),
     ]
     measured = [saving for saving in savings if saving.total_s]
     notes = [

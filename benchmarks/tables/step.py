@@ -62,9 +62,7 @@ def make(options: Options, ddp: DDPManager) -> Table:
         steps=steps,
         warm_up=3 if options.tiny else 30,
     )
-    return _table(
-        taken, config, f"n = {rounds} blocks of {steps} steps, in turn in one process under DDP; medians"
-    )
+    return _table(taken, config, f"n = {rounds} blocks of {steps} steps, in turn in one process under DDP; medians")
 
 
 def _config(size: int, widths: tuple[int, ...], device: torch.device) -> Config:
@@ -102,9 +100,7 @@ def _ours(ddp: DDPManager, config: Config, images: Images, batches: list[Batch])
         for samples in engine_steps(ddp, config, Task(config), batches):
             pass_on(samples)
 
-    return Way(
-        f"ours, {config.train.step.replace('_', ' ')}", run, rest=partial(ddp.heartbeat.mark, Phase.START)
-    )
+    return Way(f"ours, {config.train.step.replace('_', ' ')}", run, rest=partial(ddp.heartbeat.mark, Phase.START))
 
 
 def _table(taken: list[Taken], config: Config, how: str) -> Table:

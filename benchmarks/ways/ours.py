@@ -35,9 +35,7 @@ ENDLESS = 10**7
 QUIET_S = 120.0
 
 
-def engine_steps(
-    ddp: DDPManager, config: Config, task: Task, batches: list[Batch] | None = None
-) -> Iterator[int]:
+def engine_steps(ddp: DDPManager, config: Config, task: Task, batches: list[Batch] | None = None) -> Iterator[int]:
     """The training loop as `drumline train` runs it, one step at a time, without a run folder. `batches`: to be taken
     instead of what the loader makes; they are on the device already."""
     seed_shared(config.train.seed)

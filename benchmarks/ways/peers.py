@@ -56,9 +56,7 @@ def lightning(work: Work, pass_on: PassOn) -> None:
                 nn.utils.clip_grad_norm_(self.plain[0].parameters(), work.clip_norm)
 
     class HandOver(Callback):
-        def on_train_batch_end(
-            self, trainer: Any, module: Any, outputs: Any, batch: Batch, index: int
-        ) -> None:
+        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Batch, index: int) -> None:
             pass_on(len(batch[0]))
 
     trainer = Trainer(

@@ -78,9 +78,7 @@ def _position(path: Path, manifest: Manifest, section: Section) -> SavedPosition
     try:
         progress: Any = catalog.read_document(path, "progress")
         cursor = progress["cursor"]
-        found = SavedPosition(
-            progress["step"], cursor["epoch"], cursor["position"], manifest.non_finite is None
-        )
+        found = SavedPosition(progress["step"], cursor["epoch"], cursor["position"], manifest.non_finite is None)
         if not all(type(value) is int for value in astuple(found)[:3]):
             raise ValueError("not a position")
     except (CorruptCheckpointError, ValueError, KeyError, TypeError):

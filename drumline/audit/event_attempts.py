@@ -65,9 +65,7 @@ def _pair_up(
         return list(zip(left, right, strict=True))
     unique = [{key for key, count in Counter(keys).items() if count == 1} for keys in (left_keys, right_keys)]
     by_key = dict(zip(right_keys, right, strict=True))
-    return [
-        (one, by_key[key]) for one, key in zip(left, left_keys, strict=True) if key in unique[0] & unique[1]
-    ]
+    return [(one, by_key[key]) for one, key in zip(left, left_keys, strict=True) if key in unique[0] & unique[1]]
 
 
 def _agree(left: Key, right: Key) -> bool:
@@ -155,9 +153,7 @@ def _lacks(rank: int, group: Group) -> str | None:
 def _is_past(group: Group, ahead: int, last: list[tuple[int, str]]) -> bool:
     """Whether all ranks took part in something after the last event of the one that is ahead."""
     saved = group[0].last_of("checkpoint")
-    return group[ahead].last_of("end") is not None or (
-        saved is not None and last != [] and saved.step >= last[0][0]
-    )
+    return group[ahead].last_of("end") is not None or (saved is not None and last != [] and saved.step >= last[0][0])
 
 
 def _lacks_end(rank: int, group: Group) -> str | None:

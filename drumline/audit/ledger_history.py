@@ -135,9 +135,7 @@ def _add_start(history: History, start: LedgerStart, section: Section) -> None:
     history.starts.append(start)
     history.saves.append([])
     history.ranges = [
-        one if one.last <= start.step else one.cut(start.step)
-        for one in history.ranges
-        if one.first <= start.step
+        one if one.last <= start.step else one.cut(start.step) for one in history.ranges if one.first <= start.step
     ]
 
 

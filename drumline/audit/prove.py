@@ -74,9 +74,7 @@ class Proof:
         legs = self._killed_and_resumed(reference, self._pattern())
         found = self._found(reference, legs)
         unsaved = tuple(dict.fromkeys(name for leg in legs for name in leg.comparison.unsaved))
-        return Outcome(
-            options.steps, reference.num_samples, reference.num_tensors, options.num_kills, found, unsaved
-        )
+        return Outcome(options.steps, reference.num_samples, reference.num_tensors, options.num_kills, found, unsaved)
 
     def _run_without_kill(self, name: str) -> RunTrace:
         leg = self._leg(f"the {name} run", name, self._options.worlds[0])
@@ -91,9 +89,7 @@ class Proof:
         )
         pattern = RunPattern(saves, evaluations)
         if problem := too_early(self._options, pattern):
-            raise ConfigError(
-                [problem], next_step="--checkpoint.every_steps sets how often the job saves here"
-            )
+            raise ConfigError([problem], next_step="--checkpoint.every_steps sets how often the job saves here")
         if self._options.moment == "evaluation" and not pattern.evaluation_s:
             self._show("the job has no evaluation data: it is killed between steps instead")
         return pattern
@@ -152,9 +148,7 @@ class Proof:
     def _missing(self, reference: RunTrace, legs: Sequence[RunTrace]) -> RunDifference | None:
         for step in range(1, self._options.steps + 1):
             if not any(leg.is_complete(step) for leg in legs):
-                return RunDifference(
-                    "order", step, f"step {step} was never done by all ranks", f"step {step}"
-                )
+                return RunDifference("order", step, f"step {step} was never done by all ranks", f"step {step}")
             if step in reference.evaluations and not any(step in leg.evaluations for leg in legs):
                 name = f"the evaluation after step {step}"
                 return RunDifference("evaluation", step, f"{name} was never done", name)
@@ -167,9 +161,7 @@ class Proof:
         )
         return compare_checkpoints(reference, killed, steps, same_world=not self._options.is_elastic)
 
-    def _cause(
-        self, found: RunDifference, reference: RunTrace, leg: RunTrace, number: int
-    ) -> DifferenceCause:
+    def _cause(self, found: RunDifference, reference: RunTrace, leg: RunTrace, number: int) -> DifferenceCause:
         if number == 1:  # up to its kill this leg is a second run without a kill
             return not_repeatable(found)
         self._show("a difference was found; repeating the run without a kill, to find the cause")

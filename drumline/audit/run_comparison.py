@@ -102,18 +102,14 @@ def _samples(wanted: StepTrace, found: StepTrace, *, is_complete: bool) -> Itera
             yield RunDifference("batch", step, sentence, name)
 
 
-def _tensors(
-    wanted: Mapping[str, str], found: Mapping[str, str], step: int, when: str
-) -> Iterator[RunDifference]:
+def _tensors(wanted: Mapping[str, str], found: Mapping[str, str], step: int, when: str) -> Iterator[RunDifference]:
     if names := _unequal(wanted, found):
         more = len(names) - 1
         others = f", and {plural(more, 'other tensor')} with it" if more else ""
         yield RunDifference("tensor", step, f"{names[0]} differs {when}{others}", names[0])
 
 
-def _metrics(
-    wanted: Mapping[str, str] | None, found: Mapping[str, str] | None, step: int
-) -> Iterator[RunDifference]:
+def _metrics(wanted: Mapping[str, str] | None, found: Mapping[str, str] | None, step: int) -> Iterator[RunDifference]:
     """Of the evaluation after a step. A killed attempt may lack its last."""
     if wanted is None or found is None:
         return
@@ -174,9 +170,7 @@ class DifferenceCause:
 
 
 GENERATORS = "the global generators of torch, numpy or random"
-REMEMBERS = (
-    "without kills it gives the same bits twice, so it remembers something that a new process does not have"
-)
+REMEMBERS = "without kills it gives the same bits twice, so it remembers something that a new process does not have"
 
 
 def not_repeatable(found: RunDifference) -> DifferenceCause:
@@ -197,9 +191,7 @@ def not_repeatable(found: RunDifference) -> DifferenceCause:
             f"unseeded randomness in model(): {found.name} starts from different values each time",
             "draw initial weights from torch's global generator, which is seeded before model() is called",
         )
-    where, same = (
-        ("evaluation", "weights") if found.kind == "evaluation" else ("the model or its loss", "samples")
-    )
+    where, same = ("evaluation", "weights") if found.kind == "evaluation" else ("the model or its loss", "samples")
     return DifferenceCause(
         f"a non-deterministic kernel, or randomness in {where} that is not from {GENERATORS}: the {same} are the "
         f"same twice, but {found.name} is not, even without a kill",

@@ -81,9 +81,7 @@ def read_trace(folder: Path) -> RunTrace:
         for line in ranks[0]
         if line["kind"] == "evaluated"
     }
-    return RunTrace(
-        start["world_size"], start["step"], _tensor_hashes(start), dict(sorted(steps.items())), evaluations
-    )
+    return RunTrace(start["world_size"], start["step"], _tensor_hashes(start), dict(sorted(steps.items())), evaluations)
 
 
 def _add(line: Mapping[str, Any], step: StepTrace) -> None:

@@ -60,9 +60,7 @@ def _check_positions(
         covering = [piece for piece in pieces if piece.first <= saved.step <= piece.last]
         if not covering:
             continue
-        epoch, end = max(
-            (piece.epoch, piece.low + (saved.step - piece.first + 1) * piece.stride) for piece in covering
-        )
+        epoch, end = max((piece.epoch, piece.low + (saved.step - piece.first + 1) * piece.stride) for piece in covering)
         samples = covering[-1].start.samples
         allowed = [(epoch, end)] if samples is None or end < samples else []
         if samples is None or end >= samples:

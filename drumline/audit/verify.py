@@ -74,9 +74,7 @@ def find_run(run: Path) -> Path:
     if _is_run(run):
         return run
     around = next((parent for parent in islice(run.absolute().parents, 2) if _is_run(parent)), None)
-    next_step = (
-        "give the folder of --run" if around is None else f"give the run folder that it is in: {around}"
-    )
+    next_step = "give the folder of --run" if around is None else f"give the run folder that it is in: {around}"
     if run.is_file():
         raise UsageError(f"{run} is a file, not a run folder", next_step=next_step)
     if run.is_dir():
@@ -103,9 +101,7 @@ def check_settings(folder: RunFolder, section: Section) -> tuple[dict[int, str],
     environment = _read_file(folder.environment_file, parse_json, section)
     readable = (settings is not None) + (environment is not None)
     section.counts = {"readable": readable}
-    section.summary = (
-        "config.toml and environment.json can be read" if readable == 2 else "cannot all be read"
-    )
+    section.summary = "config.toml and environment.json can be read" if readable == 2 else "cannot all be read"
     try:
         return {int(entry["rank"]): str(entry["host"]) for entry in (environment or {})["ranks"]}, missing
     except (KeyError, TypeError, ValueError, OverflowError):

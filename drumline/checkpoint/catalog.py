@@ -116,9 +116,7 @@ def folders(root: Path) -> list[Path]:
         return []
     except OSError as error:
         reason, next_step = disk.explain(error, folder=root)
-        raise CheckpointError(
-            f"the checkpoints in {root} cannot be listed: {reason}", next_step=next_step
-        ) from error
+        raise CheckpointError(f"the checkpoints in {root} cannot be listed: {reason}", next_step=next_step) from error
 
 
 def _attempt(folder: Path, name: str, operation: Callable[[Path], Result]) -> Result:

@@ -58,9 +58,7 @@ def render(manifest: Manifest) -> bytes:
         "created": manifest.created,
         "metrics": dict(manifest.metrics),
         "non_finite": manifest.non_finite,
-        "files": {
-            name: {"bytes": record.size, "blake3": record.blake3} for name, record in manifest.files.items()
-        },
+        "files": {name: {"bytes": record.size, "blake3": record.blake3} for name, record in manifest.files.items()},
     }
     return _to_bytes({**content, "digest": _digest(content)})
 
@@ -78,9 +76,7 @@ def parse(raw: bytes) -> Manifest:
     if raw != _to_bytes({**content, "digest": _digest(content)}):
         raise ValueError("its digest differs from its content")
     if content.get("format") != FORMAT:
-        raise ValueError(
-            f"its format is {content.get('format')}, and this version of Drumline reads {FORMAT}"
-        )
+        raise ValueError(f"its format is {content.get('format')}, and this version of Drumline reads {FORMAT}")
     # A right digest does not mean right types: anyone can make one.
     step, created, metrics, files = (content.get(name) for name in ("step", "created", "metrics", "files"))
     non_finite = content.get("non_finite")
@@ -99,9 +95,7 @@ def parse(raw: bytes) -> Manifest:
 
 def _record(name: str, entry: Any) -> FileRecord:
     if not NAME.fullmatch(name):
-        raise ValueError(
-            f"the file name {name!r} has characters other than letters, digits, '.', '_' and '-'"
-        )
+        raise ValueError(f"the file name {name!r} has characters other than letters, digits, '.', '_' and '-'")
     size, checksum = (entry.get("bytes"), entry.get("blake3")) if isinstance(entry, dict) else (None, None)
     if type(size) is not int or size < 0 or not isinstance(checksum, str):
         raise ValueError(f"it has no size and checksum of {name}")

@@ -79,9 +79,7 @@ def load_optimizer_state(
         {**ours, **_in_form_of(ours, decode(saved["settings"], tensors.__getitem__))}
         for ours, saved in zip(own["param_groups"], document["groups"], strict=True)
     ]
-    optimizer.load_state_dict(
-        {**rest["content"], "state": {**state, **rest["state"]}, "param_groups": loaded}
-    )
+    optimizer.load_state_dict({**rest["content"], "state": {**state, **rest["state"]}, "param_groups": loaded})
     _keep_as_saved(optimizer, parameters, tensors, document)
 
 
@@ -95,18 +93,12 @@ def _groups(model: nn.Module, optimizer: Optimizer) -> list[dict[str, nn.Paramet
                     "the model does not have",
                     next_step="build the optimizer from model.parameters(), after the last change to the model",
                 )
-    return [
-        {names[id(parameter)]: parameter for parameter in group["params"]} for group in optimizer.param_groups
-    ]
+    return [{names[id(parameter)]: parameter for parameter in group["params"]} for group in optimizer.param_groups]
 
 
-def _names_by_number(
-    content: Mapping[str, Any], groups: Iterable[Mapping[str, nn.Parameter]]
-) -> dict[int, str]:
+def _names_by_number(content: Mapping[str, Any], groups: Iterable[Mapping[str, nn.Parameter]]) -> dict[int, str]:
     pairs = zip(content["param_groups"], groups, strict=True)
-    return {
-        number: name for saved, group in pairs for number, name in zip(saved["params"], group, strict=True)
-    }
+    return {number: name for saved, group in pairs for number, name in zip(saved["params"], group, strict=True)}
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -177,11 +169,7 @@ def _keep_as_saved(
             elif isinstance(saved, Tensor) and isinstance(loaded, Tensor) and str(saved.dtype) != own_type:
                 state[key] = loaded if key == "step" else saved.to(loaded.device, copy=True)
             now, parameter = state[key], parameters[name]
-            if (
-                isinstance(now, Tensor)
-                and now.shape == parameter.shape
-                and now.stride() != parameter.stride()
-            ):
+            if isinstance(now, Tensor) and now.shape == parameter.shape and now.stride() != parameter.stride():
                 state[key] = torch.empty_like(parameter, dtype=now.dtype, device=now.device).copy_(now)
 
 

@@ -104,9 +104,7 @@ class Collector:
         self._messages.send("open", str(self._me))
 
     def cancel(self) -> None:
-        with contextlib.suppress(
-            dist.DistError, RuntimeError
-        ):  # the store has ended, and the other ranks too
+        with contextlib.suppress(dist.DistError, RuntimeError):  # the store has ended, and the other ranks too
             self._messages.send("cancelled", True)
 
     def collect(self, partial: Path) -> dict[str, FileRecord]:

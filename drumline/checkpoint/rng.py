@@ -53,9 +53,7 @@ class CorruptRandomStateError(CheckpointError):
     """A saved random state that no generator can have; `reason` is what is wrong."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__(
-            f"the saved random state is corrupt: {reason}", next_step="use an earlier checkpoint"
-        )
+        super().__init__(f"the saved random state is corrupt: {reason}", next_step="use an earlier checkpoint")
         self.reason = reason
 
 

@@ -46,9 +46,7 @@ class Staging:
             done.synchronize()
             yield self._buffers[number][:count].numpy().data
 
-    def _fill(
-        self, buffer: Tensor, source: _Source, stream: torch.cuda.Stream
-    ) -> tuple[int, torch.cuda.Event]:
+    def _fill(self, buffer: Tensor, source: _Source, stream: torch.cuda.Stream) -> tuple[int, torch.cuda.Event]:
         """Start to copy as much as fits. The stream is the current one in here only, never while bytes are read."""
         filled, done = 0, make_event()
         with torch.cuda.stream(stream):

@@ -147,9 +147,7 @@ def _model_differences(saved: Mapping[str, Tensor], model: nn.Module) -> Iterato
             yield f"{name} and {stored} differ in the checkpoint and are one tensor in the model"
 
 
-def load_checkpoint(
-    path: str | PathLike[str], model: nn.Module, optimizer: Optimizer | None = None
-) -> dict[str, Any]:
+def load_checkpoint(path: str | PathLike[str], model: nn.Module, optimizer: Optimizer | None = None) -> dict[str, Any]:
     """Load a checkpoint into a model, wrapped or not, on any device; returns the progress it was saved with.
 
     `path` is the folder of one step, or a run folder or its `checkpoints` folder: then the newest that is complete and

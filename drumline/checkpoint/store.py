@@ -140,9 +140,7 @@ def read(path: Path, *, device: str | torch.device = "cpu") -> Snapshot:
     names = manifest.read(path).files
     documents = [name.removesuffix(catalog.DOCUMENT) for name in names if name.endswith(catalog.DOCUMENT)]
     return Snapshot(
-        tensors={
-            name: read_tensors(path, name, device=device) for name in dict.fromkeys(_tensor_files(names))
-        },
+        tensors={name: read_tensors(path, name, device=device) for name in dict.fromkeys(_tensor_files(names))},
         documents={name: catalog.read_document(path, name) for name in documents},
     )
 
@@ -178,9 +176,7 @@ def _fill(
     partial.mkdir()
     if others is not None:
         others.begin(partial)
-    files: dict[str, FileRecord] = {
-        name: disk.write_file(partial / name, chunks) for name, chunks in contents.items()
-    }
+    files: dict[str, FileRecord] = {name: disk.write_file(partial / name, chunks) for name, chunks in contents.items()}
     if others is not None:
         files.update(others.collect(partial))
     return files
@@ -213,9 +209,7 @@ def _not_saved(final: Path, reason: str, next_step: str) -> CheckpointError:
     root = final.parent
     try:
         good = catalog.newest_valid(root).path
-        earlier = (
-            f"the last good checkpoint, {good}, is untouched" if good else "there is no earlier checkpoint"
-        )
+        earlier = f"the last good checkpoint, {good}, is untouched" if good else "there is no earlier checkpoint"
     except CheckpointError:
         earlier = "earlier checkpoints cannot be read"
     return CheckpointError(

@@ -71,9 +71,7 @@ def _escape_what_cannot_be_encoded() -> None:
 
 def _dispatch(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        verbs = "\n".join(
-            f"  {name:<13} {summary}".replace("\n", f"\n{'':<16}") for name, summary in VERBS.items()
-        )
+        verbs = "\n".join(f"  {name:<13} {summary}".replace("\n", f"\n{'':<16}") for name, summary in VERBS.items())
         show(HELP.format(verbs=verbs), end="")
         return ExitCode.SUCCESS if arguments else ExitCode.USAGE
     verb, *rest = arguments

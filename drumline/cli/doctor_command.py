@@ -142,9 +142,7 @@ def _check_hosts(given: Mapping[str, Any]) -> int:
     hosts = hosts_from_flag(given["hosts"]) if "hosts" in given else hosts_from_file(Path(given["hostfile"]))
     client, python = ssh_client(given.get("ssh"), os.environ), given.get("python", sys.executable)
     port = given.get("port", DEFAULT_PORT)
-    check = check_over_ssh(
-        hosts, _options(given), port=port, client=client, python=python, progress=_progress
-    )
+    check = check_over_ssh(hosts, _options(given), port=port, client=client, python=python, progress=_progress)
     result = asyncio.run(check)
     _progress("")
     return _show(given, result)
@@ -222,9 +220,7 @@ def _check_this_machine(given: Mapping[str, Any]) -> int:
         if numbers is not None:
             rows.append(("collectives", numbers_text(numbers) or "no result"))
         notes = [f"{label:<{LABEL_WIDTH}}  {value}" for label, value in rows]
-        report(
-            findings, notes=notes, is_terminal=sys.stdout.isatty(), width=shutil.get_terminal_size().columns
-        )
+        report(findings, notes=notes, is_terminal=sys.stdout.isatty(), width=shutil.get_terminal_size().columns)
     return ExitCode.PREFLIGHT_FAILED if has_problems(findings) else ExitCode.SUCCESS
 
 
@@ -239,9 +235,7 @@ def _options(given: Mapping[str, Any]) -> DoctorOptions:
         code=None if code is None else str(Path(code).absolute()),
         data=None if not data else str(Path(data).absolute()),
     )
-    return DoctorOptions(
-        settings, given.get("collectives", True), given.get("procs"), given.get("backend", "auto")
-    )
+    return DoctorOptions(settings, given.get("collectives", True), given.get("procs"), given.get("backend", "auto"))
 
 
 def _show(given: Mapping[str, Any], result: DoctorResult) -> int:
@@ -249,11 +243,7 @@ def _show(given: Mapping[str, Any], result: DoctorResult) -> int:
     if given.get("json"):
         facts = {host.name: host.facts for host in survey.hosts if host.facts is not None}
         collectives = result.collectives
-        show(
-            as_json(
-                result.findings, survey=survey, differences=differences, facts=facts, collectives=collectives
-            )
-        )
+        show(as_json(result.findings, survey=survey, differences=differences, facts=facts, collectives=collectives))
     else:
         report(
             result.findings,

@@ -88,9 +88,7 @@ def run_as_node(request: LaunchRequest) -> int:
     least = least_nodes(given.get("nnodes"), node.num_nodes, known_from="the step")
     node = replace(request.with_timeouts(node), min_nodes=least, max_restarts=request.restarts(least))
     if node.num_nodes > 1:
-        print_message(
-            f"node {node.node_rank} of {node.num_nodes} joins at {node.endpoint}", stream=sys.stdout
-        )
+        print_message(f"node {node.node_rank} of {node.num_nodes} joins at {node.endpoint}", stream=sys.stdout)
 
     from drumline.launch.node.local import run_node
 

@@ -116,9 +116,7 @@ def _launch_here(request: LaunchRequest) -> int:
         os.environ.update(settings.variables)
     secret = secret_from(os.environ)
     if node.num_nodes > 1:
-        print_message(
-            f"node {node.node_rank} of {node.num_nodes} joins at {node.endpoint}", stream=sys.stdout
-        )
+        print_message(f"node {node.node_rank} of {node.num_nodes} joins at {node.endpoint}", stream=sys.stdout)
 
     from drumline.launch.node.local import run_node
 

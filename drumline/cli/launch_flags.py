@@ -211,9 +211,7 @@ def wrong_flags(flags: Flags) -> Iterator[str]:
         named = " and ".join(f"--{name}" for name in WHERE if name in where)
         yield f"{named} exclude each other: each says where the job runs"
     if "env-file" in where:
-        yield from misplaced(
-            ["procs"], "NUMBER_OF_GPUS in the --env-file is the number of ranks of this node"
-        )
+        yield from misplaced(["procs"], "NUMBER_OF_GPUS in the --env-file is the number of ranks of this node")
     if "kubernetes" in where:
         yield from _wrong_for_kubernetes(given)
     else:

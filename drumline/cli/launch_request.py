@@ -61,9 +61,7 @@ class LaunchRequest:
     def with_timeouts(self, node: NodePlan) -> NodePlan:
         """The node, with the timeouts that were given."""
         fields = {"join-timeout": "join_timeout_s", "last-call": "last_call_s", "lost-after": "lost_after_s"}
-        return replace(
-            node, **{field: self.given[name] for name, field in fields.items() if name in self.given}
-        )
+        return replace(node, **{field: self.given[name] for name, field in fields.items() if name in self.given})
 
     def script_watch(self, folder: Path) -> ScriptWatch | None:
         """The options of the watchdog over a script, whose diagnoses go to this folder; None: it is off."""

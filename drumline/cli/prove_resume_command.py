@@ -223,9 +223,7 @@ def _new_folder(folder: Path) -> Path:
             next_step="choose another with --keep DIR",
         ) from error
     if not is_empty:
-        raise UsageError(
-            f"the folder {folder} is not empty", next_step="choose another with --keep DIR, or empty it"
-        )
+        raise UsageError(f"the folder {folder} is not empty", next_step="choose another with --keep DIR, or empty it")
     return folder
 
 

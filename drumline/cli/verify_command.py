@@ -49,9 +49,7 @@ def run(argv: Sequence[str]) -> int:
     if flags.layer.problems:
         raise ConfigError(flags.layer.problems, next_step="see drumline verify --help")
     if not flags.positional:
-        raise UsageError(
-            "no RUN was given", next_step="give a run folder, as in: drumline verify runs/digits"
-        )
+        raise UsageError("no RUN was given", next_step="give a run folder, as in: drumline verify runs/digits")
     folders = [find_run(Path(name)) for name in flags.positional]
     progress = show_progress if sys.stderr.isatty() else lambda text: None
     reports = [verify_run(folder, progress) for folder in folders]

@@ -53,9 +53,7 @@ OWN_FLAGS: FlagTable = {
 
 def run(argv: Sequence[str]) -> int:
     """The verb."""
-    flags = read_flags(
-        argv, OWN_FLAGS, max_positional=len(argv), no_settings="is a setting of a run; watch takes none"
-    )
+    flags = read_flags(argv, OWN_FLAGS, max_positional=len(argv), no_settings="is a setting of a run; watch takes none")
     given, runs = flags.own, flags.positional
     if given.get("help"):
         terminal.show(HELP, end="")
@@ -63,9 +61,7 @@ def run(argv: Sequence[str]) -> int:
     if flags.layer.problems:
         raise ConfigError(flags.layer.problems, next_step="see drumline watch --help")
     if len(runs) != 1:
-        what = (
-            "no RUN was given" if not runs else f"{len(runs)} runs were given, but one is watched at a time"
-        )
+        what = "no RUN was given" if not runs else f"{len(runs)} runs were given, but one is watched at a time"
         raise UsageError(what, next_step="give a run folder, as in: drumline watch runs/digits")
     folder = Path(runs[0])
     if not (folder / STATUS_FILE).is_file():
@@ -140,6 +136,5 @@ def table(rows: Sequence[StatusRow]) -> list[str]:
     grid = [row.cells for row in (HEADINGS, *rows)]
     widths = [max(map(len, column)) for column in zip(*grid, strict=True)]
     return [
-        "  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in grid
+        "  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in grid
     ]

@@ -48,9 +48,7 @@ def render(run: RunStatus, *, width: int, height: int) -> RenderableType:
 def _table(rows: list[StatusRow]) -> Table:
     table = Table.grid(padding=(0, 2))
     for number, _ in enumerate(HEADINGS.cells):
-        table.add_column(
-            no_wrap=True, overflow="ellipsis", justify="right" if number in (2, 4, 5) else "left"
-        )
+        table.add_column(no_wrap=True, overflow="ellipsis", justify="right" if number in (2, 4, 5) else "left")
     table.add_row(*HEADINGS.cells, style="dim")
     for row in rows:
         table.add_row(*map(Text, row.cells), style=STYLES[row.level])

@@ -117,10 +117,7 @@ def to_toml(config: Config, *, header: str | None = None) -> str:
 
 
 def _table(name: str, values: Mapping[str, Any]) -> str:
-    lines = (
-        f"{key if _BARE_KEY.fullmatch(key) else _string(key)} = {_value(value)}"
-        for key, value in values.items()
-    )
+    lines = (f"{key if _BARE_KEY.fullmatch(key) else _string(key)} = {_value(value)}" for key, value in values.items())
     return "\n".join([f"[{name}]", *lines])
 
 

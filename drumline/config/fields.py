@@ -87,9 +87,7 @@ def annotation_of(path: str) -> Any | None:
 def values_of(config: Config) -> dict[str, Any]:
     """A config as a flat mapping of dotted paths, in the order of the schema."""
     return {
-        path: getattr(getattr(config, section), name)
-        for path in FIELDS
-        for section, _, name in [path.partition(".")]
+        path: getattr(getattr(config, section), name) for path in FIELDS for section, _, name in [path.partition(".")]
     }
 
 

@@ -59,9 +59,7 @@ def render_flags(groups: Mapping[str, FlagTable], *, width: int = 80) -> str:
     width = max(MIN_WIDTH, min(width, MAX_WIDTH))
     blocks = []
     for title, flags in groups.items():
-        entries = [
-            render_entry(f"--{name}", takes, doc, width=width) for name, (_, takes, doc) in flags.items()
-        ]
+        entries = [render_entry(f"--{name}", takes, doc, width=width) for name, (_, takes, doc) in flags.items()]
         blocks.append("\n".join([*textwrap.wrap(title, width), *entries]))
     return "\n\n".join(blocks) + "\n"
 
@@ -82,9 +80,7 @@ def _tasks(width: int) -> Iterator[str]:
 
 def _default(path: str, task: str | None, task_defaults: Mapping[str, Any]) -> str:
     prefix = f"{path}."
-    options = {
-        key.removeprefix(prefix): task_defaults[key] for key in task_defaults if key.startswith(prefix)
-    }
+    options = {key.removeprefix(prefix): task_defaults[key] for key in task_defaults if key.startswith(prefix)}
     if path in task_defaults or options:
         return f"{task or 'task'}: {_shown(options or task_defaults[path])}"
     return _shown(FIELDS[path].default)

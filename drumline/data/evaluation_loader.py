@@ -56,9 +56,7 @@ class EvaluationLoader(ABC):
 
     def __init__(self, dataset: Any, *, batch_size: int, device: torch.device) -> None:
         if batch_size < 1:
-            raise UsageError(
-                f"evaluation batches cannot have {batch_size} samples", next_step="set it to 1 or more"
-            )
+            raise UsageError(f"evaluation batches cannot have {batch_size} samples", next_step="set it to 1 or more")
         self._name = type(dataset).__name__
         self._batch_size = batch_size
         self._device = device
@@ -104,9 +102,7 @@ class IndexedEvaluationLoader(EvaluationLoader):
         # The seed matters only to a dataset whose samples are random even in evaluation: they are the same each time.
         maker = batch_maker_for(dataset, options, device, seed=0)
         self.num_samples = maker.length
-        self._plan = evaluation_batches(
-            length=maker.length, batch_size=batch_size, rank=rank, world_size=world_size
-        )
+        self._plan = evaluation_batches(length=maker.length, batch_size=batch_size, rank=rank, world_size=world_size)
         self._producer = BatchProducer(maker, options, device)
         self._delivery = Delivery(device, maker.finish)
 

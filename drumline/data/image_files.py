@@ -29,8 +29,7 @@ _CIFAR_NEXT_STEP = (
 _IMAGE_ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".tif", ".tiff", ".webp"}
 _SPLIT_FOLDERS: dict[Split, tuple[str, ...]] = {"train": ("train",), "eval": ("eval", "val", "test")}
 _FOLDER_NEXT_STEP = (
-    "lay the images out as DIR/train/CLASS/NAME.png and DIR/eval/CLASS/NAME.png; "
-    "DIR is --data.dir or DATASET_DIR"
+    "lay the images out as DIR/train/CLASS/NAME.png and DIR/eval/CLASS/NAME.png; DIR is --data.dir or DATASET_DIR"
 )
 
 
@@ -141,9 +140,7 @@ class ImageFolder(ImageDataset):
         self._image_size = image_size
         # The usual statistics of photographs, and the crop of CIFAR-10 in proportion: a border of an eighth.
         padding = max(1, image_size // 8) if augment else 0
-        prepare = Preparation(
-            mean=(123.7, 116.3, 103.5), std=(58.4, 57.1, 57.4), padding=padding, flip=augment
-        )
+        prepare = Preparation(mean=(123.7, 116.3, 103.5), std=(58.4, 57.1, 57.4), padding=padding, flip=augment)
         super().__init__((3, image_size, image_size), num_classes=len(self.classes), prepare=prepare)
 
     def __len__(self) -> int:
@@ -166,9 +163,7 @@ def _split_folder(folder: Path, split: Split) -> Path:
 def _class_names(folder: Path) -> list[str]:
     names = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     if not names:
-        raise DataError(
-            f"{folder} holds no folders: expected one for each class", next_step=_FOLDER_NEXT_STEP
-        )
+        raise DataError(f"{folder} holds no folders: expected one for each class", next_step=_FOLDER_NEXT_STEP)
     return names
 
 

@@ -133,7 +133,5 @@ def _rows_of_a_crop(padded: Shape, height: int, device: torch.device) -> Tensor:
 
 
 @lru_cache(maxsize=32)
-def _on_device(
-    mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
-) -> tuple[Tensor, Tensor]:
+def _on_device(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
     return torch.tensor(mean).view(-1, 1, 1).to(device), torch.tensor(std).view(-1, 1, 1).to(device)

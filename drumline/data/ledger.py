@@ -75,9 +75,7 @@ class Ledger:
     def _reset(self) -> None:
         self._epoch = self._stride = self._count = 0
         self._first = (0, 0)
-        self._low = self._high = (
-            self._stop
-        ) = -1  # what the entry's next step would cover; no step covers this
+        self._low = self._high = self._stop = -1  # what the entry's next step would cover; no step covers this
 
 
 def num_steps(entries: Iterable[LedgerEntry]) -> int:

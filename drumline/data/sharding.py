@@ -135,10 +135,7 @@ def plan_step(cursor: Cursor, *, length: int, sharding: Sharding) -> StepPlan:
     start = cursor.position
     stop = min(start + sharding.batch_size, length)
     count = sharding.shards_used(stop - start)
-    own = [
-        (shard, *_balanced(start, stop, part=shard, parts=count))
-        for shard in own_shards(stop - start, sharding)
-    ]
+    own = [(shard, *_balanced(start, stop, part=shard, parts=count)) for shard in own_shards(stop - start, sharding)]
     return StepPlan(
         epoch=cursor.epoch,
         start=start,
@@ -163,9 +160,7 @@ def own_shards(size: int, sharding: Sharding) -> range:
     """The shards of a batch of this size that this rank computes."""
     if sharding.shards is None:
         return range(sharding.rank, sharding.rank + 1)
-    return shards_of_rank(
-        sharding.rank, num_shards=sharding.shards_used(size), world_size=sharding.world_size
-    )
+    return shards_of_rank(sharding.rank, num_shards=sharding.shards_used(size), world_size=sharding.world_size)
 
 
 def shards_of_rank(rank: int, *, num_shards: int, world_size: int) -> range:

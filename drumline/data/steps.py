@@ -56,9 +56,7 @@ def observed(
     return batches if observer is None else _notifying(batches, observer, steps_done)
 
 
-def _notifying(
-    batches: Iterator[Any], observer: LoaderObserver, steps_done: Callable[[], int | None]
-) -> Iterator[Any]:
+def _notifying(batches: Iterator[Any], observer: LoaderObserver, steps_done: Callable[[], int | None]) -> Iterator[Any]:
     observer.batch_requested(steps_done())
     while (batch := next(batches, _END)) is not _END:
         observer.batch_ready()

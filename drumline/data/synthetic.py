@@ -26,9 +26,7 @@ def _num_samples(split: Split, samples: int) -> int:
 class SyntheticImages(ImageDataset):
     """Each class has a coarse pattern of its own; an image is its class's pattern, half covered by noise."""
 
-    def __init__(
-        self, *, split: Split, augment: bool, image_size: int, samples: int, classes: int, seed: int
-    ) -> None:
+    def __init__(self, *, split: Split, augment: bool, image_size: int, samples: int, classes: int, seed: int) -> None:
         padding = max(1, image_size // 8) if augment else 0
         prepare = Preparation(mean=(127.0,) * 3, std=(52.0,) * 3, padding=padding, flip=augment)
         super().__init__((3, image_size, image_size), num_classes=classes, prepare=prepare)

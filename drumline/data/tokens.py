@@ -165,9 +165,7 @@ def _open(path: Path, token_type: str) -> Tokens:
     else:
         return Tokens(_map_raw(path, np.dtype(np.uint8)), _TEXT_VOCABULARY, str(path))
     stated = _stated_vocabulary(path)
-    return Tokens(
-        values, stated or _scanned_vocabulary(values, path), str(path), is_stated=stated is not None
-    )
+    return Tokens(values, stated or _scanned_vocabulary(values, path), str(path), is_stated=stated is not None)
 
 
 def _map_raw(path: Path, kind: np.dtype[Any]) -> NDArray[Any]:
@@ -207,9 +205,7 @@ def _stated_vocabulary(path: Path) -> int | None:
             f"{meta} cannot be read as a JSON object ({error})", next_step="correct or remove it"
         ) from error
     if stated is not None and (type(stated) is not int or stated < 1):
-        raise DataError(
-            f"{meta}: vocab_size is {stated!r}, expected a positive integer", next_step="correct it"
-        )
+        raise DataError(f"{meta}: vocab_size is {stated!r}, expected a positive integer", next_step="correct it")
     return stated
 
 
@@ -221,7 +217,5 @@ def _scanned_vocabulary(values: NDArray[Any], path: Path) -> int:
         piece = values[start : start + _SCAN_CHUNK]
         highest = max(highest, int(piece.max()))
         if (lowest := int(piece.min())) < 0:
-            raise DataError(
-                f"{path} holds the token {lowest}: tokens are counted from 0", next_step="write it again"
-            )
+            raise DataError(f"{path} holds the token {lowest}: tokens are counted from 0", next_step="write it again")
     return highest + 1

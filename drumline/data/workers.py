@@ -165,9 +165,7 @@ class _ForkedWorker(ForkProcess):
             child.kill()
             child.wait()
             child.close()
-            log.warning(
-                f"DataLoader worker {child.pid} hung in fork (fixed in Python 3.12) and was forked again"
-            )
+            log.warning(f"DataLoader worker {child.pid} hung in fork (fixed in Python 3.12) and was forked again")
         raise AssertionError
 
 

@@ -51,11 +51,7 @@ def broadcast_json(value: Any, *, device: torch.device) -> Any:
     encoded = _encode(value if dist.get_rank() == 0 else None)
     size = torch.tensor([encoded.numel()], device=device)
     dist.broadcast(size, 0)
-    buffer = (
-        encoded.to(device)
-        if dist.get_rank() == 0
-        else torch.empty(int(size), dtype=torch.uint8, device=device)
-    )
+    buffer = encoded.to(device) if dist.get_rank() == 0 else torch.empty(int(size), dtype=torch.uint8, device=device)
     dist.broadcast(buffer, 0)
     return _decode(buffer.cpu())
 
@@ -64,18 +60,14 @@ def broadcast_tensors(tensors: Mapping[str, Tensor] | None, *, device: torch.dev
     """Collective: rank 0's tensors by name, on every rank, on the CPU; other ranks give None."""
     if _is_alone():
         return dict(tensors or {})
-    described = {
-        name: [str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in (tensors or {}).items()
-    }
+    described = {name: [str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in (tensors or {}).items()}
     received = {}
     for name, (dtype, shape) in broadcast_json(described, device=device).items():
         if tensors is not None and dist.get_rank() == 0:
             buffer = tensors[name].to(device).contiguous()
         else:
             buffer = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
-        dist.broadcast(
-            buffer.reshape(-1).view(torch.uint8), 0
-        )  # as bytes: not every backend knows every type
+        dist.broadcast(buffer.reshape(-1).view(torch.uint8), 0)  # as bytes: not every backend knows every type
         received[name] = buffer.cpu()
     return received
 

@@ -32,9 +32,7 @@ class _Flat:
         first = parameters[0]
         self.data = torch.zeros(self.chunk * world_size, dtype=first.dtype, device=first.device)
         pieces = torch.split(self.data[: sum(sizes)], sizes)
-        self.views = [
-            _laid_out_like(parameter, piece) for piece, parameter in zip(pieces, parameters, strict=True)
-        ]
+        self.views = [_laid_out_like(parameter, piece) for piece, parameter in zip(pieces, parameters, strict=True)]
 
 
 def _laid_out_like(parameter: Tensor, memory: Tensor) -> Tensor:
@@ -139,9 +137,7 @@ class ShardSum:
         find_unused: bool = False,
     ) -> None:
         """`shards_by_rank` says which shards each rank has, of so many."""
-        self._nodes = cache(
-            lambda num_shards: [nodes_of(shards, num_shards) for shards in shards_by_rank(num_shards)]
-        )
+        self._nodes = cache(lambda num_shards: [nodes_of(shards, num_shards) for shards in shards_by_rank(num_shards)])
         self._rank = rank
         self._world_size = world_size
         parameters = {name: one for name, one in parameters.items() if one.numel()}
@@ -262,11 +258,7 @@ class TreeNode(NamedTuple):
 def are_siblings(left: TreeNode, right: TreeNode, num_shards: int) -> bool:
     """Whether the tree adds these two neighbours next. A node covers a power of two of shards, except at the end."""
     size = left.high - left.low
-    return (
-        size & (size - 1) == 0
-        and left.low % (2 * size) == 0
-        and right.high == min(left.low + 2 * size, num_shards)
-    )
+    return size & (size - 1) == 0 and left.low % (2 * size) == 0 and right.high == min(left.low + 2 * size, num_shards)
 
 
 def fold(

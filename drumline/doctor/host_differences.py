@@ -15,9 +15,7 @@ Facts = Mapping[str, Any]
 MAX_VALUES = 4
 MAX_PACKAGES = 10
 MAX_FINDINGS = 5
-SAME_ENVIRONMENT = (
-    "install the same on all hosts: pip freeze > all.txt on one, pip install -r all.txt on others"
-)
+SAME_ENVIRONMENT = "install the same on all hosts: pip freeze > all.txt on one, pip install -r all.txt on others"
 COMPARED = ("NCCL_", "TORCH_NCCL_", "TORCH_DISTRIBUTED_", "FI_PROVIDER")
 
 

@@ -55,9 +55,7 @@ def report_failure(
     first = ddp.claim_failure(error, mine)
     failure = first or mine
     write_failure(environment, failure.record())
-    _print_once(
-        error, place, first, run=run, log_file=RunFolder(run).log_file(ddp.rank), environment=environment
-    )
+    _print_once(error, place, first, run=run, log_file=RunFolder(run).log_file(ddp.rank), environment=environment)
     return failure.exit_code
 
 

@@ -82,9 +82,7 @@ class LogTraining(Hook):
 
     name = "log"
 
-    def __init__(
-        self, context: RunContext, train_step: AnyStep, non_finite: NonFinite, notices: WatchNotices
-    ) -> None:
+    def __init__(self, context: RunContext, train_step: AnyStep, non_finite: NonFinite, notices: WatchNotices) -> None:
         self.interval, self._last = context.config.log.every_steps, context.total_steps
         self._train_step, self._non_finite, self._notices = train_step, non_finite, notices
 
@@ -178,9 +176,7 @@ class Save(Hook):
 
     name = "save"
 
-    def __init__(
-        self, context: RunContext, saver: Saver, ledger_file: LedgerFile, evaluation: Evaluate
-    ) -> None:
+    def __init__(self, context: RunContext, saver: Saver, ledger_file: LedgerFile, evaluation: Evaluate) -> None:
         settings = context.config.checkpoint
         self._progress, self._last = context.progress, context.total_steps
         self.interval = settings.every_steps or AT_EPOCH_END
@@ -282,9 +278,7 @@ class Preempt(Hook):
 
     name, interval = "preempt", 0
 
-    def __init__(
-        self, preemption: Preemption, save: Save, comparison: CompareReplicas, non_finite: NonFinite
-    ) -> None:
+    def __init__(self, preemption: Preemption, save: Save, comparison: CompareReplicas, non_finite: NonFinite) -> None:
         self._preemption, self._save = preemption, save
         self._comparison, self._non_finite = comparison, non_finite
 

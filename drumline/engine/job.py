@@ -128,14 +128,10 @@ def make_manager(config: Config, task: str = "", *, run: Path | None = None) -> 
 def flat(config: Config) -> dict[str, Any]:
     """The settings by their dotted names, in JSON's types."""
     sections = json.loads(json.dumps(asdict(config)))
-    return {
-        f"{section}.{name}": value for section, fields in sections.items() for name, value in fields.items()
-    }
+    return {f"{section}.{name}": value for section, fields in sections.items() for name, value in fields.items()}
 
 
-def choose_batch(
-    train: TrainConfig, *, world_size: int, saved: Mapping[str, Any] | None = None
-) -> GlobalBatch:
+def choose_batch(train: TrainConfig, *, world_size: int, saved: Mapping[str, Any] | None = None) -> GlobalBatch:
     """The global batch, which the number of ranks does not change once the run has begun. `saved`: the facts of the
     checkpoint that the run resumes from."""
     if train.batch_size is not None:
@@ -143,11 +139,7 @@ def choose_batch(
     per_rank = train.batch_size_per_rank or 1
     size = per_rank * world_size
     # Another batch per rank than before is the user's choice of another global batch.
-    if (
-        saved is None
-        or saved["config"].get("train.batch_size_per_rank") != per_rank
-        or saved["batch_size"] == size
-    ):
+    if saved is None or saved["config"].get("train.batch_size_per_rank") != per_rank or saved["batch_size"] == size:
         return GlobalBatch(size, train.accumulate, train.micro_batch_size, world_size)
     size = int(saved["batch_size"])
     ranks = size // per_rank
@@ -299,9 +291,7 @@ def _is_channels_last(train: TrainConfig, model: nn.Module, device: torch.device
     return train.memory_format == "channels_last"
 
 
-def _warn_about_data(
-    config: Config, ddp: DDPManager, loader: AnyLoader, model: nn.Module, batch_size: int
-) -> None:
+def _warn_about_data(config: Config, ddp: DDPManager, loader: AnyLoader, model: nn.Module, batch_size: int) -> None:
     num_samples = loader.num_samples
     if num_samples is not None and num_samples % batch_size == 1 and has_batchnorm(model):
         log.warning(

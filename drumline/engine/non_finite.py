@@ -130,9 +130,7 @@ class NonFinite:
 
     def _next_step(self) -> str:
         has_checkpoint = self._is_resumed or self._progress.saved_step is not None
-        return NEXT_STEP.format(
-            resume=" to resume from the newest finite checkpoint" if has_checkpoint else ""
-        )
+        return NEXT_STEP.format(resume=" to resume from the newest finite checkpoint" if has_checkpoint else "")
 
 
 @torch.no_grad()
@@ -147,9 +145,7 @@ def explain(job: Job, batches: Iterable[Any], reasons: list[str]) -> None:
             with _checked_outputs(job.model, reasons), job.autocast:
                 total = float(task.loss(job.model, batch).total)
             if not math.isfinite(total):
-                reasons.append(
-                    f"every module's output is finite, but {type(task).__name__}.loss() returns {total}"
-                )
+                reasons.append(f"every module's output is finite, but {type(task).__name__}.loss() returns {total}")
 
 
 @contextmanager

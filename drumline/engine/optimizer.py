@@ -29,22 +29,17 @@ def make_optimizer(model: nn.Module, optim: OptimConfig, *, lr: float, in_graph:
     ]
     groups = [group for group in groups if group["params"]]
     fused = all(
-        parameter.device.type in ("cuda", "cpu") and torch.is_floating_point(parameter)
-        for parameter in trained
+        parameter.device.type in ("cuda", "cpu") and torch.is_floating_point(parameter) for parameter in trained
     )
     rate = torch.tensor(lr, device=trained[0].device) if in_graph else lr
     if optim.name == "adamw":
         return AdamW(groups, lr=rate, betas=optim.betas, eps=optim.eps, fused=fused, capturable=in_graph)
-    return SGD(
-        groups, lr=rate, momentum=optim.momentum, nesterov=optim.nesterov and optim.momentum > 0, fused=fused
-    )
+    return SGD(groups, lr=rate, momentum=optim.momentum, nesterov=optim.nesterov and optim.momentum > 0, fused=fused)
 
 
 def peak_rate(optim: OptimConfig, *, world_size: int) -> float:
     """The highest rate of the run: `optim.lr`, scaled with the ranks that the global batch grew with."""
-    return (
-        optim.lr * {"none": 1.0, "linear": float(world_size), "sqrt": math.sqrt(world_size)}[optim.scale_lr]
-    )
+    return optim.lr * {"none": 1.0, "linear": float(world_size), "sqrt": math.sqrt(world_size)}[optim.scale_lr]
 
 
 def rate_factor(optim: OptimConfig, step: int, *, total_steps: int) -> float:

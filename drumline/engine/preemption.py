@@ -87,9 +87,7 @@ class Preemption:
             ddp.store.set(f"pid/{ddp.host}/{ddp.get_local_rank()}", str(os.getpid()))
             self._local_ranks = [f"pid/{ddp.host}/{rank}" for rank in range(ddp.local_world_size)]
             self._store = ddp.store.clone()
-            self._vote = StopVote(
-                self._store, rank=ddp.rank, world_size=ddp.world_size, step=lambda: progress.step
-            )
+            self._vote = StopVote(self._store, rank=ddp.rank, world_size=ddp.world_size, step=lambda: progress.step)
         self._is_joined = True
 
     def give_notice(self, text: str) -> None:
@@ -296,9 +294,7 @@ def watching_for_notice(notice: str | None, ddp: DDPManager, preemption: Preempt
         ended.set()
 
 
-def _ask_for_notice(
-    probe: Probe, every_s: float, notice: str, preemption: Preemption, ended: threading.Event
-) -> None:
+def _ask_for_notice(probe: Probe, every_s: float, notice: str, preemption: Preemption, ended: threading.Event) -> None:
     has_warned = False
     while not ended.is_set():
         try:

@@ -64,9 +64,7 @@ def _check_contents(path: Path) -> None:
     found = store.read(path)
     documents = [found.documents.get(name) for name in ("model", "optimizer", "progress")]
     if not {"model", "optimizer", "rng"} <= found.tensors.keys() or not all(map(_is_dict, documents)):
-        raise CorruptCheckpointError(
-            path, "it does not hold a model, an optimizer, random states and progress"
-        )
+        raise CorruptCheckpointError(path, "it does not hold a model, an optimizer, random states and progress")
     saved = found.documents["progress"]
     facts, cursor = saved.get("facts"), saved.get("cursor")
     is_complete = (
@@ -75,9 +73,7 @@ def _check_contents(path: Path) -> None:
         and str(facts["config"].get("optim.name")) in OPTIMIZERS
         and _is_dict(cursor)
         and cursor.keys() == {"epoch", "position"}
-        and all(
-            type(count) is int and 0 <= count < 1 << 62 for count in (saved.get("step"), *cursor.values())
-        )
+        and all(type(count) is int and 0 <= count < 1 << 62 for count in (saved.get("step"), *cursor.values()))
         and saved["step"] == catalog.check_sizes(path).step
     )
     if not is_complete:

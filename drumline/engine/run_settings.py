@@ -86,9 +86,7 @@ def resets_optimizer(before: Mapping[str, Any], request: RunRequest) -> bool:
     return optim.reset and not (old.get("optim.reset", False) and old["optim.name"] == optim.name)
 
 
-def check_not_finished(
-    before: Mapping[str, Any], request: RunRequest, *, step: int, total_steps: int
-) -> None:
+def check_not_finished(before: Mapping[str, Any], request: RunRequest, *, step: int, total_steps: int) -> None:
     """Refuse to show the result of a finished run as that of other settings."""
     changed = changed_settings(before, request)
     changed.pop("train.on_nan", None)

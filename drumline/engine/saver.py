@@ -79,9 +79,7 @@ class GatheredState:
         return {**self.documents, "progress": {**progress, "measured": measured}}
 
 
-def gather_state(
-    job: Job, progress: Progress, facts: Mapping[str, Any], *, is_writer: bool
-) -> GatheredState | None:
+def gather_state(job: Job, progress: Progress, facts: Mapping[str, Any], *, is_writer: bool) -> GatheredState | None:
     """Collective: what the writing ranks need for a checkpoint; None on the others. Only rank 0's is complete. The
     ranks have rank 0's buffers already.
 
@@ -132,9 +130,7 @@ def _gather_data_state(job: Job) -> store.Snapshot:
         for rank, content in enumerate(contents)
         for name, tensor in _unpacked(content, everyone[rank][1]).items()
     }
-    documents = {
-        DATA_FILE: {"ranks": [document for document, _, _ in everyone], "has_tensors": bool(gathered)}
-    }
+    documents = {DATA_FILE: {"ranks": [document for document, _, _ in everyone], "has_tensors": bool(gathered)}}
     return store.Snapshot({DATA_FILE: gathered} if gathered else {}, documents)
 
 
@@ -225,11 +221,7 @@ class Saver:
             parts = assign(gathered.live, [writer.rank for writer in self._writers])
         for group in parts[rank].values():
             tensor_file.num_bytes(group)  # refuses what cannot be saved
-        copied = (
-            self._copier.take(parts[rank])
-            if self._settings.background
-            else self._copier.as_they_are(parts[rank])
-        )
+        copied = self._copier.take(parts[rank]) if self._settings.background else self._copier.as_they_are(parts[rank])
         if rank == 0:
             self.writer.start(
                 partial(self._write, gathered, copied, parts, dict(metrics), non_finite, progress.step, began)
@@ -283,9 +275,7 @@ class Saver:
         skips = (
             ddp.is_main_process()
             and self.writer.is_busy
-            and not is_best(
-                self._root, metrics, metric=task.best_metric, higher_is_better=task.higher_is_better
-            )
+            and not is_best(self._root, metrics, metric=task.best_metric, higher_is_better=task.higher_is_better)
         )
         if skips:
             message = f"skipped the save of step {step}: step {self._step} is still being written"
@@ -354,8 +344,7 @@ class Saver:
         if not others:
             return None
         expected = {
-            writer: {store.file_name(name): group for name, group in parts[writer.rank].items()}
-            for writer in others
+            writer: {store.file_name(name): group for name, group in parts[writer.rank].items()} for writer in others
         }
         return Collector(self._telling(), me, expected)
 

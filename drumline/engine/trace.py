@@ -92,9 +92,7 @@ class TracedStep:
             return {}
         state = capture(job.model, job.optimizer, scaler=job.scaler, progress={})
         hashes = {name: hash_tensor(one) for group in state.tensors.values() for name, one in group.items()}
-        documents = {
-            f"{name}.json": hash_json(one) for name, one in state.documents.items() if name != "progress"
-        }
+        documents = {f"{name}.json": hash_json(one) for name, one in state.documents.items() if name != "progress"}
         # Buffers that no checkpoint holds: they are lost with the process.
         saved = {*state.tensors["model"], *job.model.state_dict()}
         unsaved = {name: hash_tensor(one) for name, one in job.model.named_buffers() if name not in saved}

@@ -203,14 +203,10 @@ def _check_before_steps(context: RunContext) -> None:
         check_streams(context.job)
         warm_up(context.job, context.config, note=context.note)
     else:
-        context.note(
-            "this run has finished; raise train.epochs or train.steps, or start a new one with --fresh"
-        )
+        context.note("this run has finished; raise train.epochs or train.steps, or start a new one with --fresh")
 
 
-def _make_step(
-    context: RunContext, facts: dict[str, Any], stack: ExitStack
-) -> tuple[AnyStep, TracedStep | None]:
+def _make_step(context: RunContext, facts: dict[str, Any], stack: ExitStack) -> tuple[AnyStep, TracedStep | None]:
     """The step, and the same again if it is traced."""
 
     def remember(kind: str) -> None:

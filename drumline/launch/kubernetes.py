@@ -28,9 +28,7 @@ POD_ADDRESS = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status
 # The kubelet writes it there for pods of an indexed Job.
 POD_NUMBER = {
     "name": "POD_NUMBER",
-    "valueFrom": {
-        "fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}
-    },
+    "valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}},
 }
 BACKOFF_PER_NODE = 3
 SECRET_KEY = "secret"

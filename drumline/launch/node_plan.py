@@ -152,9 +152,7 @@ def resume_command(arguments: Sequence[str], *, procs: int) -> str:
     launcher had it."""
     rest = [word for word in arguments if word != "--fresh"]
     has_procs = any(word.partition("=")[0] == "--procs" for word in rest)
-    return shlex.join(
-        ["drumline", "train", *rest, *([] if has_procs or procs == 1 else ["--procs", str(procs)])]
-    )
+    return shlex.join(["drumline", "train", *rest, *([] if has_procs or procs == 1 else ["--procs", str(procs)])])
 
 
 def two_node_command(task: str, arguments: Sequence[str], *, procs: int) -> str:

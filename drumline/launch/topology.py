@@ -67,9 +67,7 @@ def topology_from(environment: Mapping[str, str]) -> Topology | None:
         )
     rank, world_size = _integer(variables, "RANK"), _integer(variables, "WORLD_SIZE")
     if not 0 <= rank < world_size:
-        raise PreflightError(
-            f"RANK is {rank}, but WORLD_SIZE is {world_size}: ranks are 0 to {world_size - 1}"
-        )
+        raise PreflightError(f"RANK is {rank}, but WORLD_SIZE is {world_size}: ranks are 0 to {world_size - 1}")
     return Topology(
         rank=rank,
         world_size=world_size,

@@ -80,9 +80,7 @@ class Reporter:
         """Hand an event to all sinks; `step` defaults to the latest step that was reported."""
         with self._lock:
             step = fields.pop("step", self._step)
-            self._step = max(
-                step, self._step
-            )  # a checkpoint is reported when it is complete, some steps later
+            self._step = max(step, self._step)  # a checkpoint is reported when it is complete, some steps later
             stamp = {"time": time.time(), "number": self._number, "kind": kind, "rank": self._rank}
             self._number += 1
             event = {**stamp, "host": self._host, "step": step, **fields}

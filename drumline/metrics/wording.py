@@ -150,9 +150,7 @@ def epoch_of(event: Event, epochs: int | None) -> str:
 def metrics_of(values: Mapping[str, Any]) -> dict[str, float]:
     """The task's own numbers in an event, the loss first."""
     found = {
-        name: value
-        for name, value in values.items()
-        if name not in _BOOKKEEPING and isinstance(value, int | float)
+        name: value for name, value in values.items() if name not in _BOOKKEEPING and isinstance(value, int | float)
     }
     return {name: found[name] for name in sorted(found, key=lambda name: name != "loss")}
 

@@ -62,9 +62,7 @@ class GPT(nn.Module):
         recompute = self.activation_checkpointing and self.training
         for block in self.blocks:
             hidden = (
-                recompute_in_backward(block, hidden, draws_random=self.dropout.p > 0)
-                if recompute
-                else block(hidden)
+                recompute_in_backward(block, hidden, draws_random=self.dropout.p > 0) if recompute else block(hidden)
             )
         # The output layer is the embedding itself: fewer parameters, and no tensor twice in the state dict.
         return functional.linear(self.norm(hidden), self.token_embedding.weight)

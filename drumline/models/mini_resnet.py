@@ -32,9 +32,7 @@ class MiniResNet(nn.Module):
     ) -> None:
         super().__init__()
         if not widths:
-            raise UsageError(
-                "mini_resnet has no stages", next_step="set --model.widths, for example 16 32 64"
-            )
+            raise UsageError("mini_resnet has no stages", next_step="set --model.widths, for example 16 32 64")
         self.in_channels = in_channels
         self.activation_checkpointing = activation_checkpointing
         self.stem = _convolution(in_channels, widths[0])
@@ -54,9 +52,7 @@ class MiniResNet(nn.Module):
         features = functional.relu(self.stem_norm(self.stem(images)))
         recompute = self.activation_checkpointing and self.training
         for block in self.blocks:
-            features = (
-                recompute_in_backward(block, features, draws_random=False) if recompute else block(features)
-            )
+            features = recompute_in_backward(block, features, draws_random=False) if recompute else block(features)
         logits: Tensor = self.head(self.dropout(features.mean(dim=(2, 3))))
         return logits
 

@@ -37,9 +37,7 @@ def _buffers_kept(block: nn.Module) -> Iterator[None]:
     of tensors, which torch refuses.
     """
     kept = [
-        (module, name, buffer)
-        for module in block.modules()
-        for name, buffer in module.named_buffers(recurse=False)
+        (module, name, buffer) for module in block.modules() for name, buffer in module.named_buffers(recurse=False)
     ]
     for module, name, buffer in kept:
         setattr(module, name, buffer.clone())

@@ -76,9 +76,7 @@ class PeerConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self.address = str((transport.get_extra_info("peername") or ("?",))[0])
         self._owner.connection_made(self)
-        late = (
-            partial(self.end, Reason.NO_REPLY) if self.is_ours else partial(self.end, LATE, is_refused=True)
-        )
+        late = partial(self.end, Reason.NO_REPLY) if self.is_ours else partial(self.end, LATE, is_refused=True)
         self._timer = asyncio.get_running_loop().call_later(HANDSHAKE_S, late)
         self._send_plain(next(self._handshake))
 
@@ -185,9 +183,7 @@ class Acceptor:
                 accepted, _ = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            except (
-                OSError
-            ):  # no file descriptor is left to this process: the caller waits, and nobody else does
+            except OSError:  # no file descriptor is left to this process: the caller waits, and nobody else does
                 loop.remove_reader(self._listener)
                 self._pause = loop.call_later(ACCEPT_PAUSE_S, self.open)
                 return

@@ -114,9 +114,7 @@ class Session:
         """The next line to send, which then must be sent."""
         text = encode(message)
         if len(text) > self._max_bytes:
-            raise FrameError(
-                TOO_LONG, f"a frame of {len(text):,} bytes is over the limit of {self._max_bytes:,}"
-            )
+            raise FrameError(TOO_LONG, f"a frame of {len(text):,} bytes is over the limit of {self._max_bytes:,}")
         if not self._mine:
             return text + b"\n"
         line = _seal(self._mine, self._sent, text) + b" " + text + b"\n"

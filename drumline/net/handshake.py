@@ -86,12 +86,7 @@ def answer(
     hello = yield None
     node = hello.get("node")
     # True is 1 to Python.
-    if (
-        hello.get("drumline") != purpose
-        or type(node) is not int
-        or node not in callers
-        or hello.get("to") != me
-    ):
+    if hello.get("drumline") != purpose or type(node) is not int or node not in callers or hello.get("to") != me:
         raise FrameError(STRANGE)
     _check_nonce(hello)
     if hello.get("secret") is not (secret is not None):
@@ -143,9 +138,7 @@ def _is_proof(given: object, expected: str | None) -> bool:
 
 
 def _session(secret: bytes | None, roles: tuple[str, str], hello: Message, challenge: Message) -> Session:
-    return (
-        Session() if secret is None else Session(*(_hash(secret, role, hello, challenge) for role in roles))
-    )
+    return Session() if secret is None else Session(*(_hash(secret, role, hello, challenge) for role in roles))
 
 
 def _hash(secret: bytes, role: str, hello: Message, challenge: Message) -> bytes:

@@ -44,9 +44,7 @@ _CLOSED: dict[str, str] = {
 # A connection between two hosts that are up and that fails for so long will not succeed by itself.
 CLOSED_S = 20.0
 OPEN_RENDEZVOUS = "open TCP {port} on {host} to the job's hosts"
-OPEN_DATA = (
-    "open TCP 1024-65535 {where} for the job's hosts (AWS: all traffic from the security group itself)"
-)
+OPEN_DATA = "open TCP 1024-65535 {where} for the job's hosts (AWS: all traffic from the security group itself)"
 
 
 def reason_of(error: OSError) -> str:

@@ -64,9 +64,7 @@ def failure_kind(error: BaseException) -> FailureKind:
         return FailureKind.LOST_PEER
     if _is_disk_full(error) or _has(text, _DISK_FULL_TEXTS):
         return FailureKind.DISK_FULL
-    if (
-        isinstance(error, MemoryError) or kind == "OutOfMemoryError" or "out of memory" in text
-    ):  # torch's, CUDA's
+    if isinstance(error, MemoryError) or kind == "OutOfMemoryError" or "out of memory" in text:  # torch's, CUDA's
         return FailureKind.OUT_OF_MEMORY
     return FailureKind.WORKER_DIED if "dataloader worker" in text else FailureKind.OTHER  # torch's
 

@@ -49,9 +49,7 @@ class ReplicaDifference:
         else:
             groups = " and ".join(self._named(group) for group in self.groups)
             who = f"{groups} differ in {what}, and no majority tells which is right"
-        agreed = (
-            "this was the first comparison" if last_agreed is None else f"all agreed at step {last_agreed}"
-        )
+        agreed = "this was the first comparison" if last_agreed is None else f"all agreed at step {last_agreed}"
         return f"the replicas differ at step {step}: {who}; {agreed}"
 
     def place(self, step: int) -> Place:
@@ -67,9 +65,7 @@ class ReplicaDifference:
         return f"{named_ranks(ranks)} ({join_names(sorted({self.hosts[rank] for rank in ranks}))})"
 
 
-def find_difference(
-    replicas: Sequence[dict[str, Any]], ranks: Sequence[int] | None = None
-) -> ReplicaDifference:
+def find_difference(replicas: Sequence[dict[str, Any]], ranks: Sequence[int] | None = None) -> ReplicaDifference:
     """Compare replicas, each `{"host": HOST, "tensors": {NAME: [KIND, HASH]}}`. `ranks`: whose they are; default 0, 1,
     2, ..."""
     ranks = range(len(replicas)) if ranks is None else ranks

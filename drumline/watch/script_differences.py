@@ -158,9 +158,7 @@ class ScriptComparison:
 def _without_hashes(values: Sequence[Any]) -> list[Any]:
     """Hashes stand for secrets: only which ranks have the same one is shown."""
     hashes = list(dict.fromkeys(one["hash"] for one in values if isinstance(one, Mapping)))
-    return [
-        f"hidden value {hashes.index(one['hash']) + 1}" if isinstance(one, Mapping) else one for one in values
-    ]
+    return [f"hidden value {hashes.index(one['hash']) + 1}" if isinstance(one, Mapping) else one for one in values]
 
 
 def _hosts(everyone: Sequence[ScriptReport]) -> list[str]:
@@ -173,8 +171,7 @@ def is_own_value(name: str, values: Sequence[str], owners: Sequence[Mapping[str,
     if OWN_NAMES.search(name.lower()):
         return True
     places = [
-        ADDRESS.sub("#", _without_host(value, str(owner["host"])))
-        for value, owner in zip(values, owners, strict=True)
+        ADDRESS.sub("#", _without_host(value, str(owner["host"]))) for value, owner in zip(values, owners, strict=True)
     ]
     if len({PurePath(place).name if "/" in place else place for place in places}) == 1:
         return True  # the same file on another disk

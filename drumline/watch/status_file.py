@@ -120,9 +120,7 @@ def read_status(path: Path) -> dict[str, Any] | None:
 
 
 def _has_types(record: Any, types: _Types) -> bool:
-    return isinstance(record, dict) and all(
-        type(record.get(name, ...)) in allowed for name, allowed in types.items()
-    )
+    return isinstance(record, dict) and all(type(record.get(name, ...)) in allowed for name, allowed in types.items())
 
 
 class StepRates:

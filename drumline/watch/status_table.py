@@ -77,9 +77,7 @@ def fitting_rows(status: Mapping[str, Any], *, room: int) -> list[StatusRow]:
     shown = marked[: max(1, room // 2)]
     rest = [row for row in rows if row not in shown]
     left = room - len(shown)
-    hosts = {
-        host: [row for row in rest if row.host == host] for host in dict.fromkeys(row.host for row in rest)
-    }
+    hosts = {host: [row for row in rest if row.host == host] for host in dict.fromkeys(row.host for row in rest)}
     by_host = [_merged(host, group) for host, group in hosts.items()]
     if len(by_host) <= left:
         return [*shown, *by_host]
@@ -112,9 +110,7 @@ def _row(rank: Mapping[str, Any], num_waiting: int, ranks: Sequence[Mapping[str,
     )
 
 
-def _state(
-    rank: Mapping[str, Any], num_waiting: int, ranks: Sequence[Mapping[str, Any]]
-) -> tuple[str, RowLevel]:
+def _state(rank: Mapping[str, Any], num_waiting: int, ranks: Sequence[Mapping[str, Any]]) -> tuple[str, RowLevel]:
     phase, state, code = rank["phase"], rank["state"], rank["exit"]
     if code is not None:
         text = f"killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"

@@ -44,9 +44,7 @@ SLICE_STEPS, SLICE_S = 1, 0.4
 # Libraries are loaded, kernels chosen and buffers allocated in the first ones.
 FIRST_STEPS = 5
 MAX_FACTOR = 100
-_CHECK_HOST = (
-    "check what else runs on {host}, its clock speed and temperature; drumline doctor compares hosts"
-)
+_CHECK_HOST = "check what else runs on {host}, its clock speed and temperature; drumline doctor compares hosts"
 _NEXT_STEPS = {
     Phase.DATA: "check the storage that {host} reads from, its DataLoader workers (data.workers), and what else runs "
     "there",
@@ -87,9 +85,7 @@ class SlowPhases:
         return self.own_s - self.peers_s
 
     def straggler(self, host: str, rank: int | None) -> Straggler:
-        names = (
-            "host code between steps" if one is Phase.BETWEEN else one.name.lower() for one in self.phases
-        )
+        names = ("host code between steps" if one is Phase.BETWEEN else one.name.lower() for one in self.phases)
         phase = " and ".join(names)
         factor = self.own_s / max(self.peers_s, 1e-9)
         times = f"{factor:.1f}x" if factor < MAX_FACTOR else f"over {MAX_FACTOR}x"
@@ -154,13 +150,9 @@ class Stragglers:
                 return window
         return []
 
-    def _slow_throughout(
-        self, window: Sequence[tuple[TimeSlice, SlowRanks]], factor: float
-    ) -> dict[int, SlowPhases]:
+    def _slow_throughout(self, window: Sequence[tuple[TimeSlice, SlowRanks]], factor: float) -> dict[int, SlowPhases]:
         """The ranks that were slow in one phase in nearly every slice, and over all of them together."""
-        times = Counter(
-            (rank, phase) for _, slow in window for rank, phases in slow.items() for phase in phases
-        )
+        times = Counter((rank, phase) for _, slow in window for rank, phases in slow.items() for phase in phases)
         often = {entry for entry, count in times.items() if count >= len(window) - len(window) // 6}
         if not often:
             return {}
@@ -222,9 +214,7 @@ def _costliest(by_phase: Mapping[Phase, tuple[float, float]]) -> SlowPhases:
 
 def _mean(of_ranks: Sequence[SlowPhases]) -> SlowPhases:
     worst = max(of_ranks, key=lambda one: one.lost_s)
-    return SlowPhases(
-        worst.phases, mean(one.own_s for one in of_ranks), mean(one.peers_s for one in of_ranks)
-    )
+    return SlowPhases(worst.phases, mean(one.own_s for one in of_ranks), mean(one.peers_s for one in of_ranks))
 
 
 def _against_peers(found: TimeSlice, phases: Sequence[Phase]) -> dict[int, tuple[float, float]]:

@@ -182,9 +182,7 @@ def test_a_document_that_is_hard_to_decode_is_refused(run: RunFolder) -> None:
     (path / "model.json").write_bytes(raw)
     forge(
         path,
-        lambda content: content["files"].update(
-            {"model.json": {"bytes": record.size, "blake3": record.blake3}}
-        ),
+        lambda content: content["files"].update({"model.json": {"bytes": record.size, "blake3": record.blake3}}),
     )
     with bounded(), pytest.raises(CorruptCheckpointError, match="nested deeper than 200 levels"):
         load_checkpoint(path, torch.nn.Linear(1, 1))
@@ -290,9 +288,7 @@ WRONG: list[Any] = [
 ]
 
 
-def save(
-    run: RunFolder, step: int, progress: Any, rng: dict[str, torch.Tensor], **more: dict[str, Any]
-) -> None:
+def save(run: RunFolder, step: int, progress: Any, rng: dict[str, torch.Tensor], **more: dict[str, Any]) -> None:
     documents = {"model": {"aliases": {}}, "optimizer": {}, "progress": progress}
     tensors: dict[str, Any] = {"model": {}, "optimizer": {}, "rng": rng, **more}
     store.write(run.checkpoints, step, tensors=tensors, documents=documents, metrics={})

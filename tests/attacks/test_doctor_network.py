@@ -72,9 +72,7 @@ def test_a_false_master_chooses_no_address_to_listen_on(node: NodeServer, addres
         "fe80::1",
     ],
 )
-def test_a_false_master_does_not_scan_what_only_the_host_itself_reaches(
-    node: NodeServer, address: str
-) -> None:
+def test_a_false_master_does_not_scan_what_only_the_host_itself_reaches(node: NodeServer, address: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as own_service:
         own_service.setblocking(False)
         target = {"node": 0, "address": address, "port": own_service.getsockname()[1]}

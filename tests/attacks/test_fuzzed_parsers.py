@@ -58,9 +58,7 @@ ODD = [
 ]
 WORDS = st.sampled_from([*LONG, *KNOWN, *NAMES, *ODD])
 TEXTS = st.binary(max_size=200) | st.lists(WORDS, max_size=25).map(b"".join)
-OPCODES = st.sampled_from(
-    [bytes([code]) for code in b"\x80\x95(}])t\x85\x86\x87aesuN\x88\x89JKMUTCBX\x8cqrhjcRb."]
-)
+OPCODES = st.sampled_from([bytes([code]) for code in b"\x80\x95(}])t\x85\x86\x87aesuN\x88\x89JKMUTCBX\x8cqrhjcRb."])
 PICKLES = st.lists(OPCODES | st.binary(max_size=4) | st.just(b"cnumpy\ndtype\n"), max_size=40).map(b"".join)
 
 

@@ -39,9 +39,7 @@ def test_what_is_no_file_is_a_problem(tmp_path: Path, kind: str, capsys: pytest.
     assert "the file cannot be opened: it is a" in "".join(capsys.readouterr())
 
 
-def test_a_folder_with_such_files_is_read_without_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_with_such_files_is_read_without_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     os.mkfifo(tmp_path / "a.py")
     (tmp_path / "b.py").symlink_to("/dev/zero")
     (tmp_path / "c.py").write_text("x = 1\n")
@@ -79,9 +77,7 @@ def test_a_notebook_is_read_in_linear_time(cell: str) -> None:
     assert source is None or "x = 1" in source.text
 
 
-@pytest.mark.parametrize(
-    "text", ["[" * 200_000, '{"cells": ' + "7" * 6000 + "}", '{"cells": [' * 50_000, "\ud800"]
-)
+@pytest.mark.parametrize("text", ["[" * 200_000, '{"cells": ' + "7" * 6000 + "}", '{"cells": [' * 50_000, "\ud800"])
 def test_a_notebook_that_is_hard_to_decode_is_a_problem(text: str) -> None:
     with bounded():
         (said,) = read_bytes(Path("a.ipynb"), text.encode("utf-8", "surrogatepass")).problems

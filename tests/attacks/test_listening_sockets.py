@@ -95,10 +95,7 @@ def test_nodes_by_hand_listen_at_their_own_addresses(make_testbed: MakeTestbed, 
     doctor = f"doctor --nodes 2 --master {bed['a'].address}:{PORT} --no-collectives"
     for words in (f"{launch} --node-rank {{rank}} {TASK}", f"{doctor} --node-rank {{rank}}"):
         with observed(bed.hosts) as seen:
-            jobs = [
-                drumline(host, words.format(rank=rank), tmp_path, "eth0")
-                for rank, host in enumerate(bed.hosts)
-            ]
+            jobs = [drumline(host, words.format(rank=rank), tmp_path, "eth0") for rank, host in enumerate(bed.hosts)]
             codes = [job.wait() for job in jobs]
         assert words.startswith("doctor") or codes == [0, 0], [job.text() for job in jobs]
         check_nodes(bed, seen)

@@ -89,9 +89,7 @@ def store_port(pid: int) -> int:
     inodes = {str(entry.readlink()) for entry in Path(f"/proc/{pid}/fd").iterdir()}
     lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     (port,) = (
-        int(words[1].rpartition(":")[2], 16)
-        for words in lines
-        if words[3] == "0A" and f"socket:[{words[9]}]" in inodes
+        int(words[1].rpartition(":")[2], 16) for words in lines if words[3] == "0A" and f"socket:[{words[9]}]" in inodes
     )
     return port
 

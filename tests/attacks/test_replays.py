@@ -24,9 +24,7 @@ def base() -> dist.HashStore:
 
 
 def rolls(base: dist.Store) -> list[Membership]:
-    made = [
-        Membership(base, NodePlan(num_nodes=2, node_rank=rank, endpoint="a:1"), SECRET) for rank in range(2)
-    ]
+    made = [Membership(base, NodePlan(num_nodes=2, node_rank=rank, endpoint="a:1"), SECRET) for rank in range(2)]
     for membership in made:
         membership.check_job()
     return made

@@ -73,9 +73,7 @@ def test_a_run_folder_of_another_user_is_refused(other_user: int, shared: Path, 
     assert is_untouched(victim)
 
 
-def test_a_link_of_another_user_to_a_folder_of_ours_is_refused(
-    other_user: int, shared: Path, victim: Path
-) -> None:
+def test_a_link_of_another_user_to_a_folder_of_ours_is_refused(other_user: int, shared: Path, victim: Path) -> None:
     run = RunFolder(shared / "run")
     by_user(other_user, 'ln -s "$2" "$1"', run.path, victim)
     for attempt in (run.make, lambda: set_aside(run)):
@@ -84,9 +82,7 @@ def test_a_link_of_another_user_to_a_folder_of_ours_is_refused(
     assert is_untouched(victim)
 
 
-@pytest.mark.parametrize(
-    "name", ["events", "logs", "checkpoints", "diagnoses", "watch", "trace", "tensorboard"]
-)
+@pytest.mark.parametrize("name", ["events", "logs", "checkpoints", "diagnoses", "watch", "trace", "tensorboard"])
 def test_a_part_of_another_user_is_refused(other_user: int, tmp_path: Path, name: str) -> None:
     run = RunFolder(tmp_path / "run")
     run.make()
@@ -129,9 +125,7 @@ def test_a_file_system_that_gives_all_files_one_owner_is_fine(
         check_own_folder(shared / "run")
 
 
-@pytest.mark.parametrize(
-    "name", ["events", "logs", "checkpoints", "diagnoses", "watch", "trace", "tensorboard"]
-)
+@pytest.mark.parametrize("name", ["events", "logs", "checkpoints", "diagnoses", "watch", "trace", "tensorboard"])
 def test_a_link_in_place_of_a_folder_is_refused(tmp_path: Path, victim: Path, name: str) -> None:
     run = RunFolder(tmp_path / "run")
     run.path.mkdir()
@@ -142,16 +136,12 @@ def test_a_link_in_place_of_a_folder_is_refused(tmp_path: Path, victim: Path, na
 
 
 @pytest.mark.parametrize("name", ["ledger.jsonl", "events/rank-00000.jsonl", "logs/rank-00001.log"])
-def test_a_link_in_place_of_a_file_is_refused_before_the_first_step(
-    tmp_path: Path, victim: Path, name: str
-) -> None:
+def test_a_link_in_place_of_a_file_is_refused_before_the_first_step(tmp_path: Path, victim: Path, name: str) -> None:
     run = RunFolder(tmp_path / "run")
     run.make()
     (run.path / name).symlink_to(victim / "precious")
     what = re.escape(f"it is a symbolic link, not a regular file ({Path(name).name})")
-    with pytest.raises(
-        UsageError, match=f"cannot be used: {what}\n  next: choose a folder of your own with --run"
-    ):
+    with pytest.raises(UsageError, match=f"cannot be used: {what}\n  next: choose a folder of your own with --run"):
         train_here(make_config(steps=1), Classify, run.path)
     assert is_untouched(victim)
 

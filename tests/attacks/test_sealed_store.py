@@ -119,9 +119,7 @@ def test_what_was_recorded_of_an_earlier_launch_with_the_same_secret_does_not_fi
 
 @pytest.mark.parametrize("value", GARBAGE, ids=NAMES)
 @pytest.mark.parametrize("key", ["request", "decision", "proposal/0", "position/0/1"])
-def test_no_stranger_stops_a_run_and_it_still_heeds_a_signal(
-    base: dist.HashStore, key: str, value: bytes
-) -> None:
+def test_no_stranger_stops_a_run_and_it_still_heeds_a_signal(base: dist.HashStore, key: str, value: bytes) -> None:
     store = SealedStore(base, SECRET, "drumline/room")
     votes = [StopVote(store, rank=rank, world_size=2, step=lambda: 7) for rank in range(2)]
     base.set(f"drumline/room/preemption/{key}", value)  # type: ignore[arg-type]
@@ -141,9 +139,7 @@ def test_a_failure_is_claimed_by_a_rank_and_by_nobody_else(base: dist.HashStore,
     base.set("drumline/room/failure/first", value)  # type: ignore[arg-type]
     mine = Failure(Place(host="a", rank=1), "ValueError: x", 1)
     assert claim_failure(store, mine, ValueError("x"), rank_0_hosts_store=True) is None
-    later = claim_failure(
-        store, Failure(Place(host="b", rank=0), "y", 1), ValueError("y"), rank_0_hosts_store=False
-    )
+    later = claim_failure(store, Failure(Place(host="b", rank=0), "y", 1), ValueError("y"), rank_0_hosts_store=False)
     assert later is not None
     assert (later.place.rank, later.error) == (1, "ValueError: x")
 

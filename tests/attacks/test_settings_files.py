@@ -62,9 +62,7 @@ HARD_TOML = {
 def test_json_is_decoded_within_limits(name: str) -> None:
     text = HARD_JSON[name]
     with bounded():
-        with pytest.raises(
-            ValueError, match=r"nested deeper than 200 levels|a number has more than 300 digits|line 1"
-        ):
+        with pytest.raises(ValueError, match=r"nested deeper than 200 levels|a number has more than 300 digits|line 1"):
             parse_json(text)
         assert parse_line(text.encode()) is None
         with pytest.raises(FrameError):

@@ -75,9 +75,7 @@ class TwoNodes:
         deadline = time.monotonic() + LIMIT_S
         while not all((self.folder / name).exists() for name in names):
             assert time.monotonic() < deadline, names
-            assert all(node.poll() is None for node in self.nodes), [
-                node.communicate() for node in self.nodes
-            ]
+            assert all(node.poll() is None for node in self.nodes), [node.communicate() for node in self.nodes]
             time.sleep(0.05)
 
     def end(self) -> list[tuple[int, str]]:
@@ -117,9 +115,7 @@ def test_no_code_of_a_stranger_runs(two_nodes: TwoNodes, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("secret", [SECRET, None], ids=["with a secret", "without"])
-def test_who_listens_first_in_place_of_node_0_runs_nothing(
-    secret: str | None, tmp_path: Path, warm: None
-) -> None:
+def test_who_listens_first_in_place_of_node_0_runs_nothing(secret: str | None, tmp_path: Path, warm: None) -> None:
     """Without a secret they can pass for node 0, and keep the others waiting."""
     stranger = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     bomb = base64.b64encode(pickle.dumps(Touch(tmp_path / "got-in")))

@@ -208,9 +208,7 @@ def exception_of_a_rank(text: str, path: Path, capsys: pytest.CaptureFixture[str
         raise ValueError(text) from KeyError(text)
     except ValueError as error:
         error.add_note(text)
-        _print_once(
-            error, Place("a", 0, 3), None, run=path, log_file=path / "no folder" / "log", environment={}
-        )
+        _print_once(error, Place("a", 0, 3), None, run=path, log_file=path / "no folder" / "log", environment={})
     return capsys.readouterr().err
 
 
@@ -226,9 +224,7 @@ def exception_of_a_rank_on_another_host(text: str, path: Path, capsys: pytest.Ca
 
 
 @source
-def failure_of_another_rank_in_a_loop_of_the_users(
-    text: str, path: Path, capsys: pytest.CaptureFixture[str]
-) -> str:
+def failure_of_another_rank_in_a_loop_of_the_users(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
     from drumline.distributed.failure import Failure
     from drumline.errors import Place
     from drumline.manager import DDPManager
@@ -321,9 +317,7 @@ def fact_of_a_host_in_the_doctor(text: str, path: Path, capsys: pytest.CaptureFi
 
 
 @source
-def fact_of_a_host_in_the_doctor_on_a_terminal(
-    text: str, path: Path, capsys: pytest.CaptureFixture[str]
-) -> str:
+def fact_of_a_host_in_the_doctor_on_a_terminal(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
     """Wide enough that rich folds nothing."""
     return doctor(text, capsys, is_terminal=True)
 
@@ -347,9 +341,7 @@ def file_in_a_run_folder(text: str, path: Path, capsys: pytest.CaptureFixture[st
     part.note(text, text)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(verify_command, "find_run", Path)
-        patch.setattr(
-            verify_command, "verify_run", lambda folder, show: RunReport(folder, [part], text, None)
-        )
+        patch.setattr(verify_command, "verify_run", lambda folder, show: RunReport(folder, [part], text, None))
         assert verify_command.run([str(path)]) == 1
     return capsys.readouterr().out
 
@@ -442,9 +434,7 @@ def test_no_text_of_others_steers_the_terminal(
     check_harmless(SOURCES[name](f"before {MARK}{ESCAPES[escape]} after", tmp_path, capsys))
 
 
-def test_ranks_keep_their_colours_which_end_with_the_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ranks_keep_their_colours_which_end_with_the_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     painted = "\x1b[1;31mred\x1b[38;2;1;2;3m \x1b[4:3mcurly"
     assert SOURCES["line of a rank over ssh"](painted, tmp_path, capsys) == f"[a 0] {painted}\x1b[0m\n"
     assert r"\x1b[1;31mred" in SOURCES["diagnosis from a host"](painted, tmp_path, capsys)

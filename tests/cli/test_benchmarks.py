@@ -59,9 +59,7 @@ def test_a_table_is_made(name: str, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert all(row.failure is None and row.values for row in table.rows)
     assert all(row.way in text for row in table.rows)
     if name == "gpt":
-        assert (
-            "ours, eager, everything on: 1 saves in 1 blocks; by the run's own events each stopped it" in text
-        )
+        assert "ours, eager, everything on: 1 saves in 1 blocks; by the run's own events each stopped it" in text
     if name not in ("cpu", "save") and importlib.util.find_spec("accelerate") is None:
         assert "accelerate is not installed, so its rows are missing: pip install 'drumline[bench]'" in text
     document = json.loads((asked.out / f"{table.name}.json").read_text())
@@ -72,9 +70,7 @@ def test_a_table_is_made(name: str, tmp_path: Path, capsys: pytest.CaptureFixtur
 @pytest.mark.usefixtures("warm")
 def test_the_table_with_loading_processes_is_made_by_its_command(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks", "images", "--tiny", "--device", "cpu", "--limit", "120"]
-    done = subprocess.run(
-        [*command, "--out", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([*command, "--out", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "images.json").read_text())["rows"]
     assert {"by hand", "ours, data on the host", "ours, data on the device"} <= {row["way"] for row in rows}
@@ -101,9 +97,7 @@ def test_a_way_that_fails_does_not_lose_the_others() -> None:
     assert (good.failure, good.samples) == (None, [15, 15])
     assert bad.failure == "ValueError: no more"
     assert over.failure == "RuntimeError: the loop came to its end before enough steps were taken"
-    table = Table(
-        "t", "title", "samples/s", [Row("good", good.per_second()), Row("bad", failure=bad.failure)], "how"
-    )
+    table = Table("t", "title", "samples/s", [Row("good", good.per_second()), Row("bad", failure=bad.failure)], "how")
     assert "bad  failed: ValueError: no more" in text_of(table)
 
 

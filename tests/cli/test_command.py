@@ -229,9 +229,7 @@ def test_the_rank_that_raises_is_shown_first_and_once(tmp_path: Path, launcher: 
     assert result.stderr.count("ValueError: boom at four\n".replace("\\\n", "\n")) >= 1
     first = result.stderr.index("drumline: rank 1 on ")
     assert "step 3 failed: ValueError: boom at four" in result.stderr[first:].splitlines()[0]
-    assert result.stderr.count("Traceback (most recent call last)") == (1 if launcher == "procs" else 2), (
-        result.stderr
-    )
+    assert result.stderr.count("Traceback (most recent call last)") == (1 if launcher == "procs" else 2), result.stderr
     assert "in loss" in result.stderr
     assert "restarting the ranks" not in result.stderr, "it would fail at the same step"
     events = list(read_events(tmp_path / "runs" / "Broken" / "events" / "rank-00001.jsonl"))

@@ -93,9 +93,7 @@ def test_nodes_whose_ranks_are_all_ended_at_once_restart_together_once(tmp_path:
     port = free_port()
     files = [env_file(tmp_path, f"{rank}.env", nodes=2, rank=rank, port=port) for rank in range(2)]
     words = ["stands.py", "hang", "restart", "2"]
-    ended = finish(
-        *(start("--max-restarts", "1", "--env-file", file, *words, cwd=tmp_path) for file in files)
-    )
+    ended = finish(*(start("--max-restarts", "1", "--env-file", file, *words, cwd=tmp_path) for file in files))
     assert [code for code, *_ in ended] == [70, 70], ended
     told = [starts_of(tmp_path, rank) for rank in range(2)]
     assert [len(one) for one in told] == [2, 2], ended
@@ -122,9 +120,7 @@ def test_a_watched_script_is_run_as_it_is(tmp_path: Path) -> None:
     words = ["--procs", "1", "--watch", "--on-hang", "report", "--hang-after", "9.5", "own.py", "--watch"]
     code, output, errors = finish(start(*words, cwd=tmp_path))[0]
     assert (code, errors) == (0, "")
-    assert output.startswith(f"__main__ ['own.py', '--watch'] True report 9.5 {tmp_path}/runs/launch/"), (
-        output
-    )
+    assert output.startswith(f"__main__ ['own.py', '--watch'] True report 9.5 {tmp_path}/runs/launch/"), output
 
 
 STOPS_ITSELF = """
@@ -151,9 +147,7 @@ def test_a_script_that_knows_nothing_of_drumline_is_watched(tmp_path: Path) -> N
     names = ["0001-stopped.json", "0001-stopped.txt", "0002-stopped.json", "0002-stopped.txt"]
     assert sorted(path.name for path in (folder / "diagnoses").iterdir()) == names
     events = [json.loads(line) for line in (folder / "events" / "watch.jsonl").read_text().splitlines()]
-    assert [(event["kind"], event["rank"], event["action"]) for event in events] == [
-        ("hang", 1, "restart")
-    ] * 2
+    assert [(event["kind"], event["rank"], event["action"]) for event in events] == [("hang", 1, "restart")] * 2
 
 
 # Healthy: a process that it has forked ends and is not waited for; workers end with each epoch; and data comes late.
@@ -188,9 +182,7 @@ dist.destroy_process_group()
 
 def test_a_script_that_only_waits_is_not_ended_and_torch_waits_longer_than_the_watch(tmp_path: Path) -> None:
     (tmp_path / "waits.py").write_text(WAITS)
-    code, output, errors = finish(
-        start("--watch", "--hang-after", "50", "--procs", "2", "waits.py", cwd=tmp_path)
-    )[0]
+    code, output, errors = finish(start("--watch", "--hang-after", "50", "--procs", "2", "waits.py", cwd=tmp_path))[0]
     assert (code, output) == (0, "140.0\n"), errors
     assert "hang: " not in errors
 
@@ -247,9 +239,7 @@ class DiesAlways(ImageClassification):
 
 def test_a_task_that_fails_at_the_same_step_three_times_stops_and_says_so(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(DIES_ALWAYS)
-    code, output, errors = finish(
-        start("--procs", "2", "--max-restarts", "9", "mine.py:DiesAlways", cwd=tmp_path)
-    )[0]
+    code, output, errors = finish(start("--procs", "2", "--max-restarts", "9", "mine.py:DiesAlways", cwd=tmp_path))[0]
     assert code == 70, errors
     assert errors.count("restarting the ranks") == 3, errors
     assert "error: the run has failed 3 times at step 3 and is not restarted:\n" in errors
@@ -259,9 +249,7 @@ def test_a_task_that_fails_at_the_same_step_three_times_stops_and_says_so(tmp_pa
     assert "next: see runs/DiesAlways/diagnoses and fix the cause" in errors
     events = (tmp_path / "runs" / "DiesAlways" / "events" / "rank-00000.jsonl").read_text().splitlines()
     recovered = [event for line in events if (event := json.loads(line))["kind"] == "recovered"]
-    assert [(event["step"], event["lost_steps"], event["told_rank"]) for event in recovered] == [
-        (3, 1, 1)
-    ] * 2
+    assert [(event["step"], event["lost_steps"], event["told_rank"]) for event in recovered] == [(3, 1, 1)] * 2
     assert all(event["seconds"] > event["seconds_to_diagnosis"] for event in recovered)
     begun = [event for line in events if (event := json.loads(line))["kind"] == "first_step"]
     assert [event["since"] for event in begun] == ["command", "rank", "rank"]

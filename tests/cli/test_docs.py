@@ -157,8 +157,8 @@ def check_shown(command: Command, printed: list[str]) -> None:
     """Every line that is shown was printed, in that order."""
     rest = iter(printed)
     for line in command.shown:
-        assert settled(line) in rest, (
-            f"$ {command.typed}\nshown, but not printed (there): {line}\n" + "\n".join(printed)
+        assert settled(line) in rest, f"$ {command.typed}\nshown, but not printed (there): {line}\n" + "\n".join(
+            printed
         )
 
 
@@ -182,15 +182,10 @@ def test_a_page_does_what_it_says(page: Path, folder: Path, environment: dict[st
 
 
 def test_make_demo_is_what_the_readme_shows(folder: Path, environment: dict[str, str]) -> None:
-    recipe = re.search(
-        r"^demo:.*\n\t\$\(BIN\)/(drumline train .*)$", (ROOT / "Makefile").read_text(), re.MULTILINE
-    )
+    recipe = re.search(r"^demo:.*\n\t\$\(BIN\)/(drumline train .*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert recipe is not None
     shown = next(
-        command.shown
-        for _, block in of_kind("text")
-        for command in commands(block)
-        if command.typed == "make demo"
+        command.shown for _, block in of_kind("text") for command in commands(block) if command.typed == "make demo"
     )
     assert shown[0] == f".venv/bin/{recipe[1]}"
     shortened = run_in_bash(f"{recipe[1]} --train.epochs 1", environment)
@@ -216,9 +211,7 @@ def test_the_two_node_command_trains(folder: Path, environment: dict[str, str]) 
     assert len(found) == 1, "the pages show different commands"
     address = f"127.0.0.1:{free_port()}"
     # One rank a node: that it is two agents that meet is what matters, and starting torch is what takes time.
-    words = (
-        found.pop().replace("FIRST_HOST:29500", address).replace("--nproc-per-node 2", "--nproc-per-node 1")
-    )
+    words = found.pop().replace("FIRST_HOST:29500", address).replace("--nproc-per-node 2", "--nproc-per-node 1")
     assert address in words
     nodes = [
         subprocess.Popen(
@@ -242,9 +235,7 @@ def test_the_two_node_command_trains(folder: Path, environment: dict[str, str]) 
 
 def test_there_is_enough_to_run() -> None:
     assert len(PAGES) >= FEWEST_PAGES
-    per_page = {
-        page: sum(len(commands(block)) for block in blocks(page) if block.kind == "console") for page in PAGES
-    }
+    per_page = {page: sum(len(commands(block)) for block in blocks(page) if block.kind == "console") for page in PAGES}
     assert per_page[README] > 0
     assert sum(per_page.values()) >= FEWEST_COMMANDS
     assert sum(block.note != "no-run" for _, block in of_kind("python")) >= FEWEST_PYTHON
@@ -306,8 +297,6 @@ def test_every_page_is_in_the_site() -> None:
 
 @pytest.mark.parametrize("page", [*PAGES, *OTHER_PAGES], ids=lambda page: page.stem)
 def test_files_that_are_named_are_there(page: Path) -> None:
-    tracked = subprocess.run(
-        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.split()
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     for name in re.findall(r"`([\w.-]+/[\w./-]+\.(?:py|sh|toml|yaml))`", page.read_text()):
         assert any(file == name or file.endswith(f"/{name}") for file in tracked), f"{page.name} names {name}"

@@ -65,9 +65,7 @@ def test_slurm_says_which_node_this_is() -> None:
         29500,
         60.0,
     )
-    options = _node_options(
-        {"node-rank": 0, "master": "10.0.0.1:1234"}, {**step, "DRUMLINE_SECRET": "s" * 16}
-    )
+    options = _node_options({"node-rank": 0, "master": "10.0.0.1:1234"}, {**step, "DRUMLINE_SECRET": "s" * 16})
     assert (options.node, options.master, options.port, options.secret) == (0, "10.0.0.1", 1234, "s" * 16)
     with pytest.raises(UsageError, match="--nodes is missing"):
         _node_options({"node-rank": 0, "master": "a"}, {})

@@ -105,9 +105,7 @@ def test_an_interrupt_that_python_would_drop_is_heeded(tmp_path: Path, who: str,
 
 
 def ranks_of(pid: int) -> list[int]:
-    return [
-        one for one in descendants(pid) if "RANK=" in Path(f"/proc/{one}/environ").read_text(errors="replace")
-    ]
+    return [one for one in descendants(pid) if "RANK=" in Path(f"/proc/{one}/environ").read_text(errors="replace")]
 
 
 POINTS: dict[str, Callable[[int], bool]] = {

@@ -111,9 +111,7 @@ def env_file(folder: Path, name: str, *, nodes: int, rank: int, port: int, more:
 
 
 def test_a_script_runs_on_two_ranks_with_its_own_arguments(tmp_path: Path, script: str) -> None:
-    before = signal.signal(
-        signal.SIGHUP, signal.SIG_IGN
-    )  # as nohup does it: the end of a terminal is not heeded
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does it: the end of a terminal is not heeded
     arguments = ["--procs", "9", "--", "hang-up"]
     try:
         code, _, errors = launch("--procs", "2", script, str(tmp_path), *arguments, cwd=tmp_path)
@@ -262,9 +260,7 @@ def test_print_starts_nothing_and_shows_no_secret(
         "--rdzv-backend c10d --rdzv-endpoint 127.0.0.1:29500 --rdzv-id drumline --rdzv-conf is_host=false "
         "-m -- drumline train digits --dist.train_timeout_s 77 --data.dir /d\n"
     )
-    assert (
-        main(["launch", "--env-file", file, "--print", "--nnodes", "1:", "--last-call", "9", "digits"]) == 0
-    )
+    assert main(["launch", "--env-file", file, "--print", "--nnodes", "1:", "--last-call", "9", "digits"]) == 0
     assert " --nnodes 1:2 " in (printed := capsys.readouterr().out)
     assert " --rdzv-conf is_host=false,last_call_timeout=9 " in printed
     (tmp_path / "hosts").write_text("me@a slots=2\nb\n")
@@ -299,10 +295,7 @@ def test_a_manifest_is_printed_or_written(
     assert main([*words, "--out", "no/job.yaml", "digits"]) == 2
     assert "no/job.yaml cannot be written: No such file" in capsys.readouterr().err
     assert main([*words, "___.py"]) == 2
-    assert (
-        "no --name, and the job would be named after ___.py: '' is not a Kubernetes name"
-        in capsys.readouterr().err
-    )
+    assert "no --name, and the job would be named after ___.py: '' is not a Kubernetes name" in capsys.readouterr().err
 
 
 # No cluster runs here; this stands for kubectl, to see what it is given.
@@ -323,10 +316,7 @@ def test_a_manifest_is_applied_when_that_is_asked_for(
     monkeypatch.setenv("PATH", f"{tools}:/usr/bin:/bin")
     words = ["launch", "--kubernetes", "--apply", "--image"]
     assert main([*words, "i", "digits"]) == 2
-    assert (
-        "--apply needs kubectl, which is not installed here\n  next: install kubectl"
-        in capfd.readouterr().err
-    )
+    assert "--apply needs kubectl, which is not installed here\n  next: install kubectl" in capfd.readouterr().err
     (tools / "kubectl").write_text(KUBECTL)
     (tools / "kubectl").chmod(0o755)
     assert main([*words, "i", "--out", "job.yaml", "digits"]) == 0

@@ -86,9 +86,7 @@ def test_the_benchmark_reads_what_it_generates(tmp_path: Path) -> None:
     assert document["summary"]["shown"]["error"] > 0
 
 
-@pytest.mark.parametrize(
-    "folder", ["drumline", "examples", "benchmarks", "packages/drumline-lint/drumline_lint"]
-)
+@pytest.mark.parametrize("folder", ["drumline", "examples", "benchmarks", "packages/drumline-lint/drumline_lint"])
 def test_our_own_code_is_clean(folder: str) -> None:
     files = find_files([ROOT / folder]).files
     assert len(files) > 3
@@ -109,9 +107,7 @@ def test_commands_on_our_pages_are_clean() -> None:
         block.replace("\n$ ", "\n").removeprefix("$ ")
         for page in PAGES
         if page.name != "lint.md"
-        for block in re.findall(
-            r"^```(?:sh|bash|console|text)\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE
-        )
+        for block in re.findall(r"^```(?:sh|bash|console|text)\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
     ]
     assert any("torchrun" in text for text in blocks)
     assert messages_of(*blocks) == []

@@ -103,9 +103,7 @@ def test_before_the_first_step_there_is_nothing_to_save(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(slow)
     rank = start(tmp_path, "train", "slow.py:Slow", "--procs", "1")
     port = free_port()
-    settings = (
-        f"NUMBER_OF_NODES=2\nNODE_RANK=0\nNUMBER_OF_GPUS=1\nMASTER_ADDR=127.0.0.1\nMASTER_PORT={port}\n"
-    )
+    settings = f"NUMBER_OF_NODES=2\nNODE_RANK=0\nNUMBER_OF_GPUS=1\nMASTER_ADDR=127.0.0.1\nMASTER_PORT={port}\n"
     (tmp_path / ".env").write_text(settings)
     node = start(tmp_path, "launch", "--env-file", ".env", "digits")
     wait_for(rank, (tmp_path / "loading").exists)

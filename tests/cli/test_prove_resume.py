@@ -219,9 +219,7 @@ def test_a_job_that_fails_by_itself_is_shown(folder: Path) -> None:
 
 @pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize(("number", "world"), [(signal.SIGINT, 2), (signal.SIGHUP, 1)])
-def test_nothing_is_left_of_a_proof_that_is_broken_off(
-    folder: Path, number: signal.Signals, world: int
-) -> None:
+def test_nothing_is_left_of_a_proof_that_is_broken_off(folder: Path, number: signal.Signals, world: int) -> None:
     process = subprocess.Popen(
         [
             *python_m("drumline"),
@@ -242,9 +240,7 @@ def test_nothing_is_left_of_a_proof_that_is_broken_off(
         # Whoever started these tests may not want to hear of the signal (nohup), and that is inherited.
         preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
     )
-    while process.poll() is None and not list(
-        (folder / "tmp").glob(f"*/reference/trace/rank-{world - 1:05d}.jsonl")
-    ):
+    while process.poll() is None and not list((folder / "tmp").glob(f"*/reference/trace/rank-{world - 1:05d}.jsonl")):
         time.sleep(0.05)
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
@@ -295,13 +291,9 @@ def test_kills_that_cannot_be_are_refused(folder: Path) -> None:
         **torch_blocked(folder),
     )
     assert result.returncode == 2
-    assert (
-        "--kill-rank: '5' is neither 'all' nor a rank of every leg that is killed (0 to 1)" in result.stderr
-    )
+    assert "--kill-rank: '5' is neither 'all' nor a rank of every leg that is killed (0 to 1)" in result.stderr
     assert "--kill-at: 2 steps for 1 kill (--world 2,2)" in result.stderr
-    few = drumline(
-        *("prove-resume", "digits", "--world", "9,2", "--steps", "1"), cwd=folder, **torch_blocked(folder)
-    )
+    few = drumline(*("prove-resume", "digits", "--world", "9,2", "--steps", "1"), cwd=folder, **torch_blocked(folder))
     assert few.returncode == 2
     assert "--steps: 1 is too few: " in few.stderr
     assert "; give at least 4" in few.stderr

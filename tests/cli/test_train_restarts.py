@@ -125,8 +125,6 @@ def test_the_rank_that_failed_first_has_reported_before_another_ends(tmp_path: P
     (tmp_path / "mine.py").write_text(BOTH_FAIL)
     result = drumline("train", "mine.py:Both", "--procs", "2", cwd=tmp_path)
     assert result.returncode == 1, result.stderr
-    assert (
-        f"drumline: rank 0 on {socket.gethostname()} failed: SlowToPrintError: the first\n" in result.stderr
-    )
+    assert f"drumline: rank 0 on {socket.gethostname()} failed: SlowToPrintError: the first\n" in result.stderr
     assert result.stderr.count("Traceback") == 1, result.stderr
     assert "the second" not in result.stderr

@@ -75,9 +75,7 @@ def test_what_is_wrong_is_listed_and_the_exit_code_is_1(runs: Path) -> None:
     assert first.splitlines()[-1] == "1 problem found; the newest checkpoint to resume from is of step 5"
     assert second.splitlines()[-1] == "2 problems found; the newest checkpoint to resume from is of step 5"
     shutil.rmtree(runs / "runs/other/checkpoints/step-00000005")
-    assert verify("runs/other", cwd=runs).stdout.endswith(
-        "2 problems found; no checkpoint is complete and finite\n"
-    )
+    assert verify("runs/other", cwd=runs).stdout.endswith("2 problems found; no checkpoint is complete and finite\n")
 
 
 def test_json_for_scripts(runs: Path) -> None:
@@ -97,9 +95,7 @@ def test_json_for_scripts(runs: Path) -> None:
     assert wrong.returncode == 1
     answer = json.loads(wrong.stdout)
     assert answer["whole"] is False
-    assert answer["runs"][0]["problems"] == [
-        {"part": "settings", "where": "config.toml", "what": "is missing"}
-    ]
+    assert answer["runs"][0]["problems"] == [{"part": "settings", "where": "config.toml", "what": "is missing"}]
 
 
 def test_damaged_events_are_reported_in_json_too(runs: Path) -> None:

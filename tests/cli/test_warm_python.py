@@ -55,9 +55,7 @@ def test_it_is_like_python(tmp_path: Path, warm: None) -> None:
     assert raised.returncode == 1
     assert raised.stderr.endswith("ValueError: no\n")
     assert run("start", "script.py", "exit", "5").returncode == 5, "what it starts has torch too"
-    assert run("start", "-c", "import sys; sys.exit('torch' in sys.modules)").returncode == 0, (
-        "but not always"
-    )
+    assert run("start", "-c", "import sys; sys.exit('torch' in sys.modules)").returncode == 0, "but not always"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

@@ -65,9 +65,7 @@ def status(
         for rank in range(ranks)
     ]
     picture = ClusterState(me=0, nodes=(NodeState(node=0, host="node-a", ranks=tuple(facts)),))
-    return status_record(
-        picture, now=time.time(), world_size=ranks, hang_s=60, notices=notices, rates={0: 2.5, 1: 2.5}
-    )
+    return status_record(picture, now=time.time(), world_size=ranks, hang_s=60, notices=notices, rates={0: 2.5, 1: 2.5})
 
 
 class Job:
@@ -116,9 +114,7 @@ def command(*words: str) -> list[str]:
 
 
 def watch(environment: dict[str, str], *words: str) -> tuple[int, str]:
-    found = subprocess.run(
-        command(*words), env=environment, capture_output=True, text=True, check=False, timeout=60
-    )
+    found = subprocess.run(command(*words), env=environment, capture_output=True, text=True, check=False, timeout=60)
     return found.returncode, found.stdout + found.stderr
 
 
@@ -156,25 +152,19 @@ def test_one_look_and_its_exit_code(tmp_path: Path, environment: dict[str, str])
     assert (ended.returncode, ended.stderr) == (0, b"")
 
 
-def test_it_follows_to_the_end_in_lines_and_on_a_terminal(
-    tmp_path: Path, environment: dict[str, str]
-) -> None:
+def test_it_follows_to_the_end_in_lines_and_on_a_terminal(tmp_path: Path, environment: dict[str, str]) -> None:
     run = tmp_path / "run"
     with job(run) as at_work:
         at_work.does("write", status())
         ours, theirs = pty.openpty()
         followers = [
-            subprocess.Popen(
-                command(str(run), "--every", "0.1"), env=environment, stdout=out, stderr=subprocess.STDOUT
-            )
+            subprocess.Popen(command(str(run), "--every", "0.1"), env=environment, stdout=out, stderr=subprocess.STDOUT)
             for out in (theirs, subprocess.PIPE)
         ]
         os.close(theirs)
         lines = followers[1].stdout
         assert lines is not None
-        assert re.fullmatch(
-            r"\d\d:\d\d:\d\d step 812, 2.5 steps/s: 2 ranks on 1 host\n", lines.readline().decode()
-        )
+        assert re.fullmatch(r"\d\d:\d\d:\d\d step 812, 2.5 steps/s: 2 ranks on 1 host\n", lines.readline().decode())
         seen = ""
         while "trains" not in seen:
             seen += os.read(ours, 1 << 16).decode()
@@ -210,9 +200,7 @@ def event(run: Path, kind: str, *, age_s: float) -> None:
     (run / "events" / "rank-00000.jsonl").write_text(json.dumps(record) + "\n")
 
 
-def test_what_is_said_when_there_is_nothing_to_see(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_said_when_there_is_nothing_to_see(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path, status(), age_s=FRESH_S + 5)
     look = RunStatusReader(tmp_path).read()
     assert (look.is_live, look.has_ended) == (False, False)
@@ -296,9 +284,7 @@ def test_nothing_was_ever_watched_here(tmp_path: Path, capsys: pytest.CaptureFix
     from drumline.cli import main
 
     (tmp_path / "checkpoints").mkdir()
-    nobody = (
-        f"no job is training in {tmp_path}, as far as this machine can see, and it never had a watchdog\n"
-    )
+    nobody = f"no job is training in {tmp_path}, as far as this machine can see, and it never had a watchdog\n"
     for words in (["--once"], []):
         assert main(["watch", str(tmp_path), *words]) == 1
         assert capsys.readouterr().out.endswith(nobody)

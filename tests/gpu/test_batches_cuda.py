@@ -92,9 +92,7 @@ def epochs(loader: Loader, count: int) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(
-    "loading", [{}, {"pin_memory": False}, {"workers": 2}], ids=["here", "pageable", "workers"]
-)
+@pytest.mark.parametrize("loading", [{}, {"pin_memory": False}, {"workers": 2}], ids=["here", "pageable", "workers"])
 def test_batches_ahead_have_the_bits_of_the_cpu(tmp_path: Path, name: str, loading: dict[str, Any]) -> None:
     dataset = dataset_named(name, tmp_path)
     with closing(make(dataset, GPU, **loading)) as loader:
@@ -181,9 +179,7 @@ def test_rows_are_gathered_straight_into_pinned_memory_that_is_used_again() -> N
     array = np.arange(4096, dtype=np.uint8).reshape(64, 64)
     indices = np.arange(8)
     fetch = BatchMaker(digits(split="train", augment=True), seed=0, defer_finish=True, pinned=True)
-    rows, places = next(
-        BatchProducer(fetch, LoadingOptions(), GPU).batches([BatchRequest(0, 0, 8, shuffled=True)])
-    )
+    rows, places = next(BatchProducer(fetch, LoadingOptions(), GPU).batches([BatchRequest(0, 0, 8, shuffled=True)]))
     assert rows.images.is_pinned()
     assert rows.labels.is_pinned()
     assert places.is_pinned()
@@ -300,9 +296,7 @@ def test_data_larger_than_the_free_memory_is_refused() -> None:
         make_resident(dataset, GPU, workers=0, warns=False)
 
 
-def test_a_run_with_resident_data_ends_with_the_same_bits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_with_resident_data_ends_with_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic kernels ask for it
     config = digits_config("fp32")
     resident = Config(**{**vars(config), "data": replace(config.data, resident=True)})

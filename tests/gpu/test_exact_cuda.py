@@ -35,9 +35,7 @@ from tests.schedules import digest
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 
-def make(
-    name: str, *, precision: str = "fp32", backend: str = "auto", steps: int = 9, **settings: Any
-) -> Config:
+def make(name: str, *, precision: str = "fp32", backend: str = "auto", steps: int = 9, **settings: Any) -> Config:
     models = {
         "digits": ModelConfig(name="mini_resnet", widths=(16, 32), dropout=0.2),
         "text": ModelConfig(name="gpt", layers=2, width=64, heads=4, context=64, dropout=0.2),
@@ -120,9 +118,7 @@ def test_an_elastic_step_does_not_wait_for_the_device(name: str, precision: str)
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("name", ["digits", "text"])
-def test_elastic_is_bit_identical_on_one_two_and_three_ranks(
-    tmp_path: Path, name: str, precision: str
-) -> None:
+def test_elastic_is_bit_identical_on_one_two_and_three_ranks(tmp_path: Path, name: str, precision: str) -> None:
     """NCCL does not let ranks share a GPU, so several of them talk through gloo here."""
     config = make(name, precision=precision, exact="elastic", shards=4, accumulate=2, backend="gloo", steps=5)
     digests = {}

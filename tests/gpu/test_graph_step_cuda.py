@@ -60,9 +60,7 @@ def digits(step: str, **settings: Any) -> Config:
     )
 
 
-def train_here(
-    config: Config, run: Path, task: type = ImageClassification, forget_after: int | None = None
-) -> None:
+def train_here(config: Config, run: Path, task: type = ImageClassification, forget_after: int | None = None) -> None:
     if forget_after is not None:
         for later in [step for step in catalog.list_steps(run / "checkpoints") if step > forget_after]:
             store.remove(run / "checkpoints" / catalog.folder_name(later))
@@ -113,9 +111,7 @@ def test_a_captured_run_has_the_bits_of_an_eager_one(tmp_path: Path, settings: d
     assert losses(tmp_path / "eager") == losses(tmp_path / "graph")
     rates = [[event["lr"] for event in events(tmp_path / step, "train")] for step in ("eager", "graph")]
     assert rates[1] == pytest.approx(rates[0], rel=1e-6)  # on the device a rate is a float32
-    norms = [
-        [event["grad_norm"] for event in events(tmp_path / step, "train")] for step in ("eager", "graph")
-    ]
+    norms = [[event["grad_norm"] for event in events(tmp_path / step, "train")] for step in ("eager", "graph")]
     assert norms[0] == norms[1]
     said = messages(tmp_path / "graph")
     assert not any("not captured" in message for message in said)
@@ -251,9 +247,7 @@ REASONS = {
 
 
 @pytest.mark.parametrize("task", REASONS, ids=lambda task: task.__name__)
-def test_what_cannot_be_captured_falls_back_with_a_sentence_and_the_same_bits(
-    tmp_path: Path, task: type
-) -> None:
+def test_what_cannot_be_captured_falls_back_with_a_sentence_and_the_same_bits(tmp_path: Path, task: type) -> None:
     for step in ("eager", "graph"):
         run_ranks(1, train_here, digits(step, precision="fp16", steps=40), tmp_path / step, task)
     said = [message for message in messages(tmp_path / "graph") if "not captured" in message]

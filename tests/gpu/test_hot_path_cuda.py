@@ -82,9 +82,7 @@ def test_recomputed_activations_give_the_same_bits(build: Callable[..., nn.Modul
             torch.manual_seed(1)
             for _ in range(2):
                 model(batch(build)[0]).logsumexp(-1).sum().backward()
-            found.append(
-                [*(p.grad for p in model.parameters()), *model.buffers(), torch.cuda.get_rng_state()]
-            )
+            found.append([*(p.grad for p in model.parameters()), *model.buffers(), torch.cuda.get_rng_state()])
 
     assert all(torch.equal(left, right) for left, right in zip(*found, strict=True))
 

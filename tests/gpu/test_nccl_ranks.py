@@ -227,9 +227,7 @@ def test_a_run_resumes_on_other_numbers_of_ranks_with_each_sample_once(folder: P
 
 
 def test_prove_resume_holds_on_two_ranks(folder: Path) -> None:
-    command = run(
-        folder, "prove-resume", "tasks.py:Points", "--world", "2", "--steps", "40", "--train.step", "graph"
-    )
+    command = run(folder, "prove-resume", "tasks.py:Points", "--world", "2", "--steps", "40", "--train.step", "graph")
     assert command.process.returncode == 0, command.output
     assert "proved" in command.output, command.output
 
@@ -254,9 +252,7 @@ def test_sync_batch_norm_on_two_ranks_is_batch_norm_on_one(folder: Path) -> None
 
 @pytest.mark.parametrize("step", ["eager", "graph"])
 @pytest.mark.parametrize(("number", "said"), [(signal.SIGSTOP, "stopped"), (signal.SIGKILL, "SIGKILL")])
-def test_a_rank_that_is_stopped_or_killed_is_named(
-    folder: Path, step: str, number: signal.Signals, said: str
-) -> None:
+def test_a_rank_that_is_stopped_or_killed_is_named(folder: Path, step: str, number: signal.Signals, said: str) -> None:
     words = ("--run", "faulty", "--train.step", step, "--train.steps", "100000", "--watch.on_hang", "stop")
     with running(folder, *ONCE, "tasks.py:Points", *words) as command:
         command.wait_for(r"saved step 40 ")

@@ -72,15 +72,11 @@ def test_a_captured_step_leaves_out_the_update_that_an_eager_one_does(tmp_path: 
         train_on(1, config_of("skip", step, optimizer), LateNan, tmp_path / step)
         events = list(read_events(tmp_path / step / "events" / "rank-00000.jsonl"))
         messages = [event["message"] for event in events if event["kind"] == "warning"]
-        assert [f"were skipped: 1, the first at step {FIRST_BAD} " in message for message in messages] == [
-            True
-        ]
+        assert [f"were skipped: 1, the first at step {FIRST_BAD} " in message for message in messages] == [True]
         [after] = [event["loss"] for event in events if event["kind"] == "train" and event["step"] == STEPS]
         assert math.isfinite(after)
     eager, last = (newest(tmp_path / step).tensors["model"] for step in (ways[0], ways[-1]))
-    at_the_nan = store.read(tmp_path / "eager" / "checkpoints" / catalog.folder_name(FIRST_BAD)).tensors[
-        "model"
-    ]
+    at_the_nan = store.read(tmp_path / "eager" / "checkpoints" / catalog.folder_name(FIRST_BAD)).tensors["model"]
     for name, tensor in eager.items():
         assert bool(torch.isfinite(tensor).all())
         assert not torch.equal(tensor, at_the_nan[name]), "training continues after the skipped update"

@@ -30,9 +30,7 @@ DTYPES = [
 def made(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Random bytes as a tensor of this type, on the CPU; 0 and 1 for booleans."""
     like = torch.zeros(shape, dtype=dtype)
-    raw = torch.randint(
-        0, 2 if dtype is torch.bool else 256, (like.numel() * like.element_size(),), dtype=torch.uint8
-    )
+    raw = torch.randint(0, 2 if dtype is torch.bool else 256, (like.numel() * like.element_size(),), dtype=torch.uint8)
     return raw.view(dtype).reshape(shape)
 
 

@@ -77,9 +77,7 @@ def test_one_rank_over_nccl_resumes_bit_for_bit(tmp_path: Path, precision: str) 
     assert_same_bits(whole, resumed)
     assert ("scaler" in whole.documents) == (precision == "fp16")
     losses = [
-        e["loss"]
-        for e in read_events(tmp_path / "whole" / "events" / "rank-00000.jsonl")
-        if e["kind"] == "train"
+        e["loss"] for e in read_events(tmp_path / "whole" / "events" / "rank-00000.jsonl") if e["kind"] == "train"
     ]
     assert losses[-1] < losses[0]
 

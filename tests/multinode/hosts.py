@@ -207,9 +207,7 @@ class Host:
         """Of the link, in each direction; None lifts the limit."""
         for space, device in ((self.space, "eth0"), (self._switch, self._port)):
             limit = ["tbf", "rate", f"{mbit or 0:g}mbit", "burst", "32kb", "latency", "400ms"]
-            space.configure(
-                ["tc", "qdisc", "replace", "dev", device, "root", *(limit if mbit else ["noqueue"])]
-            )
+            space.configure(["tc", "qdisc", "replace", "dev", device, "root", *(limit if mbit else ["noqueue"])])
 
     def power_off(self) -> None:
         """No farewell: all processes end at once, the link goes. May be called twice."""

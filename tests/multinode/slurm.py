@@ -64,9 +64,7 @@ class Slurm:
         key.write_bytes(secrets.token_bytes(128))
         config = self.folder / "slurm.conf"
         names = ",".join(host.name for host in bed)
-        config.write_text(
-            CONFIG.format(first=self._first.name, names=names, folder=self.folder, socket=SOCKET)
-        )
+        config.write_text(CONFIG.format(first=self._first.name, names=names, folder=self.folder, socket=SOCKET))
         # proctrack/linuxproc and no task plugin: there is nothing for cgroups to do.
         (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
         self.environment = {"SLURM_CONF": str(config)}
@@ -106,7 +104,5 @@ class Slurm:
 
     def wait_for(self, job: str, state: str, *, timeout_s: float = 120.0) -> dict[str, str]:
         """Until the job is in that state; what Slurm knows of it then."""
-        processes.wait_until(
-            lambda: self.facts_of(job)["JobState"] == state, f"job {job} {state}", timeout_s=timeout_s
-        )
+        processes.wait_until(lambda: self.facts_of(job)["JobState"] == state, f"job {job} {state}", timeout_s=timeout_s)
         return self.facts_of(job)

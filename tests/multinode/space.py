@@ -49,9 +49,7 @@ class Space:
         with self._holder.stdout as words:
             said = words.readline()
             if said != "ready\n":
-                raise RuntimeError(
-                    f"{name} did not come up: {said}{words.read()}(code {self._holder.wait()})"
-                )
+                raise RuntimeError(f"{name} did not come up: {said}{words.read()}(code {self._holder.wait()})")
         (self.pid,) = processes.children(self._holder.pid)
         self._is_mine = processes.namespace(self.pid, "pid")
         self.apart = {self.pid}

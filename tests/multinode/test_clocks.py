@@ -32,9 +32,7 @@ def counted(job: Job) -> int:
     return int(job.text().rpartition(" counts ")[2].partition("\n")[0])
 
 
-def test_nodes_whose_clocks_differ_and_jump_stay_one_job(
-    make_testbed: Callable[..., Testbed], tmp_path: Path
-) -> None:
+def test_nodes_whose_clocks_differ_and_jump_stay_one_job(make_testbed: Callable[..., Testbed], tmp_path: Path) -> None:
     a, b = make_testbed("a", "b", warm=True).hosts
     b.python = sys.executable  # a process that is forked keeps the clock that it has
     jobs = Jobs(tmp_path, a, nodes="1:2", flags=("--last-call", "40", "--lost-after", "3"))

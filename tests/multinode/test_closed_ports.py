@@ -13,9 +13,7 @@ from tests.multinode.test_ssh_launch import Desk
 DROPPED = r"\(no answer: packets are dropped, as a security group or firewall does it\)"
 
 
-def test_a_closed_port_and_a_lost_host_end_the_job(
-    make_testbed: Callable[..., Testbed], tmp_path: Path
-) -> None:
+def test_a_closed_port_and_a_lost_host_end_the_job(make_testbed: Callable[..., Testbed], tmp_path: Path) -> None:
     bed = make_testbed("a", "b")
     desk = Desk(bed, tmp_path)
     (tmp_path / "stay.py").write_text("import time\ntime.sleep(600)\n")

@@ -38,17 +38,13 @@ while not Path("finish").exists():
 
 def find(host: Host, words: str) -> set[int]:
     """By the command line; not sshd's shell, nor `env`."""
-    return {
-        pid for pid in host.space.pids() if processes.command(pid).startswith(f"{sys.executable} {words}")
-    }
+    return {pid for pid in host.space.pids() if processes.command(pid).startswith(f"{sys.executable} {words}")}
 
 
 def agents(host: Host) -> tuple[set[int], set[int]]:
     """Those whose ranks run, and those that wait for the next attempt."""
     found = find(host, AGENT)
-    running = {
-        pid for pid in found if any("ranks.py" in processes.command(one) for one in processes.children(pid))
-    }
+    running = {pid for pid in found if any("ranks.py" in processes.command(one) for one in processes.children(pid))}
     return running, found - running
 
 
@@ -58,9 +54,7 @@ def kill_agent(host: Host) -> None:
     processes.send(running, signal.SIGKILL)
 
 
-def test_what_is_lost_is_started_again_by_itself(
-    make_testbed: Callable[..., Testbed], tmp_path: Path
-) -> None:
+def test_what_is_lost_is_started_again_by_itself(make_testbed: Callable[..., Testbed], tmp_path: Path) -> None:
     bed = make_testbed("a", "b", "c")
     ssh, folder = SshDaemons(bed), tmp_path / "mine"
     folder.mkdir()
@@ -105,9 +99,7 @@ def test_what_is_lost_is_started_again_by_itself(
     assert job.is_running()
 
     a = bed["a"]
-    processes.wait_until(
-        lambda: [len(some) for some in agents(a)] == [1, 1], "an agent that waits", timeout_s=90
-    )
+    processes.wait_until(lambda: [len(some) for some in agents(a)] == [1, 1], "an agent that waits", timeout_s=90)
     (_, waiting), supervisor = agents(a), find(a, SUPERVISOR)
     bed["b"].power_off()
     job.wait_for("drumline: c replaces b, which is unreachable (", timeout_s=90)

@@ -67,9 +67,7 @@ class Jobs:
         return host.start(*launch, *words, cwd=self.folder, env={"PYTHONPATH": str(Path.cwd())})
 
 
-def test_a_job_goes_on_with_fewer_nodes_and_names_who_is_missing(
-    make_testbed: MakeTestbed, tmp_path: Path
-) -> None:
+def test_a_job_goes_on_with_fewer_nodes_and_names_who_is_missing(make_testbed: MakeTestbed, tmp_path: Path) -> None:
     a, b, c = make_testbed("a", "b", "c", warm=True).hosts
     jobs = Jobs(tmp_path, a, nodes="2:3", flags=("--last-call", "2", "--lost-after", "3"))
     on_a, on_b = jobs.start(a, 0), jobs.start(b, 1)
@@ -91,18 +89,13 @@ def test_a_job_goes_on_with_fewer_nodes_and_names_who_is_missing(
     b.cut()
     for job in (on_a, on_c):
         job.wait_for("restarting the ranks (node 1 (b) is lost)")
-        job.wait_for(
-            "drumline: WARNING: 2 of 3 nodes: node 1 (b) is missing; training continues without it\n"
-        )
+        job.wait_for("drumline: WARNING: 2 of 3 nodes: node 1 (b) is missing; training continues without it\n")
     on_c.wait_for("here: rank 1 of 2")
 
     a.cut()
     assert [on_b.wait(), on_c.wait()] == [1, 1]
     for job in (on_b, on_c):
-        assert (
-            "the first node, node 0 (a), is lost or unreachable: nothing answers at 10.77.0.1:29500"
-            in job.text()
-        )
+        assert "the first node, node 0 (a), is lost or unreachable: nothing answers at 10.77.0.1:29500" in job.text()
     assert "drumline: WARNING: this ended with 2 of 3 nodes: node 1 (b) was missing" in on_c.text()
 
 
@@ -119,10 +112,7 @@ def test_who_never_came_is_named_and_why_on_both_sides(make_testbed: MakeTestbed
         job.wait_for("here: rank")
     on_d.send(signal.SIGKILL)
     assert on_c.wait() == 1
-    assert (
-        "drumline: error: node 1 (d) is lost, and no restart is left\n  next: see what ended it"
-        in on_c.text()
-    )
+    assert "drumline: error: node 1 (d) is lost, and no restart is left\n  next: see what ended it" in on_c.text()
 
     assert [on_a.wait(), on_b.wait()] == [3, 3]
     assert "drumline: waiting at 10.77.0.1:29500 for node 1, " in on_a.text()

@@ -49,6 +49,4 @@ def test_pods_meet_as_one_job(make_testbed: Callable[..., Testbed], tmp_path: Pa
     ]
     assert [one.wait(100) for one in jobs] == [0, 0], [one.text() for one in jobs]
     lines = sorted(line for one in jobs for line in one.text().splitlines() if line[:2] in ("a ", "b "))
-    assert lines == [
-        f"{host} {rank} 4 {rank % 2} 10.77.0.1" for rank, host in enumerate(("a", "a", "b", "b"))
-    ]
+    assert lines == [f"{host} {rank} 4 {rank % 2} 10.77.0.1" for rank, host in enumerate(("a", "a", "b", "b"))]

@@ -51,17 +51,11 @@ def test_closed_ports_and_wrong_networks_are_named_by_host(make_testbed: MakeTes
     b.add_interface("docker0", "9.9.0.1/16")
     harmless = fly(bed, {"a": WRONG_NETWORK, "b": {}})
     assert "trained" in harmless["b"]
-    assert harmless["a"].startswith(
-        "a takes data on the wrong network, 172.17.0.1 (docker0), where b cannot reach it"
-    )
+    assert harmless["a"].startswith("a takes data on the wrong network, 172.17.0.1 (docker0), where b cannot reach it")
     assert "gloo does not need this path, as the addresses are now\ntrained\n" in harmless["a"]
     wrong = told(fly(bed, {"a": {}, "b": WRONG_NETWORK}))
-    assert wrong.startswith(
-        "error: b takes data on the wrong network, 9.9.0.1 (docker0), where a cannot reach it: "
-    )
-    assert wrong.endswith(
-        "eth0 is the one that leads to the other hosts\n  next: export GLOO_SOCKET_IFNAME=eth0 on b"
-    )
+    assert wrong.startswith("error: b takes data on the wrong network, 9.9.0.1 (docker0), where a cannot reach it: ")
+    assert wrong.endswith("eth0 is the one that leads to the other hosts\n  next: export GLOO_SOCKET_IFNAME=eth0 on b")
     assert told(fly(bed, {"a": {}, "c": WRONG_NETWORK})) == (
         "error: c has no network for gloo: GLOO_SOCKET_IFNAME is docker0, which fits none of lo, eth0 that is up and "
         "has an address\n"
@@ -110,24 +104,15 @@ def test_absent_and_different_nodes_are_named_by_host(make_testbed: MakeTestbed,
     said = fly(bed, {"a": {"timeout_s": 4}, "b": {"timeout_s": 4}, "c": lost})
     for rank, host in enumerate("ab"):
         notice, error, _, _ = said[host].splitlines()
-        assert re.fullmatch(
-            rf"drumline: rank {rank} on {host} waits for rank 2 \(node 2\) \([12] s of 4 s\)", notice
-        )
-        assert (
-            error
-            == "error: 1 of 3 ranks did not start within 4 s: missing rank 2 (node 2); here: 0 on a, 1 on b"
-        )
+        assert re.fullmatch(rf"drumline: rank {rank} on {host} waits for rank 2 \(node 2\) \([12] s of 4 s\)", notice)
+        assert error == "error: 1 of 3 ranks did not start within 4 s: missing rank 2 (node 2); here: 0 on a, 1 on b"
     assert "drumline: rank 2 on c waits for rank 0's store nowhere:29500: the name does not res" in said["c"]
     assert "error: rank 2 on c could not reach rank 0's store nowhere:29500 within 4 s: the nam" in said["c"]
 
     firewall.drop_port(bed["a"], PORT)
     astray = {"environment": {"MASTER_ADDR": "b"}, "timeout_s": 4}
     said = fly(bed, {"a": astray, "b": {"timeout_s": 4}, "c": astray})
-    assert said["a"].startswith(
-        "drumline: WARNING: MASTER_ADDR b does not tell which address of a the others reach"
-    )
-    assert (
-        "rank 1 on b waits for rank 0's store a:29500: no answer (a firewall drops the packets" in said["b"]
-    )
+    assert said["a"].startswith("drumline: WARNING: MASTER_ADDR b does not tell which address of a the others reach")
+    assert "rank 1 on b waits for rank 0's store a:29500: no answer (a firewall drops the packets" in said["b"]
     assert "rank 2 on c waits for rank 0's store b:29500: connection refused" in said["c"]
     assert not any("frame #" in text for text in said.values()), "torch's own stack is not shown"

@@ -91,9 +91,7 @@ class Desk:
 
     def wait_for_none(self, marker: str, *hosts: Host) -> None:
         for host in hosts or self.bed.hosts:
-            processes.wait_until(
-                lambda host=host: not host.find(marker), f"no {marker} on {host}", timeout_s=40
-            )
+            processes.wait_until(lambda host=host: not host.find(marker), f"no {marker} on {host}", timeout_s=40)
 
 
 @pytest.fixture(name="make_desk")
@@ -174,10 +172,7 @@ def test_a_host_that_cannot_take_part_is_named_with_what_to_do(make_desk: MakeDe
     (desk.folder / "sleep.py").write_text(SLEEP)
     job = desk.launch("--hosts", "a,nowhere", "--procs", "1", "sleep.py")
     assert job.wait() == 3
-    assert (
-        "error: nowhere: its name does not resolve here (ssh: Could not resolve hostname nowhere"
-        in job.text()
-    )
+    assert "error: nowhere: its name does not resolve here (ssh: Could not resolve hostname nowhere" in job.text()
     assert not desk.bed["a"].find("RANK=0"), "the others are ended"
 
     job = desk.launch("--hosts", "a,b", "--procs", "1", "--port", "22", "sleep.py")
@@ -257,16 +252,11 @@ def test_a_task_trains_with_code_that_is_copied_first_and_the_same_everywhere(
     job.wait_for("step  ", timeout_s=150)
     job.send(signal.SIGTERM)
     assert job.wait(60) == 75, job.text()
-    assert (
-        "drumline: preempted by SIGTERM; the ranks have saved: rerun the same command to resume\n"
-        in job.text()
-    )
+    assert "drumline: preempted by SIGTERM; the ranks have saved: rerun the same command to resume\n" in job.text()
     assert json.loads((folder / "runs" / "here" / "preempted.json").read_text())["signal"] == "SIGTERM"
     assert re.search(r"drumline: the code is the same on all hosts \([0-9a-f]{12}\)\n", job.text())
     names = set(b.run("ls", str(folder)).stdout.split())
-    assert names - {"__pycache__"} == {"mine.py", "part", "runs"}, (
-        "what is excluded is not there; its logs are"
-    )
+    assert names - {"__pycache__"} == {"mine.py", "part", "runs"}, "what is excluded is not there; its logs are"
     assert "[a 0] mine.py:Mine on 2 ranks (cpu, gloo)\n" in job.text()
     assert "[b 1] the code is fresh\n" in job.text(), "what other ranks write to the run folder is shown"
     ranks = json.loads((folder / "runs" / "here" / "environment.json").read_text())["ranks"]

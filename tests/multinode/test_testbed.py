@@ -88,9 +88,7 @@ def test_names_can_be_taken_away(make_testbed: MakeTestbed) -> None:
 
 def test_a_command_says_how_it_ended(make_testbed: MakeTestbed, tmp_path: Path) -> None:
     (a,) = make_testbed("a").hosts
-    done = a.run(
-        "sh", "-c", "pwd; cat; echo $COLOUR >&2; exit 7", env={"COLOUR": "red"}, cwd=tmp_path, text="in"
-    )
+    done = a.run("sh", "-c", "pwd; cat; echo $COLOUR >&2; exit 7", env={"COLOUR": "red"}, cwd=tmp_path, text="in")
     assert (done.returncode, done.stdout, done.stderr) == (7, f"{tmp_path}\nin", "red\n")
     job = a.start("sh", "-c", "echo begun; exec sleep 1000")
     job.wait_for("begun")
@@ -282,9 +280,7 @@ def traces_on_the_machine() -> dict[str, object]:
 def test_nothing_is_left(make_testbed: MakeTestbed) -> None:
     before = traces_on_the_machine()
     bed = make_testbed("a", "b")
-    spaces = {
-        processes.namespace(host.space.pid, kind) for host in bed for kind in ("net", "mnt", "pid", "uts")
-    }
+    spaces = {processes.namespace(host.space.pid, kind) for host in bed for kind in ("net", "mnt", "pid", "uts")}
     assert len(spaces) == 8
     SshDaemons(bed)
     bed["a"].start("sh", "-c", "trap '' TERM HUP; setsid sleep 1000 & sleep 1000", env={"JOB": "stubborn"})
@@ -294,11 +290,7 @@ def test_nothing_is_left(make_testbed: MakeTestbed) -> None:
     bed.close()
     bed.close()
     assert traces_on_the_machine() == before
-    in_use = {
-        processes.namespace(pid, kind)
-        for pid in processes.everyone()
-        for kind in ("net", "mnt", "pid", "uts")
-    }
+    in_use = {processes.namespace(pid, kind) for pid in processes.everyone() for kind in ("net", "mnt", "pid", "uts")}
     assert not spaces & in_use
 
 
@@ -313,16 +305,12 @@ bed["a"].start("setsid", "sleep", "1000")
 print(*(host.space.pid for host in bed), *bed["a"].space.pids(), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
     pids = {int(word) for word in done.stdout.split()}
     assert len(pids) >= 2
     states = lambda: [processes.stat_fields(pid)[:1] for pid in pids]  # noqa: E731
-    processes.wait_until(
-        lambda: all(state in ([], ["Z"]) for state in states()), "the end of all on the hosts"
-    )
+    processes.wait_until(lambda: all(state in ([], ["Z"]) for state in states()), "the end of all on the hosts")
 
 
 def test_what_a_dead_process_left_is_removed_and_what_a_living_one_has_is_not(

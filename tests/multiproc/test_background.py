@@ -59,9 +59,7 @@ def slow_down(monkeypatch: pytest.MonkeyPatch, hold: Callable[[int], object]) ->
     monkeypatch.setattr(store, "write", write_late)
 
 
-def test_the_bits_are_those_of_saves_that_the_step_waits_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_bits_are_those_of_saves_that_the_step_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train_here(make_config(checkpoint=replace(EVERY_STEP, background=False)), Normalised, tmp_path / "waits")
     # Each is written only when later steps have changed the model, but for those that the next save waits for.
     slow_down(monkeypatch, lambda step: time.sleep(0.02))
@@ -79,14 +77,10 @@ def test_the_bits_are_those_of_saves_that_the_step_waits_for(
         assert all(event["blocked_s"] > 0 for event in saved)
         assert problems(tmp_path / run) == []
     assert all(event["blocked_s"] >= event["seconds"] for event in events(tmp_path / "waits", "checkpoint"))
-    assert all(
-        event["blocked_s"] < event["seconds"] for event in events(tmp_path / "beside", "checkpoint")[:1]
-    )
+    assert all(event["blocked_s"] < event["seconds"] for event in events(tmp_path / "beside", "checkpoint")[:1])
 
 
-def test_a_checkpoint_is_reported_when_it_is_complete(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_is_reported_when_it_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some steps later: after the log lines of those, and without turning back what later events say."""
     begun = threading.Event()
 
@@ -145,9 +139,7 @@ def test_the_best_and_the_last_are_not_left_out(tmp_path: Path, monkeypatch: pyt
     assert len(saved) < 7
 
 
-def test_an_error_elsewhere_waits_for_the_checkpoint_in_hand(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_elsewhere_waits_for_the_checkpoint_in_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Breaks.calls = 0
     slow_down(monkeypatch, lambda step: time.sleep(0.3))
     with pytest.raises(ZeroDivisionError, match="the fourth step"):
@@ -176,9 +168,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path: Path, every_
     in_the_way.write_text("mine")
     config = make_config(steps=100, checkpoint=replace(EVERY_STEP, every_steps=every_steps))
     config = replace(config, log=replace(config.log, every_steps=100))
-    with pytest.raises(
-        CheckpointError, match=r"could not be saved: a file is where a folder should be"
-    ) as caught:
+    with pytest.raises(CheckpointError, match=r"could not be saved: a file is where a folder should be") as caught:
         train_here(config, Classify, tmp_path)
     assert f"next: move away {in_the_way}" in str(caught.value)
     (told,) = events(tmp_path, "error")
@@ -195,9 +185,7 @@ def test_two_ranks_write_a_share_each(tmp_path: Path) -> None:
         snapshot.documents["progress"].pop("facts")
     assert_same_bits(parts, whole)
     files = catalog.verify(tmp_path / "parts" / "checkpoints" / "step-00000005").files
-    assert {
-        f"{name}-part-0000{rank}.safetensors" for name in ("model", "optimizer") for rank in (0, 1)
-    } <= set(files)
+    assert {f"{name}-part-0000{rank}.safetensors" for name in ("model", "optimizer") for rank in (0, 1)} <= set(files)
     assert problems(tmp_path / "parts") == []
     # On one rank it has no effect, and what two have written is read.
     longer = replace(shared, train=replace(shared.train, epochs=None, steps=6))

@@ -145,9 +145,7 @@ def test_the_settings_of_the_optimizer_are_those_of_this_start(tmp_path: Path) -
     """Of the checkpoint it takes the state: what config.toml says is what is trained."""
     config = make_config(epochs=1, optim=replace(SGD, weight_decay=0.1, momentum=0.5))
     train_here(config, Classify, tmp_path)
-    train_here(
-        changed(config, train={"epochs": 2}, optim={"weight_decay": 0.2, "momentum": 0.6}), Classify, tmp_path
-    )
+    train_here(changed(config, train={"epochs": 2}, optim={"weight_decay": 0.2, "momentum": 0.6}), Classify, tmp_path)
     found = dict(newest(tmp_path).documents["optimizer"]["groups"][0]["settings"]["dict"])
     assert (found["weight_decay"], found["momentum"]) == (0.2, 0.6)
 
@@ -196,9 +194,7 @@ def test_another_optimizer_is_refused_by_name_and_may_be_started_anew(
     config = make_config(epochs=2, optim=now, checkpoint=CheckpointConfig(every_steps=1, keep_last=20))
     with pytest.raises(CheckpointError) as caught:
         train_here(config, Classify, tmp_path)
-    assert f"the optimizer is {names[saved.name]} in the checkpoint and {names[now.name]} here" in str(
-        caught.value
-    )
+    assert f"the optimizer is {names[saved.name]} in the checkpoint and {names[now.name]} here" in str(caught.value)
     assert "or reset the optimizer and keep the weights with --optim.reset" in str(caught.value)
     assert caught.value.exit_code == ExitCode.USAGE, "no launcher starts it again"
     text = str(caught.value)
@@ -217,9 +213,7 @@ def test_another_optimizer_is_refused_by_name_and_may_be_started_anew(
     entry = history(tmp_path)[0]
     assert (entry["step"], entry["optimizer"]) == (5, "reset")
     assert entry["changed"]["optim.name"] == {"from": saved.name, "to": now.name}
-    assert "the optimizer is reset at step 5 (--optim.reset); the weights are kept" in messages(
-        tmp_path, "note"
-    )
+    assert "the optimizer is reset at step 5 (--optim.reset); the weights are kept" in messages(tmp_path, "note")
 
 
 def test_a_reset_happens_once_however_often_the_command_is_repeated(tmp_path: Path) -> None:

@@ -113,9 +113,7 @@ def test_gradients_that_are_not_averaged_and_weights_apart_are_seen() -> None:
     for rank, found in enumerate(run_ranks(2, not_wrapped)):
         texts = [what for _, what, _ in found]
         assert len(texts) == 5
-        start = (
-            f"rank {rank} on {HOST}: the gradient of 0.weight is not the average over 2 ranks: element 0 is "
-        )
+        start = f"rank {rank} on {HOST}: the gradient of 0.weight is not the average over 2 ranks: element 0 is "
         assert texts[0].startswith(start)
         assert texts[-1] == (
             f"rank {rank} on {HOST}: after one step under DDP the weights of rank 1 on {HOST} differ from those of "
@@ -273,9 +271,7 @@ def test_the_timer_names_who_is_behind_who_does_not_respond_and_when_nobody_is(
         with behind.timers[0].phase("A", limit_s=60):
             pass
         with behind.timers[0].phase("B"):
-            assert behind.next() == [
-                ("node-b", "rank 1 on node-b did not reach B within 0.1 s: it is still in A")
-            ]
+            assert behind.next() == [("node-b", "rank 1 on node-b did not reach B within 0.1 s: it is still in A")]
     never = Watched(SealedStore(dist.HashStore(), "a secret"), (0.1, 60))
     with never.timers[0].phase("A"):
         assert never.next() == [("?", "rank 1 on ? did not reach A within 0.1 s: it is still in its start")]

@@ -38,9 +38,7 @@ from tests.ranks import RanksFailed, run_ranks
 
 
 def events(run: Path, kind: str, rank: int = 0) -> list[dict[str, Any]]:
-    return [
-        event for event in read_events(run / "events" / f"rank-{rank:05d}.jsonl") if event["kind"] == kind
-    ]
+    return [event for event in read_events(run / "events" / f"rank-{rank:05d}.jsonl") if event["kind"] == kind]
 
 
 def count_reductions(accumulate: int) -> list[tuple[int, int]]:
@@ -121,9 +119,7 @@ def test_gradients_are_clipped_after_the_loss_scale_is_taken_out(tmp_path: Path)
 def test_a_batch_per_rank_grows_with_the_world_and_the_rate_with_it(tmp_path: Path) -> None:
     rates = {"none": 0.1, "linear": 0.2, "sqrt": 0.1 * 2**0.5}
     optims = {rule: OptimConfig(lr=0.1, scale_lr=rule, schedule="constant") for rule in rates}  # type: ignore[arg-type]
-    configs = {
-        rule: make_config(batch_size_per_rank=4, steps=2, optim=optim) for rule, optim in optims.items()
-    }
+    configs = {rule: make_config(batch_size_per_rank=4, steps=2, optim=optim) for rule, optim in optims.items()}
     train_each_on(2, *((config, Classify, tmp_path / rule) for rule, config in configs.items()))
     for rule, rate in rates.items():
         (start,) = events(tmp_path / rule, "start")
@@ -163,17 +159,13 @@ def test_a_batch_per_rank_stays_the_batch_of_the_run_on_another_world(
 ) -> None:
     """Resumed on another number of ranks: the same steps, rates and weights as if it had gone on as it began."""
     optim = OptimConfig(lr=0.1, scale_lr="linear", weight_decay=0.0, schedule="cosine")
-    one_epoch, two_epochs = (
-        make_config(batch_size_per_rank=4, epochs=epochs, optim=optim) for epochs in (1, 2)
-    )
+    one_epoch, two_epochs = (make_config(batch_size_per_rank=4, epochs=epochs, optim=optim) for epochs in (1, 2))
     train_on(first_world, one_epoch, Classify, tmp_path / "same")
     shutil.copytree(tmp_path / "same", tmp_path / "other")
     train_on(first_world, two_epochs, Classify, tmp_path / "same")
     train_on(second_world, two_epochs, Classify, tmp_path / "other")
     for name, tensor in newest(tmp_path / "other").tensors["model"].items():
-        torch.testing.assert_close(
-            tensor, newest(tmp_path / "same").tensors["model"][name], rtol=1e-9, atol=1e-12
-        )
+        torch.testing.assert_close(tensor, newest(tmp_path / "same").tensors["model"][name], rtol=1e-9, atol=1e-12)
     size = 4 * first_world
     assert [event["message"] for event in events(tmp_path / "other", "note")] == [
         f"the global batch stays {size}, as the run began (4 on each of {first_world} ranks): now "
@@ -218,9 +210,7 @@ class Bare(Classify):
 
 
 def test_a_loss_that_is_no_loss_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        UsageError, match=r"Bare.loss\(\) returned a Tensor, not a Loss\n  next: return drumline.Loss"
-    ):
+    with pytest.raises(UsageError, match=r"Bare.loss\(\) returned a Tensor, not a Loss\n  next: return drumline.Loss"):
         train_here(make_config(), Bare, tmp_path)
 
 
@@ -293,9 +283,7 @@ def test_a_dataset_smaller_than_the_batch_and_than_the_world_trains(tmp_path: Pa
 
 def test_every_rank_logs_the_same_global_loss(tmp_path: Path) -> None:
     train_on(3, make_config(), Classify, tmp_path)
-    losses = [
-        [(event["step"], event["loss"]) for event in events(tmp_path, "train", rank)] for rank in range(3)
-    ]
+    losses = [[(event["step"], event["loss"]) for event in events(tmp_path, "train", rank)] for rank in range(3)]
     assert losses[0]
     assert losses[0] == losses[1] == losses[2]
 
@@ -303,9 +291,7 @@ def test_every_rank_logs_the_same_global_loss(tmp_path: Path) -> None:
 def test_a_lonely_last_sample_before_batchnorm_is_warned_about(tmp_path: Path) -> None:
     with pytest.raises(RanksFailed, match="Expected more than 1 value per channel"):
         train_on(1, make_config(samples=33), Normalised, tmp_path)
-    (warning,) = [
-        event["message"] for event in events(tmp_path, "warning") if "has one sample" in event["message"]
-    ]
+    (warning,) = [event["message"] for event in events(tmp_path, "warning") if "has one sample" in event["message"]]
     assert "(33 samples in batches of 8)" in warning
 
 

@@ -76,10 +76,7 @@ def differ() -> str:
 
 def test_a_difference_lists_the_value_per_rank() -> None:
     for message in run_ranks(3, differ):
-        assert (
-            message
-            == "ranks differ in config: rank 0, 2 (h): {'lr': 0.0}; rank 1 (h): {'lr': 0.1}\n  next: look"
-        )
+        assert message == "ranks differ in config: rank 0, 2 (h): {'lr': 0.0}; rank 1 (h): {'lr': 0.1}\n  next: look"
 
 
 def weights_differ(where: str) -> str:
@@ -137,9 +134,7 @@ def come_late() -> str:
     if topology.rank == 2:
         return "never"
     with pytest.raises(PreflightError) as caught:
-        group.join_group(
-            topology, backend="gloo", device=CPU, start_timeout_s=1 + 2 * topology.rank, train_timeout_s=5
-        )
+        group.join_group(topology, backend="gloo", device=CPU, start_timeout_s=1 + 2 * topology.rank, train_timeout_s=5)
     return str(caught.value)
 
 
@@ -165,8 +160,7 @@ def lose_rank_0() -> str:
 
 def test_a_store_that_goes_away_is_named() -> None:
     assert run_ranks(2, lose_rank_0)[1] == (
-        "rank 0, which runs the store, ended before all 2 ranks were there\n"
-        "  next: look at rank 0's own output"
+        "rank 0, which runs the store, ended before all 2 ranks were there\n  next: look at rank 0's own output"
     )
 
 
@@ -194,9 +188,7 @@ def test_a_store_on_the_loopback_is_not_open_to_the_network(address: str) -> Non
     store = group.open_store(Topology(world_size=2, master_addr=address, master_port=port), timeout_s=5)
     store.set("word", "heard")
     assert listening_addresses(port) == {"127.0.0.1"}
-    other = group.open_store(
-        Topology(rank=1, world_size=2, master_addr=address, master_port=port), timeout_s=5
-    )
+    other = group.open_store(Topology(rank=1, world_size=2, master_addr=address, master_port=port), timeout_s=5)
     assert other.get("word") == b"heard"
 
 

@@ -263,9 +263,7 @@ def loop_without_our_loader(folder: Path) -> list[Heartbeat]:
     """torch's own DataLoader; the group and the model are ours."""
     with DDPManager(watch=NO_SIDECAR) as ddp, watched(ddp, folder):
         path = folder / f"rank-{ddp.rank:05d}.heartbeat"
-        count = ProgressMonitor(
-            ddp.heartbeat, sign=ddp._versions, every_s=0.02
-        )  # as where there is a sidecar
+        count = ProgressMonitor(ddp.heartbeat, sign=ddp._versions, every_s=0.02)  # as where there is a sidecar
         model = ddp.wrap(nn.Linear(6, 2).double())
         looks = [beat_when(path, lambda beat: beat.collective == num_collectives())]
         for waits in (model.no_sync, nullcontext):
@@ -304,9 +302,7 @@ def test_a_loop_with_torchs_own_loader_is_seen_to_move(tmp_path: Path) -> None:
         (SystemExit(0), Phase.LEFT, ""),
     ],
 )
-def test_the_last_word_of_a_loop_of_ones_own(
-    tmp_path: Path, error: BaseException, phase: Phase, failure: str
-) -> None:
+def test_the_last_word_of_a_loop_of_ones_own(tmp_path: Path, error: BaseException, phase: Phase, failure: str) -> None:
     def leave() -> None:
         with DDPManager() as ddp:
             ddp._heartbeat = HeartbeatWriter(tmp_path / "heartbeat")

@@ -25,9 +25,7 @@ def end_while_writing(written: Path, *, is_told_again: bool) -> None:
 
 
 def exit_code(written: Path, *, is_told_again: bool) -> int | None:
-    process = server_context.Process(
-        target=end_while_writing, args=(written,), kwargs={"is_told_again": is_told_again}
-    )
+    process = server_context.Process(target=end_while_writing, args=(written,), kwargs={"is_told_again": is_told_again})
     process.start()
     process.join(30)
     code = process.exitcode

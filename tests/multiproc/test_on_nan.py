@@ -104,9 +104,7 @@ def test_a_nan_stops_the_run_before_the_next_save_and_names_step_rank_and_module
 
 
 @pytest.mark.parametrize("settings", [{}, {"accumulate": 2}, {"exact": "elastic", "shards": 4}])
-def test_it_is_found_with_the_log_line_in_every_kind_of_step(
-    tmp_path: Path, settings: dict[str, Any]
-) -> None:
+def test_it_is_found_with_the_log_line_in_every_kind_of_step(tmp_path: Path, settings: dict[str, Any]) -> None:
     config = replace(config_of("stop", log_every=3, **settings), checkpoint=CheckpointConfig())
     with pytest.raises(RanksFailed) as failed:
         train_on(1, config, Breaks, tmp_path)
@@ -124,9 +122,7 @@ def test_skip_leaves_the_update_out_on_all_ranks(tmp_path: Path, settings: dict[
     lost = [event["step"] for event in trained if not math.isfinite(event["loss"])]
     assert lost[0] == step_of_the_marked()
     first, second = (message for message in messages(tmp_path) if "skipped" in message)
-    assert (
-        f"were skipped: 1, the first at step {lost[0]} (1 since the start): 0 (Fragile) is the first" in first
-    )
+    assert f"were skipped: 1, the first at step {lost[0]} (1 since the start): 0 (Fragile) is the first" in first
     assert f"[rank {rank_of_the_marked()} on " in first
     # The batch of the second one was not run again, so nothing is said of its cause.
     assert f"the first at step {lost[1]} (2 since the start) [rank " in second
@@ -152,10 +148,7 @@ def test_warn_goes_on_but_keeps_the_finite_checkpoint_and_resumes_from_it(tmp_pa
     assert marked == [f"model/1.weight is not finite; the checkpoint is marked {place}"]
     last = catalog.list_steps(tmp_path / "checkpoints")[-1]
     assert catalog.list_steps(tmp_path / "checkpoints") == [bad - 1, last]
-    assert (
-        catalog.check_sizes(tmp_path / "checkpoints" / catalog.folder_name(last)).non_finite
-        == "model/1.weight"
-    )
+    assert catalog.check_sizes(tmp_path / "checkpoints" / catalog.folder_name(last)).non_finite == "model/1.weight"
     found = verify_run(tmp_path, print)
     assert [str(one) for one in found.problems] == [
         f"checkpoints/step-{last:08d}: model/1.weight is not finite (NaN or infinity)"
@@ -179,9 +172,7 @@ class BadGradient(Classify):
 
 def test_weights_that_a_gradient_made_nan_are_not_saved(tmp_path: Path) -> None:
     config = replace(config_of("stop", log_every=100), optim=OptimConfig(lr=0.1))
-    with pytest.raises(
-        TrainingError, match=r"^model/0\.weight is not finite, though every loss was"
-    ) as caught:
+    with pytest.raises(TrainingError, match=r"^model/0\.weight is not finite, though every loss was") as caught:
         train_here(config, BadGradient, tmp_path)
     assert caught.value.place.step == 1
     assert catalog.list_steps(tmp_path / "checkpoints") == []

@@ -26,9 +26,7 @@ from drumline.tasks.base import Task
 from tests.jobs import Classify, Normalised, WeighTokens, make_config, newest, train_each_on, train_here
 from tests.ranks import run_ranks
 
-OPTIM = OptimConfig(
-    lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01, schedule="constant", clip_norm=0.5
-)
+OPTIM = OptimConfig(lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01, schedule="constant", clip_norm=0.5)
 
 
 def full_batch_weights(config: Config, task_class: type[Task]) -> dict[str, Tensor]:

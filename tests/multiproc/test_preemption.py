@@ -83,9 +83,7 @@ def told(where: str, ranks: tuple[int, ...], number: int, config: Config, run: P
     preemption.listen(prints=ddp.rank == 0)
     ddp.setup()
     preemption.join(ddp, progress)
-    code = engine.train(
-        RunRequest("test", config, run, False, ("test",)), Everything, ddp, progress, preemption
-    )
+    code = engine.train(RunRequest("test", config, run, False, ("test",)), Everything, ddp, progress, preemption)
     preemption.close()
     ddp.cleanup()
     return code, progress.step, bool(sent)
@@ -188,9 +186,7 @@ def told_twice(config: Config, run: Path) -> None:
     ddp.setup()
     preemption.join(ddp, progress)
     if ddp.rank == 1:
-        while ddp.store is not None and not ddp.store.check(
-            ["never"]
-        ):  # until rank 0, which runs the store, is gone
+        while ddp.store is not None and not ddp.store.check(["never"]):  # until rank 0, which runs the store, is gone
             time.sleep(0.05)
     os.kill(os.getpid(), signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGTERM)  # the same word: a launcher that passes it on

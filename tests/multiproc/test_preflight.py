@@ -77,9 +77,7 @@ def test_settings_versions_and_code_are_compared_with_the_value_of_each_rank(tmp
     assert lines[0] == "ranks differ in 3 things:"
     assert lines[1].startswith(f"  - torch's version: rank 0 ({HOST}): ")
     assert lines[1].endswith(f"; rank 1 ({HOST}): 2.11.0")
-    assert (
-        lines[2] == f"  - the variable TORCH_DISTRIBUTED_DEBUG: rank 0 ({HOST}): OFF; rank 1 ({HOST}): DETAIL"
-    )
+    assert lines[2] == f"  - the variable TORCH_DISTRIBUTED_DEBUG: rank 0 ({HOST}): OFF; rank 1 ({HOST}): DETAIL"
     assert lines[3] == f"  - the seed: rank 0 ({HOST}): 7; rank 1 ({HOST}): 8"
     assert "next: install the same versions on every node; set the same environment variables on" in lines[4]
     assert code.startswith(f"ranks differ in the code of a_module_of_ours: rank 0 ({HOST}): ")
@@ -115,10 +113,7 @@ def test_a_dataset_that_differs_is_refused_and_what_may_differ_is_not(tmp_path: 
     training, evaluation, content = first
     assert training.startswith(f"ranks differ in the training data: rank 0 ({HOST}): 10 samples, ")
     assert f"; rank 1 ({HOST}): 11 samples, " in training
-    assert (
-        "next: give every rank the same dataset; if they are meant to differ, loader(..., compare=F"
-        in training
-    )
+    assert "next: give every rank the same dataset; if they are meant to differ, loader(..., compare=F" in training
     assert evaluation.startswith("ranks differ in the evaluation data: ")
     assert content.count("10 samples") == 2
 
@@ -221,9 +216,7 @@ def lead_twice(agent_port: int) -> str:
 def test_two_first_ranks_are_named() -> None:
     port = free_port()
     agent = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
-    assert (
-        f"there are two ranks 0: one on node-c, and this one on {HOST}\n" in run_ranks(2, lead_twice, port)[0]
-    )
+    assert f"there are two ranks 0: one on node-c, and this one on {HOST}\n" in run_ranks(2, lead_twice, port)[0]
     del agent
 
 
@@ -231,9 +224,7 @@ def meet_with_another_size() -> str:
     given = topology_from(os.environ)
     assert given is not None
     size = on_rank_1(3, 2)
-    topology = Topology(
-        rank=given.rank, world_size=size, master_addr="127.0.0.1", master_port=given.master_port
-    )
+    topology = Topology(rank=given.rank, world_size=size, master_addr="127.0.0.1", master_port=given.master_port)
     try:
         meeting = meet(topology)
     except PreflightError as error:

@@ -63,9 +63,7 @@ def noticed(config: Config, run: Path) -> tuple[int, int]:
     preemption.listen(prints=ddp.rank == 0)
     ddp.setup()
     preemption.join(ddp, progress)
-    code = engine.train(
-        RunRequest("test", config, run, False, ("test",)), Classify, ddp, progress, preemption
-    )
+    code = engine.train(RunRequest("test", config, run, False, ("test",)), Classify, ddp, progress, preemption)
     preemption.close()
     ddp.cleanup()
     return code, progress.step
@@ -96,8 +94,5 @@ def test_a_notice_is_a_reason_to_save_and_leave(tmp_path: Path, world_size: int)
     assert warnings == (
         []
         if world_size == 2
-        else [
-            f"watch.notice {notice} failed: OSError: no such service; retrying every 0.05 s without another "
-            "warning"
-        ]
+        else [f"watch.notice {notice} failed: OSError: no such service; retrying every 0.05 s without another warning"]
     )

@@ -37,9 +37,7 @@ class Replica:
         self.model = ddp.wrap(nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
         host = f"node-{ddp.rank}"
-        self.comparison = ReplicaComparison(
-            self.model, self.optimizer, host=host, device=ddp.device, **options
-        )
+        self.comparison = ReplicaComparison(self.model, self.optimizer, host=host, device=ddp.device, **options)
         self.train(2)
 
     def train(self, steps: int) -> None:
@@ -129,14 +127,10 @@ def differ_otherwise() -> list[str]:
 
 def test_other_differences() -> None:
     for two, stopped, broadcast, buffers in run_ranks(4, differ_otherwise):
-        assert (
-            "ranks 1, 2 (node-1 and node-2) differ from the other 2 ranks in 0.bias and 1 more tensor" in two
-        )
+        assert "ranks 1, 2 (node-1 and node-2) differ from the other 2 ranks in 0.bias and 1 more tensor" in two
         assert "this was the first comparison" in two
         for text in (stopped, broadcast):
-            assert (
-                "rank 1 (node-1) differs from the other 3 ranks in 0.weight/step and 17 more tensors" in text
-            )
+            assert "rank 1 (node-1) differs from the other 3 ranks in 0.weight/step and 17 more tensors" in text
             assert "; the tensors differ in type or shape, or are missing on some ranks" in text
             assert "next: look for code that differs across ranks" in text
         assert buffers == "all agree"
@@ -194,9 +188,7 @@ class Busy(Normalised):
     """Everything that could make replicas differ, and must not: BatchNorm, dropout."""
 
     def model(self) -> nn.Module:
-        return nn.Sequential(
-            nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 2)
-        ).double()
+        return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 2)).double()
 
 
 ADAMW = OptimConfig(name="adamw", lr=0.01, schedule="constant", clip_norm=0.5)
@@ -205,9 +197,7 @@ ADAMW = OptimConfig(name="adamw", lr=0.01, schedule="constant", clip_norm=0.5)
 def watched(**watch: Any) -> Config:
     checkpoint = CheckpointConfig(every_steps=2, keep_last=100)
     # The last batch of an epoch has 5 samples for 3 ranks of 2 micro-batches, each of 2 samples otherwise.
-    config = make_config(
-        batch_size=12, samples=41, optim=ADAMW, accumulate=2, checkpoint=checkpoint, augment=True
-    )
+    config = make_config(batch_size=12, samples=41, optim=ADAMW, accumulate=2, checkpoint=checkpoint, augment=True)
     return replace(config, watch=WatchConfig(**watch))
 
 

@@ -97,9 +97,7 @@ def test_parameters_in_any_order_of_memory_resume_bit_for_bit(tmp_path: Path) ->
     configs = [replace(hard_config(), optim=optim) for optim in (ADAM, OptimConfig(lr=0.1, momentum=0.9))]
     for config in configs:
         interrupted_at(4, 2, config, Strided, tmp_path / f"killed {config.optim.name}")
-    runs = [
-        (config, Strided, f"{run} {config.optim.name}") for config in configs for run in ("whole", "killed")
-    ]
+    runs = [(config, Strided, f"{run} {config.optim.name}") for config in configs for run in ("whole", "killed")]
     train_each_on(2, *((config, task, tmp_path / run) for config, task, run in runs))
     for config in configs:
         killed, whole = (newest(tmp_path / f"{run} {config.optim.name}") for run in ("killed", "whole"))
@@ -183,13 +181,9 @@ def test_a_finished_run_says_so_and_changes_nothing(tmp_path: Path) -> None:
     assert train_here(config, Classify, tmp_path).step == 5
     assert_same_bits(newest(tmp_path), before)
     notes = [
-        event["message"]
-        for event in read_events(tmp_path / "events" / "rank-00000.jsonl")
-        if event["kind"] == "note"
+        event["message"] for event in read_events(tmp_path / "events" / "rank-00000.jsonl") if event["kind"] == "note"
     ]
-    assert notes == [
-        "this run has finished; raise train.epochs or train.steps, or start a new one with --fresh"
-    ]
+    assert notes == ["this run has finished; raise train.epochs or train.steps, or start a new one with --fresh"]
 
 
 def test_more_epochs_go_on_and_a_changed_setting_is_told(tmp_path: Path) -> None:
@@ -211,9 +205,7 @@ def test_fresh_moves_the_earlier_run_aside(tmp_path: Path) -> None:
     (aside,) = [path for path in tmp_path.iterdir() if path != run]
     assert aside.name.startswith("run.before-")
     assert_same_bits(newest(aside), newest(run))
-    assert not [
-        event for event in read_events(run / "events" / "rank-00000.jsonl") if event["kind"] == "resume"
-    ]
+    assert not [event for event in read_events(run / "events" / "rank-00000.jsonl") if event["kind"] == "resume"]
 
 
 @pytest.mark.parametrize("worlds", [(1, 1), (2, 3)])

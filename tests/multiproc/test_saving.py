@@ -75,9 +75,7 @@ def test_a_checkpoint_loads_into_a_plain_model_of_ones_own(tmp_path: Path) -> No
 
 def test_another_model_is_refused_with_every_difference(tmp_path: Path) -> None:
     train_here(make_config(epochs=1), Classify, tmp_path)
-    with pytest.raises(
-        CheckpointError, match=r"(?s)the checkpoint is of another model.*0\.weight is \[8, 6\]"
-    ):
+    with pytest.raises(CheckpointError, match=r"(?s)the checkpoint is of another model.*0\.weight is \[8, 6\]"):
         load_checkpoint(tmp_path, nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Identity(), nn.Linear(9, 2)))
 
 

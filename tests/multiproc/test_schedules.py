@@ -22,9 +22,7 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> References:
 
 
 @pytest.mark.parametrize("number", SLICE)
-def test_killed_and_resumed_it_trains_the_same_bits(
-    tmp_path: Path, number: int, references: References
-) -> None:
+def test_killed_and_resumed_it_trains_the_same_bits(tmp_path: Path, number: int, references: References) -> None:
     schedule = make_schedule(number)
     assert run_schedule(schedule, tmp_path / "run") == references.digest_for(schedule), schedule
 

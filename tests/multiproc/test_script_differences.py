@@ -142,9 +142,7 @@ def test_two_nodes_that_differ_in_everything(tmp_path: Path) -> None:
     ended = finish(*nodes)
     assert [code for code, *_ in ended] == [0, 0], ended
     found = events(tmp_path / "0")
-    assert sorted(one["kind"] for one in found) == ["difference", "difference", "difference", "straggler"], (
-        found
-    )
+    assert sorted(one["kind"] for one in found) == ["difference", "difference", "difference", "straggler"], found
     assert events(tmp_path / "1") == []
     [facts] = [one["message"] for one in found if "the argument" in one["message"]]
     for what in (

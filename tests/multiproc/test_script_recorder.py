@@ -51,9 +51,7 @@ def work(folder: Path) -> list[list[str]]:
     living = [build() for _ in range(MAX_MODULES)]
     keys.append(list(written()))
     _train(first, recorder, 101)
-    num_hashes = [
-        sum(len(hashes["tensors"]) for hashes in one["hashes"].values()) for one in written().values()
-    ]
+    num_hashes = [sum(len(hashes["tensors"]) for hashes in one["hashes"].values()) for one in written().values()]
     assert num_hashes[0] == 200 > MAX_HASHES // MAX_MODULES - 200, "two comparisons are more than its part"
     # A module that cannot be looked at ends its own observation.
     del first.__dict__["require_backward_grad_sync"]

@@ -158,8 +158,6 @@ def test_evaluation_streams_of_different_lengths_are_refused(tmp_path: Path) -> 
 
 
 def test_a_state_that_cannot_be_saved_is_named(tmp_path: Path) -> None:
-    with pytest.raises(
-        CheckpointError, match=r"state_dict\(\) of the training data/dataset/seen .* it is a set"
-    ):
+    with pytest.raises(CheckpointError, match=r"state_dict\(\) of the training data/dataset/seen .* it is a set"):
         train_here(make_config(steps=2), stream_jobs.KeepsASet, tmp_path)
     assert not catalog.list_steps(tmp_path / "checkpoints")

@@ -98,9 +98,7 @@ def test_buffers_that_no_checkpoint_holds_are_listed_apart(tmp_path: Path) -> No
 
 def test_a_full_disk_is_told(tmp_path: Path, small_disk: Callable[..., Path]) -> None:
     (small_disk("size=4k", "trace") / "filler").write_bytes(bytes(4096))
-    with pytest.raises(
-        TrainingError, match=r"trace/rank-00000\.jsonl could not be written: No space left"
-    ) as caught:
+    with pytest.raises(TrainingError, match=r"trace/rank-00000\.jsonl could not be written: No space left") as caught:
         train_here(traced(steps=1), Classify, tmp_path)
     assert "without --log.trace" in str(caught.value)
 

@@ -53,9 +53,7 @@ def test_a_built_in_task_trains(tmp_path: Path, name: str) -> None:
     task = name.split()[0]
     environment = {"DATASET_DIR": str(fake_cifar10(tmp_path / "data"))} if task == "cifar10" else {}
     flags = read_flags([*SHORT.split(), *SMALL[name].split()])
-    config = resolve(
-        read_layers(flags, config_file=None, environment=environment), PRESETS[task].defaults, task=task
-    )
+    config = resolve(read_layers(flags, config_file=None, environment=environment), PRESETS[task].defaults, task=task)
     assert train_on(2, config, load_task(task), tmp_path / "run").step == 3
     events = list(read_events(tmp_path / "run" / "events" / "rank-00000.jsonl"))
     assert [event["step"] for event in events if event["kind"] == "train"] == [1, 2, 3]

@@ -68,9 +68,7 @@ def test_the_run_has_no_problems(run: Path) -> None:
     assert [str(problem) for problem in report.problems] == []
     checkpoints, samples, events, settings = report.sections
     assert checkpoints.summary.startswith("5 of 5 complete (step 2 ... 10), ")
-    assert samples.summary == (
-        "2 epochs of 37 samples, each exactly once; 10 steps in 3 starts on 3, 2 and 1 ranks"
-    )
+    assert samples.summary == ("2 epochs of 37 samples, each exactly once; 10 steps in 3 starts on 3, 2 and 1 ranks")
     assert events.counts["ranks"] == 3
     assert events.counts["attempts"] == 3
     assert settings.counts == {"readable": 2}
@@ -198,9 +196,7 @@ def test_an_incomplete_end_of_the_ledger_is_a_note_and_the_run_resumes_from_it(r
     train_here(make_config(epochs=3), Classify, run)
     report = verify(run)
     assert report.problems == []
-    assert report.sections[1].summary.startswith(
-        "3 epochs of 37 samples, each exactly once; 15 steps in 4 starts"
-    )
+    assert report.sections[1].summary.startswith("3 epochs of 37 samples, each exactly once; 15 steps in 4 starts")
 
 
 def test_checkpoints_that_are_gone_are_not_called_none_yet(run: Path) -> None:
@@ -298,7 +294,4 @@ def test_a_ledger_that_cannot_be_written_waits_for_the_next_save(
     run_with_a_blocked_ledger(tmp_path)
     report = verify(tmp_path)
     assert report.problems == []
-    assert (
-        "ledger.jsonl could not be written: Is a directory"
-        in (tmp_path / "logs" / "rank-00000.log").read_text()
-    )
+    assert "ledger.jsonl could not be written: Is a directory" in (tmp_path / "logs" / "rank-00000.log").read_text()

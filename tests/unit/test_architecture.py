@@ -64,10 +64,7 @@ def imported_rooms(path: Path) -> set[str]:
 
 
 def reads_environment(path: Path) -> bool:
-    return any(
-        isinstance(node, ast.Attribute) and ast.unparse(node) == "os.environ"
-        for node in ast.walk(parsed(path))
-    )
+    return any(isinstance(node, ast.Attribute) and ast.unparse(node) == "os.environ" for node in ast.walk(parsed(path)))
 
 
 def is_module(name: str) -> bool:
@@ -93,18 +90,14 @@ def test_imports_go_one_way() -> None:
 def test_there_are_no_cycles_between_modules() -> None:
     graph = {}
     for path in modules():
-        name = ".".join(("drumline", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(
-            ".__init__"
-        )
+        name = ".".join(("drumline", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
         graph[name] = {
             target
             for node in ast.walk(parsed(path))
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("drumline.")
             for alias in node.names
             for target in [
-                f"{node.module}.{alias.name}"
-                if is_module(f"{node.module}.{alias.name}")
-                else node.module or ""
+                f"{node.module}.{alias.name}" if is_module(f"{node.module}.{alias.name}") else node.module or ""
             ]
         }
     done: set[str] = set()
@@ -122,17 +115,13 @@ def test_there_are_no_cycles_between_modules() -> None:
 
 def test_environment_variables_are_read_by_launch_alone() -> None:
     readers = {room_of(path) for path in modules() if reads_environment(path)}
-    assert readers == {"launch", "cli", "manager"}, (
-        "cli and manager hand the environment to launch and config"
-    )
+    assert readers == {"launch", "cli", "manager"}, "cli and manager hand the environment to launch and config"
 
 
 def test_text_has_an_encoding_of_its_own_not_that_of_the_machine() -> None:
     """Else a letter that the locale lacks ends a job, and a file that one node wrote cannot be read on another."""
     calls = [
-        f"{path.relative_to(PACKAGE)}:{call.lineno}"
-        for path in modules()
-        for call in text_calls_without_encoding(path)
+        f"{path.relative_to(PACKAGE)}:{call.lineno}" for path in modules() for call in text_calls_without_encoding(path)
     ]
     assert calls == []
 
@@ -142,9 +131,7 @@ def text_calls_without_encoding(path: Path) -> Iterator[ast.Call]:
         if not isinstance(call, ast.Call) or any(keyword.arg == "encoding" for keyword in call.keywords):
             continue
         name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-        modes = [
-            one.value for one in call.args if isinstance(one, ast.Constant) and isinstance(one.value, str)
-        ]
+        modes = [one.value for one in call.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
         opens_text = name in ("open", "fdopen") and any(set(mode) <= set("rwax+t") for mode in modes)
         runs_text = any(keyword.arg in ("text", "universal_newlines") for keyword in call.keywords)
         if name in ("read_text", "write_text") or opens_text or (runs_text and name in ("run", "Popen")):
@@ -175,9 +162,7 @@ def terminal_writes(path: Path) -> Iterator[tuple[ast.expr, str]]:
         if is_number and str(path.relative_to(PACKAGE)) in WRITES_TO_FILE_NUMBERS:
             continue
         of_stream = name.startswith("sys.") and name.endswith((".write", ".writelines"))
-        of_others = (
-            name.startswith(("traceback.print_", "rich.print", "pprint.")) or name == "logging.getLogger"
-        )
+        of_others = name.startswith(("traceback.print_", "rich.print", "pprint.")) or name == "logging.getLogger"
         of_rich = name.rpartition(".")[2] == "Console"
         is_log = name == "logging.getLogger" and path.name in ("log.py", "local.py")
         if not is_log and (name == "print" or is_number or of_stream or of_others or of_rich):
@@ -229,7 +214,7 @@ def test_what_starts_a_command_does_not_load_torch(module: str) -> None:
 
 
 # Sizes: every reader pays for them. `__init__.py` files that only say what a folder is do not count in the median.
-MAX_FILES, MAX_LINES, MAX_LINES_OF_A_FILE = 300, 41_200, 450
+MAX_FILES, MAX_LINES, MAX_LINES_OF_A_FILE = 300, 39_600, 450
 FILE_MEDIAN = range(110, 161)
 MAX_FUNCTION_MEDIAN, MAX_FUNCTION_P90 = 9, 25
 

@@ -7,9 +7,7 @@ from drumline.errors import ConfigError, DrumlineError, ExitCode, Place, did_you
 
 
 def test_a_message_says_what_where_and_what_next() -> None:
-    error = DrumlineError("the disk is full", next_step="free some space").located(
-        host="node-b", rank=3, step=812
-    )
+    error = DrumlineError("the disk is full", next_step="free some space").located(host="node-b", rank=3, step=812)
     assert str(error) == "the disk is full [rank 3 on node-b, step 812]\n  next: free some space"
 
 

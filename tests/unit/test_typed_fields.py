@@ -57,9 +57,7 @@ def test_no_code_matches_the_words_of_a_message() -> None:
 
 
 def test_every_foreign_text_is_still_matched() -> None:
-    found = {
-        text for path in PACKAGE.rglob("*.py") for _, text in matched_words(path.read_text(encoding="utf-8"))
-    }
+    found = {text for path in PACKAGE.rglob("*.py") for _, text in matched_words(path.read_text(encoding="utf-8"))}
     assert sorted(FOREIGN.keys() - found) == []
 
 
@@ -109,9 +107,7 @@ def matched_words(code: str) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         for subject, against in matches(node):
             for text in texts(against, constants):
-                is_of_message = (
-                    bool(MESSAGE.search(ast.unparse(subject))) and len(re.findall("[a-z]", text)) > 3
-                )
+                is_of_message = bool(MESSAGE.search(ast.unparse(subject))) and len(re.findall("[a-z]", text)) > 3
                 if (WORDS.search(text) or is_of_message) and not text.startswith("--"):
                     yield against.lineno, text
 
@@ -119,9 +115,7 @@ def matched_words(code: str) -> Iterator[tuple[int, str]]:
 def matches(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
     """What is matched, and with what."""
     if isinstance(node, ast.Compare):
-        for operator, left, right in zip(
-            node.ops, [node.left, *node.comparators], node.comparators, strict=False
-        ):
+        for operator, left, right in zip(node.ops, [node.left, *node.comparators], node.comparators, strict=False):
             if isinstance(operator, ast.In | ast.NotIn):
                 yield right, left
             elif isinstance(operator, ast.Eq | ast.NotEq):
@@ -150,9 +144,7 @@ def texts(expression: ast.expr, constants: dict[str, ast.expr]) -> Iterator[str]
         for element in expression.elts:
             yield from texts(element, constants)
     elif (
-        isinstance(expression, ast.Call)
-        and isinstance(expression.func, ast.Name)
-        and expression.func.id == "frozenset"
+        isinstance(expression, ast.Call) and isinstance(expression.func, ast.Name) and expression.func.id == "frozenset"
     ):
         for argument in expression.args:
             yield from texts(argument, constants)

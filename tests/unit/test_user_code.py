@@ -83,9 +83,7 @@ def test_a_name_that_is_not_there_means_what_fits_and_is_the_files_own(
     assert str(caught.value) == f"{tmp_path}/many_classes.py has no class {name!r}; {meant}"
 
 
-def test_a_file_that_would_shadow_a_loaded_module_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_would_shadow_a_loaded_module_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "json.py").write_text("class Net: pass\n")
     with pytest.raises(UsageError, match=r"a module named 'json' is already loaded\n  next: rename json.py"):

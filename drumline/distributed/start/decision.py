@@ -21,9 +21,7 @@ POLL_S = 0.02
 Decision = dict[str, Any]
 
 
-def agree(
-    store: SealedStore, topology: Topology, name: str, decide: Callable[[], Any], *, deadline: float
-) -> Any:
+def agree(store: SealedStore, topology: Topology, name: str, decide: Callable[[], Any], *, deadline: float) -> Any:
     """Collective: what `decide` returns on rank 0; the PreflightError that it raises is raised on every rank."""
     if topology.rank > 0:
         return follow(store, name, wait_for(store, name, deadline=deadline), readers=())

@@ -73,23 +73,15 @@ def rank_facts(
     names = sorted((*ANY_BACKEND, *OF_BACKEND.get(backend, ())))
     return {
         "versions": versions(device),
-        "variables": {
-            f"the variable {name}": environment.get(name) or DEFAULTS.get(name, "not set") for name in names
-        },
+        "variables": {f"the variable {name}": environment.get(name) or DEFAULTS.get(name, "not set") for name in names},
         "settings": {
             **{f"the {name}": plain(value) for name, value in own.items()},
             "the backend": backend,
             "the device": device.type,
             "the default type of tensors": str(torch.get_default_dtype()),
-            **{
-                f"the setting {name}": plain(value)
-                for name, value in _flat(settings)
-                if name not in OWN_TO_A_RANK
-            },
+            **{f"the setting {name}": plain(value) for name, value in _flat(settings) if name not in OWN_TO_A_RANK},
         },
-        "code": {f"the code of {name}": digest for name, digest in code_hashes().items()}
-        if same_code
-        else {},
+        "code": {f"the code of {name}": digest for name, digest in code_hashes().items()} if same_code else {},
         "machine": gpu_facts(device),
     }
 

@@ -30,9 +30,7 @@ from drumline.terminal import print_message
 from drumline.text import named_ranks, number_ranges
 
 FIRST_POLL_S, LAST_POLL_S = 0.01, 0.2
-GRACE_S = (
-    2.0  # what rank 0 finds at its deadline is better reported than what each other rank does at its own
-)
+GRACE_S = 2.0  # what rank 0 finds at its deadline is better reported than what each other rank does at its own
 CURRENT, JOINED = "rendezvous", "joined"
 CARD: dict[str, type] = {"name": str, "host": str, "machine": str, "local_rank": int, "digest": str}
 
@@ -182,15 +180,10 @@ class _Joining:
             raise self._too_late()
         if any(card["digest"] != cards[0]["digest"] for card in cards.values()):
             texts = self.room.multi_get([f"facts/{rank}" for rank in ranks])
-            check_differences(
-                [document(text) or {} for text in texts], [cards[rank]["host"] for rank in ranks]
-            )
+            check_differences([document(text) or {} for text in texts], [cards[rank]["host"] for rank in ranks])
         _refuse_shared_gpus(cards)
         nodes = group_by_node(
-            {
-                rank: RankPlace(card["host"], card["machine"], card["local_rank"])
-                for rank, card in cards.items()
-            }
+            {rank: RankPlace(card["host"], card["machine"], card["local_rank"]) for rank, card in cards.items()}
         )
         firsts = [cards[node[0]] for node in nodes]
         return {
@@ -297,9 +290,7 @@ def _named(missing: Iterable[int], hosts: Mapping[int, str], topology: Topology)
     by_node: dict[int, list[int]] = {}
     for rank in missing:
         by_node.setdefault(rank // size, []).append(rank)
-    return ", ".join(
-        f"{named_ranks(ranks)} ({_node_name(node, hosts, topology)})" for node, ranks in by_node.items()
-    )
+    return ", ".join(f"{named_ranks(ranks)} ({_node_name(node, hosts, topology)})" for node, ranks in by_node.items())
 
 
 def _node_name(node: int, hosts: Mapping[int, str], topology: Topology) -> str:

@@ -83,9 +83,7 @@ def _listen(
         "networks": [one.name for one in found],
     }
     listener = None
-    with contextlib.suppress(
-        OSError
-    ):  # an address may just be removed; the others must know of it all the same
+    with contextlib.suppress(OSError):  # an address may just be removed; the others must know of it all the same
         if chosen is not None and chosen.address is not None:
             listener = ProbeListener(chosen.address)
             target = ProbeTarget(
@@ -135,9 +133,7 @@ def _no_network(fact: Mapping[str, Any], working: str | None, backend: str) -> P
     )
 
 
-def _read(
-    store: SealedStore, kind: str, ranks: Sequence[int], timeout: timedelta
-) -> dict[int, dict[str, Any]]:
+def _read(store: SealedStore, kind: str, ranks: Sequence[int], timeout: timedelta) -> dict[int, dict[str, Any]]:
     keys = [f"{kind}/{rank}" for rank in ranks]
     store.wait(keys, timeout)
     return {rank: json.loads(text) for rank, text in zip(ranks, store.multi_get(keys), strict=True)}
@@ -170,9 +166,7 @@ class ClosedPath:
         return mine.version != theirs.version or int(mine) >= int(theirs)
 
 
-def check_closed_paths(
-    closed: Sequence[ClosedPath], working: Mapping[int, str | None], *, backend: str
-) -> list[str]:
+def check_closed_paths(closed: Sequence[ClosedPath], working: Mapping[int, str | None], *, backend: str) -> list[str]:
     """Raise for paths that the backend needs; warnings about the others. `working`: the network of each host (by rank)
     that leads to the others, as far as it is known."""
     needed = [path for path in closed if path.is_needed(backend)]
@@ -181,10 +175,7 @@ def check_closed_paths(
         shown = [*lines[:MAX_LINES], *more]
         what = shown[0] if len(shown) == 1 else as_list("data cannot go between these hosts:", shown)
         raise PreflightError(what, next_step="; ".join(_fixes(needed, working, backend)))
-    return [
-        f"{line}. {backend} does not need this path, as the addresses are now"
-        for line in _lines(closed, working)
-    ]
+    return [f"{line}. {backend} does not need this path, as the addresses are now" for line in _lines(closed, working)]
 
 
 def _lines(paths: Sequence[ClosedPath], working: Mapping[int, str | None]) -> list[str]:

@@ -135,9 +135,9 @@ class Coordinator:
         cause = SshProblem(error.what, f"look at what {host.name} is doing, and run the doctor again")
         if error.code is not None or said:
             unknown = f"the doctor's program exited there: {last_line(said, error.code)}"
-            cause = known_problem(
-                host.name, error.code, said, python=self.python, cwd=str(Path.cwd())
-            ) or SshProblem(unknown, f"look at the output of ssh {host.name} {self.python} -V")
+            cause = known_problem(host.name, error.code, said, python=self.python, cwd=str(Path.cwd())) or SshProblem(
+                unknown, f"look at the output of ssh {host.name} {self.python} -V"
+            )
         host.absent, host.absent_fix = cause
 
 

@@ -108,8 +108,7 @@ def _bad_rows(names: Sequence[str], letters: Sequence[str]) -> list[list[str]]:
     columns = [set(column) - set(" -") for column in zip(*letters, strict=True)]
     shared = "".join(next(iter(column)) if len(column) == 1 else "." for column in columns)
     masked = [
-        "".join("." if common != "." else one for one, common in zip(row, shared, strict=True))
-        for row in letters
+        "".join("." if common != "." else one for one, common in zip(row, shared, strict=True)) for row in letters
     ]
     bad = [(name, row) for name, row in zip(names, masked, strict=True) if row.strip(". -")]
     rows = [["every other", _in_words(shared, names)]] if shared.strip(".") else []

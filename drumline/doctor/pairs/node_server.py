@@ -68,9 +68,7 @@ class HostSettings:
 class NodeServer:
     """One host; `serve` returns when the caller goes away."""
 
-    def __init__(
-        self, source: FrameReader, target: int, settings: HostSettings, *, here: str | None = None
-    ) -> None:
+    def __init__(self, source: FrameReader, target: int, settings: HostSettings, *, here: str | None = None) -> None:
         """`here`: this host's address on the connection to node 0; None over ssh."""
         self.source, self.target, self.settings = source, target, settings
         # Over ssh the caller is the user. A caller at a TCP port chooses neither which folders are read, nor where this

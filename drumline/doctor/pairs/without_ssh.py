@@ -99,9 +99,7 @@ def _not_reached(options: NodeOptions, error: OSError) -> PreflightError:
     next_step = f"start `drumline doctor --node-rank 0` on {options.master}; open TCP {options.port} there"
     if reason == Reason.UNKNOWN_NAME:
         next_step = "add it to /etc/hosts or DNS, or give --master by address"
-    what = (
-        f"node {options.node} on {here} could not connect to {options.endpoint} within {options.wait_s:g} s"
-    )
+    what = f"node {options.node} on {here} could not connect to {options.endpoint} within {options.wait_s:g} s"
     return PreflightError(f"{what}: {explained(reason)}", next_step=next_step)
 
 
@@ -254,7 +252,5 @@ def listen(options: NodeOptions) -> socket.socket:
             next_step = f"node 0 is the machine with that address; this one has {own}"
         else:
             what = f"node 0 cannot listen on {address}:{options.port}: {error.strerror}"
-            next_step = (
-                f"ss -ltnp 'sport = :{options.port}' shows the process that has it; or give {master}:PORT"
-            )
+            next_step = f"ss -ltnp 'sport = :{options.port}' shows the process that has it; or give {master}:PORT"
         raise PreflightError(what, next_step=next_step) from error

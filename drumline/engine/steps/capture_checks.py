@@ -111,9 +111,7 @@ def _kept(model: nn.Module, task: object) -> Iterator[tuple[str, Any]]:
     """What modules and the task keep, by name."""
     modules = {name or type(model).__name__: module for name, module in model.named_modules()}
     for owner, holder in {type(task).__name__: task, **modules}.items():
-        yield from (
-            (f"{owner}.{name}", value) for name, value in vars(holder).items() if name not in _OF_TORCH
-        )
+        yield from ((f"{owner}.{name}", value) for name, value in vars(holder).items() if name not in _OF_TORCH)
 
 
 def _attributes(model: nn.Module, task: object) -> dict[str, str]:
@@ -127,9 +125,7 @@ def _attributes(model: nn.Module, task: object) -> dict[str, str]:
         is_short = len(value) <= 8 and all(isinstance(one, _PLAIN) for one in inner)
         return repr(value) if is_short else f"a {type(value).__name__} of {len(value)}"
 
-    return {
-        name: text(value) for name, value in _kept(model, task) if isinstance(value, _PLAIN + _CONTAINERS)
-    }
+    return {name: text(value) for name, value in _kept(model, task) if isinstance(value, _PLAIN + _CONTAINERS)}
 
 
 def _tensors(model: nn.Module, task: object) -> dict[str, int]:

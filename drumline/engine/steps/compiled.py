@@ -60,6 +60,4 @@ def compiled(function: LossFunction) -> LossFunction:
 
 def _reason(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return next(
-        (line for line in lines if "Error" in line or "compiler" in line), lines[0] if lines else repr(error)
-    )
+    return next((line for line in lines if "Error" in line or "compiler" in line), lines[0] if lines else repr(error))

@@ -40,9 +40,7 @@ class Shape:
             tuple((micro.size, micro.is_last) for micro in micro_batches),
             tuple(map(repr, self.nesting)),
             tuple(
-                (leaf.dtype, leaf.shape, leaf.stride(), leaf.requires_grad)
-                if isinstance(leaf, Tensor)
-                else repr(leaf)
+                (leaf.dtype, leaf.shape, leaf.stride(), leaf.requires_grad) if isinstance(leaf, Tensor) else repr(leaf)
                 for leaf in self.leaves
             ),
         )

@@ -29,9 +29,7 @@ from drumline.errors import TrainingError, UsageError
 from drumline.tasks.base import Loss, Task
 from drumline.watch.heartbeat import BACKWARD, DATA, FORWARD, OPTIMIZER
 
-FIND_UNUSED = (
-    "use them in every batch, freeze them (requires_grad=False), or set --dist.find_unused_parameters"
-)
+FIND_UNUSED = "use them in every batch, freeze them (requires_grad=False), or set --dist.find_unused_parameters"
 
 
 class AnyStep(Protocol):
@@ -95,9 +93,7 @@ class TrainStep:
         self._device = job.ddp.device
         self._parameters = [parameter for parameter in job.model.parameters() if parameter.requires_grad]
         self._world_size = job.ddp.world_size
-        self._no_sync = (
-            job.applied.no_sync if isinstance(job.applied, DistributedDataParallel) else nullcontext
-        )
+        self._no_sync = job.applied.no_sync if isinstance(job.applied, DistributedDataParallel) else nullcontext
         self._buffers = LiveBuffers(job.model)
         self._sends_buffers = sends_buffers
         self._heartbeat = job.ddp.heartbeat
@@ -155,9 +151,7 @@ class TrainStep:
         else:
             self._finite.measure(loss.total, micro.size if loss.weight is None else loss.weight, loss.metrics)
 
-    def _add_weight(
-        self, so_far: Tensor | None, weight: Tensor | float | None, micro: MicroBatch
-    ) -> Tensor | None:
+    def _add_weight(self, so_far: Tensor | None, weight: Tensor | float | None, micro: MicroBatch) -> Tensor | None:
         if self._is_weighted is None:
             self._is_weighted = weight is not None
         if self._is_weighted != (weight is not None):

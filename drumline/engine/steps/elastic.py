@@ -27,9 +27,7 @@ from drumline.watch.heartbeat import BACKWARD, DATA
 class ElasticStep(TrainStep):
     """Runs a job's steps shard by shard."""
 
-    def __init__(
-        self, job: Job, *, seed: int, clip_norm: float | None, bucket_bytes: int, find_unused: bool
-    ) -> None:
+    def __init__(self, job: Job, *, seed: int, clip_norm: float | None, bucket_bytes: int, find_unused: bool) -> None:
         # Ranks may have different numbers of shards, so a collective in the forward pass would block forever.
         for name, module in job.model.named_modules():
             if isinstance(module, nn.SyncBatchNorm):
@@ -47,8 +45,7 @@ class ElasticStep(TrainStep):
             rank=job.ddp.rank,
             world_size=world_size,
             shards_by_rank=lambda num_shards: [
-                shards_of_rank(number, num_shards=num_shards, world_size=world_size)
-                for number in range(world_size)
+                shards_of_rank(number, num_shards=num_shards, world_size=world_size) for number in range(world_size)
             ],
             bucket_bytes=bucket_bytes,
             find_unused=find_unused,

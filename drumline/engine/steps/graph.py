@@ -110,9 +110,7 @@ class GraphStep:
         self._inner(step)
         self.grad_norm = self._inner.grad_norm
 
-    def _run_or_capture(
-        self, shape: Shape, step: Step, micro_batches: list[MicroBatch]
-    ) -> _ShapeGraph | None:
+    def _run_or_capture(self, shape: Shape, step: Step, micro_batches: list[MicroBatch]) -> _ShapeGraph | None:
         """The graph of a shape that was seen often enough; otherwise None, and the step has run."""
         if shape.key not in self._seen and not self._accepts(shape):
             self._run(step)
@@ -137,14 +135,10 @@ class GraphStep:
         if len(self._seen) == _MOST_SHAPES:
             if not self._has_too_many:
                 self._has_too_many = True
-                self._note(
-                    f"batches have more than {_MOST_SHAPES} shapes: steps of any other shape run eagerly"
-                )
+                self._note(f"batches have more than {_MOST_SHAPES} shapes: steps of any other shape run eagerly")
             return False
         if len(self._seen) > 0:
-            self._note(
-                f"a step of a new shape ({shape}) runs eagerly until it was seen {STEPS_OF_A_SHAPE} times"
-            )
+            self._note(f"a step of a new shape ({shape}) runs eagerly until it was seen {STEPS_OF_A_SHAPE} times")
         return True
 
     def _capture(self, shape: Shape, step: Step, micro_batches: list[MicroBatch]) -> _ShapeGraph | None:

@@ -50,9 +50,7 @@ def warm_up(job: Job, config: Config, *, note: Callable[[str], None]) -> None:
     dist = config.dist
     all_used = check_few_samples(job)
     # The elastic step names them itself, for every shard.
-    names_unused = not (
-        dist.find_unused_parameters or dist.static_graph or config.train.exact == "elastic" or all_used
-    )
+    names_unused = not (dist.find_unused_parameters or dist.static_graph or config.train.exact == "elastic" or all_used)
     layout_passes = 0
     if isinstance(job.applied, DistributedDataParallel):
         # With a static graph DDP learns the graph in its first backward pass, which must not be one under no_sync, and
@@ -135,9 +133,7 @@ def is_a_mean(once: tuple[float, float], twice: tuple[float, float]) -> bool:
     (total, weight), (total_of_both, weight_of_both) = once, twice
     if not (math.isfinite(total) and math.isfinite(total_of_both)) or weight <= 0 or abs(total) < 1e-6:
         return False
-    return math.isclose(weight_of_both, 2 * weight, rel_tol=1e-3) and math.isclose(
-        total_of_both, total, rel_tol=1e-3
-    )
+    return math.isclose(weight_of_both, 2 * weight, rel_tol=1e-3) and math.isclose(total_of_both, total, rel_tol=1e-3)
 
 
 def _name_unused(job: Job, loss: LossParts | None, note: Callable[[str], None]) -> None:

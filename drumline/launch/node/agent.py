@@ -111,15 +111,11 @@ class RankFiles(LogsSpecs):
 class NodeAgent(LocalElasticAgent):
     """`is_task`: the ranks are ours, and mean by exit code 75 that they were preempted; a script may mean anything."""
 
-    def __init__(
-        self, *, spec: Any, is_task: bool, supervision: Supervision, scratch: str, watch: WatchFolder
-    ) -> None:
+    def __init__(self, *, spec: Any, is_task: bool, supervision: Supervision, scratch: str, watch: WatchFolder) -> None:
         self.files = RankFiles(scratch, supervision.folder, supervision.first_start)
         # torch 2.11 waits 30 s whatever is set; who waits for less kills the rest.
         has_timeout = "shutdown_timeout" in inspect.signature(LocalElasticAgent).parameters
-        timeout: dict[str, Any] = (
-            {"shutdown_timeout": max(1, round(supervision.grace_s))} if has_timeout else {}
-        )
+        timeout: dict[str, Any] = {"shutdown_timeout": max(1, round(supervision.grace_s))} if has_timeout else {}
         super().__init__(spec=spec, logs_specs=self.files, **timeout)
         self.rendezvous: SingleNodeRendezvous | NodeRendezvous = spec.rdzv_handler
         self.is_task = is_task

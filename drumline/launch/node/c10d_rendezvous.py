@@ -128,8 +128,7 @@ class RendezvousState(_BackendRendezvousStateHolder):
         super()._sanitize()
         # What this node writes back must not look like another's heartbeat; by its own torch sees when to send one.
         state.last_heartbeats = {
-            node: stamp if node == self._node else written[node]
-            for node, stamp in state.last_heartbeats.items()
+            node: stamp if node == self._node else written[node] for node, stamp in state.last_heartbeats.items()
         }
         if state.deadline is None:
             self._last_call = None

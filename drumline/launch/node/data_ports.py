@@ -49,9 +49,7 @@ def unreachable_nodes(cards: Sequence[NodeCard], mine: int, *, limit_s: float = 
         if not is_reported:
             is_reported = True
             hosts = ", ".join(target.host for target in targets)
-            print_message(
-                f"data ports of {hosts} are closed to {cards[mine]['host']}; trying for {limit_s:g} s"
-            )
+            print_message(f"data ports of {hosts} are closed to {cards[mine]['host']}; trying for {limit_s:g} s")
         time.sleep(RETRY_S)
 
 
@@ -59,9 +57,7 @@ def check_data_ports(cards: Sequence[NodeCard], unreachable: Sequence[Mapping[st
     """Raise when a node cannot reach the first, which has the ranks' store; else warn. `unreachable`: of each node."""
     first = first_node(cards)
     for target, card in enumerate(cards):
-        reasons = {
-            source: failed[str(target)] for source, failed in enumerate(unreachable) if str(target) in failed
-        }
+        reasons = {source: failed[str(target)] for source, failed in enumerate(unreachable) if str(target) in failed}
         if not reasons:
             continue
         sources = [str(cards[source]["host"]) for source in reasons]
@@ -69,9 +65,7 @@ def check_data_ports(cards: Sequence[NodeCard], unreachable: Sequence[Mapping[st
         error = closed_data_ports(sources, card["host"], port=card.get("probe_port", 0), reason=reason)
         if target == first:
             raise error
-        print_message(
-            f"WARNING: {error.what}; ranks that send data there will block. Next: {error.next_step}"
-        )
+        print_message(f"WARNING: {error.what}; ranks that send data there will block. Next: {error.next_step}")
 
 
 def first_node(cards: Sequence[NodeCard]) -> int:

@@ -159,9 +159,7 @@ def _run_agent(
         numa_options=config.numa_options,
     )
     with tempfile.TemporaryDirectory(prefix="drumline-agent-") as scratch:
-        agent = NodeAgent(
-            spec=spec, is_task=program.is_task, supervision=supervision, scratch=scratch, watch=watch
-        )
+        agent = NodeAgent(spec=spec, is_task=program.is_task, supervision=supervision, scratch=scratch, watch=watch)
         try:
             result: RunResult = agent.run()
             agent.check_preempted(agent.preempt_signal)

@@ -52,9 +52,7 @@ class NodeHeartbeat:
     def decode(cls, text: bytes | str) -> NodeHeartbeat | None:
         """None for what is no heartbeat: without a secret, strangers write there too."""
         found = document(text, host=str, launcher=str, count=int, state=str)
-        return (
-            None if found is None else cls(found["host"], found["launcher"], found["count"], found["state"])
-        )
+        return None if found is None else cls(found["host"], found["launcher"], found["count"], found["state"])
 
 
 class Membership:

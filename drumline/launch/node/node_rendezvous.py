@@ -105,9 +105,7 @@ class NodeRendezvous(RendezvousHandler):
             store = SealedStore(info.store, self.secret, f"drumline/nodes/{self.inner.round}")
             keys = KeyPair() if self.secret is None else None
             with open_probe_port(own_binding(self.address)) as probe:
-                cards = self._cards(
-                    store, info, {**probe, "public": keys.public if keys else "", "nonce": nonce()}
-                )
+                cards = self._cards(store, info, {**probe, "public": keys.public if keys else "", "nonce": nonce()})
                 if cards:
                     closed = unreachable_nodes(cards, info.rank)
                     mine = {"closed": closed, **self._wrapped_secrets(cards, info.rank, keys)}
@@ -124,9 +122,7 @@ class NodeRendezvous(RendezvousHandler):
         place = RendezvousStoreInfo(in_order[0]["address"], in_order[0]["port"])
         return RendezvousInfo(agents, node_rank, info.world_size, place)
 
-    def _wrapped_secrets(
-        self, cards: Sequence[NodeCard], number: int, keys: KeyPair | None
-    ) -> dict[str, Any]:
+    def _wrapped_secrets(self, cards: Sequence[NodeCard], number: int, keys: KeyPair | None) -> dict[str, Any]:
         """Where nodes were given no secret: the first makes one, and wraps it for each of the others."""
         if keys is None or number != first_node(cards):
             return {}
@@ -154,9 +150,7 @@ class NodeRendezvous(RendezvousHandler):
             next_step=f"install the same version on all nodes, and set {VARIABLE} to one value on all",
         )
 
-    def _cards(
-        self, store: SealedStore, info: RendezvousInfo, more: Mapping[str, Any]
-    ) -> list[dict[str, Any]] | None:
+    def _cards(self, store: SealedStore, info: RendezvousInfo, more: Mapping[str, Any]) -> list[dict[str, Any]] | None:
         """What each participant publishes of itself; None as below, or when another has written in this node's
         place."""
         rank, host = self.node.node_rank, self.membership.host(self.node.node_rank)

@@ -69,9 +69,7 @@ class SingleNodeRendezvous(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         self.ranks_secret = new_secret()
         listener, port = listen_for_store(LOOPBACK)
-        self.store = dist.TCPStore(
-            LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listener
-        )
+        self.store = dist.TCPStore(LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listener)
         # The agent's own part, too: it tells ranks who they are.
         agents: Any = SealedStore(self.store, self.ranks_secret, "drumline/agents")
         return RendezvousInfo(agents, 0, 1, RendezvousStoreInfo(LOOPBACK, port))
@@ -144,9 +142,7 @@ def open_rendezvous(node: NodePlan, secret: str | None) -> SingleNodeRendezvous 
         RUN_ID,
         node.min_nodes or node.num_nodes,
         node.num_nodes,
-        RendezvousTimeout(
-            join=timedelta(seconds=node.join_timeout_s), last_call=timedelta(seconds=node.last_call_s)
-        ),
+        RendezvousTimeout(join=timedelta(seconds=node.join_timeout_s), last_call=timedelta(seconds=node.last_call_s)),
         keep_alive_interval=timedelta(seconds=max(1, node.lost_after_s // KEEP_ALIVE_ATTEMPTS)),
         keep_alive_max_attempt=KEEP_ALIVE_ATTEMPTS,
     )
@@ -173,9 +169,7 @@ def wait_for_first_node(
         notice.report(f"waiting for the first node at {endpoint}, {waited}: {explained(reason)}")
 
     try:
-        blocked = wait_for_port(
-            host, int(port), timeout_s=timeout_s, connect_s=CONNECT_S, limits=limits, report=report
-        )
+        blocked = wait_for_port(host, int(port), timeout_s=timeout_s, connect_s=CONNECT_S, limits=limits, report=report)
     finally:
         notice.clear()
     if blocked is None:

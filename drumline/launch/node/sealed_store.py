@@ -150,9 +150,7 @@ class SealedStore:
 
     def _hash(self, key: str, value: bytes) -> bytes:
         assert self._key is not None
-        return (
-            hmac.digest(self._key, f"{self.prefix}/{key}\0".encode() + value, hashlib.sha256).hex().encode()
-        )
+        return hmac.digest(self._key, f"{self.prefix}/{key}\0".encode() + value, hashlib.sha256).hex().encode()
 
     def _seal(self, key: str, value: str | bytes) -> bytes:
         plain = value.encode() if isinstance(value, str) else value
@@ -163,11 +161,7 @@ class SealedStore:
         is_sealed, end = found.startswith(SEALED), len(SEALED) + HASH_LETTERS
         if self._key is None and not is_sealed:
             return found
-        if (
-            self._key
-            and is_sealed
-            and hmac.compare_digest(found[len(SEALED) : end], self._hash(key, found[end:]))
-        ):
+        if self._key and is_sealed and hmac.compare_digest(found[len(SEALED) : end], self._hash(key, found[end:])):
             return found[end:]
         self._report(key)
         return None

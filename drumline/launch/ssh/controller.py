@@ -47,9 +47,7 @@ class Controller:
         """`before`: the attempt before; its open connections are used again."""
         self.job = job
         self.screen = screen
-        self.connections: list[HostConnection] = (
-            [one for one in before.connections if one.is_open] if before else []
-        )
+        self.connections: list[HostConnection] = [one for one in before.connections if one.is_open] if before else []
         self.remotes = [self._remote(number, host) for number, host in enumerate(job.hosts)]
         self.reconnect: Reconnect = Reconnect(job, screen, before.reconnect.last_heard if before else {})
         self.lost = ""
@@ -133,9 +131,7 @@ class Controller:
         except OSError as error:
             remote.connection.ssh_code, remote.was_refused = -1, True
             what = f"{self.job.client[0]} cannot be started: {error.strerror}"
-            self._fail(
-                PreflightError(what, next_step="install OpenSSH's client, or set how to call it: --ssh")
-            )
+            self._fail(PreflightError(what, next_step="install OpenSSH's client, or set how to call it: --ssh"))
 
     def _start_all(self) -> None:
         """When every host has answered, and what an earlier attempt left there has ended."""
@@ -248,9 +244,7 @@ class Controller:
 
     def _continues_without(self, remote: Remote, why: str) -> bool:
         """Whether the others are enough; then that is reported."""
-        left = [
-            other for other in self.remaining if (other.is_running or other.code == 0) and other is not remote
-        ]
+        left = [other for other in self.remaining if (other.is_running or other.code == 0) and other is not remote]
         if self.job.min_nodes is None or remote is self.remotes[0] or self.is_ending:
             return False
         if len(left) < self.job.min_nodes:

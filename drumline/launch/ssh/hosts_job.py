@@ -83,9 +83,7 @@ class HostsJob:
             for num_procs in [host.slots or node.num_procs]
         ]
 
-    def again(
-        self, hosts: Sequence[Host], spares: Sequence[Host], *, restarts_left: int, first_start: int
-    ) -> HostsJob:
+    def again(self, hosts: Sequence[Host], spares: Sequence[Host], *, restarts_left: int, first_start: int) -> HostsJob:
         nodes = [replace(node, max_restarts=restarts_left, job=self.next_job) for node in self.placed(hosts)]
         return replace(
             self,
@@ -113,9 +111,7 @@ def wrong_variables(given: Iterable[str], environment: Mapping[str, str]) -> Ite
 def variables_for_ranks(given: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
     """The environment to add on every host: a few by themselves, others by `--env`. The values go through ssh's stdin,
     so that no command line and no message has them."""
-    chosen = {
-        name: value for name, value in environment.items() if name.startswith(PREFIXES) or name in NAMES
-    }
+    chosen = {name: value for name, value in environment.items() if name.startswith(PREFIXES) or name in NAMES}
     for word in given:
         name, equals, value = word.partition("=")
         chosen[name] = value if equals else environment[name]

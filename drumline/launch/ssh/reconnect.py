@@ -61,9 +61,7 @@ class Reconnect:
         is_broken = connection.ssh_code != SSH_FAILED and not connection.heard_at
         if remote.has_begun or is_broken:
             return None
-        if (
-            connection.heard_at
-        ):  # an open one of the attempt before, closed since: that says nothing about the host
+        if connection.heard_at:  # an open one of the attempt before, closed since: that says nothing about the host
             return remote.host
         if self.job.earlier and search.notice.waited_s > self.limit_s:
             return None

@@ -63,9 +63,7 @@ class Screen:
     def _put(self, stream: str, text: str) -> None:
         try:
             if count := self._num_dropped - self._num_noted:
-                self._waiting.put_nowait(
-                    ("err", paragraph(f"{count:,} lines are not shown; the logs have them"))
-                )
+                self._waiting.put_nowait(("err", paragraph(f"{count:,} lines are not shown; the logs have them")))
                 self._num_noted = self._num_dropped
             self._waiting.put_nowait((stream, text))
         except queue.Full:

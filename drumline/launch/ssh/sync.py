@@ -169,9 +169,7 @@ def is_excluded(path: str, patterns: Iterable[str]) -> bool:
     """A pattern is the name of a file or folder at any depth, or a path from the top; `*` matches anything."""
     whole = PurePosixPath(path)
     tops = [str(whole), *(str(parent) for parent in whole.parents)]
-    return any(
-        fnmatchcase(name, pattern) for pattern in patterns for name in (*whole.parts, *tops) if name != "."
-    )
+    return any(fnmatchcase(name, pattern) for pattern in patterns for name in (*whole.parts, *tops) if name != ".")
 
 
 def _of_git(folder: Path) -> list[str] | None:

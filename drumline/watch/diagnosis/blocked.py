@@ -52,16 +52,12 @@ def find_stopped(evidence: Evidence) -> Diagnosis | None:
     first = max(stopped, key=lambda rank: (rank.state_s, -rank.rank))
     others = [rank for rank in stopped if rank is not first]
     too = f"; so {'is' if len(others) == 1 else 'are'} {names(others)}" if others else ""
-    what = (
-        f"{name(first)} is stopped by a signal, {evidence.where(first)}{too}{evidence.blocked_ranks(stopped)}"
-    )
+    what = f"{name(first)} is stopped by a signal, {evidence.where(first)}{too}{evidence.blocked_ranks(stopped)}"
     pids = " ".join(str(rank.pid) for rank in stopped if rank.host == first.host)
     is_whole_job = all(rank.state == "T" or has_exited(rank) for rank in evidence.cluster.ranks)
     is_certain = first.state_s >= CERTAINLY_STOPPED_S and not is_whole_job
     next_step = _CONTINUE_IT.format(pids, first.host)
-    return evidence.diagnosis(
-        first, Cause.STOPPED, what, next_step, is_certain=is_certain, since_s=first.state_s
-    )
+    return evidence.diagnosis(first, Cause.STOPPED, what, next_step, is_certain=is_certain, since_s=first.state_s)
 
 
 def find_debugged(evidence: Evidence) -> Diagnosis | None:
@@ -112,13 +108,7 @@ def find_unknown(evidence: Evidence) -> Diagnosis | None:
     places: dict[str, list[RankState]] = {}
     for rank in ranks:
         one, frame = pending(rank), innermost(rank.stack)
-        place = (
-            f"in {collective_name(one, with_sizes=True)}"
-            if one
-            else f"at {frame}"
-            if frame
-            else PHASES[rank.phase]
-        )
+        place = f"in {collective_name(one, with_sizes=True)}" if one else f"at {frame}" if frame else PHASES[rank.phase]
         places.setdefault(place, []).append(rank)
     most = sorted(places.items(), key=lambda place: -len(place[1]))
     shown = "; ".join(f"{names(who)} {where}" for where, who in most[:_MAX_PLACES])
@@ -216,10 +206,6 @@ def _runs_other_code(evidence: Evidence, rank: RankState) -> tuple[Cause, str, s
     if missed is None:
         return None
     place = f"at {frame}, " if frame else ""
-    what = (
-        f"did not enter {collective_name(missed, with_sizes=True)}: it has been {place}{evidence.where(rank)}"
-    )
-    next_step = (
-        "check why it is not in that collective: often an `if` that differs across ranks; its stack is in "
-    )
+    what = f"did not enter {collective_name(missed, with_sizes=True)}: it has been {place}{evidence.where(rank)}"
+    next_step = "check why it is not in that collective: often an `if` that differs across ranks; its stack is in "
     return Cause.NOT_ENTERED, what, f"{next_step}the diagnosis file"

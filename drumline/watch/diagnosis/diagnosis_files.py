@@ -68,9 +68,7 @@ def write_diagnosis(
         }
         path = folder / f"{number:04d}-{diagnosis.cause}.json"
         # The one that programs read comes last: where it is, both are.
-        replace_text(
-            path.with_suffix(".txt"), diagnosis_text(alarm, diagnosis, cluster, action=action, at=at)
-        )
+        replace_text(path.with_suffix(".txt"), diagnosis_text(alarm, diagnosis, cluster, action=action, at=at))
         replace_text(path, json.dumps(record, indent=1) + "\n")
     return path
 

@@ -53,11 +53,7 @@ class Evidence:
     def blocked(self) -> dict[int, Collective | None]:
         """By rank: the collective in which it waits for others; None where only its stack or phase shows that."""
         behind = {rank.rank for rank in self.behind}
-        return {
-            rank.rank: pending(rank)
-            for rank in self.in_loop
-            if rank.rank not in behind and seems_blocked(rank)
-        }
+        return {rank.rank: pending(rank) for rank in self.in_loop if rank.rank not in behind and seems_blocked(rank)}
 
     @cached_property
     def behind(self) -> list[RankState]:

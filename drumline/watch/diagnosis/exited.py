@@ -52,9 +52,7 @@ def find_exited(evidence: Evidence) -> Diagnosis | None:
         return None
     first = _first(own)
     # A rank that left the loop goes to other collectives: then that is the cause.
-    if _has_mismatch(first) and (
-        found := find_left_early(evidence) or _aborted_by_gloo(evidence, first, own)
-    ):
+    if _has_mismatch(first) and (found := find_left_early(evidence) or _aborted_by_gloo(evidence, first, own)):
         return found
     also = [rank for rank in own if rank is not first and _strength(rank) >= 2]
     killed = "was killed by a signal" if len(also) == 1 else "were killed by a signal"
@@ -78,9 +76,7 @@ def find_lost_connection(evidence: Evidence) -> Diagnosis | None:
     ago_s = _ago(first) or 0.0
     cause = Cause.MISMATCH if first.failure_kind is FailureKind.MISMATCH else Cause.EXCEPTION
     at, error = evidence.at(first), f": {first.failure}" if first.failure else ""
-    what = (
-        f"{name(first)} lost its connection to the other ranks{at}{error}; no rank was seen to fail before it"
-    )
+    what = f"{name(first)} lost its connection to the other ranks{at}{error}; no rank was seen to fail before it"
     next_step = "check the ends of all ranks' logs for what came first, and the network with drumline doctor"
     is_late = ago_s >= _ECHO_S or all(map(has_exited, ranks))
     is_certain = is_late and not _may_be_an_echo(evidence, ago_s)
@@ -150,9 +146,7 @@ def _diagnosis(evidence: Evidence, rank: RankState, also: str) -> Diagnosis:
 
 
 def _consequences(evidence: Evidence, first: RankState) -> str:
-    lost = [
-        rank for rank in evidence.ranks if rank is not first and rank.failure_kind is FailureKind.LOST_PEER
-    ]
+    lost = [rank for rank in evidence.ranks if rank is not first and rank.failure_kind is FailureKind.LOST_PEER]
     if lost:
         return f"; {plural(len(lost), 'rank')} lost the connection to it"
     stopped = [rank for rank in evidence.ranks if rank.state == "T"]

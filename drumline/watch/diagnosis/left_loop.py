@@ -85,7 +85,5 @@ def find_teardown(evidence: Evidence) -> Diagnosis | None:
         f"{name(rank)} left the loop {duration(rank.age_s)} ago and has not exited: it is closing its files, workers "
         f"and process group{place}"
     )
-    next_step = (
-        "check in its stack what it waits for; release CUDA graphs before the process group is destroyed"
-    )
+    next_step = "check in its stack what it waits for; release CUDA graphs before the process group is destroyed"
     return evidence.diagnosis(rank, Cause.TEARDOWN, what, next_step)

@@ -86,9 +86,7 @@ def one_way(cluster: ClusterState) -> tuple[NodeState, NodeState, float] | None:
         (nodes[sender], receiver, age_s)
         for receiver in nodes.values()
         for sender, age_s in receiver.heartbeat_age_s.items()
-        if sender in nodes
-        and age_s >= LOST_S
-        and nodes[sender].heartbeat_age_s.get(receiver.node, age_s) < _FRESH_S
+        if sender in nodes and age_s >= LOST_S and nodes[sender].heartbeat_age_s.get(receiver.node, age_s) < _FRESH_S
     ]
     return max(found, key=lambda one: one[2]) if found else None
 
@@ -112,9 +110,7 @@ def _cut_off(evidence: Evidence, me: NodeState, lost: list[LostNode]) -> Diagnos
         f"{duration(since_s)}"
     )
     hosts = ",".join([me.host, *(one.host for one in lost[:3])])
-    check = (
-        f"check the network interface, cable and security group of {me.host}: drumline doctor --hosts {hosts}"
-    )
+    check = f"check the network interface, cable and security group of {me.host}: drumline doctor --hosts {hosts}"
     return _diagnosis(evidence, me.host, what, check, since_s)
 
 
@@ -152,6 +148,4 @@ def _diagnosis(
     evidence: Evidence, host: str, what: str, next_step: str, since_s: float, *, is_certain: bool = True
 ) -> Diagnosis:
     what += evidence.blocked_ranks()
-    return evidence.diagnosis(
-        host, Cause.UNREACHABLE, what, next_step, is_certain=is_certain, since_s=since_s
-    )
+    return evidence.diagnosis(host, Cause.UNREACHABLE, what, next_step, is_certain=is_certain, since_s=since_s)

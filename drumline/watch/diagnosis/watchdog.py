@@ -48,9 +48,7 @@ class Recovery:
     @property
     def sentence(self) -> str:
         rank = "" if self.diagnosis.rank is None else f"rank {self.diagnosis.rank} on "
-        return (
-            f"the run continues after {duration(self.idle_s)} (it was held up by {rank}{self.diagnosis.host})"
-        )
+        return f"the run continues after {duration(self.idle_s)} (it was held up by {rank}{self.diagnosis.host})"
 
 
 class Watchdog:
@@ -156,9 +154,7 @@ class Watchdog:
         if symptoms <= self._examined:
             self._examined = symptoms
             return False
-        is_unknown = any(
-            has_exited(rank) and rank.exit is None and not rank.failure for rank in self._cluster.ranks
-        )
+        is_unknown = any(has_exited(rank) and rank.exit is None and not rank.failure for rank in self._cluster.ranks)
         grace_s = _GRACE_UNKNOWN_S if is_unknown else _GRACE_S
         if exited and now - self._symptoms_since < grace_s:
             return False

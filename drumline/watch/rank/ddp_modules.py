@@ -157,9 +157,7 @@ class DdpModules:
 
         ignored = getattr(module, "parameters_to_ignore", ())
         tensors = {
-            name: one
-            for name, one in module.module.named_parameters()
-            if name not in ignored and _is_plain(one)
+            name: one for name, one in module.module.named_parameters() if name not in ignored and _is_plain(one)
         }
         trained = observed.trained()
         if not tensors or trained is None:
@@ -183,8 +181,7 @@ def _keep(observed: _ObservedModule, done: _PendingHashes, most_hashes: int) -> 
 
     values = done.hashes.tolist()
     tensors = {
-        name: (kind, value)
-        for (name, kind), value in zip(done.kinds.items(), values[:MAX_TENSORS], strict=False)
+        name: (kind, value) for (name, kind), value in zip(done.kinds.items(), values[:MAX_TENSORS], strict=False)
     }
     if len(values) > MAX_TENSORS:
         further = ",".join(map(str, values[MAX_TENSORS:]))

@@ -82,8 +82,7 @@ def listen_for_sidecars(address: str, port: int = 0) -> socket.socket:
         listener.close()
         raise PreflightError(
             f"the watchdog cannot listen at {address}{f' port {port}' if port else ''}: {error.strerror}",
-            next_step="check that the network of this address is up; or train without the watchdog: "
-            f"{WITHOUT_WATCH}",
+            next_step=f"check that the network of this address is up; or train without the watchdog: {WITHOUT_WATCH}",
         ) from error
     return listener
 

@@ -32,9 +32,7 @@ SECRET_NAMES = re.compile(r"keys?$|token$|secret|passw|passphrase|credential")
 class ScriptRecorder:
     """The main thread records, another one writes."""
 
-    def __init__(
-        self, file: Path, topology: Topology, *, node_rank: int, arguments: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, file: Path, topology: Topology, *, node_rank: int, arguments: Sequence[str] = ()) -> None:
         self._file = file
         self._owner = {
             "host": topology.host,
@@ -88,9 +86,7 @@ class ScriptRecorder:
 
     def _place(self, frame: FrameType | None) -> str:
         """The user's line that iterates; a second loader there has a number."""
-        while (
-            frame is not None and frame.f_back and any(one in frame.f_code.co_filename for one in INSTALLED)
-        ):
+        while frame is not None and frame.f_back and any(one in frame.f_code.co_filename for one in INSTALLED):
             frame = frame.f_back
         place = "unknown" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
         number = sum(known.partition(" ")[0] == place for known in self._loaders) + 1
@@ -134,9 +130,7 @@ def script_facts(arguments: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     versions = {name: one["__version__"] for name, one in modules if "." not in name and "__version__" in one}
     return {
         "arguments": {
-            name: {"hash": hashlib.blake2b(value.encode(), digest_size=4).hexdigest()}
-            if is_secret(name)
-            else value
+            name: {"hash": hashlib.blake2b(value.encode(), digest_size=4).hexdigest()} if is_secret(name) else value
             for name, value in arguments.items()
         },
         "variables": {name: environment.get(name) or DEFAULTS.get(name, "not set") for name in variables},

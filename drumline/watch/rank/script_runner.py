@@ -85,9 +85,7 @@ class _WatchedScript:
                 self._rank.close()
 
 
-def _observe(
-    rank: WatchedRank, words: list[str]
-) -> tuple[ScriptRecorder, HeartbeatWriter] | tuple[None, None]:
+def _observe(rank: WatchedRank, words: list[str]) -> tuple[ScriptRecorder, HeartbeatWriter] | tuple[None, None]:
     variables = own_variables()
     topology = topology_from(variables)
     if topology is None or topology.world_size == 1:

@@ -46,9 +46,7 @@ def write_report(folder: Path, rank: int, number: int) -> None:
     }
     try:
         report.update(workers=awaited_workers(), **flight_record())
-    except (
-        Exception
-    ) as error:  # that Python answers is worth reporting, whatever became of torch's private functions
+    except Exception as error:  # that Python answers is worth reporting, whatever became of torch's private functions
         report["error"] = f"{type(error).__name__}: {error}"
     new.write_text(json.dumps(report), encoding="utf-8")
     new.replace(path)
@@ -76,9 +74,7 @@ def name_answering_thread() -> None:
     """Mark the calling thread, which only waits for questions, as the one to send the signal to: it may run while the
     main thread is blocked in the kernel, and no call of the main thread is interrupted."""
     try:
-        Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(
-            ANSWERING_THREAD, encoding="utf-8"
-        )
+        Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(ANSWERING_THREAD, encoding="utf-8")
     except OSError:
         return  # then the main thread gets it
 
@@ -143,9 +139,7 @@ def latest_collectives(entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]
     return [
         {
             # A group for devices and CPU has two backends, each with numbers of its own.
-            "group": f"{_group(entry)} of {_backend(entry)}"
-            if names.count(_group(entry)) > 1
-            else _group(entry),
+            "group": f"{_group(entry)} of {_backend(entry)}" if names.count(_group(entry)) > 1 else _group(entry),
             "number": int(entry["collective_seq_id"]),
             "op": str(entry["profiling_name"]).rpartition(":")[2],
             "sizes": entry["input_sizes"],

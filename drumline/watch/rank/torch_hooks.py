@@ -161,7 +161,5 @@ def _wrap_method(owner: type, name: str, wrapper: Callable[..., Any]) -> None:
         # torch.compile decides by its file whether a function is torch's own, which it leaves alone.
         code = method.__code__
         inner = cast(FunctionType, wrapped)
-        inner.__code__ = inner.__code__.replace(
-            co_filename=code.co_filename, co_firstlineno=code.co_firstlineno
-        )
+        inner.__code__ = inner.__code__.replace(co_filename=code.co_filename, co_firstlineno=code.co_firstlineno)
     setattr(owner, name, wrapped)

@@ -146,9 +146,7 @@ def watch_script(environment: Mapping[str, str]) -> WatchedRank | None:
     if given.folder is None or topology is None:
         return None
     node = watch_from_launcher(given, topology, node=int(environment.get("GROUP_RANK", "0")))
-    return _watch(
-        node, topology, owns_folder=False, run=given.run, on_hang=given.on_hang, hang_s=given.hang_s
-    )
+    return _watch(node, topology, owns_folder=False, run=given.run, on_hang=given.on_hang, hang_s=given.hang_s)
 
 
 def _watch(node: NodeWatch, topology: Topology, *, run: Path | None, **options: Any) -> WatchedRank | None:
@@ -167,7 +165,5 @@ def _watch(node: NodeWatch, topology: Topology, *, run: Path | None, **options: 
     try:
         return WatchedRank(node, rank=topology.rank, options=sidecar_options)
     except OSError as error:  # the watchdog is no reason not to train
-        print_message(
-            f"rank {topology.rank} on {topology.host} is not watched: {error}. Next: free some space there"
-        )
+        print_message(f"rank {topology.rank} on {topology.host} is not watched: {error}. Next: free some space there")
         return None

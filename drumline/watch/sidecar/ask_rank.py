@@ -61,9 +61,7 @@ def read_report(folder: Path, rank: int) -> SelfReport:
         return SelfReport()
 
 
-async def ask_report(
-    folder: Path, rank: int, *, within_s: float = REPORT_WITHIN_S
-) -> tuple[bool | None, SelfReport]:
+async def ask_report(folder: Path, rank: int, *, within_s: float = REPORT_WITHIN_S) -> tuple[bool | None, SelfReport]:
     """Whether it answers, and its report. None: there is no pipe that somebody reads."""
     number = ((read_report(folder, rank).number or 0) + 1) % 256
     if not _write_question(folder / f"rank-{rank:05d}.ask", number):

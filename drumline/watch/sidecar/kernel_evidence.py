@@ -35,9 +35,7 @@ FIRST_NAMESPACE = "pid:[4026531836]"
 COUNTERS = ("memory.events", "memory.oom_control")
 LIMITS = ("memory.max", "memory.limit_in_bytes")
 NO_LIMIT = 1 << 60
-_OOM_KILL = re.compile(
-    r"oom-kill:constraint=(?P<constraint>\w+).*task_memcg=(?P<group>[^,]*),task=.*,pid=(?P<pid>\d+)"
-)
+_OOM_KILL = re.compile(r"oom-kill:constraint=(?P<constraint>\w+).*task_memcg=(?P<group>[^,]*),task=.*,pid=(?P<pid>\d+)")
 
 
 # The log
@@ -74,9 +72,7 @@ def _log_records() -> list[bytes]:
     end = time.monotonic() + MAX_READ_S
     try:
         while time.monotonic() < end:
-            with suppress(
-                BrokenPipeError
-            ):  # it was overwritten meanwhile: continue with the oldest that is left
+            with suppress(BrokenPipeError):  # it was overwritten meanwhile: continue with the oldest that is left
                 records.append(os.read(fd, 8192))
     except OSError:
         pass  # BlockingIOError: that was the last one; or it may be opened but not read

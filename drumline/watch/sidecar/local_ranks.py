@@ -83,9 +83,7 @@ class LocalRanks:
     @property
     def are_done(self) -> bool:
         """Whether every rank is out of its loop, or has exited."""
-        return self.have_started and all(
-            rank.phase is Phase.LEFT or rank.state in EXITED for rank in self.state.ranks
-        )
+        return self.have_started and all(rank.phase is Phase.LEFT or rank.state in EXITED for rank in self.state.ranks)
 
     @property
     def ended_well(self) -> bool:

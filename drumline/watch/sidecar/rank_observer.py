@@ -109,9 +109,7 @@ class RankObserver:
         state = replace(state, stack=stack, workers=workers, answers=answers, collectives=report.collectives)
         latest = self.observe(time.monotonic())
         if latest is not None and state.state in STOPPED and latest.state not in (*STOPPED, *EXITED):
-            return replace(
-                state, state=latest.state, state_s=latest.state_s, answers=None
-            )  # it was continued
+            return replace(state, state=latest.state, state_s=latest.state_s, answers=None)  # it was continued
         if latest is None or latest.state not in EXITED:
             return state
         # It has exited meanwhile: that is why it did not answer.
@@ -126,9 +124,7 @@ class RankObserver:
             if left_s > 0:
                 file = self._file("stacks")
                 stack = await ask_stack(worker.pid, file, within_s=left_s, signal=WORKER_SIGNAL)
-            found.append(
-                replace(worker, state=state_of(worker.pid), in_fork_s=in_fork_s(worker.pid), stack=stack)
-            )
+            found.append(replace(worker, state=state_of(worker.pid), in_fork_s=in_fork_s(worker.pid), stack=stack))
         return tuple(found)
 
     async def _ask(self, state: str) -> tuple[bool | None, SelfReport]:

@@ -126,12 +126,8 @@ class Descendants:
         moved = {pid: io_bytes(pid) for pid in stats}
         elapsed_ticks = (now_s - self._counted_s) * TICKS_PER_S
         known = {
-            pid: old
-            for pid, old in self._stats.items()
-            if pid in stats and stats[pid].start_ticks == old.start_ticks
+            pid: old for pid, old in self._stats.items() if pid in stats and stats[pid].start_ticks == old.start_ticks
         }
-        self._cores = {
-            pid: (stats[pid].cpu_ticks - old.cpu_ticks) / elapsed_ticks for pid, old in known.items()
-        }
+        self._cores = {pid: (stats[pid].cpu_ticks - old.cpu_ticks) / elapsed_ticks for pid, old in known.items()}
         self.has_io = any(moved[pid] != self._io_bytes.get(pid) for pid in known)
         self._stats, self._io_bytes, self._counted_s = stats, moved, now_s

@@ -49,9 +49,7 @@ class SidecarReporter:
         with contextlib.suppress(OSError):  # nobody reads it any more
             print_message(*as_lines(message))
 
-    def write_diagnosis(
-        self, alarm: str, diagnosis: Diagnosis, cluster: ClusterState, action: str, at: float
-    ) -> None:
+    def write_diagnosis(self, alarm: str, diagnosis: Diagnosis, cluster: ClusterState, action: str, at: float) -> None:
         """In the run folder: the diagnosis with all that was observed, and the event."""
 
         def write(run: Path) -> None:
@@ -83,9 +81,7 @@ class SidecarReporter:
         }
         replace_text(self._folder / "diagnosis.json", json.dumps(record))
 
-    def notify(
-        self, kind: str, *, rank: int | None, host: str, message: str, what: str = "", step: int = 0
-    ) -> None:
+    def notify(self, kind: str, *, rank: int | None, host: str, message: str, what: str = "", step: int = 0) -> None:
         """For rank 0 to report with its next log line. Where nobody does so (there is no such file: a script, a loop of
         the user's own, or another node) it is printed here, and logged as an event."""
         place = {"rank": rank, "host": host}

@@ -87,9 +87,7 @@ def _judge(folder: Path, codes: list[int], seconds: float, text: str) -> Calmnes
     pauses = [json.loads(line) for line in notes.read_text().splitlines()] if notes.exists() else []
     stalls = [(one["began"], one["ended"] + SLACK_S) for one in pauses if one["what"] == "data"]
     said = reading.said_in(folder)
-    noted = [
-        one for one in said if one.word == "stall" and any(low < one.time < high for low, high in stalls)
-    ]
+    noted = [one for one in said if one.word == "stall" and any(low < one.time < high for low, high in stalls)]
     events = folder / "run" / "events" / "rank-00000.jsonl"
     steps = max((event["step"] for event in read_events(events)), default=0) if events.exists() else 0
     return Calmness(
@@ -121,9 +119,7 @@ def main(folder: Path, *, steps: int) -> int:
 
 def _main_calm(folder: Path, *, steps: int) -> bool:
     calm = run_calm(folder, steps=steps)
-    print(
-        f"{calm.steps} steps in {calm.seconds / 60:.0f} min with {len(calm.paused)} pauses; exit codes {calm.codes}"
-    )
+    print(f"{calm.steps} steps in {calm.seconds / 60:.0f} min with {len(calm.paused)} pauses; exit codes {calm.codes}")
     print(f"false alarms: {len(calm.false_alarms)}; the data stall was noted {len(calm.noted)} times")
     print(reading.to_text([*calm.false_alarms, *calm.noted]))
     if not calm.is_fine:

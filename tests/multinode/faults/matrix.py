@@ -180,9 +180,7 @@ class Matrix:
         same = self._has_right_bits(cases[0].fault, folder, results[-1])
         if any(one.time < times[0] for one in said):
             results[0].problems.append("something was said before the fault")
-        for case, result, fired, next_fired in zip(
-            cases, results, times, [*times[1:], math.inf], strict=True
-        ):
+        for case, result, fired, next_fired in zip(cases, results, times, [*times[1:], math.inf], strict=True):
             mine = [one for one in said if fired <= one.time < next_fired]
             result.screen, result.has_right_bits = screen, same
             _judge(case, mine, steps, fired, result)
@@ -258,11 +256,7 @@ class Trial:
         def has_ended() -> bool:
             for node, job in enumerate(self.jobs):
                 # A person types the command again where the host was gone, or the first one had left.
-                if (
-                    self._cases[-1].fault.is_outside
-                    and job.entry.poll() not in (None, 0)
-                    and len(self.all_jobs) < 6
-                ):
+                if self._cases[-1].fault.is_outside and job.entry.poll() not in (None, 0) and len(self.all_jobs) < 6:
                     self.jobs[node] = self._matrix.start(self._cases[-1], self._folder, node)
                     self.all_jobs.append(self.jobs[node])
             return not any(job.is_running() for job in self.jobs)
@@ -316,9 +310,7 @@ def remove_control_group(notes: Path) -> None:
         group.rmdir()
 
 
-def _judge(
-    case: Case, said: list[reading.Said], steps: list[reading.Done], fired: float, result: Result
-) -> None:
+def _judge(case: Case, said: list[reading.Said], steps: list[reading.Done], fired: float, result: Result) -> None:
     if case.fault.restarts:
         said = [one for one in said if not reading.is_of_a_slow_start(one)]
     result.said = [vars(one) for one in said]

@@ -78,9 +78,7 @@ def _start(matrix: Matrix, case: Case, folder: Path, node: int) -> Job:
     )
 
 
-def _watch(
-    folder: Path, notes: Path, jobs: list[Job], trouble: Trouble, cap_s: float, result: PlainResult
-) -> None:
+def _watch(folder: Path, notes: Path, jobs: list[Job], trouble: Trouble, cap_s: float, result: PlainResult) -> None:
     def has_struck() -> bool:
         trouble.look()
         return fired_at(notes) is not None or not any(job.is_running() for job in jobs)

@@ -60,9 +60,7 @@ def said_in(folder: Path) -> list[Said]:
         for event in read_events(path):
             if event["kind"] == "straggler":
                 host, rank = str(event["about_host"]), event["about_rank"]
-                found.append(
-                    Said(float(event["time"]), "straggler", "straggler", host, rank, event["message"])
-                )
+                found.append(Said(float(event["time"]), "straggler", "straggler", host, rank, event["message"]))
     return sorted(found, key=lambda one: one.time)
 
 

@@ -64,20 +64,14 @@ def _options() -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--count", type=int, default=len(FAULTS), help="how many cases, of each fault in turn"
-    )
+    parser.add_argument("--count", type=int, default=len(FAULTS), help="how many cases, of each fault in turn")
     parser.add_argument("--seed", type=int, default=0, help="of the first ones [0]")
     parser.add_argument("--only", type=_names, default=[], help="these faults, with commas between them")
     parser.add_argument(
         "--plain", type=int, default=0, metavar="N", help="N cases of each fault under plain torchrun too [0]"
     )
-    parser.add_argument(
-        "--cap-s", type=float, default=CAP_S, help=f"how long plain torchrun gets [{CAP_S:g}]"
-    )
-    parser.add_argument(
-        "--hang-s", type=float, default=HANG_S, help=f"--watch.hang_s of the runs [{HANG_S:g}]"
-    )
+    parser.add_argument("--cap-s", type=float, default=CAP_S, help=f"how long plain torchrun gets [{CAP_S:g}]")
+    parser.add_argument("--hang-s", type=float, default=HANG_S, help=f"--watch.hang_s of the runs [{HANG_S:g}]")
     parser.add_argument("--out", type=Path, default=Path("faults.json"), help="the results [faults.json]")
     parser.add_argument("--false-alarms", action="store_true", help="a healthy run instead")
     parser.add_argument("--steps", type=int, default=10_000, help="of the healthy run [10000]")
@@ -108,9 +102,7 @@ def _try(matrix: Matrix, case: Case) -> Result:
 
 def _line(result: Result) -> str:
     first = str(result.said[0]["message"]) if result.said else "nothing was said"
-    times = " ".join(
-        "-" if value is None else f"{value:.1f} s" for value in (result.diagnosis_s, result.new_step_s)
-    )
+    times = " ".join("-" if value is None else f"{value:.1f} s" for value in (result.diagnosis_s, result.new_step_s))
     fine = "right" if is_fine(result) else "WRONG"
     return f"{result.fault} {result.seed} rank {result.rank} step {result.step}: {fine}, {times}: {first}"
 

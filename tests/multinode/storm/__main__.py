@@ -161,9 +161,7 @@ class Storm:
         else:
             strike.is_right = bool(said) and said[0].cause == CAUSES[strike.fault]
             if strike.rank is not None:
-                strike.is_right &= (
-                    (said[0].rank, said[0].host) == (strike.rank, strike.host) if said else False
-                )
+                strike.is_right &= (said[0].rank, said[0].host) == (strike.rank, strike.host) if said else False
         how = again(steps, strike.at)
         if how.first_new_step is not None and how.first_new_step < until:
             strike.new_step_s, strike.steps_lost = how.first_new_step - strike.at, how.steps_lost
@@ -172,9 +170,7 @@ class Storm:
         """Steps kept, at the pace of an undisturbed step, over the time from the first step to the last."""
         steps = self.bed.steps(self.run)
         pace = statistics.median(
-            after.time - before.time
-            for before, after in itertools.pairwise(steps)
-            if after.start == before.start
+            after.time - before.time for before, after in itertools.pairwise(steps) if after.start == before.start
         )
         return (steps[-1].step - steps[0].step) * pace / (steps[-1].time - steps[0].time)
 

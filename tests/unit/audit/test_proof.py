@@ -78,9 +78,7 @@ class Stage:
                 }
             )
         if self.evaluates and to_step == STEPS:
-            lines.append(
-                {"kind": "evaluated", "step": STEPS, "metrics": {"loss": self.losses.get(leg.name, 1.0)}}
-            )
+            lines.append({"kind": "evaluated", "step": STEPS, "metrics": {"loss": self.losses.get(leg.name, 1.0)}})
         (folder / "rank-00000.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
 
 

@@ -7,9 +7,7 @@ import pytest
 from drumline.audit.run_comparison import Kind, RunDifference, lost_in_the_kill, not_repeatable
 
 
-def found(
-    kind: Kind, *, step: int = 5, unsaved: tuple[str, ...] = (), of_a_stream: bool = False
-) -> RunDifference:
+def found(kind: Kind, *, step: int = 5, unsaved: tuple[str, ...] = (), of_a_stream: bool = False) -> RunDifference:
     return RunDifference(kind, step, "it differs", "the thing", unsaved, of_a_stream)
 
 
@@ -92,9 +90,7 @@ def test_not_the_same_twice(difference: RunDifference, what: str, next_step: str
         ),
     ],
 )
-def test_lost_in_the_kill(
-    difference: RunDifference, worlds: tuple[int, int], what: str, next_step: str
-) -> None:
+def test_lost_in_the_kill(difference: RunDifference, worlds: tuple[int, int], what: str, next_step: str) -> None:
     cause = lost_in_the_kill(difference, worlds=worlds)
     assert cause.what.startswith(what)
     assert next_step in cause.next_step

@@ -168,18 +168,14 @@ def test_a_buffer_that_is_not_saved_is_named_with_what_differs(tmp_path: Path, r
 )
 def test_evaluations_are_compared(tmp_path: Path, other: dict[str, Any], sentence: str | None) -> None:
     whole = trace(tmp_path / "whole", [start(), step(1), step(2), evaluated(2), step(3), evaluated(3, "nan")])
-    found = difference(
-        whole, tmp_path / "other", [start(), step(1), step(2), other, step(3), evaluated(3, "nan")]
-    )
+    found = difference(whole, tmp_path / "other", [start(), step(1), step(2), other, step(3), evaluated(3, "nan")])
     assert (found and (found.kind, found.step, found.sentence)) == (sentence and ("evaluation", 2, sentence))
     assert difference(whole, tmp_path / "killed", [start(), step(1), step(2)]) is None
 
 
 def test_a_stream_has_positions_instead_of_indices(tmp_path: Path) -> None:
     one = trace(tmp_path / "one", [start(), step(1, indices=None)])
-    found = difference(
-        one, tmp_path / "two", [start(), step(1, indices=None, samples=["s0", "x", "s2", "s3"])]
-    )
+    found = difference(one, tmp_path / "two", [start(), step(1, indices=None, samples=["s0", "x", "s2", "s3"])])
     assert found is not None
     assert found.sentence == "the sample at position 1 of epoch 1 differs at step 1"
     assert found.of_a_stream

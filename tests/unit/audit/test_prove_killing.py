@@ -122,9 +122,7 @@ def test_a_leg_that_fails_by_itself_is_reported_with_its_last_lines(tmp_path: Pa
         folder.mkdir()
         with pytest.raises(RunFailedError) as caught:
             run(leg(folder, "error"))
-        assert str(caught.value).startswith(
-            "leg 1 failed by itself with exit code 3:\n  | something went wrong\n"
-        )
+        assert str(caught.value).startswith("leg 1 failed by itself with exit code 3:\n  | something went wrong\n")
         assert f"its full output is in {folder / 'leg-1.log'}" in str(caught.value)
         assert caught.value.exit_code == ExitCode.PREFLIGHT_FAILED
 
@@ -135,9 +133,7 @@ def test_workers_of_a_killed_rank_do_not_outlive_it(tmp_path: Path) -> None:
     assert not children_that_stay(before)
 
 
-def test_a_leg_that_hangs_after_the_kill_is_ended_and_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_leg_that_hangs_after_the_kill_is_ended_and_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(killed_run, "END_S", 0.2)
     monkeypatch.setattr(JobProcesses, "kill", lambda family, pids: None)
     with pytest.raises(RunFailedError, match=r"leg 1 did not end within 0 s after rank 0 was killed"):

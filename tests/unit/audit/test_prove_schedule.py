@@ -112,9 +112,7 @@ def test_wishes_that_can_be_met() -> None:
 
 
 def test_what_only_the_first_run_shows() -> None:
-    assert too_early(options(at=(2,)), PATTERN) == (
-        "--kill-at: 2 is too early: the first checkpoint is that of step 2"
-    )
+    assert too_early(options(at=(2,)), PATTERN) == ("--kill-at: 2 is too early: the first checkpoint is that of step 2")
     said = too_early(options(steps=4, worlds=(2, 2, 2)), PATTERN) or ""
     assert said.startswith("--steps: 4 is too few: the first checkpoint is that of step 2")
     assert said.endswith("give at least 5")

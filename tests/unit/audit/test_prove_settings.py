@@ -87,9 +87,7 @@ def test_how_often_the_job_saves_is_left_alone_where_it_can_be_proved(tmp_path: 
     assert settings("--checkpoint.every_steps", "0")["checkpoint.every_steps"] == "2"
     file = tmp_path / "config.toml"
     file.write_text("[checkpoint]\nevery_steps = 0\n")
-    assert settings(file=file)["checkpoint.every_steps"] == "2", (
-        "a run's own file says 0 where nobody said anything"
-    )
+    assert settings(file=file)["checkpoint.every_steps"] == "2", "a run's own file says 0 where nobody said anything"
 
 
 def test_what_is_changed_is_reported() -> None:
@@ -144,9 +142,7 @@ def test_what_may_be_proved_is_not_refused() -> None:
         ),
     ],
 )
-def test_settings_that_the_proof_has_no_use_for(
-    argv: list[str], worlds: tuple[int, ...], problem: str
-) -> None:
+def test_settings_that_the_proof_has_no_use_for(argv: list[str], worlds: tuple[int, ...], problem: str) -> None:
     assert list(wrong_settings(layers(*argv), options(*worlds))) == [problem]
 
 

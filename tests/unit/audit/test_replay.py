@@ -49,8 +49,7 @@ class Job:
             "world_size": world_size, "batch_size": self.batch_size, "samples": samples, "seed": 3, **start,
         })  # fmt: skip
         sharings = [
-            Sharding(batch_size=self.batch_size, rank=rank, world_size=world_size)
-            for rank in range(world_size)
+            Sharding(batch_size=self.batch_size, rank=rank, world_size=world_size) for rank in range(world_size)
         ]
         ledgers = [Ledger() for _ in range(world_size)]
         for step in range(since + 1, since + steps + 1):
@@ -102,9 +101,7 @@ def histories(draw: st.DrawFn) -> Job:
     return job
 
 
-any_history = settings(
-    deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+any_history = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @any_history
@@ -175,9 +172,7 @@ def test_steps_recorded_twice_are_named(tmp_path: Path) -> None:
     texts = job.texts(tmp_path)
     assert texts[0] == "ledger.jsonl, line 3: recorded twice: steps 1 to 2"
     assert "positions 0 to 15 (samples" in texts[1]
-    assert texts[1].endswith(
-        "covered twice: in steps 1 to 2 on ranks 0, 1, 2, and in steps 1 to 2 on ranks 0, 1, 2"
-    )
+    assert texts[1].endswith("covered twice: in steps 1 to 2 on ranks 0, 1, 2, and in steps 1 to 2 on ranks 0, 1, 2")
 
 
 def test_many_faults_are_summed_up(tmp_path: Path) -> None:
@@ -202,9 +197,7 @@ def test_steps_in_the_wrong_order_are_named(tmp_path: Path) -> None:
     job = two_epochs()
     first, second = stretches(job)[:2]
     first["ranks"], second["ranks"] = second["ranks"], first["ranks"]
-    assert "ledger.jsonl, line 3: step 3 began at position 0 of epoch 1, but step 2 ended at 32" in job.texts(
-        tmp_path
-    )
+    assert "ledger.jsonl, line 3: step 3 began at position 0 of epoch 1, but step 2 ended at 32" in job.texts(tmp_path)
 
 
 def test_shares_of_another_step_are_named(tmp_path: Path) -> None:
@@ -232,9 +225,7 @@ def test_a_position_that_no_dataset_has_is_named(tmp_path: Path) -> None:
     for line in job.lines:
         if line["kind"] == "start":
             line["samples"] = 36
-    assert any(
-        text.endswith("epoch 1 reaches position 36, but there are 36 samples") for text in job.texts(tmp_path)
-    )
+    assert any(text.endswith("epoch 1 reaches position 36, but there are 36 samples") for text in job.texts(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -265,9 +256,7 @@ def test_a_ledger_without_its_start_says_so(tmp_path: Path) -> None:
 def test_an_empty_ledger_is_one_problem(tmp_path: Path) -> None:
     job = two_epochs()
     job.lines.clear()
-    assert job.texts(tmp_path) == [
-        "ledger.jsonl: has no start of a job, but there are 5 checkpoints of steps 2 to 10"
-    ]
+    assert job.texts(tmp_path) == ["ledger.jsonl: has no start of a job, but there are 5 checkpoints of steps 2 to 10"]
 
 
 @pytest.mark.parametrize(
@@ -285,9 +274,7 @@ def test_a_start_from_a_step_that_was_not_reached_is_named(tmp_path: Path) -> No
     job = two_epochs()
     job.lines[3:] = []
     job.attempt(3, 5)
-    assert job.texts(tmp_path)[0] == (
-        "ledger.jsonl, line 4: the run resumed from step 10; not recorded: steps 5 to 10"
-    )
+    assert job.texts(tmp_path)[0] == ("ledger.jsonl, line 4: the run resumed from step 10; not recorded: steps 5 to 10")
 
 
 def test_a_checkpoint_at_another_position_is_named(tmp_path: Path) -> None:
@@ -343,8 +330,7 @@ def test_a_stream_says_that_its_length_is_not_known(tmp_path: Path) -> None:
     part = job.check(tmp_path)
     assert part.problems == []
     assert part.summary == (
-        "1 epoch of a stream of unknown length, 24 of epoch 2 so far, each exactly once; "
-        "8 steps in 1 start on 3 ranks"
+        "1 epoch of a stream of unknown length, 24 of epoch 2 so far, each exactly once; 8 steps in 1 start on 3 ranks"
     )
 
 

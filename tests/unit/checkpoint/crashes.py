@@ -40,9 +40,7 @@ TOUCHES_THE_DISK = {
 
 def write(root: Path, step: int, *, size: int = 64) -> None:
     tensors = {"model": {"w": torch.full((size,), float(step))}}
-    store.write(
-        root, step, tensors=tensors, documents={"progress": {"step": step}}, metrics={"loss": float(step)}
-    )
+    store.write(root, step, tensors=tensors, documents={"progress": {"step": step}}, metrics={"loss": float(step)})
 
 
 def prune(root: Path) -> None:
@@ -164,8 +162,6 @@ def any_moment(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    warnings.simplefilter(
-        "ignore", DeprecationWarning
-    )  # forking with torch's idle threads: the child uses none
+    warnings.simplefilter("ignore", DeprecationWarning)  # forking with torch's idle threads: the child uses none
     torch.set_num_threads(1)
     {"every-moment": every_moment, "any-moment": any_moment}[sys.argv[1]](Path(sys.argv[2]))

@@ -64,9 +64,7 @@ def test_a_corrupt_one_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureF
     assert caplog.messages == [f"the checkpoint {skipped} was skipped: model.json is missing"]
 
 
-def test_one_that_is_not_finite_is_loaded_with_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_one_that_is_not_finite_is_loaded_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "checkpoints"
     snapshot = capture(nn.Linear(2, 2), None, progress={"step": 1})
     tensors, documents = snapshot.tensors, snapshot.documents
@@ -74,8 +72,7 @@ def test_one_that_is_not_finite_is_loaded_with_a_warning(
     for folder in (tmp_path, path / "step-00000001"):
         load_checkpoint(folder, nn.Linear(2, 2))
     assert (
-        caplog.messages
-        == [f"the checkpoint {path / 'step-00000001'} is loaded, though model/weight is not finite"] * 2
+        caplog.messages == [f"the checkpoint {path / 'step-00000001'} is loaded, though model/weight is not finite"] * 2
     )
 
 
@@ -105,16 +102,12 @@ def test_one_that_was_copied_under_another_name(tmp_path: Path) -> None:
 
 
 def test_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(
-        CheckpointError, match=rf"there is no folder {tmp_path}/none \(looked in .*\)\n  next: give"
-    ):
+    with pytest.raises(CheckpointError, match=rf"there is no folder {tmp_path}/none \(looked in .*\)\n  next: give"):
         load_checkpoint(tmp_path / "none", nn.Linear(2, 2))
 
 
 def test_no_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(
-        CheckpointError, match=rf"there is no complete checkpoint in {tmp_path}\n  next: give a run"
-    ):
+    with pytest.raises(CheckpointError, match=rf"there is no complete checkpoint in {tmp_path}\n  next: give a run"):
         load_checkpoint(tmp_path, nn.Linear(2, 2))
 
 

@@ -69,9 +69,7 @@ def test_it_survives_a_gather() -> None:
     assert draw() == expected
 
 
-@pytest.mark.parametrize(
-    "state", [torch.zeros(5, dtype=torch.uint8), torch.zeros(RNG_BYTES, dtype=torch.uint8)]
-)
+@pytest.mark.parametrize("state", [torch.zeros(5, dtype=torch.uint8), torch.zeros(RNG_BYTES, dtype=torch.uint8)])
 def test_what_is_no_random_state(state: torch.Tensor) -> None:
     with pytest.raises(
         CheckpointError,
@@ -91,9 +89,7 @@ def test_another_generator_in_numpy() -> None:
     before = np.random.get_bit_generator()
     np.random.set_bit_generator(np.random.PCG64(1))
     try:
-        with pytest.raises(
-            CheckpointError, match="numpy's global generator is a PCG64, which cannot be saved"
-        ):
+        with pytest.raises(CheckpointError, match="numpy's global generator is a PCG64, which cannot be saved"):
             capture_rng(CPU)
     finally:
         np.random.set_bit_generator(before)

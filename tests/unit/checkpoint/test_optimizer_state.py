@@ -25,9 +25,7 @@ def make_model() -> nn.Sequential:
 def two_groups(model: nn.Module) -> Optimizer:
     decayed = [parameter for parameter in model.parameters() if parameter.ndim > 1]
     rest = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
-    return AdamW(
-        [{"params": decayed, "weight_decay": 0.1}, {"params": rest, "lr": 0.02}], lr=0.01, betas=(0.8, 0.9)
-    )
+    return AdamW([{"params": decayed, "weight_decay": 0.1}, {"params": rest, "lr": 0.02}], lr=0.01, betas=(0.8, 0.9))
 
 
 class Unusual(Optimizer):
@@ -108,9 +106,7 @@ def assert_same(ours: Any, theirs: Any) -> None:
         assert ours == theirs
 
 
-def through_disk(
-    root: Path, tensors: dict[str, Tensor], document: dict[str, Any]
-) -> tuple[dict[str, Tensor], Any]:
+def through_disk(root: Path, tensors: dict[str, Tensor], document: dict[str, Any]) -> tuple[dict[str, Tensor], Any]:
     path = store.write(root, 1, tensors={"o": tensors}, documents={"o": document}, metrics={})
     return store.read_tensors(path, "o"), catalog.read_document(path, "o")
 
@@ -129,9 +125,7 @@ def test_resumes_bit_for_bit(tmp_path: Path, name: str, steps: int) -> None:
     assert_same(resumed.state_dict(), optimizer.state_dict())
     train(model, optimizer, steps=3, start=steps)
     train(other, resumed, steps=3, start=steps)
-    assert all(
-        torch.equal(ours, theirs) for ours, theirs in zip(model.parameters(), other.parameters(), strict=True)
-    )
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(model.parameters(), other.parameters(), strict=True))
 
 
 def test_state_has_the_names_of_parameters() -> None:
@@ -280,9 +274,7 @@ def test_every_difference_is_listed_and_nothing_is_changed() -> None:
 def test_another_class_is_named_and_one_of_an_earlier_version_is_not_asked_for() -> None:
     model = make_model()
     tensors, document = optimizer_state(model, SGD(model.parameters(), lr=0.1))
-    with pytest.raises(
-        CheckpointError, match="\n  - the optimizer is SGD in the checkpoint and AdamW here\n"
-    ):
+    with pytest.raises(CheckpointError, match="\n  - the optimizer is SGD in the checkpoint and AdamW here\n"):
         load_optimizer_state(model, AdamW(model.parameters()), tensors, document)
     del document["class"]
     load_optimizer_state(model, SGD(model.parameters()), tensors, document)

@@ -125,10 +125,7 @@ def test_a_folder_that_the_other_host_does_not_see(tmp_path: Path) -> None:
     job = Job(tmp_path / "a", tmp_path / "b")
     text = job.failure(assign(tensors(), [0, 1]))
     missing = tmp_path / "b" / ".step-00000001.partial"
-    assert (
-        f"step-00000001 could not be saved: rank 1 on node-b: {missing}, which rank 0 on node-a made, "
-        in text
-    )
+    assert f"step-00000001 could not be saved: rank 1 on node-b: {missing}, which rank 0 on node-a made, " in text
     assert "is not visible here: the nodes do not share this folder" in text
     assert "; there is no earlier checkpoint\n  next: give a --run on a volume that all nodes share, " in text
     assert "or --checkpoint.writers one, or use another run folder" in text

@@ -14,9 +14,7 @@ from drumline.checkpoint.retention import best, is_best, prune
 
 
 def make(root: Path, step: int, **metrics: float) -> Path:
-    return store.write(
-        root, step, tensors={"model": {"w": torch.ones(2)}}, documents={"progress": {}}, metrics=metrics
-    )
+    return store.write(root, step, tensors={"model": {"w": torch.ones(2)}}, documents={"progress": {}}, metrics=metrics)
 
 
 def make_quick(root: Path, step: int, metrics: dict[str, float]) -> Path:
@@ -121,9 +119,7 @@ def test_the_newest_valid_one_stays_though_a_newer_looks_whole(tmp_path: Path) -
 def test_what_was_just_written_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = [make(tmp_path, step) for step in (1, 2, 3)]
     monkeypatch.setattr(catalog, "verify", None)
-    removed = prune(
-        tmp_path, keep_last=1, keep_best=0, metric="loss", higher_is_better=False, newest=paths[-1]
-    )
+    removed = prune(tmp_path, keep_last=1, keep_best=0, metric="loss", higher_is_better=False, newest=paths[-1])
     assert removed == paths[:2]
 
 
@@ -193,9 +189,7 @@ def test_the_rules_hold_for_any_history(
     removed = set(scored) - kept
     sign = 1 if higher else -1
     worst_kept_best = sorted((sign * (entries[step - 1][0] or 0.0) for step in scored), reverse=True)[:best]
-    assert all(
-        sign * (entries[step - 1][0] or 0.0) <= min(worst_kept_best, default=math.inf) for step in removed
-    )
+    assert all(sign * (entries[step - 1][0] or 0.0) <= min(worst_kept_best, default=math.inf) for step in removed)
     assert left - kept == {step for step in range(1, len(entries) + 1) if entries[step - 1][1]} - set(
         range(1, max(whole, default=0))
     )

@@ -22,9 +22,7 @@ FILES = ("manifest.json", "model.safetensors", "optimizer.safetensors", "progres
 
 def write(root: Path, step: int, *, metrics: dict[str, float] | None = None, size: int = 8) -> Path:
     tensors = {"model": {"w": torch.full((size,), float(step))}, "optimizer": {"w/m": torch.ones(3)}}
-    return store.write(
-        root, step, tensors=tensors, documents={"progress": {"step": step}}, metrics=metrics or {}
-    )
+    return store.write(root, step, tensors=tensors, documents={"progress": {"step": step}}, metrics=metrics or {})
 
 
 def hidden(root: Path) -> list[str]:
@@ -149,9 +147,7 @@ def test_a_file_that_cannot_be_read_is_corrupt(tmp_path: Path, monkeypatch: pyte
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(disk, "checksum_of", fail)
-    with pytest.raises(
-        CorruptCheckpointError, match=r"model\.safetensors cannot be read: Input/output error"
-    ):
+    with pytest.raises(CorruptCheckpointError, match=r"model\.safetensors cannot be read: Input/output error"):
         catalog.verify(path)
 
 
@@ -173,9 +169,7 @@ def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path: Path, is_corrupt: b
     assert hidden(tmp_path) == []
 
 
-def test_the_earlier_one_counts_until_its_replacement_stands(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_earlier_one_counts_until_its_replacement_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path, 1, size=4)
     seen: list[Path | None] = []
     rename = Path.rename
@@ -295,9 +289,7 @@ def test_a_link_to_a_checkpoint_elsewhere_is_replaced_and_the_original_stays(tmp
 
 
 def test_removing_what_is_not_there_says_so(tmp_path: Path) -> None:
-    with pytest.raises(
-        CheckpointError, match=r"step-00000001 could not be removed: No such file or directory"
-    ):
+    with pytest.raises(CheckpointError, match=r"step-00000001 could not be removed: No such file or directory"):
         store.remove(tmp_path / "step-00000001")
 
 

@@ -96,10 +96,7 @@ def test_full_of_files(small_disk: Callable[[str], Path]) -> None:
     good = write(root, 1)
     text = failure(root, 2)
     assert "the disk is full" in text
-    assert (
-        f"delete some files on the disk of {root}: it has bytes left but may have no inodes (see df -i)"
-        in text
-    )
+    assert f"delete some files on the disk of {root}: it has bytes left but may have no inodes (see df -i)" in text
     assert catalog.newest_valid(root).path == good
 
 
@@ -109,14 +106,9 @@ def test_read_only_disk(small_disk: Callable[[str], Path]) -> None:
     subprocess.run(["mount", "-o", "remount,ro", str(root)], check=True)
     text = failure(root, 2)
     assert "step-00000002 could not be saved: the file system is read-only (" in text
-    assert (
-        f"the last good checkpoint, {good}, is untouched\n  next: mount the disk of {root} for writing"
-        in text
-    )
+    assert f"the last good checkpoint, {good}, is untouched\n  next: mount the disk of {root} for writing" in text
     assert catalog.newest_valid(root) == (good, [])
-    with pytest.raises(
-        CheckpointError, match="step-00000001 could not be removed: the file system is read-only"
-    ):
+    with pytest.raises(CheckpointError, match="step-00000001 could not be removed: the file system is read-only"):
         store.remove(good)
 
 
@@ -131,10 +123,7 @@ def test_no_permission(open_folder: Path) -> None:
         user = os.geteuid()
     root.chmod(0o755)
     assert "step-00000002 could not be saved: no permission (" in text
-    assert (
-        f"the last good checkpoint, {good}, is untouched\n  next: let user id {user} read and write {root}"
-        in text
-    )
+    assert f"the last good checkpoint, {good}, is untouched\n  next: let user id {user} read and write {root}" in text
     assert catalog.newest_valid(root) == (good, [])
 
 
@@ -145,9 +134,7 @@ def test_no_permission_even_to_look(open_folder: Path) -> None:
     closed.chmod(0o000)
     with as_nobody():
         text = failure(root, 2)
-        with pytest.raises(
-            CheckpointError, match=rf"the checkpoints in {root} cannot be listed: no permission"
-        ):
+        with pytest.raises(CheckpointError, match=rf"the checkpoints in {root} cannot be listed: no permission"):
             catalog.newest_valid(root)
     closed.chmod(0o755)
     assert "no permission (" in text
@@ -226,6 +213,4 @@ def test_a_disk_that_does_not_tell_its_free_space(tmp_path: Path, monkeypatch: p
         raise OSError(errno.EIO, "x")
 
     monkeypatch.setattr("shutil.disk_usage", fail)
-    assert (
-        disk.explain(OSError(errno.EDQUOT, "x"), folder=tmp_path, needed=5)[0] == "the disk quota is used up"
-    )
+    assert disk.explain(OSError(errno.EDQUOT, "x"), folder=tmp_path, needed=5)[0] == "the disk quota is used up"

@@ -101,9 +101,7 @@ def test_a_dense_tensor_is_not_copied() -> None:
     ids=["type", "sparse", "meta"],
 )
 def test_what_cannot_be_saved_is_named(tensor: Tensor) -> None:
-    with pytest.raises(
-        CheckpointError, match=r"the tensor layer\.x cannot be saved: torch\.\w+, torch\.\w+, on \w+"
-    ):
+    with pytest.raises(CheckpointError, match=r"the tensor layer\.x cannot be saved: torch\.\w+, torch\.\w+, on \w+"):
         tensor_file.num_bytes({"layer.x": tensor})
 
 

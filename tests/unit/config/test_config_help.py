@@ -56,9 +56,7 @@ def test_a_tasks_defaults_are_shown_in_place_of_the_schemas() -> None:
 
 
 def test_a_table_of_options_in_a_tasks_defaults_is_shown() -> None:
-    assert "[task: hidden=64, bias=true]" in render_help(
-        task_defaults={"model.options": {"hidden": 64, "bias": True}}
-    )
+    assert "[task: hidden=64, bias=true]" in render_help(task_defaults={"model.options": {"hidden": 64, "bias": True}})
 
 
 def test_bold_is_only_there_when_asked_for() -> None:

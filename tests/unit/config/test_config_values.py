@@ -147,9 +147,7 @@ def test_a_type_is_described_in_words(path: str, words: str) -> None:
 
 def test_every_default_of_the_schema_is_a_value_its_own_field_accepts() -> None:
     checked = [
-        from_value(field.annotation, field.default) == field.default
-        for field in FIELDS.values()
-        if not field.is_table
+        from_value(field.annotation, field.default) == field.default for field in FIELDS.values() if not field.is_table
     ]
     assert len(checked) > 50
     assert all(checked)

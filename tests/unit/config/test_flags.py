@@ -9,9 +9,7 @@ import pytest
 from drumline.config.flags import REPEATED, read_flags
 from drumline.config.schema import Count
 
-OWN = {
-    name: (kind, "", "") for name, kind in {"run": str, "procs": Count, "fresh": bool, "help": bool}.items()
-}
+OWN = {name: (kind, "", "") for name, kind in {"run": str, "procs": Count, "fresh": bool, "help": bool}.items()}
 
 
 def values(*argv: str) -> dict[str, Any]:

@@ -93,8 +93,7 @@ def test_none_for_one_member_of_a_pair_leaves_the_other_alone(read: Read) -> Non
 BROKEN_RULES = [
     (
         ["--train.epochs", "none"],
-        "the length of the run is not set; give --train.epochs or --train.steps: "
-        "train.epochs = none (--train.epochs)",
+        "the length of the run is not set; give --train.epochs or --train.steps: train.epochs = none (--train.epochs)",
     ),
     (
         ["--train.batch_size", "none"],
@@ -184,9 +183,7 @@ BROKEN_RULES = [
     ),
     (
         ["--optim.name", "adamw", "--optim.betas", "0.9,1"],
-        "adamw needs betas below 1: "
-        "optim.betas = [0.9, 1.0] (--optim.betas), "
-        "optim.name = 'adamw' (--optim.name)",
+        "adamw needs betas below 1: optim.betas = [0.9, 1.0] (--optim.betas), optim.name = 'adamw' (--optim.name)",
     ),
     (
         ["--model.name", "gpt", "--model.heads", "3"],
@@ -220,16 +217,13 @@ BROKEN_RULES = [
     ),
     (
         ["--watch.notice", "probes/mine.py"],
-        "the function is missing: write path/to/file.py:function: "
-        "watch.notice = 'probes/mine.py' (--watch.notice)",
+        "the function is missing: write path/to/file.py:function: watch.notice = 'probes/mine.py' (--watch.notice)",
     ),
 ]
 
 
 @pytest.mark.parametrize(("argv", "problem"), BROKEN_RULES)
-def test_each_rule_names_the_values_and_where_they_come_from(
-    read: Read, argv: list[str], problem: str
-) -> None:
+def test_each_rule_names_the_values_and_where_they_come_from(read: Read, argv: list[str], problem: str) -> None:
     assert problems(lambda: resolve(read(*argv), ENOUGH, task="MyTask")) == (problem,)
 
 

@@ -71,9 +71,7 @@ def test_evaluation_gets_the_indices_as_they_are_and_no_draws() -> None:
 def test_noise_of_a_sample_does_not_depend_on_the_batch_it_is_in() -> None:
     fetch = BatchMaker(Noisy(), seed=1)
     whole = noise_by_index(fetch, BatchRequest(0, 0, 100, shuffled=True))
-    pieces = noise_by_index(
-        fetch, *(BatchRequest(0, low, low + 7, shuffled=True) for low in reversed(range(0, 98, 7)))
-    )
+    pieces = noise_by_index(fetch, *(BatchRequest(0, low, low + 7, shuffled=True) for low in reversed(range(0, 98, 7))))
     assert len(whole) == 100
     assert len(set(whole.values())) == 100
     assert all(whole[index] == noise for index, noise in pieces.items())

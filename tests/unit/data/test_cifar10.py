@@ -29,11 +29,7 @@ def python_2_pickle(images: np.ndarray, labels: list[int]) -> bytes:
     """What Python 2's cPickle wrote with protocol 2, opcode by opcode: its strings are bytes."""
 
     def text(value: bytes) -> bytes:
-        return (
-            b"U" + bytes([len(value)]) + value
-            if len(value) < 256
-            else b"T" + struct.pack("<i", len(value)) + value
-        )
+        return b"U" + bytes([len(value)]) + value if len(value) < 256 else b"T" + struct.pack("<i", len(value)) + value
 
     def number(value: int) -> bytes:
         return b"J" + struct.pack("<i", value)
@@ -41,23 +37,10 @@ def python_2_pickle(images: np.ndarray, labels: list[int]) -> bytes:
     shape = b"".join(number(size) for size in images.shape) + b"\x86"
     dtype = b"cnumpy\ndtype\n" + text(b"u1") + number(0) + number(1) + b"\x87R"
     dtype += b"(" + number(3) + text(b"|") + b"NNN" + number(-1) + number(-1) + number(0) + b"tb"
-    array = (
-        b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\n"
-        + number(0)
-        + b"\x85"
-        + text(b"b")
-        + b"\x87R"
-    )
+    array = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\n" + number(0) + b"\x85" + text(b"b") + b"\x87R"
     array += b"(" + number(1) + shape + dtype + b"\x89" + text(images.tobytes()) + b"tb"
     listed = b"](" + b"".join(number(label) for label in labels) + b"e"
-    named = (
-        text(b"batch_label")
-        + text(b"training batch 1 of 5")
-        + text(b"labels")
-        + listed
-        + text(b"data")
-        + array
-    )
+    named = text(b"batch_label") + text(b"training batch 1 of 5") + text(b"labels") + listed + text(b"data") + array
     return b"\x80\x02}(" + named + b"u."
 
 
@@ -104,8 +87,7 @@ def test_both_versions_are_read(tmp_path: Path, writer: Any) -> None:
     expected = np.concatenate([content(number)[0] for number in range(5)]).reshape(-1, 3, 32, 32)
     images, labels = train.batch(np.arange(15), None)
     restored = (
-        images * torch.tensor([63.0, 62.1, 66.7])[:, None, None]
-        + torch.tensor([125.3, 123.0, 113.9])[:, None, None]
+        images * torch.tensor([63.0, 62.1, 66.7])[:, None, None] + torch.tensor([125.3, 123.0, 113.9])[:, None, None]
     )
     assert np.array_equal(restored.round().numpy().astype(np.uint8), expected)
     assert labels.tolist() == [label for number in range(5) for label in content(number)[1]]
@@ -126,9 +108,7 @@ def test_a_big_endian_array_and_one_in_fortran_order_are_read_as_what_they_are(t
         (tmp_path / "test_batch").write_bytes(pickle.dumps(odd, protocol=protocol))
         evaluation = build(tmp_path, split="eval")
         assert evaluation.batch(np.arange(3), None)[1].tolist() == labels
-        assert torch.equal(
-            evaluation.batch(np.arange(3), None)[0], build(tmp_path).batch(np.arange(3), None)[0]
-        )
+        assert torch.equal(evaluation.batch(np.arange(3), None)[0], build(tmp_path).batch(np.arange(3), None)[0])
 
 
 def test_augmentation_is_for_training_only(tmp_path: Path) -> None:

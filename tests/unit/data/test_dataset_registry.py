@@ -52,9 +52,7 @@ def test_an_unknown_name_is_told_with_the_nearest() -> None:
         build_dataset("digit", **SETTINGS)
 
 
-def test_the_users_own_class_gets_the_settings_it_accepts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_users_own_class_gets_the_settings_it_accepts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_data_of_a_test.py").write_text(
         "class Own:\n"
         "    def __init__(self, split, context=9, more='kept'):\n"
@@ -65,8 +63,6 @@ def test_the_users_own_class_gets_the_settings_it_accepts(
     monkeypatch.setattr(sys, "path", [*sys.path])
     spec = f"{tmp_path / 'own_data_of_a_test.py'}"
     assert build_dataset(f"{spec}:Own", **SETTINGS).given == ("train", 4, "kept")
-    with pytest.raises(
-        UsageError, match=r"the dataset .*:Greedy needs tokenizer, which nothing here provides"
-    ):
+    with pytest.raises(UsageError, match=r"the dataset .*:Greedy needs tokenizer, which nothing here provides"):
         build_dataset(f"{spec}:Greedy", **SETTINGS)
     del sys.modules["own_data_of_a_test"]

@@ -158,10 +158,7 @@ class Numbers:
 
 def test_of_a_stream_only_the_step_in_work_is_sent_ahead() -> None:
     sharding = Sharding(batch_size=6, rank=0, world_size=1, accumulate=3)
-    both = [
-        StreamLoader(Numbers(), sharding=sharding, device=CPU, seed=4, options=LoadingOptions())
-        for _ in range(2)
-    ]
+    both = [StreamLoader(Numbers(), sharding=sharding, device=CPU, seed=4, options=LoadingOptions()) for _ in range(2)]
     plain, ahead = both
     sent: list[Any] = []
     ahead._delivery = AheadOnTheCpu(CPU, lambda batch: sent.append(batch) or batch)

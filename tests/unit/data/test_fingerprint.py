@@ -45,9 +45,7 @@ def test_it_says_the_length_and_is_short() -> None:
 
 
 def test_parts_of_a_dataset_differ() -> None:
-    assert fingerprint(digits(split="eval", augment=False)) != fingerprint(
-        digits(split="train", augment=False)
-    )
+    assert fingerprint(digits(split="eval", augment=False)) != fingerprint(digits(split="train", augment=False))
 
 
 @pytest.mark.parametrize(

@@ -32,12 +32,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def build(
-    folder: Path | None, *, split: Any = "train", augment: bool = False, image_size: int = 8
-) -> ImageFolder:
-    return ImageFolder(
-        split=split, dir=None if folder is None else str(folder), augment=augment, image_size=image_size
-    )
+def build(folder: Path | None, *, split: Any = "train", augment: bool = False, image_size: int = 8) -> ImageFolder:
+    return ImageFolder(split=split, dir=None if folder is None else str(folder), augment=augment, image_size=image_size)
 
 
 def pixel(images: torch.Tensor, number: int) -> list[int]:
@@ -53,9 +49,7 @@ def test_classes_are_numbered_by_name_and_images_resized(folder: Path) -> None:
     assert images.shape == (3, 3, 8, 8)
     assert images.dtype == torch.float32
     assert labels.tolist() == [2, 0, 1]
-    assert [pixel(images, number) for number in range(3)] == [
-        list(COLOURS[name]) for name in ("cat", "ant", "bee")
-    ]
+    assert [pixel(images, number) for number in range(3)] == [list(COLOURS[name]) for name in ("cat", "ant", "bee")]
 
 
 @pytest.mark.parametrize("name", ["eval", "val", "test"])
@@ -126,9 +120,7 @@ def test_a_class_without_images_is_told(folder: Path) -> None:
 
 def test_a_class_that_training_lacks_is_told(folder: Path) -> None:
     save(folder / "eval" / "dog" / "0.png", 0)
-    with pytest.raises(
-        DataError, match=r"eval/dog is a class that the training images do not have.*ant, bee, cat"
-    ):
+    with pytest.raises(DataError, match=r"eval/dog is a class that the training images do not have.*ant, bee, cat"):
         build(folder, split="eval")
 
 
@@ -139,7 +131,5 @@ def test_no_folder_at_all_is_told() -> None:
 
 def test_without_pillow_the_extra_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(
-        MissingExtraError, match=r"the image_folder dataset needs a package[\s\S]*drumline\[images\]"
-    ):
+    with pytest.raises(MissingExtraError, match=r"the image_folder dataset needs a package[\s\S]*drumline\[images\]"):
         build(folder)

@@ -65,9 +65,7 @@ def test_without_flip_nothing_is_mirrored() -> None:
         ((4, 1, 1), 1, True),
     ],
 )
-def test_images_have_the_bits_of_numpy_sample_by_sample(
-    shape: tuple[int, int, int], padding: int, flip: bool
-) -> None:
+def test_images_have_the_bits_of_numpy_sample_by_sample(shape: tuple[int, int, int], padding: int, flip: bool) -> None:
     """What a sample looks like is what it has always looked like: a checkpoint is gone on with in the same way."""
     mean, std = (123.7, 4.88, 116.3, 0.1)[: shape[0]], (58.4, 6.02, 57.1, 3.0)[: shape[0]]
     images = np.random.default_rng(1).integers(0, 256, size=(300, *shape)).astype(np.uint8)
@@ -80,9 +78,7 @@ def test_images_have_the_bits_of_numpy_sample_by_sample(
 
     assert labels.tolist() == indices.tolist()
     middle, spread = (np.array(values, dtype=np.float32)[:, np.newaxis, np.newaxis] for values in (mean, std))
-    for row, (index, chances) in enumerate(
-        zip(indices.tolist(), draws.uniform(3, stream=0xA06), strict=True)
-    ):
+    for row, (index, chances) in enumerate(zip(indices.tolist(), draws.uniform(3, stream=0xA06), strict=True)):
         down, right = (int(chance * (2 * padding + 1)) for chance in chances[:2])
         expected = by_hand(images[index], padding)[down, right, bool(flip and chances[2] < 0.5)]
         assert np.array_equal(found[row].numpy(), (expected.astype(np.float32) - middle) / spread)

@@ -72,16 +72,12 @@ def epochs(loader: Loader, count: int) -> list[torch.Tensor]:
 
 @pytest.mark.slow
 @given(st.integers(1, 60), st.integers(1, 20), st.integers(1, 5), st.integers(1, 4))
-def test_an_epoch_holds_every_sample_exactly_once(
-    length: int, batch_size: int, world_size: int, pieces: int
-) -> None:
+def test_an_epoch_holds_every_sample_exactly_once(length: int, batch_size: int, world_size: int, pieces: int) -> None:
     batch_size = max(batch_size, world_size)
     seen: list[int] = []
     batches_per_step: list[list[set[int]]] = []
     for rank in range(world_size):
-        loader = make(
-            Indices(length), batch_size=batch_size, rank=rank, world_size=world_size, accumulate=pieces
-        )
+        loader = make(Indices(length), batch_size=batch_size, rank=rank, world_size=world_size, accumulate=pieces)
         steps = []
         for step in loader.steps():
             micro_batches = list(step.micro_batches)
@@ -156,9 +152,7 @@ def test_a_step_that_is_given_up_half_way_is_made_again() -> None:
 
 def test_user_randomness_belongs_to_the_sample_on_any_world_and_any_number_of_workers() -> None:
     def noise(world_size: int, workers: int) -> Iterator[dict[int, list[float]]]:
-        loaders = [
-            make(Noisy(), rank=rank, world_size=world_size, workers=workers) for rank in range(world_size)
-        ]
+        loaders = [make(Noisy(), rank=rank, world_size=world_size, workers=workers) for rank in range(world_size)]
         for _ in range(2):
             rows = [row for loader in loaders for batch in loader for row in batch.tolist()]
             yield {int(index): values for index, *values in rows}
@@ -189,10 +183,7 @@ def test_the_scale_makes_means_over_uneven_shares_exact() -> None:
     scales, means = [], []
     for batches in zip(*loaders, strict=True):
         scales.append([loader.scale for loader in loaders])
-        local = [
-            loader.scale * indices.double().mean()
-            for loader, (indices, _) in zip(loaders, batches, strict=True)
-        ]
+        local = [loader.scale * indices.double().mean() for loader, (indices, _) in zip(loaders, batches, strict=True)]
         means.append(float(sum(local)) / 3)
     assert scales == [[1.5, 0.75, 0.75], [1.5, 0.75, 0.75], [1.0, 1.0, 1.0]]
     expected = [float(indices.double().mean()) for indices, _ in make(Indices(11), batch_size=4)]
@@ -241,9 +232,7 @@ def test_a_batch_too_small_for_the_shards_is_refused() -> None:
 
 
 def test_more_ranks_than_shards_are_refused() -> None:
-    with pytest.raises(
-        UsageError, match="2 shards are too few for 4 ranks: some ranks would have no"
-    ) as caught:
+    with pytest.raises(UsageError, match="2 shards are too few for 4 ranks: some ranks would have no") as caught:
         make(Indices(10), world_size=4, shards=2)
     assert "start at most 2 ranks, or begin a new run with --train.shards 4" in str(caught.value)
 
@@ -269,9 +258,7 @@ def test_an_empty_dataset_is_refused() -> None:
 @pytest.mark.parametrize("cursor", [Cursor(3, 23), Cursor(0, -1), Cursor(-1, 0)])
 def test_a_cursor_outside_the_dataset_is_refused(cursor: Cursor) -> None:
     loader = make(Indices(23))
-    with pytest.raises(
-        DataError, match=f"is at sample {cursor.position} of epoch {cursor.epoch}, but .* has 23"
-    ):
+    with pytest.raises(DataError, match=f"is at sample {cursor.position} of epoch {cursor.epoch}, but .* has 23"):
         loader.cursor = cursor
 
 

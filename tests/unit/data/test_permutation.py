@@ -81,9 +81,7 @@ def test_a_part_of_the_order_does_not_depend_on_what_else_is_asked(length: int, 
     low = data.draw(st.integers(0, length - 1))
     positions = np.arange(low, min(low + 50, length))
     together = permute(positions, length=length, seed=1, epoch=2)
-    one_by_one = [
-        permute(positions[n : n + 1], length=length, seed=1, epoch=2)[0] for n in range(len(positions))
-    ]
+    one_by_one = [permute(positions[n : n + 1], length=length, seed=1, epoch=2)[0] for n in range(len(positions))]
     assert together.tolist() == one_by_one
     assert len(set(together.tolist())) == len(positions)
     assert together.min() >= 0
@@ -180,9 +178,7 @@ def test_a_position_tells_nothing_of_its_sample(
 @pytest.mark.slow
 @pytest.mark.parametrize("lag", [1, 2, 3, 64, _grid(LARGE, 0, 0).columns, _grid(LARGE, 0, 0).columns + 1])
 @pytest.mark.parametrize("view", VIEWS)
-def test_a_sample_tells_nothing_of_the_one_after_it(
-    positions: NDArray[np.int64], lag: int, view: View
-) -> None:
+def test_a_sample_tells_nothing_of_the_one_after_it(positions: NDArray[np.int64], lag: int, view: View) -> None:
     """Nor of the next but one, nor of the one below it in the grid."""
     assert_unrelated(view(large_order(positions)), view(large_order(positions + lag)))
 

@@ -39,15 +39,11 @@ def sizes(plan: StepPlan) -> list[int]:
 
 
 @given(LENGTHS, SIZES, WORLDS, PIECES)
-def test_every_sample_is_seen_exactly_once(
-    length: int, batch_size: int, world_size: int, accumulate: int
-) -> None:
+def test_every_sample_is_seen_exactly_once(length: int, batch_size: int, world_size: int, accumulate: int) -> None:
     seen = [
         position
         for rank in range(world_size)
-        for plan in epoch_of(
-            rank, length=length, batch_size=batch_size, world_size=world_size, accumulate=accumulate
-        )
+        for plan in epoch_of(rank, length=length, batch_size=batch_size, world_size=world_size, accumulate=accumulate)
         for position in counted(plan)
     ]
     assert sorted(seen) == list(range(length))
@@ -71,15 +67,11 @@ def test_all_ranks_take_the_same_steps_and_as_many_micro_batches(
         ]
     for step in zip(*ranks, strict=True):
         assert len({len(plan.spans) for plan in step}) == 1
-        assert [position for plan in step for position in counted(plan)] == list(
-            range(step[0].start, step[0].stop)
-        )
+        assert [position for plan in step for position in counted(plan)] == list(range(step[0].start, step[0].stop))
 
 
 @given(LENGTHS, SIZES, WORLDS, PIECES)
-def test_shares_are_balanced_and_add_up(
-    length: int, batch_size: int, world_size: int, accumulate: int
-) -> None:
+def test_shares_are_balanced_and_add_up(length: int, batch_size: int, world_size: int, accumulate: int) -> None:
     ranks = [
         epoch_of(rank, length=length, batch_size=batch_size, world_size=world_size, accumulate=accumulate)
         for rank in range(world_size)
@@ -100,16 +92,12 @@ def test_shares_are_balanced_and_add_up(
 
 
 @given(LENGTHS, SIZES, WORLDS, PIECES)
-def test_no_rank_is_left_alone_with_one_sample(
-    length: int, batch_size: int, world_size: int, accumulate: int
-) -> None:
+def test_no_rank_is_left_alone_with_one_sample(length: int, batch_size: int, world_size: int, accumulate: int) -> None:
     """BatchNorm cannot work with one; nor with a placeholder of one."""
     if batch_size // (world_size * accumulate) < 2:
         return
     for rank in range(world_size):
-        for plan in epoch_of(
-            rank, length=length, batch_size=batch_size, world_size=world_size, accumulate=accumulate
-        ):
+        for plan in epoch_of(rank, length=length, batch_size=batch_size, world_size=world_size, accumulate=accumulate):
             assert all(high - low >= 2 or plan.global_size == 1 for low, high in bounds(plan))
 
 
@@ -168,9 +156,7 @@ def test_a_rank_with_too_few_samples_for_its_micro_batches_ends_with_a_placehold
 
 
 @given(LENGTHS, SIZES, WORLDS, PIECES)
-def test_a_micro_batch_is_never_larger_than_asked(
-    length: int, batch_size: int, world_size: int, most: int
-) -> None:
+def test_a_micro_batch_is_never_larger_than_asked(length: int, batch_size: int, world_size: int, most: int) -> None:
     ranks = [
         epoch_of(rank, length=length, batch_size=batch_size, world_size=world_size, micro_batch_size=most)
         for rank in range(world_size)
@@ -178,9 +164,7 @@ def test_a_micro_batch_is_never_larger_than_asked(
     for step in zip(*ranks, strict=True):
         assert len({len(plan.spans) for plan in step}) == 1
         assert all(size <= most for plan in step for size in sizes(plan))
-        assert [position for plan in step for position in counted(plan)] == list(
-            range(step[0].start, step[0].stop)
-        )
+        assert [position for plan in step for position in counted(plan)] == list(range(step[0].start, step[0].stop))
 
 
 @given(LENGTHS, SIZES, st.integers(1, 9), WORLDS, PIECES, st.booleans())

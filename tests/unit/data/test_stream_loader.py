@@ -81,15 +81,11 @@ class Counting:
         while self.state["next"] < self.length:
             self.state["next"] += 1
             self.state["seen"] += 1
-            yield torch.tensor(
-                [self.offset, self.epoch, self.state["next"] - 1, torch.rand(())], dtype=torch.float64
-            )
+            yield torch.tensor([self.offset, self.epoch, self.state["next"] - 1, torch.rand(())], dtype=torch.float64)
         self.state["next"] = 0
 
 
-def make(
-    dataset: Any, *, batch_size: int = 6, rank: int = 0, world_size: int = 1, **more: Any
-) -> StreamLoader:
+def make(dataset: Any, *, batch_size: int = 6, rank: int = 0, world_size: int = 1, **more: Any) -> StreamLoader:
     cut = {name: more.pop(name) for name in ("accumulate", "micro_batch_size", "shards") if name in more}
     sharding = Sharding(batch_size=batch_size, rank=rank, world_size=world_size, **cut)
     loader = make_loader(dataset, sharding=sharding, device=CPU, seed=4, options=LoadingOptions(**more))
@@ -144,15 +140,11 @@ def test_an_epoch_holds_every_sample_exactly_once(
     assert [sorted(itertools.chain(*shares)) for shares in zip(*per_rank, strict=True)] == expected
     if shards is None:
         assert all(counts == num_pieces[0] for counts in num_pieces), "collectives match"
-    assert {following for _, following in followings} == {
-        following for rank, following in followings if not rank
-    }
+    assert {following for _, following in followings} == {following for rank, following in followings if not rank}
 
 
 @given(st.integers(1, 40), st.integers(3, 12), st.integers(1, 3), st.data())
-def test_shards_hold_the_same_on_any_world(
-    length: int, batch_size: int, world_size: int, data: st.DataObject
-) -> None:
+def test_shards_hold_the_same_on_any_world(length: int, batch_size: int, world_size: int, data: st.DataObject) -> None:
     def by_shard(world: int) -> dict[tuple[int, int], list[list[int]]]:
         found: dict[tuple[int, int], list[list[int]]] = {}
         for rank in range(world):
@@ -174,9 +166,7 @@ def test_shards_hold_the_same_on_any_world(
 
 
 @given(st.integers(1, 30), st.integers(1, 8), st.data())
-def test_a_resume_at_any_cursor_continues_the_sequence(
-    length: int, batch_size: int, data: st.DataObject
-) -> None:
+def test_a_resume_at_any_cursor_continues_the_sequence(length: int, batch_size: int, data: st.DataObject) -> None:
     loader = make(Numbers(length), batch_size=batch_size)
     expected, cursors = [], []
     for _ in range(2):
@@ -289,9 +279,7 @@ def test_what_can_be_read_only_once_is_refused() -> None:
 
 
 def test_a_loader_is_no_dataset() -> None:
-    with pytest.raises(
-        UsageError, match="DataLoader makes batches, but a stream of samples is needed"
-    ) as caught:
+    with pytest.raises(UsageError, match="DataLoader makes batches, but a stream of samples is needed") as caught:
         make(DataLoader(Numbers(7)))
     assert "give the dataset that it reads" in str(caught.value)
 
@@ -308,9 +296,7 @@ def test_an_error_of_the_stream_names_the_sample(workers: int) -> None:
         pytest.raises(KeyError, match=r"shard-5.tar") as caught,
     ):
         list(loader)
-    assert "while reading sample 4 of Torn" in str(caught.value) + "".join(
-        getattr(caught.value, "__notes__", [])
-    )
+    assert "while reading sample 4 of Torn" in str(caught.value) + "".join(getattr(caught.value, "__notes__", []))
 
 
 def test_more_workers_than_one_are_told_off(caplog: pytest.LogCaptureFixture) -> None:

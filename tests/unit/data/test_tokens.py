@@ -15,12 +15,8 @@ from drumline.data.tokens import TokenWindows, standard_library, tokens
 from drumline.errors import DataError
 
 
-def build(
-    path: Path | None, *, split: Any = "train", token_type: str = "uint16", context: int = 4
-) -> TokenWindows:
-    return tokens(
-        split=split, dir=None if path is None else str(path), token_type=token_type, context=context
-    )
+def build(path: Path | None, *, split: Any = "train", token_type: str = "uint16", context: int = 4) -> TokenWindows:
+    return tokens(split=split, dir=None if path is None else str(path), token_type=token_type, context=context)
 
 
 def everything(dataset: TokenWindows) -> list[int]:
@@ -196,9 +192,7 @@ def test_too_short_for_one_window_is_told(tmp_path: Path, split: str, count: int
 
 def test_a_size_that_is_no_multiple_of_the_type_is_told(tmp_path: Path) -> None:
     (path := tmp_path / "corpus.bin").write_bytes(b"x" * 101)
-    with pytest.raises(
-        DataError, match="has 101 bytes, which is not a whole number of uint32 tokens"
-    ) as caught:
+    with pytest.raises(DataError, match="has 101 bytes, which is not a whole number of uint32 tokens") as caught:
         build(path, token_type="uint32")
     assert "--data.token_type" in str(caught.value)
 

@@ -50,9 +50,7 @@ def built_ins(folder: Path) -> list[TwoPartDataset]:
     ]
 
 
-def test_gathered_and_finished_apart_they_are_the_same_batches(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gathered_and_finished_apart_they_are_the_same_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resident, "_CHUNK_BYTES", 1000)
     for dataset in built_ins(tmp_path):
         whole, first = BatchMaker(dataset, seed=5), BatchMaker(dataset, seed=5, defer_finish=True)
@@ -163,9 +161,7 @@ class Stream:
 def test_data_without_rows_cannot_stay_on_the_device(dataset: Any, why: str) -> None:
     with pytest.raises(UsageError, match=f"the data cannot stay on cuda:0: {why}") as caught:
         make_resident(dataset, GPU, workers=0, warns=True)
-    assert "leave --data.resident out, or derive the dataset from drumline.TwoPartDataset" in str(
-        caught.value
-    )
+    assert "leave --data.resident out, or derive the dataset from drumline.TwoPartDataset" in str(caught.value)
 
 
 def test_data_that_is_empty_is_refused_as_anywhere_else() -> None:

@@ -82,9 +82,7 @@ def test_code_is_that_of_the_user_and_of_drumline_wherever_it_lies(
     source.write_bytes(b"a = 1\n")
     assert code_hashes() == before, "only the ends of lines"
     source.write_bytes(b"a = 2\n")
-    assert {name for name, digest in code_hashes().items() if before.get(name) != digest} == {
-        "some_user_code"
-    }
+    assert {name for name, digest in code_hashes().items() if before.get(name) != digest} == {"some_user_code"}
     source.unlink()
     assert "some_user_code" not in code_hashes()
     monkeypatch.delitem(sys.modules, "some_user_code")

@@ -11,9 +11,7 @@ from drumline.net.reasons import Reason
 
 
 def target(number: int, *, address: str | None = None, interface: str = "eth0") -> ProbeTarget:
-    return ProbeTarget(
-        number, f"node-{number}", interface, address or f"10.0.0.{number}", 40000 + number, "word"
-    )
+    return ProbeTarget(number, f"node-{number}", interface, address or f"10.0.0.{number}", 40000 + number, "word")
 
 
 def needs(source: ProbeTarget, target: ProbeTarget, backend: str) -> bool:
@@ -66,14 +64,11 @@ def test_a_network_that_is_not_known_is_left_to_the_user() -> None:
 @pytest.mark.slow
 def test_sixty_four_hosts_are_a_few_lines() -> None:
     doors = [target(number) for number in range(1, 65)]
-    closed = [
-        ClosedPath(one, other, Reason.NO_ANSWER) for one in doors for other in doors if one is not other
-    ]
+    closed = [ClosedPath(one, other, Reason.NO_ANSWER) for one in doors for other in doors if one is not other]
     lines = text_of(closed, dict.fromkeys(range(1, 65), "eth0")).splitlines()
     assert len(lines) == 1 + 8 + 1 + 1
     assert (
-        "  - node-2, node-3, node-4, node-5 and 59 more cannot reach node-1's data port 40001 at 10.0.0.1"
-        in lines[1]
+        "  - node-2, node-3, node-4, node-5 and 59 more cannot reach node-1's data port 40001 at 10.0.0.1" in lines[1]
     )
     assert lines[9] == "  - and 55 more of this kind"
     assert lines[10].endswith(", on node-1, node-2, node-3, node-4 and 59 more")

@@ -18,9 +18,7 @@ from drumline.launch.node.sealed_store import SealedStore
 
 @pytest.fixture
 def store() -> SealedStore:
-    store = dist.TCPStore(
-        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5)
-    )
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5))
     return SealedStore(store, "a secret")
 
 
@@ -71,9 +69,7 @@ def test_ranks_at_any_pace_stop_at_the_same_step(store: SealedStore, seed: int) 
     chance = random.Random(seed)
     ranks = [Rank(store, rank, 4, start=7) for rank in range(4)]
     # Watchers that are slower than the steps: proposals are missed, and made again.
-    run_together(
-        ranks, total=10**9, pause=lambda: chance.random() * 0.03, asks=chance.randrange(4), after=100
-    )
+    run_together(ranks, total=10**9, pause=lambda: chance.random() * 0.03, asks=chance.randrange(4), after=100)
     assert len({rank.stopped_at for rank in ranks}) == 1
     assert all(rank.vote.cause is not None for rank in ranks)
     assert ranks[0].stopped_at > 100

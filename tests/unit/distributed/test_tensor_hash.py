@@ -50,9 +50,7 @@ def made(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(), (1,), (7,), (3, 5)])
-def test_every_flipped_bit_is_found_and_each_gives_another_number(
-    dtype: torch.dtype, shape: tuple[int, ...]
-) -> None:
+def test_every_flipped_bit_is_found_and_each_gives_another_number(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     tensor = made(shape, dtype)
     raw = tensor.reshape(-1).view(torch.uint8)
     variants = [tensor]
@@ -73,9 +71,7 @@ def test_the_same_content_gives_the_same_number_however_it_lies(dtype: torch.dty
     assert not spread.is_contiguous()
     transposed = tensor.t().contiguous().t()
     assert not transposed.is_contiguous()
-    assert {one_hash(one) for one in (tensor, tensor.clone(), shifted, spread, transposed)} == {
-        one_hash(tensor)
-    }
+    assert {one_hash(one) for one in (tensor, tensor.clone(), shifted, spread, transposed)} == {one_hash(tensor)}
     assert one_hash(tensor.t()) != one_hash(tensor)
 
 

@@ -99,11 +99,7 @@ class SimulatedClient:
 
     def _measure(self, arguments: dict[str, Any]) -> dict[str, Any]:
         ends = (self.number, arguments["target"]["node"])
-        speed = (
-            SLOW
-            if any(end in self.cluster.slow for end in ends)
-            else FAST + (ends[0] * 7 + ends[1]) % 13 * 1e6
-        )
+        speed = SLOW if any(end in self.cluster.slow for end in ends) else FAST + (ends[0] * 7 + ends[1]) % 13 * 1e6
         return {"latency_s": 5e-5, "bytes_per_s": speed}
 
 

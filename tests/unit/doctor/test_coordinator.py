@@ -137,9 +137,7 @@ ODD = (
         ("NodeServer._measure", {"bytes_per_s": "x"}),
     ],
 )
-def test_a_node_whose_answers_have_another_form_is_left_out_and_the_others_are_not(
-    method: str, answer: object
-) -> None:
+def test_a_node_whose_answers_have_another_form_is_left_out_and_the_others_are_not(method: str, answer: object) -> None:
     good, odd = examined(REAL, ODD.format(method=method, answer=answer)).hosts
     assert good.absent is None, good.absent
     assert odd.absent is not None

@@ -25,9 +25,7 @@ LO, ETH0, DOCKER0, IB0 = (
 
 def survey(*leads_to: str, reached_at: str | None = None, by_ssh: bool = True) -> Survey:
     """Two hosts, of which the first looks for the second, which has four networks."""
-    host = HostRecord(
-        "b", "b", address=reached_at, interfaces=[LO, DOCKER0, ETH0, IB0], gloo=DOCKER0, nccl=IB0
-    )
+    host = HostRecord("b", "b", address=reached_at, interfaces=[LO, DOCKER0, ETH0, IB0], gloo=DOCKER0, nccl=IB0)
     seen = Survey([HostRecord("a", "a", interfaces=[LO]), host], 29500, by_ssh=by_ssh)
     seen.edge(0, 1).addresses = list(leads_to)
     return seen
@@ -53,9 +51,7 @@ def test_the_address_that_others_use(seen: Survey, address: str) -> None:
 def test_every_network_that_may_be_chosen_is_tried() -> None:
     seen = survey("10.0.0.2")
     choose_addresses(seen)
-    assert other_addresses(seen, 1) == ["172.17.0.1", "10.1.0.2"], (
-        "those that gloo and NCCL would take come first"
-    )
+    assert other_addresses(seen, 1) == ["172.17.0.1", "10.1.0.2"], "those that gloo and NCCL would take come first"
     opened = {"data": [40000, 40001], "others": {"172.17.0.1": 40002}}
     tried = list(targets_of(seen, 0, {0: {"data": [1], "others": {}, "rendezvous_port": 29500}, 1: opened}))
     assert [(kind, target["port"], target.get("large")) for kind, target in tried] == [

@@ -84,8 +84,7 @@ ODD: list[tuple[dict[str, Any], str, str]] = [
     (
         {"packages": {"drumline": "0.1.0", "numpy": "1.26.4", "pillow": "13.0"}},
         "warning",
-        "2 packages differ across hosts: numpy 2.4.6 on a and b; 1.26.4 on c; "
-        "pillow none on a and b; 13.0 on c",
+        "2 packages differ across hosts: numpy 2.4.6 on a and b; 1.26.4 on c; pillow none on a and b; 13.0 on c",
     ),
     (
         {"variables": {"NCCL_PROTO": "LL", "NCCL_SOCKET_IFNAME": "eth1"}},
@@ -119,9 +118,7 @@ def test_what_one_host_lacks_is_not_compared() -> None:
     """Its own findings tell that the folder is not there."""
     code = {"folder": "src", "missing": False, "files": {"a.py": "1"}, "until": None, "hash": "x"}
     gone = {"folder": "src", "missing": True}
-    assert (
-        findings(a={"code": code}, b={"code": gone}, c={"code": {"folder": "src", "unreachable": "x"}}) == []
-    )
+    assert findings(a={"code": code}, b={"code": gone}, c={"code": {"folder": "src", "unreachable": "x"}}) == []
 
 
 def test_256_hosts_take_little_time_and_few_words() -> None:
@@ -136,9 +133,7 @@ def test_256_hosts_take_little_time_and_few_words() -> None:
         if number == 7:
             code["files"] = {**files, "part/1.py": "other"}
             mine["package-299"] = "3.0"
-        hosts[f"node-{number}"] = healthy(
-            f"node-{number}", packages=mine, code=code, torch=f"2.{11 + number % 2}"
-        )
+        hosts[f"node-{number}"] = healthy(f"node-{number}", packages=mine, code=code, torch=f"2.{11 + number % 2}")
     start = time.process_time()
     found, rows = compare_hosts(hosts)
     assert time.process_time() - start < 5
@@ -260,8 +255,7 @@ def test_other_data_is_told_by_its_count_its_bytes_or_its_content(tmp_path: Path
     assert said() == ["39 files instead of 40 and 3900 bytes instead of 4000"]
     rows = compare_hosts({"a": healthy("a", data=facts), "b": healthy("b", data=data_facts(b))})[1]
     assert (
-        rows[-1].text()
-        == f"40 files, 3.91 KiB, {facts['hash']} on a; 39 files, 3.81 KiB, {data_facts(b)['hash']} on b"
+        rows[-1].text() == f"40 files, 3.91 KiB, {facts['hash']} on a; 39 files, 3.81 KiB, {data_facts(b)['hash']} on b"
     )
 
 
@@ -280,9 +274,7 @@ def test_a_dataset_may_be_one_file_or_be_missing(tmp_path: Path) -> None:
     assert data_facts(tmp_path / "none") == {"folder": str(tmp_path / "none"), "missing": True}
 
 
-def test_a_tree_that_takes_too_long_is_compared_in_part(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tree_that_takes_too_long_is_compared_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = data_facts(data(tmp_path / "a"))
     ticks = iter(range(1000))
 
@@ -321,7 +313,5 @@ def test_a_walk_is_sorted_and_survives_what_it_cannot_read(tmp_path: Path) -> No
     assert names == sorted(names, key=lambda name: name.split("/"))
     assert ("broken", -1) in found
     assert "pipe" not in names, "to open it would wait for ever"
-    assert len([name for name in names if name.endswith(".bin")]) == 5, (
-        "a folder that is linked twice is read once"
-    )
+    assert len([name for name in names if name.endswith(".bin")]) == 5, "a folder that is linked twice is read once"
     assert names[-1] == "x.txt"

@@ -44,9 +44,7 @@ def test_a_harmless_setting_is_no_finding() -> None:
 def test_each_rule_is_told_with_its_value_and_a_fix() -> None:
     for name, value, level, what in every_rule():
         fix = "export NCCL_DEBUG=WARN" if name == "NCCL_DEBUG" else f"unset {name}"
-        assert said(**{name: value.lower() or "x"}) == [
-            (level, f"{name}={value.lower() or 'x'}: {what}", fix)
-        ]
+        assert said(**{name: value.lower() or "x"}) == [(level, f"{name}={value.lower() or 'x'}: {what}", fix)]
 
 
 NAMES = [

@@ -112,14 +112,10 @@ def test_what_the_kernel_knows_of_gpus_is_read(tmp_path: Path) -> None:
     gpu = tmp_path / "gpus" / "0000:0f:00.0"
     gpu.mkdir(parents=True)
     (gpu / "information").write_text("Model: \t\t NVIDIA H200\nIRQ:   \t\t 257\nGPU UUID: \t GPU-1f0a\n")
-    (tmp_path / "version").write_text(
-        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.172.08  Tue Jul  8\n"
-    )
+    (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.172.08  Tue Jul  8\n")
     found = read_driver_files(tmp_path)
     assert found["driver"] == "570.172.08"
-    assert [(one["index"], one["name"], one["uuid"]) for one in found["gpus"]] == [
-        (0, "NVIDIA H200", "GPU-1f0a")
-    ]
+    assert [(one["index"], one["name"], one["uuid"]) for one in found["gpus"]] == [(0, "NVIDIA H200", "GPU-1f0a")]
     rows = dict(machine_rows(healthy(**found)))
     assert (rows["driver"], rows["GPU 0"]) == ("570.172.08", "NVIDIA H200")
 
@@ -213,9 +209,7 @@ def test_the_version_of_torch_is_that_of_the_torch_that_would_be_imported(tmp_pa
         "sys.modules['torch'] = None; print(torch_facts({}))"
     )
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', Path.cwd())}"}
-    told = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True
-    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
     assert told.stdout.splitlines() == [
         "{'torch': '2.12.0+cu130', 'cuda': '13.0', 'nccl': '2.28.9'}",
         "{'torch': None, 'cuda': None, 'nccl': None}",

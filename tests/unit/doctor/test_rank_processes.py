@@ -32,9 +32,7 @@ MEASURED = "all_reduce of 4 MiB at 1.5 GB/s, the smallest in 80 us"
 
 
 def host_ranks(num_procs: int = 2, limit_s: float = 30.0) -> HostRanks:
-    return HostRanks(
-        first_rank=4, num_procs=num_procs, world_size=8, address="a", port=29500, limit_s=limit_s
-    )
+    return HostRanks(first_rank=4, num_procs=num_procs, world_size=8, address="a", port=29500, limit_s=limit_s)
 
 
 def run(program: str, monkeypatch: pytest.MonkeyPatch, **choices: Any) -> list[dict[str, Any]]:
@@ -60,15 +58,11 @@ def test_a_rank_that_fails_or_hangs_is_told_of_with_its_last_words(monkeypatch: 
     )
     assert hung["error"] == "still running after 1 s: waiting"
     (found,) = collective_findings([{"host": "b", **failed}], {})
-    assert found.line() == (
-        "problem: b: rank 4 gave no result: exited with code 1: ImportError: no torch here"
-    )
+    assert found.line() == ("problem: b: rank 4 gave no result: exited with code 1: ImportError: no torch here")
 
 
 def test_all_end_when_the_node_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    program = (
-        f"import pathlib, os, time; pathlib.Path({str(tmp_path)!r}, str(os.getpid())).touch(); time.sleep(99)"
-    )
+    program = f"import pathlib, os, time; pathlib.Path({str(tmp_path)!r}, str(os.getpid())).touch(); time.sleep(99)"
     monkeypatch.setattr(rank_processes, "PROGRAM", ("-c", program))
     group = RankProcesses()
     runner = threading.Thread(target=group.run, args=[host_ranks(), {}])

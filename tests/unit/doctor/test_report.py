@@ -85,9 +85,7 @@ def test_the_same_of_several_hosts_is_said_once() -> None:
 
 
 def test_of_one_kind_no_more_than_can_be_read() -> None:
-    lines = [
-        text for _, text in finding_lines([finding("a", f"it is {number} degrees") for number in range(15)])
-    ]
+    lines = [text for _, text in finding_lines([finding("a", f"it is {number} degrees") for number in range(15)])]
     assert len(lines) == 2 * 12 + 1
     assert lines[-1] == "problem: weather: 3 more of this kind; --json has all"
 
@@ -127,9 +125,7 @@ def test_json_has_all() -> None:
     told = json.loads(as_json(pair_findings(survey), survey=survey, facts={"n000": {}}))
     assert told["result"] == "result: not ready to train: 2 problems"
     assert {one["check"] for one in told["findings"]} == {"host", "data ports"}
-    assert {"from": "n000", "to": "n001", "addresses": ["10.9.0.2"], "data": "no answer"} in told["network"][
-        "edges"
-    ]
+    assert {"from": "n000", "to": "n001", "addresses": ["10.9.0.2"], "data": "no answer"} in told["network"]["edges"]
     assert told["network"]["hosts"][2]["absent"].startswith("it is unreachable")
 
 

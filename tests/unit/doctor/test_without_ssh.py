@@ -21,9 +21,7 @@ from tests.ranks import free_port
 SETTINGS = HostSettings({})
 
 
-def place(
-    node: int, *, nodes: int = 2, secret: str | None = None, wait_s: float = 20.0, port: int = 0
-) -> NodeOptions:
+def place(node: int, *, nodes: int = 2, secret: str | None = None, wait_s: float = 20.0, port: int = 0) -> NodeOptions:
     return NodeOptions(node, nodes, "127.0.0.1", port, secret, wait_s)
 
 
@@ -212,7 +210,5 @@ def test_a_name_that_leads_to_the_loopback_is_no_meeting_place(monkeypatch: pyte
 
 
 def test_a_rank_out_of_range() -> None:
-    with pytest.raises(
-        UsageError, match=r"--node-rank is 2 of --nodes 2\n  next: give each node a number from 0 to 1"
-    ):
+    with pytest.raises(UsageError, match=r"--node-rank is 2 of --nodes 2\n  next: give each node a number from 0 to 1"):
         place(2)

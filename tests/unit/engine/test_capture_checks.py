@@ -107,14 +107,8 @@ def test_hooks_are_named() -> None:
     assert reason(lambda model, optimizer: None) is None
     end = "has a hook, which a replayed step would not call"
     assert reason(lambda model, _: model.register_forward_hook(lambda *_: None)) == f"Net {end}"
-    assert (
-        reason(lambda model, _: model.inner[0].register_full_backward_hook(lambda *_: None))
-        == f"inner.0 {end}"
-    )
-    assert (
-        reason(lambda _, optimizer: optimizer.register_step_post_hook(lambda *_: None))
-        == f"the optimizer {end}"
-    )
+    assert reason(lambda model, _: model.inner[0].register_full_backward_hook(lambda *_: None)) == f"inner.0 {end}"
+    assert reason(lambda _, optimizer: optimizer.register_step_post_hook(lambda *_: None)) == f"the optimizer {end}"
     gradient = reason(lambda model, _: model.inner[0].weight.register_hook(lambda grad: None))
     assert gradient == f"the gradient of inner.0.weight {end}"
     accumulated = reason(

@@ -41,9 +41,7 @@ def test_other_errors_show_their_traceback_below_where_they_happened() -> None:
 
 def test_sys_exit_is_called_by_its_name_and_shows_where() -> None:
     first, *frames = described(SystemExit(0)).splitlines()
-    assert first == (
-        "drumline: error: sys.exit(0) was called before the end of the run [rank 3 on node-b, step 12]"
-    )
+    assert first == ("drumline: error: sys.exit(0) was called before the end of the run [rank 3 on node-b, step 12]")
     assert frames[0] == "  Traceback (most recent call last):"
 
 
@@ -55,9 +53,7 @@ def test_sys_exit_is_called_by_its_name_and_shows_where() -> None:
         (errno.EROFS, "the file system is read-only", "mount the disk of /data for writing"),
     ],
 )
-def test_storage_that_refuses_is_explained_without_a_traceback(
-    number: int, what: str, next_step: str
-) -> None:
+def test_storage_that_refuses_is_explained_without_a_traceback(number: int, what: str, next_step: str) -> None:
     assert described(OSError(number, os.strerror(number), "/data/x.bin")) == (
         f"drumline: error: {what}: /data/x.bin [rank 3 on node-b, step 12]\n"
         f"  next: {next_step}, then rerun the same command\n"

@@ -36,9 +36,7 @@ def fixture(
     return model, optimizer, finite, meter
 
 
-def take_step(
-    model: nn.Module, optimizer: Optimizer, finite: FiniteSteps, factor: float, added: float = 0.0
-) -> None:
+def take_step(model: nn.Module, optimizer: Optimizer, finite: FiniteSteps, factor: float, added: float = 0.0) -> None:
     finite.begin()
     total = (model(torch.arange(12.0).view(4, 3) * factor) ** 3).sum() + added
     finite.spread(total * 0.25, total).backward()  # type: ignore[no-untyped-call]

@@ -63,9 +63,7 @@ def make_hooks(context: RunContext) -> list[Hook]:
     )
 
 
-def run_names(
-    monkeypatch: pytest.MonkeyPatch, config: Config, *, steps: int, per_epoch: int
-) -> list[list[str]]:
+def run_names(monkeypatch: pytest.MonkeyPatch, config: Config, *, steps: int, per_epoch: int) -> list[list[str]]:
     """The names of the hooks that run after each step."""
     context = make_context(config, steps)
     hooks = make_hooks(context)
@@ -73,9 +71,7 @@ def run_names(
     for hook in hooks:
         monkeypatch.setattr(hook, "run", lambda _, hook=hook: names.append(hook.name))
     # It runs once.
-    monkeypatch.setattr(
-        hooks[0], "run", lambda _: (names.append("first_step"), setattr(hooks[0], "_is_due", False))
-    )
+    monkeypatch.setattr(hooks[0], "run", lambda _: (names.append("first_step"), setattr(hooks[0], "_is_due", False)))
     loop = Loop(context, SimpleNamespace(), LedgerFile(None), hooks)  # type: ignore[arg-type]
     found = []
     for step in range(1, steps + 1):

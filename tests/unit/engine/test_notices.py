@@ -72,9 +72,7 @@ def test_a_run_tells_them_and_sums_them_up(tmp_path: Path, monkeypatch: pytest.M
         if self.progress.step in (3, 5):
             with (watch / NOTICES).open("a") as file:
                 kind, message = (
-                    ("straggler", f"straggler: {SLOW}. Next: look")
-                    if self.progress.step == 3
-                    else ("stall", STALL)
+                    ("straggler", f"straggler: {SLOW}. Next: look") if self.progress.step == 3 else ("stall", STALL)
                 )
                 file.write(notice(kind, message) + "\n")
 

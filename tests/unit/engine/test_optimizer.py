@@ -39,9 +39,7 @@ def test_warm_up_delays_the_shape() -> None:
 
 
 def test_past_the_end_the_rate_stays() -> None:
-    assert rate_factor(
-        OptimConfig(schedule="cosine", final_lr_ratio=0.1), 99, total_steps=10
-    ) == pytest.approx(0.1)
+    assert rate_factor(OptimConfig(schedule="cosine", final_lr_ratio=0.1), 99, total_steps=10) == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize(("rule", "rate"), [("none", 0.1), ("linear", 0.4), ("sqrt", 0.2)])

@@ -30,9 +30,7 @@ class Run:
     def launch(self) -> str:
         return str(json.loads(self.folder.launch_file.read_text())["launch"])
 
-    def diagnose(
-        self, step: int | None, alarm: str = "hang", action: str = "restart", **diagnosis: Any
-    ) -> None:
+    def diagnose(self, step: int | None, alarm: str = "hang", action: str = "restart", **diagnosis: Any) -> None:
         self.count += 1
         about = {"cause": "killed", "rank": 1, "host": "b", "step": step, "what": "gone", **diagnosis}
         about |= {"next_step": "look", "is_certain": True, "since_s": 2.5}
@@ -123,9 +121,7 @@ def test_the_time_from_fault_to_step_is_told(
 ) -> None:
     events: list[Event] = []
     monkeypatch.setattr(recovery.time, "time", lambda: 112.0)
-    failure = EarlierFailure(
-        cause=cause, rank=rank, host="b", step=fault_step, failed_at=100.0, diagnosed_at=103.0
-    )
+    failure = EarlierFailure(cause=cause, rank=rank, host="b", step=fault_step, failed_at=100.0, diagnosed_at=103.0)
     with Reporter([events.append], rank=0, host="a") as reporter:
         failure.report(reporter, step=51)
     (event,) = events

@@ -125,9 +125,7 @@ def test_a_diagnosis_of_the_sidecars_is_printed_once_and_decides_the_code(
         # The first time all are started again. It is said once, unless one of the hosts has had it on the screen.
         for rank, remote in enumerate(hosts):
             hear(remote, "failed", rank=rank, at=float(rank), **failed)
-            hear(
-                remote, "diagnosis", **{**DIAGNOSIS, "was_printed": was_printed and rank == 2}, is_last=False
-            )
+            hear(remote, "diagnosis", **{**DIAGNOSIS, "was_printed": was_printed and rank == 2}, is_last=False)
         await asyncio.sleep(0.05)
         await start(controller)
         assert all(remote.diagnosis is None for remote in hosts)
@@ -216,9 +214,7 @@ def test_ranks_that_fail_after_a_host_was_lost_are_not_to_blame(make: Make, said
     code, lines = conclude(asyncio.run(go()), said)
     assert code == 1
     assert lines[1] == "drumline: error: the connection to me@b was lost: it was closed"
-    assert lines[3] == (
-        "drumline: the others: rank 0 on a (exit code 1) failed after it; 2 ranks were stopped"
-    )
+    assert lines[3] == ("drumline: the others: rank 0 on a (exit code 1) failed after it; 2 ranks were stopped")
 
 
 def test_a_job_that_may_have_fewer_nodes_continues_without_one(make: Make, said: Path) -> None:
@@ -239,10 +235,7 @@ def test_a_job_that_may_have_fewer_nodes_continues_without_one(make: Make, said:
     code, lines = conclude(asyncio.run(go()), said)
     assert code == 1
     assert lines[0] == "drumline: 3 ranks run on 3 hosts (a, b, c)", "with spares it may be any of them"
-    assert (
-        lines[1]
-        == "drumline: WARNING: the connection to c was lost: it was closed; the job continues with a, b"
-    )
+    assert lines[1] == "drumline: WARNING: the connection to c was lost: it was closed; the job continues with a, b"
     assert lines[2] == "drumline: error: the connection to me@b was lost: it was closed"
 
     async def lose_first() -> None:

@@ -55,9 +55,7 @@ def test_a_whole_file_is_read(tmp_path: Path) -> None:
 
 
 def test_what_may_be_empty_or_missing(tmp_path: Path) -> None:
-    short = (
-        "NUMBER_OF_NODES=1\nNODE_RANK=0\nNUMBER_OF_GPUS=1\nMASTER_ADDR=10.0.0.1\nMASTER_PORT=1\nOUTPUT_DIR=\n"
-    )
+    short = "NUMBER_OF_NODES=1\nNODE_RANK=0\nNUMBER_OF_GPUS=1\nMASTER_ADDR=10.0.0.1\nMASTER_PORT=1\nOUTPUT_DIR=\n"
     settings = read_env_file(env_file(tmp_path, short + "DDP_TIMEOUT_SECONDS= # none\n"))
     assert (settings.timeout_s, settings.dataset_dir, settings.output_dir) == (None, None, None)
 
@@ -103,9 +101,7 @@ def test_a_node_rank_beyond_the_nodes(tmp_path: Path) -> None:
     [("MASTER_ADDRESS", "MASTER_ADDR"), ("NUM_OF_NODES", "NUMBER_OF_NODES"), ("node_rank", "NODE_RANK")],
 )
 def test_what_looks_like_a_typo_is_rejected(tmp_path: Path, key: str, meant: str) -> None:
-    assert f"  - .env:13: {key} is not known; did you mean {meant!r}?" in problems_of(
-        tmp_path, f"{WHOLE}{key}=1\n"
-    )
+    assert f"  - .env:13: {key} is not known; did you mean {meant!r}?" in problems_of(tmp_path, f"{WHOLE}{key}=1\n")
 
 
 def test_values_do_not_show_in_a_repr(tmp_path: Path) -> None:

@@ -76,17 +76,10 @@ def go(folder: Path, job: HostsJob, answers: dict[str, str]) -> tuple[int, list[
 
 
 def hello(start: int = 0, left: int = 3) -> str:
-    return (
-        HELLO.replace("{start}", str(start))
-        .replace("{left}", str(left))
-        .replace("{{", "{")
-        .replace("}}", "}")
-    )
+    return HELLO.replace("{start}", str(start)).replace("{left}", str(left)).replace("{{", "{").replace("}}", "}")
 
 
-@pytest.mark.parametrize(
-    "later", ["", f"\n{AWAIT.replace('KIND', 'spec')}exit 255"], ids=["at once", "in the next"]
-)
+@pytest.mark.parametrize("later", ["", f"\n{AWAIT.replace('KIND', 'spec')}exit 255"], ids=["at once", "in the next"])
 def test_a_killed_agent_is_one_restart_of_all_and_a_host_that_is_down_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later: str
 ) -> None:
@@ -185,9 +178,7 @@ def test_a_spare_waits_until_the_part_of_the_lost_host_has_surely_ended(
     a.connection.ssh_code = 255
     # Heartbeats of 2 s are missed for 20 s, ssh has 2 s to hang up, and then the ranks have their grace.
     controller.reconnect.last_heard[a.host] = now - waits_s + 0.5
-    assert controller.reconnect.next_host(a, Search()) == a.host, (
-        "its ranks may still write to the run folder"
-    )
+    assert controller.reconnect.next_host(a, Search()) == a.host, "its ranks may still write to the run folder"
     controller.reconnect.last_heard[a.host] = now - waits_s - 0.5
     assert controller.reconnect.next_host(a, Search()) == Host("c")
     search = Search()
@@ -196,18 +187,12 @@ def test_a_spare_waits_until_the_part_of_the_lost_host_has_surely_ended(
     search.notice.begin -= 2
     assert controller.reconnect.next_host(a, search) is None
     a.connection.ssh_code = 127
-    assert controller.reconnect.next_host(a, Search()) is None, (
-        "it answers, and what it lacks is not there later"
-    )
+    assert controller.reconnect.next_host(a, Search()) is None, "it answers, and what it lacks is not there later"
     a.connection.heard_at = now
-    assert controller.reconnect.next_host(a, Search()) is not None, (
-        "its supervisor was killed between two attempts"
-    )
+    assert controller.reconnect.next_host(a, Search()) is not None, "its supervisor was killed between two attempts"
 
 
-def test_a_lost_host_and_a_spare_that_are_down_are_asked_in_turn_and_said_once(
-    screen: Screen, tmp_path: Path
-) -> None:
+def test_a_lost_host_and_a_spare_that_are_down_are_asked_in_turn_and_said_once(screen: Screen, tmp_path: Path) -> None:
     asked, timeouts = ask_ten_times(Controller(make_job("a", earlier=("x",), spares=[Host("c")]), screen))
     screen.close()
     assert asked == "ccaaccaacc", "each once a round"
@@ -224,9 +209,7 @@ def ask_ten_times(controller: Controller) -> tuple[str, list[int]]:
     search.notice.begin -= 10
     for _ in range(10):
         remote = controller._remote(0, host, tries=search.tries[host])
-        timeouts.append(
-            next(int(word[15:]) for word in remote.connection.words if word.startswith("ConnectTimeout="))
-        )
+        timeouts.append(next(int(word[15:]) for word in remote.connection.words if word.startswith("ConnectTimeout=")))
         remote.connection.ssh_code = 255
         following = controller.reconnect.next_host(remote, search)
         assert following is not None
@@ -235,9 +218,7 @@ def ask_ten_times(controller: Controller) -> tuple[str, list[int]]:
     return asked, timeouts
 
 
-def test_a_host_that_only_receives_is_asked_to_end_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_host_that_only_receives_is_asked_to_end_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_module, "HEARTBEAT_S", 0.05)
     monkeypatch.setattr(connection_module, "SILENCE_S", 0.3)
     monkeypatch.setattr(connection_module, "LAST_FRAME_S", 1.0)

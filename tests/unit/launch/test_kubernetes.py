@@ -53,9 +53,7 @@ def test_the_plain_job_and_its_service_are_valid(changes: dict[str, Any]) -> Non
     validate(service)
     validate(job)
     assert (service["kind"], job["kind"]) == ("Service", "Job")
-    assert {described["metadata"].get("namespace") for described in (service, job)} == {
-        changes.get("namespace")
-    }
+    assert {described["metadata"].get("namespace") for described in (service, job)} == {changes.get("namespace")}
 
 
 def test_the_schemas_do_catch_a_wrong_field() -> None:

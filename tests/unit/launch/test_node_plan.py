@@ -20,9 +20,7 @@ from drumline.launch.node_plan import (
     two_node_command,
 )
 
-SETTINGS = NodeSettings(
-    num_nodes=2, node_rank=1, num_procs=4, master_addr="node-a", master_port=29501, timeout_s=60
-)
+SETTINGS = NodeSettings(num_nodes=2, node_rank=1, num_procs=4, master_addr="node-a", master_port=29501, timeout_s=60)
 
 
 def line(node: NodePlan, program: Program) -> str:
@@ -63,9 +61,7 @@ def test_a_job_that_continues_with_fewer_nodes() -> None:
         "--local-addr b -- x.py"
     )
     assert node_from_settings(replace(SETTINGS, min_nodes=1), max_restarts=0).min_nodes == 1
-    assert default_restarts(is_task=False, may_shrink=True) == 3, (
-        "who asks for that says that a restart helps"
-    )
+    assert default_restarts(is_task=False, may_shrink=True) == 3, "who asks for that says that a restart helps"
 
 
 def test_a_node_of_an_env_file() -> None:

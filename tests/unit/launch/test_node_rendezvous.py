@@ -98,9 +98,7 @@ def test_nodes_agree_on_a_secret_that_is_not_in_the_store_and_count_restarts_tog
             (secret,) = {each.ranks_secret for each in met}
             rounds.append(secret)
             written = [
-                store.get(f"drumline/nodes/0/{kind}/{number}")
-                for kind in ("card", "result")
-                for number in range(3)
+                store.get(f"drumline/nodes/0/{kind}/{number}") for kind in ("card", "result") for number in range(3)
             ]
             assert not any(secret.encode() in value for value in written)
             assert [each.restarts_used for each in met] == [2, 2, 2]

@@ -37,12 +37,8 @@ def test_a_first_node_that_never_comes_is_named_by_its_address(
     with pytest.raises(PreflightError) as caught:
         wait_for_first_node(endpoint, timeout_s=0.3)
     assert caught.value.what == (f"the first node did not answer at {endpoint} within 0.3 s: {REFUSED}")
-    assert caught.value.next_step == (
-        "start the node with NODE_RANK 0 there, and open that port to this machine"
-    )
-    assert capsys.readouterr().err == (
-        f"drumline: waiting for the first node at {endpoint}, 0 s so far: {REFUSED}\n"
-    )
+    assert caught.value.next_step == ("start the node with NODE_RANK 0 there, and open that port to this machine")
+    assert capsys.readouterr().err == (f"drumline: waiting for the first node at {endpoint}, 0 s so far: {REFUSED}\n")
 
 
 def test_a_rendezvous_port_that_stays_silent_between_hosts_that_are_up_is_closed() -> None:
@@ -60,15 +56,11 @@ def test_a_rendezvous_port_that_stays_silent_between_hosts_that_are_up_is_closed
             f"the rendezvous port {port} is closed from b to a (no answer: packets are dropped, as a security group or "
             f"firewall does it)\n  next: open TCP {port} on a to the job's hosts"
         )
-        with pytest.raises(
-            PreflightError, match=r"within 0.2 s: no answer \(a firewall drops the packets, or"
-        ):
+        with pytest.raises(PreflightError, match=r"within 0.2 s: no answer \(a firewall drops the packets, or"):
             wait_for_first_node(f"127.0.0.1:{port}", timeout_s=0.2)
 
 
-def test_between_hosts_that_are_up_a_refused_port_and_an_unknown_name_end_the_wait_each_in_its_own_words() -> (
-    None
-):
+def test_between_hosts_that_are_up_a_refused_port_and_an_unknown_name_end_the_wait_each_in_its_own_words() -> None:
     port = free_port()
     for limits in LIMITS:
         with pytest.raises(PreflightError) as caught:

@@ -86,9 +86,7 @@ def test_only_a_preempted_run_is_requeued(
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "12"} | (
         {"SLURM_RESTART_COUNT": count} if count else {}
     )
-    done = subprocess.run(
-        ["/bin/sh", tmp_path / "job"], env=environment, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(["/bin/sh", tmp_path / "job"], env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (expected, said)
 
 
@@ -120,9 +118,7 @@ def test_a_file_of_the_users_own_is_not_written_over(tmp_path: Path) -> None:
     path.write_text("#!/bin/sh\n")
     with pytest.raises(UsageError, match="exists, and was not written by drumline launch"):
         write_batch_file(path, "")
-    with pytest.raises(
-        UsageError, match=r"nowhere/mine\.sbatch cannot be written: No such file or directory"
-    ):
+    with pytest.raises(UsageError, match=r"nowhere/mine\.sbatch cannot be written: No such file or directory"):
         write_batch_file(tmp_path / "nowhere" / "mine.sbatch", "")
 
 
@@ -133,9 +129,7 @@ def test_without_sbatch_and_rejected_by_it(tmp_path: Path) -> None:
     sbatch.write_text("#!/bin/sh\necho 'sbatch: error: no such partition' >&2\nexit 1\n")
     sbatch.chmod(0o755)
     assert check_sbatch(str(tmp_path)) == str(sbatch)
-    with pytest.raises(
-        UsageError, match=r"job\.sbatch \(exit code 1\):\n  - sbatch: error: no such partition"
-    ):
+    with pytest.raises(UsageError, match=r"job\.sbatch \(exit code 1\):\n  - sbatch: error: no such partition"):
         submit(str(sbatch), Path("job.sbatch"))
     sbatch.write_text("#!/bin/sh\necho '7;cluster'\n")
     assert submit(str(sbatch), Path("job.sbatch")) == "7"
@@ -150,9 +144,7 @@ def test_print_shows_the_file_and_submits_nothing(
     assert launch_command.run(command) == 0
     text = capsys.readouterr().out
     assert "#SBATCH --exclusive\n#SBATCH --nice\n" in text
-    assert (
-        f"{shlex.quote(sys.executable)} -m drumline launch --srun --procs=2 -- digits --run 'a b'\n" in text
-    )
+    assert f"{shlex.quote(sys.executable)} -m drumline launch --srun --procs=2 -- digits --run 'a b'\n" in text
     with pytest.raises(UsageError, match="sbatch is not installed"):
         launch_command.run(["--slurm", "digits"])
     assert not list(tmp_path.iterdir())
@@ -221,9 +213,7 @@ def test_a_node_of_a_step() -> None:
     assert (first.node_rank, first.address) == (0, "gpu07")
     alone = {**STEP, "SLURM_NODEID": "0", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1"}
     assert node_of_step(alone, num_procs=None) == NodePlan(num_procs=None)
-    with pytest.raises(
-        UsageError, match=r"--srun: the step has 8 tasks on 2 nodes(.|\n)*srun --ntasks=\$SLURM_NNODES"
-    ):
+    with pytest.raises(UsageError, match=r"--srun: the step has 8 tasks on 2 nodes(.|\n)*srun --ntasks=\$SLURM_NNODES"):
         node_of_step({**STEP, "SLURM_STEP_NUM_TASKS": "8"}, num_procs=4)
     with pytest.raises(UsageError, match="--srun: srun did not start this process: SLURM_NODEID, SLURM_STEP"):
         node_of_step({}, num_procs=4)

@@ -83,9 +83,7 @@ def test_one_changed_byte_changes_the_hash(tmp_path: Path) -> None:
     assert hash_of(file_hashes(tmp_path, ["a", "b"])) != hash_of(before)
 
 
-def test_a_whole_home_and_an_empty_folder_are_not_copied(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_whole_home_and_an_empty_folder_are_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="there is no file to copy in"):
         Sync(tmp_path, ["ssh"], "python").run([Host("a")])
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -109,9 +109,7 @@ sys.stdin.read()
 """
 
 
-def test_what_a_killed_job_has_left_goes_with_the_next_one(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_what_a_killed_job_has_left_goes_with_the_next_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(watch_folder, "MEMORY", tmp_path)
     strange = tmp_path / "drumline-watch-of-another-version"
     strange.mkdir()

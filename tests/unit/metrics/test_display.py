@@ -16,9 +16,7 @@ from drumline.engine.output import make_display
 from drumline.metrics.display import Display, PlainDisplay
 from drumline.metrics.live import LiveDisplay
 
-TWO_NODES = (
-    "torchrun --nnodes 2 --nproc-per-node 2 --rdzv-endpoint HOST:29500 -m drumline train digits --run runs/a"
-)
+TWO_NODES = "torchrun --nnodes 2 --nproc-per-node 2 --rdzv-endpoint HOST:29500 -m drumline train digits --run runs/a"
 START = {
     "task": "digits", "world_size": 2, "device": "cpu", "backend": "gloo", "model_parameters": 174970,
     "train_samples": 1437, "eval_samples": 360, "batch_size": 64, "batch_size_per_rank": 32, "accumulate": 1,
@@ -42,9 +40,7 @@ def train(step: int, *, time: float = 1000.0, **fields: Any) -> dict[str, Any]:
 
 
 def evaluation(epoch: int) -> dict[str, Any]:
-    return event(
-        "evaluation", step=23 * epoch, epoch=epoch, loss=0.5, accuracy=0.9, samples=360, seconds=0.21
-    )
+    return event("evaluation", step=23 * epoch, epoch=epoch, loss=0.5, accuracy=0.9, samples=360, seconds=0.21)
 
 
 def on_screen(text: str) -> str:
@@ -246,9 +242,7 @@ def test_evaluations_and_warnings_stay_above_the_bar(live: Display, stream: io.S
 
 
 @pytest.mark.parametrize("ending", ["interrupt", "error", "end"])
-def test_the_cursor_and_the_streams_come_back_however_it_ends(
-    ending: str, live: Display, stream: io.StringIO
-) -> None:
+def test_the_cursor_and_the_streams_come_back_however_it_ends(ending: str, live: Display, stream: io.StringIO) -> None:
     before = sys.stdout, sys.stderr
     live(event("start", **START))
     live(train(30))

@@ -110,9 +110,7 @@ def test_a_short_command_stays_one_line_and_lines_stay_lines() -> None:
         (1437, None, "1,437 samples for training, a stream for evaluation"),
     ],
 )
-def test_a_stream_has_no_number_of_samples(
-    train_samples: int | None, eval_samples: int | None, words: str
-) -> None:
+def test_a_stream_has_no_number_of_samples(train_samples: int | None, eval_samples: int | None, words: str) -> None:
     event = {
         "task": "digits", "world_size": 1, "device": "cpu", "backend": None, "model_parameters": 9, "batch_size": 8,
         "train_samples": train_samples, "eval_samples": eval_samples, "batch_size_per_rank": 8.0, "accumulate": 1,

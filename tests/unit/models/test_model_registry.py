@@ -30,9 +30,7 @@ def test_built_ins_take_facts_from_the_data_and_settings_from_the_config() -> No
         settings={**SETTINGS, "blocks": 2},
         options={},
     )
-    gpt = build_model(
-        "gpt", facts={"vocab_size": 17}, settings={**SETTINGS, "layers": 3, "context": 9}, options={}
-    )
+    gpt = build_model("gpt", facts={"vocab_size": 17}, settings={**SETTINGS, "layers": 3, "context": 9}, options={})
 
     assert isinstance(resnet, MiniResNet)
     assert (resnet.in_channels, resnet.head.out_features, len(resnet.blocks)) == (2, 5, 6)
@@ -99,7 +97,5 @@ def test_what_is_no_module_is_refused() -> None:
 
 
 def test_a_name_is_given_once() -> None:
-    with pytest.raises(
-        UsageError, match=r"two models are called 'gpt': drumline\.models\.gpt\.GPT and torch"
-    ):
+    with pytest.raises(UsageError, match=r"two models are called 'gpt': drumline\.models\.gpt\.GPT and torch"):
         register_model("gpt")(nn.Linear)

@@ -19,9 +19,7 @@ gpt = partial(GPT, vocab_size=13, context=8, layers=3, heads=2, width=16, dropou
 both = pytest.mark.parametrize(("build", "batch"), [(resnet, IMAGES), (gpt, TOKENS)], ids=["resnet", "gpt"])
 
 
-def two_steps(
-    model: nn.Module, batch: Tensor, forward: Callable[[Tensor], Tensor] | None = None
-) -> dict[str, Tensor]:
+def two_steps(model: nn.Module, batch: Tensor, forward: Callable[[Tensor], Tensor] | None = None) -> dict[str, Tensor]:
     """Everything that two forward and backward passes leave behind."""
     torch.manual_seed(1)
     losses = []

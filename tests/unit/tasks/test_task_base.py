@@ -17,9 +17,7 @@ class Empty(Task):
     """Nothing is defined."""
 
 
-@pytest.mark.parametrize(
-    ("method", "arguments"), [("model", ()), ("train_data", ()), ("loss", (nn.Identity(), None))]
-)
+@pytest.mark.parametrize(("method", "arguments"), [("model", ()), ("train_data", ()), ("loss", (nn.Identity(), None))])
 def test_what_was_forgotten_is_named_with_its_class(method: str, arguments: tuple[Any, ...]) -> None:
     with pytest.raises(UsageError, match=rf"Empty does not define {method}\(\)") as caught:
         getattr(Empty(Config()), method)(*arguments)
@@ -53,9 +51,7 @@ def test_a_loss_of_sums_is_taken() -> None:
     ],
 )
 def test_one_number_per_sample_is_no_sum(fields: dict[str, Any], name: str) -> None:
-    with pytest.raises(
-        UsageError, match=rf"Loss\.{name} has the shape \[4\].*the sum over the batch"
-    ) as caught:
+    with pytest.raises(UsageError, match=rf"Loss\.{name} has the shape \[4\].*the sum over the batch") as caught:
         Loss(**fields)
 
     assert 'reduction="sum"' in str(caught.value)

@@ -24,9 +24,7 @@ def beat_of(path: Path) -> heartbeat.Heartbeat:
 
 def test_a_record_has_its_page_before_it_is_mapped(tmp_path: Path) -> None:
     heartbeat._make_file(tmp_path / "rank-00003.heartbeat").close()
-    assert (tmp_path / "rank-00003.heartbeat").stat().st_blocks > 0, (
-        "in a full /dev/shm a hole ends the rank by SIGBUS"
-    )
+    assert (tmp_path / "rank-00003.heartbeat").stat().st_blocks > 0, "in a full /dev/shm a hole ends the rank by SIGBUS"
 
 
 def test_a_record_says_where_its_rank_is(tmp_path: Path) -> None:
@@ -148,9 +146,7 @@ while True:
 
 def test_a_reader_is_never_misled_by_a_rank_that_marks_without_a_pause(tmp_path: Path) -> None:
     path = tmp_path / "heartbeat"
-    with subprocess.Popen(
-        [sys.executable, "-c", WRITES_WITHOUT_A_PAUSE, str(path)], stdout=subprocess.PIPE
-    ) as rank:
+    with subprocess.Popen([sys.executable, "-c", WRITES_WITHOUT_A_PAUSE, str(path)], stdout=subprocess.PIPE) as rank:
         try:
             assert rank.stdout is not None
             rank.stdout.readline()

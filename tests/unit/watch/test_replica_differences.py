@@ -15,8 +15,7 @@ def holdings(*hashes: tuple[int, ...], kinds: dict[int, str] | None = None) -> l
         {
             "host": f"node-{rank}",
             "tensors": {
-                f"t{number}": [(kinds or {}).get(rank, "float32 [3]"), value]
-                for number, value in enumerate(values)
+                f"t{number}": [(kinds or {}).get(rank, "float32 [3]"), value] for number, value in enumerate(values)
             },
         }
         for rank, values in enumerate(hashes)

@@ -29,9 +29,7 @@ def report(rank: int, **more: Any) -> ScriptReport:
 
 def sentences(reports: list[ScriptReport], comparison: ScriptComparison | None = None) -> list[str]:
     """As of reports that have gone over the wire."""
-    sent = {
-        rank: script_report_from_json(json.loads(json.dumps(asdict(one)))) for rank, one in enumerate(reports)
-    }
+    sent = {rank: script_report_from_json(json.loads(json.dumps(asdict(one)))) for rank, one in enumerate(reports)}
     return [found.message for found in (comparison or ScriptComparison(len(reports))).update(sent)]
 
 
@@ -139,9 +137,7 @@ def test_facts_are_one_warning() -> None:
 def test_a_secret_is_compared_and_never_shown(name: str) -> None:
     reports = []
     for rank, value in enumerate(["hunter2", "hunter2", "hunter3", "hunter2"]):
-        reports.append(
-            report(rank, facts={"arguments": script_facts({name: value, "--lr": "0.1"})["arguments"]})
-        )
+        reports.append(report(rank, facts={"arguments": script_facts({name: value, "--lr": "0.1"})["arguments"]}))
     assert "hunter" not in json.dumps([asdict(one) for one in reports])
     assert sentences(reports) == [
         f"warning: ranks differ in the argument {name}: rank 0, 1, 3 (a and b): hidden value 1; "
@@ -175,9 +171,7 @@ def test_loaders(loaders: list[tuple[int | None, int | None] | None], what: str 
     found = sentences(reports)
     assert len(found) == (what is not None)
     if what:
-        assert found[0].startswith(
-            f"warning: ranks differ in {what} of the DataLoader at train.py:42: rank 0 (a): "
-        )
+        assert found[0].startswith(f"warning: ranks differ in {what} of the DataLoader at train.py:42: rank 0 (a): ")
         assert " Next: give every rank the same dataset" in found[0]
 
 
@@ -200,8 +194,6 @@ def test_replicas_that_drift_are_named_with_the_setting_that_differs() -> None:
 
 
 def test_a_module_of_some_ranks_is_compared_among_them() -> None:
-    reports = [report(0), report(1)] + [
-        report(rank, modules=module({1: hashes(rank)}, (2, 3))) for rank in (2, 3)
-    ]
+    reports = [report(0), report(1)] + [report(rank, modules=module({1: hashes(rank)}, (2, 3))) for rank in (2, 3)]
     [found] = sentences(reports)
     assert "rank 2 (b) and rank 3 (b) differ in b" in found

@@ -37,9 +37,7 @@ def status(*ranks: RankState, lost: tuple[LostNode, ...] = (), **options: Any) -
 def test_what_is_written_is_read_and_nothing_else(tmp_path: Path) -> None:
     gone = LostNode(node=1, host="node-b", ranks=(2, 3), no_heartbeat_s=5.04, how="no answer")
     notices = [Notice("stall", f"stall: {number}") for number in range(7)]
-    record = status(
-        rank(0), rank(1, failure="ValueError: no"), lost=(gone,), rates={0: 3.14159}, notices=notices
-    )
+    record = status(rank(0), rank(1, failure="ValueError: no"), lost=(gone,), rates={0: 3.14159}, notices=notices)
     file = tmp_path / "status.json"
     assert read_status(file) is None
     file.write_text(json.dumps(record))
@@ -125,9 +123,7 @@ def test_ranks_that_have_left_and_long_work_that_nobody_waits_for_are_good() -> 
 
 def test_a_lost_host_comes_first() -> None:
     gone = LostNode(node=1, host="node-b", ranks=(2, 3), no_heartbeat_s=5.04, how="no answer")
-    record = status(
-        rank(0, age_s=120.0), rank(1, step=813, age_s=1.5), lost=(gone,), rates={0: 3.14159, 1: 0.123}
-    )
+    record = status(rank(0, age_s=120.0), rank(1, step=813, age_s=1.5), lost=(gone,), rates={0: 3.14159, 1: 0.123})
     first, *others = all_rows(record)
     assert (first.host, first.rank, first.state) == ("node-b", "2-3", "no heartbeat for 5 s: no answer")
     assert [(row.age, row.rate) for row in others] == [("2 min 00 s", "3.1"), ("1.5 s", "0.12")]

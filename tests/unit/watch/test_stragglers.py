@@ -26,9 +26,7 @@ FOUR = ("node-a", "node-a", "node-b", "node-b")
 Times = Callable[[int, int, Phase], float]
 
 
-def told(
-    times: Times, *, hosts: Sequence[str] = FOUR, steps: int = 150, **options: object
-) -> list[Straggler]:
+def told(times: Times, *, hosts: Sequence[str] = FOUR, steps: int = 150, **options: object) -> list[Straggler]:
     """All that is said of a run whose ranks take so many times as long as usual."""
 
     def work(rank: int, step: int, phase: Phase) -> float:
@@ -59,9 +57,7 @@ def test_the_slow_one_is_named_once_with_its_phase(
     times: Times, rank: int, phase: str, factor: float, hosts: Sequence[str]
 ) -> None:
     on_two = len(hosts) == 2
-    moved: Times = (
-        (lambda one, step, phase: times(rank if one == 1 else -1, step, phase)) if on_two else times
-    )
+    moved: Times = (lambda one, step, phase: times(rank if one == 1 else -1, step, phase)) if on_two else times
     (straggler,) = told(moved, hosts=hosts)
     assert straggler.rank == (1 if on_two else rank)
     assert straggler.host == hosts[straggler.rank or 0]
@@ -80,9 +76,7 @@ def test_the_logs_collective_every_step_does_not_turn_it_round() -> None:
 
 @pytest.mark.parametrize("waits_in", [Phase.FORWARD, Phase.BETWEEN])
 @pytest.mark.parametrize("hosts", [FOUR, ("a", "b")])
-def test_on_cuda_a_wait_that_shows_elsewhere_is_not_taken_for_work(
-    waits_in: Phase, hosts: Sequence[str]
-) -> None:
+def test_on_cuda_a_wait_that_shows_elsewhere_is_not_taken_for_work(waits_in: Phase, hosts: Sequence[str]) -> None:
     (straggler,) = told(slow(1, 50, Phase.DATA), hosts=hosts, waits_in=waits_in)
     assert (straggler.rank, straggler.phase) == (1, "data")
 
@@ -116,9 +110,7 @@ def test_it_is_over_after_a_while_and_may_begin_again() -> None:
     assert [first.rank, end.rank, second.rank] == [3, 3, 3]
     assert [first.is_over, end.is_over, second.is_over] == [False, True, False]
     assert end.sentence.startswith("straggler: rank 3 on node-b is as fast as the others again, after ")
-    (host_over,) = [
-        one for one in told(lambda r, s, p: 4.0 if r >= 2 and s < 80 else 1.0, steps=400) if one.is_over
-    ]
+    (host_over,) = [one for one in told(lambda r, s, p: 4.0 if r >= 2 and s < 80 else 1.0, steps=400) if one.is_over]
     assert host_over.sentence.startswith("straggler: all ranks on node-b are as fast as the others again")
 
 
@@ -205,10 +197,7 @@ def test_the_sentence() -> None:
         "drumline doctor compares hosts"
     )
     data = SlowPhases((Phase.DATA, Phase.BETWEEN), 0.5, 0.0004).straggler("b", 1).sentence
-    assert (
-        "takes over 100x as long as its peers in data and host code between steps (500 ms per step, peers"
-        in data
-    )
+    assert "takes over 100x as long as its peers in data and host code between steps (500 ms per step, peers" in data
     assert "peers 0.4 ms)" in data
     assert "DataLoader workers (data.workers)" in data
     host_code = SlowPhases((Phase.BETWEEN,), 0.5, 0.1).straggler("b", 1)

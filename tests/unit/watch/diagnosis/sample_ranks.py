@@ -41,9 +41,7 @@ WORKER_IN_SAMPLE = (
 CLOSED = "RuntimeError: [/pytorch/third_party/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:4391"
 
 
-def reduced(
-    number: int = 4410, size: int = 77290, *, is_done: bool = False, op: str = "all_reduce"
-) -> Collective:
+def reduced(number: int = 4410, size: int = 77290, *, is_done: bool = False, op: str = "all_reduce") -> Collective:
     return Collective(group="default_pg", number=number, op=op, sizes=((size,),), is_done=is_done)
 
 
@@ -51,8 +49,7 @@ def recorded(last: int, *, waits: bool, size: int = 77290) -> tuple[Collective, 
     """A flight recorder: a bucket and a loss in turn up to `last`, which it is in still, or not."""
     numbers = range(last - 5, last + 1)
     return tuple(
-        reduced(number, size if number % 2 == 0 else 1, is_done=number < last or not waits)
-        for number in numbers
+        reduced(number, size if number % 2 == 0 else 1, is_done=number < last or not waits) for number in numbers
     )
 
 
@@ -87,15 +84,11 @@ def rank_state(rank: int, **changes: Any) -> RankState:
     return RankState(**{**usual, **changes})
 
 
-def worker(
-    number: int, state: str = "S", stack: tuple[str, ...] = WORKER_IDLE, **changes: Any
-) -> WorkerState:
+def worker(number: int, state: str = "S", stack: tuple[str, ...] = WORKER_IDLE, **changes: Any) -> WorkerState:
     return WorkerState(number=number, pid=5000 + number, state=state, stack=stack, **changes)
 
 
-def cluster(
-    *odd: RankState, world_size: int = 8, lost: tuple[LostNode, ...] = (), **nodes: Any
-) -> ClusterState:
+def cluster(*odd: RankState, world_size: int = 8, lost: tuple[LostNode, ...] = (), **nodes: Any) -> ClusterState:
     """The run with these ranks, and all others waiting. `nodes`: changes of node_0, node_1, ... ."""
     ranks = {rank: blocked_rank(rank) for rank in range(world_size)} | {one.rank: one for one in odd}
     away = {number for one in lost for number in one.ranks}
@@ -103,9 +96,6 @@ def cluster(
     for number, rank in sorted(ranks.items()):
         if number not in away:
             hosts.setdefault(rank.host, []).append(rank)
-    found = [
-        NodeState(node="abcdef".index(host[-1]), host=host, ranks=tuple(there))
-        for host, there in hosts.items()
-    ]
+    found = [NodeState(node="abcdef".index(host[-1]), host=host, ranks=tuple(there)) for host, there in hosts.items()]
     changed = (NodeState(**{**vars(node), **nodes.get(f"node_{node.node}", {})}) for node in found)
     return ClusterState(me=0, nodes=tuple(changed), lost=lost)

@@ -197,9 +197,7 @@ def watch(
             now += gather_s
             by_now = run.cluster(now)
             diagnosis = diagnose(replace(asked, lost=by_now.lost, never_seen=by_now.never_seen))
-            if (
-                alarm := watchdog.decide(diagnosis, run.cluster(now), now)
-            ) is not None and diagnosis is not None:
+            if (alarm := watchdog.decide(diagnosis, run.cluster(now), now)) is not None and diagnosis is not None:
                 said.append(Said(now, alarm, diagnosis))
         now += 0.5
     return said, recoveries, gathered

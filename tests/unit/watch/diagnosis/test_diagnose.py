@@ -107,9 +107,7 @@ WHOLE = [
         id="stopped",
     ),
     pytest.param(
-        cluster(
-            late_rank(5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0), worker(1, "T", WORKER_IN_SAMPLE)))
-        ),
+        cluster(late_rank(5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0), worker(1, "T", WORKER_IN_SAMPLE)))),
         Cause.STOPPED,
         "hang: rank 5 on node-b has been in the DataLoader since step 812 (worker 1 is stopped by a signal at "
         "data/images.py:31 in __getitem__); 7 ranks are blocked in all_reduce #4410. Next: find out who stopped it; "
@@ -117,18 +115,14 @@ WHOLE = [
         id="stopped worker",
     ),
     pytest.param(
-        cluster(
-            late_rank(5, Phase.FORWARD, state="t", tracer="gdb (process 991)", collectives=(), answers=False)
-        ),
+        cluster(late_rank(5, Phase.FORWARD, state="t", tracer="gdb (process 991)", collectives=(), answers=False)),
         Cause.DEBUGGED,
         "stall: rank 5 on node-b is held by gdb (process 991), in forward since step 812; 7 ranks are blocked in "
         "all_reduce #4410. Next: continue process 4705 on node-b in the debugger, or detach",
         id="debugged",
     ),
     pytest.param(
-        cluster(
-            late_rank(5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0), worker(1, "S", WORKER_IN_SAMPLE)))
-        ),
+        cluster(late_rank(5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0), worker(1, "S", WORKER_IN_SAMPLE)))),
         Cause.DATASET,
         "stall: rank 5 on node-b has been in the DataLoader since step 812 (worker 1 is blocked at data/images.py:31 "
         "in __getitem__); 7 ranks are blocked in all_reduce #4410. Next: check what data/images.py:31 in __getitem__ "
@@ -136,9 +130,7 @@ WHOLE = [
         id="dataset in a worker",
     ),
     pytest.param(
-        cluster(
-            late_rank(5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0), worker(1, "S", (), in_fork_s=6.2)))
-        ),
+        cluster(late_rank(5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0), worker(1, "S", (), in_fork_s=6.2)))),
         Cause.DATASET,
         "stall: rank 5 on node-b has been in the DataLoader since step 812 (worker 1 is stuck in fork); 7 ranks are "
         "blocked in all_reduce #4410. Next: use Python 3.12 or newer (in 3.11 a thread of torch can block a fork), or"
@@ -170,9 +162,7 @@ WHOLE = [
         id="not entered",
     ),
     pytest.param(
-        cluster(
-            blocked_rank(2, stack=IN_ALL_REDUCE, collectives=(*recorded(4409, waits=False), reduced(4410, 1)))
-        ),
+        cluster(blocked_rank(2, stack=IN_ALL_REDUCE, collectives=(*recorded(4409, waits=False), reduced(4410, 1)))),
         Cause.MISMATCH,
         "hang: ranks are in different collectives at step 812, in backward (job/train.py:31 in training_step): rank 2"
         " on node-a: all_reduce #4410 of [1]; the others: all_reduce #4410 of [77290]. Next: make every rank call the"
@@ -217,9 +207,7 @@ WHOLE = [
         id="one way",
     ),
     pytest.param(
-        cluster(
-            late_rank(0, Phase.SAVE, state="D", state_s=12.0, stack=("/home/me/job/save.py:9 in store",))
-        ),
+        cluster(late_rank(0, Phase.SAVE, state="D", state_s=12.0, stack=("/home/me/job/save.py:9 in store",))),
         Cause.STORAGE,
         "stall: rank 0 on node-a waits for storage that does not answer, in a save since step 812 (job/save.py:9 in "
         "store): in the kernel (state D) for 12 s without reading or writing a byte; 7 ranks are blocked in "
@@ -253,10 +241,7 @@ def test_each_cause_in_one_sentence(given: ClusterState, cause: Cause, sentence:
     assert diagnosis.sentence(sentence.partition(":")[0]) == sentence
     assert diagnosis.is_certain == (sentence.partition(":")[0] != "stall")
     # What it is judged by has come through JSON from other nodes.
-    assert (
-        diagnose(replace(given, nodes=tuple(node_from_json(asdict(node)) for node in given.nodes)))
-        == diagnosis
-    )
+    assert diagnose(replace(given, nodes=tuple(node_from_json(asdict(node)) for node in given.nodes))) == diagnosis
 
 
 def test_every_cause_has_its_sentence_here() -> None:
@@ -265,9 +250,7 @@ def test_every_cause_has_its_sentence_here() -> None:
 
 def test_the_first_to_end_is_the_cause_not_those_who_fell_with_it() -> None:
     # Its launcher ended these after the first one raised, and the last one only after its time of grace.
-    raised = rank_state(
-        6, phase=Phase.FAILED, failure="KeyError: 'label'", age_s=40.0, state="X", state_s=39.0, exit=1
-    )
+    raised = rank_state(6, phase=Phase.FAILED, failure="KeyError: 'label'", age_s=40.0, state="X", state_s=39.0, exit=1)
     told = [ended(rank, -15, state_s=35.0) for rank in (0, 1, 2)]
     diagnosis = found(cluster(raised, *told, ended(3, -9, state_s=5.0), *(dragged(r) for r in (4, 5, 7))))
     assert (diagnosis.cause, diagnosis.rank, diagnosis.host) == (Cause.EXCEPTION, 6, "node-b")
@@ -278,9 +261,7 @@ def test_the_first_to_end_is_the_cause_not_those_who_fell_with_it() -> None:
         "rank 1 on node-a exited at step 812, in forward, for an unknown reason; 3 ranks lost the connection to it"
     )
     # A level 0 script says nothing but exit codes: the first to end is the best guess.
-    codes = [
-        rank_state(rank, step=0, state="X", exit=1, state_s=1.2 if rank != 1 else 2.4) for rank in range(4)
-    ]
+    codes = [rank_state(rank, step=0, state="X", exit=1, state_s=1.2 if rank != 1 else 2.4) for rank in range(4)]
     diagnosis = found(cluster(*codes, world_size=4))
     assert (diagnosis.rank, diagnosis.step) == (1, None)
     assert diagnosis.what == "rank 1 on node-a exited with code 1"
@@ -366,9 +347,7 @@ def test_a_host_that_was_gone_before_it_was_ever_heard() -> None:
     assert found(b_alone(*late, how="", up_s=3.4)).is_certain, "the launcher waits no longer than 4 s"
 
 
-@pytest.mark.parametrize(
-    "ending", [{"exit": 1}, {"exit": 143, "failure": "", "failure_kind": FailureKind.OTHER}]
-)
+@pytest.mark.parametrize("ending", [{"exit": 1}, {"exit": 143, "failure": "", "failure_kind": FailureKind.OTHER}])
 def test_a_lost_connection_is_certain_when_the_other_nodes_were_heard_since(ending: dict[str, Any]) -> None:
     """The launcher ends a rank by SIGTERM, too, when another one has lost its connection."""
     lost = dragged(0, state="X", exit=1, age_s=2.6, state_s=2.5)
@@ -397,9 +376,7 @@ def test_who_is_told_to_end_is_no_cause_unless_it_is_alone() -> None:
     assert diagnose(cluster(*(ended(rank, -15) for rank in range(8)))) is None
     diagnosis = found(cluster(ended(3, -15), *(dragged(rank) for rank in (0, 1, 2))))
     assert (diagnosis.cause, diagnosis.rank) == (Cause.KILLED, 3)
-    assert diagnosis.what.startswith(
-        "rank 3 on node-a was killed by SIGTERM at step 812, in forward; 3 ranks lost"
-    )
+    assert diagnosis.what.startswith("rank 3 on node-a was killed by SIGTERM at step 812, in forward; 3 ranks lost")
     # The launcher ends the rest after a host was lost.
     diagnosis = found(cluster(*(ended(rank, -15) for rank in (0, 1)), dragged(2), dragged(3), lost=(B_GONE,)))
     assert diagnosis.cause is Cause.UNREACHABLE
@@ -414,14 +391,10 @@ def test_two_faults_at_once_are_both_told() -> None:
     assert diagnosis.what.endswith("; rank 1 on node-a is stopped by a signal")
     assert ".. Next" not in found(cluster(ended(5, 1, failure="it is Killed."))).sentence("failure")
     stopped = [late_rank(rank, Phase.FORWARD, state="T") for rank in (1, 2)]
-    assert found(cluster(*stopped)).next_step.endswith(
-        "kill -CONT 4701 4702 on node-a resumes it, if it still runs"
-    )
+    assert found(cluster(*stopped)).next_step.endswith("kill -CONT 4701 4702 on node-a resumes it, if it still runs")
 
 
-@pytest.mark.parametrize(
-    ("state", "state_s", "is_fault"), [("T", 0.9, False), ("T", 1.1, True), ("t", 9.0, False)]
-)
+@pytest.mark.parametrize(("state", "state_s", "is_fault"), [("T", 0.9, False), ("T", 1.1, True), ("t", 9.0, False)])
 def test_a_rank_that_continues_within_a_second_or_is_debugged_is_no_fault(
     state: str, state_s: float, is_fault: bool
 ) -> None:
@@ -434,9 +407,7 @@ def test_a_job_that_is_stopped_as_a_whole_may_be_let_go_on() -> None:
     every = [late_rank(rank, Phase.FORWARD, state="T", collectives=()) for rank in range(4)]
     diagnosis = found(cluster(*every, world_size=4))
     assert (diagnosis.cause, diagnosis.is_certain) == (Cause.STOPPED, False)
-    assert diagnosis.what.endswith(
-        "is stopped by a signal, in forward since step 812; so are ranks 1-3 on node-a"
-    )
+    assert diagnosis.what.endswith("is stopped by a signal, in forward since step 812; so are ranks 1-3 on node-a")
     assert found(cluster(*every[1:], world_size=4)).is_certain
     gone = ended(0, -9)
     assert found(cluster(gone, *every[1:], world_size=4)).cause is Cause.KILLED
@@ -462,9 +433,7 @@ def test_on_many_hosts_a_sentence_stays_one() -> None:
         return ClusterState(me=0, nodes=tuple(nodes), lost=lost)
 
     def everywhere(rank: int) -> RankState:
-        return late_rank(
-            rank, Phase.FORWARD, stack=(f"/home/me/job/train.py:{rank} in main",), collectives=()
-        )
+        return late_rank(rank, Phase.FORWARD, stack=(f"/home/me/job/train.py:{rank} in main",), collectives=())
 
     def alone(rank: int) -> RankState:
         one = replace(reduced(4410), number=rank)
@@ -513,10 +482,7 @@ def test_gloo_ends_a_rank_that_receives_more_than_it_expects() -> None:
         in (found(cluster(aborted, *others, world_size=4)).what)
     )
     in_backward = ended(2, -6, phase=Phase.BACKWARD, stack=IN_BACKWARD)
-    assert (
-        ": rank 2 on node-a: all_reduce of gradients; "
-        in found(cluster(in_backward, *others, world_size=4)).what
-    )
+    assert ": rank 2 on node-a: all_reduce of gradients; " in found(cluster(in_backward, *others, world_size=4)).what
     # All but one: then that one sent too much.
     many = [ended(rank, -6, phase=Phase.BACKWARD) for rank in (0, 1, 3)]
     assert found(cluster(*many, dragged(2), world_size=4)).rank == 2
@@ -526,9 +492,7 @@ def test_gloo_ends_a_rank_that_receives_more_than_it_expects() -> None:
 
 def test_a_rank_that_was_left_behind_by_an_early_exit() -> None:
     diagnosis = found(
-        cluster(
-            ended(3, 0, phase=Phase.LEFT), *(dragged(rank) for rank in (0, 1)), blocked_rank(2), world_size=4
-        )
+        cluster(ended(3, 0, phase=Phase.LEFT), *(dragged(rank) for rank in (0, 1)), blocked_rank(2), world_size=4)
     )
     assert (diagnosis.cause, diagnosis.rank) == (Cause.LEFT_EARLY, 3)
     assert diagnosis.what == (
@@ -553,9 +517,7 @@ def test_who_left_goes_on_to_other_collectives() -> None:
     torn = ended(3, -6, phase=Phase.LEFT)
     diagnosis = found(cluster(torn, *(dragged(rank) for rank in (0, 1, 2)), world_size=4))
     assert (diagnosis.cause, diagnosis.rank) == (Cause.LEFT_EARLY, 3)
-    diagnosis = found(
-        cluster(early, ended(1, -6, phase=Phase.BACKWARD), dragged(0), dragged(2), world_size=4)
-    )
+    diagnosis = found(cluster(early, ended(1, -6, phase=Phase.BACKWARD), dragged(0), dragged(2), world_size=4))
     assert (diagnosis.cause, diagnosis.rank) == (Cause.LEFT_EARLY, 3)
 
 
@@ -572,18 +534,14 @@ def test_the_last_rank_at_the_end_of_a_run_is_not_left_behind(phase: Phase) -> N
     # In a loop of the user's own, rank 0 has something left to do alone: its stack says so, or it could not be asked.
     for stack in ((), ("job/export.py:7 in upload", "job/train.py:40 in <module>")):
         alone = late_rank(0, Phase.USER, stack=stack, collectives=recorded(4409, waits=False))
-        diagnosis = diagnose(
-            cluster(*(late_rank(rank, Phase.LEFT) for rank in (1, 2, 3)), alone, world_size=4)
-        )
+        diagnosis = diagnose(cluster(*(late_rank(rank, Phase.LEFT) for rank in (1, 2, 3)), alone, world_size=4))
         assert diagnosis is None or not diagnosis.is_certain, diagnosis
     assert diagnose(cluster(*(rank_state(rank, state="X", exit=75) for rank in range(8)))) is None
 
 
 def test_near_misses_of_data() -> None:
     # The worker of a rank that waits itself is not the cause yet.
-    diagnosis = found(
-        cluster(blocked_rank(1, workers=(worker(0, "T"),)), late_rank(5, Phase.FORWARD, stack=IN_LOSS))
-    )
+    diagnosis = found(cluster(blocked_rank(1, workers=(worker(0, "T"),)), late_rank(5, Phase.FORWARD, stack=IN_LOSS)))
     assert (diagnosis.cause, diagnosis.rank) == (Cause.USER_CODE, 5)
     gone = found(cluster(late_rank(5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0, "Z", ()), worker(1)))))
     assert (gone.cause, gone.is_certain) == (Cause.DATASET, True)
@@ -600,10 +558,7 @@ def test_near_misses_of_data() -> None:
     # Without workers the dataset is in the rank's own stack; level 0 has nothing else.
     own = found(cluster(late_rank(5, Phase.START, step=0, age_s=7.0, stack=WORKER_IN_SAMPLE[:3])))
     assert own.cause is Cause.DATASET
-    assert (
-        "rank 5 on node-b has been in the DataLoader since step 0 (data/images.py:31 in __getitem__);"
-        in own.what
-    )
+    assert "rank 5 on node-b has been in the DataLoader since step 0 (data/images.py:31 in __getitem__);" in own.what
     held = found(cluster(late_rank(5, Phase.DATA, answers=False, collectives=())))
     assert "(holding the GIL)" in held.what
     in_c = late_rank(5, Phase.DATA, answers=False, collectives=(), stack=WORKER_IN_SAMPLE[1:])
@@ -618,24 +573,15 @@ def test_a_rank_in_state_d_that_reads_is_slow_and_no_more() -> None:
 
 def test_two_ranks_in_different_collectives_lean_on_what_came_before() -> None:
     """The bucket is what followed the loss each time before; to the other's operation nothing leads."""
-    extra = blocked_rank(
-        1, collectives=(*recorded(4409, waits=False, size=1), reduced(4410, 7, op="broadcast"))
-    )
+    extra = blocked_rank(1, collectives=(*recorded(4409, waits=False, size=1), reduced(4410, 7, op="broadcast")))
     extra = replace(extra, collectives=(*blocked_rank(0).collectives[:-1], extra.collectives[-1]))
     diagnosis = found(cluster(extra, world_size=2))
     assert (diagnosis.cause, diagnosis.rank) == (Cause.MISMATCH, 1)
-    assert (
-        "rank 1 on node-a: broadcast #4410 of [7]; rank 0 on node-a: all_reduce #4410 of [77290]"
-        in diagnosis.what
-    )
-    out = replace(
-        extra, collectives=(*extra.collectives[:-1], replace(reduced(4410, op="barrier"), sizes=()))
-    )
+    assert "rank 1 on node-a: broadcast #4410 of [7]; rank 0 on node-a: all_reduce #4410 of [77290]" in diagnosis.what
+    out = replace(extra, collectives=(*extra.collectives[:-1], replace(reduced(4410, op="barrier"), sizes=())))
     diagnosis = found(cluster(out, world_size=2))
     assert (diagnosis.cause, diagnosis.rank) == (Cause.MISMATCH, 1)
-    assert diagnosis.next_step.startswith(
-        "check whether it left the loop before the others; if not, make every rank"
-    )
+    assert diagnosis.next_step.startswith("check whether it left the loop before the others; if not, make every rank")
     # Nothing came before: then nobody is blamed alone.
     pair = [blocked_rank(rank, collectives=(reduced(1, 5 + rank),)) for rank in range(2)]
     diagnosis = found(cluster(*pair, world_size=2))
@@ -648,15 +594,9 @@ def test_two_ranks_in_different_collectives_lean_on_what_came_before() -> None:
 
 def test_a_shape_mismatch_as_gloo_leaves_it() -> None:
     """One rank got enough data to go on to the next number; the other two wait at the one that differs."""
-    odd = blocked_rank(
-        1, collectives=(*recorded(12, waits=False)[:-1], reduced(12, is_done=True), reduced(13, 3))
-    )
-    even = blocked_rank(
-        2, collectives=(*recorded(12, waits=False)[:-1], reduced(12, is_done=True), reduced(13, 2))
-    )
-    ahead = blocked_rank(
-        0, collectives=(reduced(12, is_done=True), reduced(13, 2, is_done=True), reduced(14))
-    )
+    odd = blocked_rank(1, collectives=(*recorded(12, waits=False)[:-1], reduced(12, is_done=True), reduced(13, 3)))
+    even = blocked_rank(2, collectives=(*recorded(12, waits=False)[:-1], reduced(12, is_done=True), reduced(13, 2)))
+    ahead = blocked_rank(0, collectives=(reduced(12, is_done=True), reduced(13, 2, is_done=True), reduced(14)))
     diagnosis = found(cluster(ahead, odd, even, world_size=3))
     assert (diagnosis.cause, diagnosis.rank) == (Cause.MISMATCH, 1)
     assert "rank 1 on node-a: all_reduce #13 of [3]; the others: all_reduce #13 of [2]" in diagnosis.what
@@ -666,18 +606,13 @@ def test_sizes_may_differ_where_they_need_not_be_the_same() -> None:
     root = blocked_rank(0, collectives=(reduced(9, 8, op="scatter"),))
     others = [blocked_rank(rank, collectives=(reduced(9, 0, op="scatter"),)) for rank in range(1, 4)]
     assert found(cluster(root, *others, world_size=4)).cause is Cause.UNKNOWN
-    whole = [
-        blocked_rank(rank, collectives=(reduced(9, rank, op="all_gather", is_done=True),))
-        for rank in range(4)
-    ]
+    whole = [blocked_rank(rank, collectives=(reduced(9, rank, op="all_gather", is_done=True),)) for rank in range(4)]
     assert found(cluster(*whole, world_size=4)).cause is not Cause.MISMATCH, "it came to its end"
 
 
 def test_hosts_that_are_late_are_not_gone() -> None:
     assert found(cluster(lost=(replace(B_GONE, no_heartbeat_s=2.5),))).is_certain is False
-    assert (
-        found(cluster(lost=(replace(B_GONE, how=Reason.REFUSED, answer=Answer.REFUSED),))).is_certain is False
-    )
+    assert found(cluster(lost=(replace(B_GONE, how=Reason.REFUSED, answer=Answer.REFUSED),))).is_certain is False
     quiet = found(cluster(lost=(replace(B_GONE, how=""),)))
     assert quiet.is_certain is False
     assert "(it accepts connections, but its sidecar sends nothing)" in quiet.what
@@ -685,15 +620,11 @@ def test_hosts_that_are_late_are_not_gone() -> None:
         mute = found(cluster(lost=(replace(B_GONE, how=how, answer=ANSWER_OF[how], no_heartbeat_s=500.0),)))
         assert (mute.is_certain, mute.host) == (False, "node-b")
         assert mute.next_step == "find out what ended the job on node-b; the host itself is up"
-    refused = found(
-        cluster(lost=(replace(B_GONE, how=Reason.REFUSED, answer=Answer.REFUSED, no_heartbeat_s=6.0),))
-    )
+    refused = found(cluster(lost=(replace(B_GONE, how=Reason.REFUSED, answer=Answer.REFUSED, no_heartbeat_s=6.0),)))
     assert refused.is_certain
     assert refused.next_step == "find out what ended the job on node-b; the host itself is up"
     both = LostNode(node=2, host="node-c", ranks=(8,), no_heartbeat_s=3.1, how="no answer")
-    d = NodeState(
-        node=3, host="node-d", ranks=(blocked_rank(9, host="node-d"),), heartbeat_age_s={1: 4.0, 2: 4.0}
-    )
+    d = NodeState(node=3, host="node-d", ranks=(blocked_rank(9, host="node-d"),), heartbeat_age_s={1: 4.0, 2: 4.0})
     given = cluster(lost=(B_GONE, both))
     assert "; none from node-c either" in found(replace(given, nodes=(*given.nodes, d))).what
 
@@ -715,9 +646,7 @@ def test_a_node_that_hears_nobody_is_cut_off_itself() -> None:
 
 
 def test_a_third_node_tells_that_a_way_is_closed() -> None:
-    c = NodeState(
-        node=2, host="node-c", ranks=(blocked_rank(8, host="node-c"),), heartbeat_age_s={0: 0.2, 1: 0.4}
-    )
+    c = NodeState(node=2, host="node-c", ranks=(blocked_rank(8, host="node-c"),), heartbeat_age_s={0: 0.2, 1: 0.4})
     given = cluster(lost=(B_GONE,))
     diagnosis = found(replace(given, nodes=(*given.nodes, c)))
     assert diagnosis.what.startswith(
@@ -732,9 +661,7 @@ def test_pictures_with_little_in_them() -> None:
     few = [rank_state(rank, phase=Phase.BACKWARD) for rank in range(3)]
     diagnosis = found(cluster(*few, rank_state(3, phase=Phase.DATA), world_size=4))
     assert (diagnosis.cause, diagnosis.rank) == (Cause.DATASET, 3)
-    assert diagnosis.what == (
-        "rank 3 on node-a has been in the DataLoader since step 812; 3 ranks are waiting for it"
-    )
+    assert diagnosis.what == ("rank 3 on node-a has been in the DataLoader since step 812; 3 ranks are waiting for it")
     # Of several micro-batches, the data of the next one comes after the backward pass of the one before.
     ahead = rank_state(3, phase=Phase.DATA, micro=2)
     diagnosis = found(
@@ -743,9 +670,7 @@ def test_pictures_with_little_in_them() -> None:
     assert (diagnosis.cause, diagnosis.rank) == (Cause.USER_CODE, 0)
     # Work between steps comes before the data of the step that follows, and has its number.
     logs = rank_state(0, phase=Phase.BETWEEN, cpu=0.9)
-    diagnosis = found(
-        cluster(logs, *(rank_state(rank, phase=Phase.BACKWARD) for rank in (1, 2, 3)), world_size=4)
-    )
+    diagnosis = found(cluster(logs, *(rank_state(rank, phase=Phase.BACKWARD) for rank in (1, 2, 3)), world_size=4))
     assert (diagnosis.cause, diagnosis.rank) == (Cause.SLOW, 0)
     # A loop of the user's own has data, and the rest.
     own = [rank_state(rank, phase=Phase.USER, micro=1) for rank in range(3)]
@@ -753,8 +678,7 @@ def test_pictures_with_little_in_them() -> None:
     assert (diagnosis.cause, diagnosis.rank) == (Cause.DATASET, 3)
     # Level 0: collective numbers, and stacks.
     plain = [
-        rank_state(rank, step=0, phase=Phase.USER, collective=40, stack=IN_ALL_REDUCE, age_s=60.0)
-        for rank in range(3)
+        rank_state(rank, step=0, phase=Phase.USER, collective=40, stack=IN_ALL_REDUCE, age_s=60.0) for rank in range(3)
     ]
     behind = rank_state(3, step=0, phase=Phase.USER, collective=39, stack=IN_LOSS, age_s=60.0)
     diagnosis = found(cluster(*plain, behind, world_size=4))

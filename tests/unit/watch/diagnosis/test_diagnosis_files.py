@@ -59,9 +59,7 @@ def test_remarks_on_hosts_and_last_words(tmp_path: Path) -> None:
         lost=(gone,),
         node_0={"link": "eth0 is down", "kernel": ("oom-kill: task=python",)},
     )
-    odd = replace(
-        odd, never_seen=(LostNode(node=2, host="node-c", ranks=(), no_heartbeat_s=3.1, how="no answer"),)
-    )
+    odd = replace(odd, never_seen=(LostNode(node=2, host="node-c", ranks=(), no_heartbeat_s=3.1, how="no answer"),))
     text = told(tmp_path, odd, alarm="failure", action="stop").with_suffix(".txt").read_text()
     for line in (
         "2023-11-14 22:13:20 UTC. Action: the job is killed, and not restarted.",
@@ -122,15 +120,11 @@ def test_a_host_as_a_whole_is_marked(tmp_path: Path) -> None:
     path = told(tmp_path, STUCK)
     assert json.loads(path.read_text())["diagnosis"] == replace(diagnosis).to_json()
     whole = replace(diagnosis, cause=Cause.UNREACHABLE, rank=None)
-    path = write_diagnosis(
-        tmp_path, alarm="hang", diagnosis=whole, cluster=STUCK, action="?", launch="", at=0.0
-    )
+    path = write_diagnosis(tmp_path, alarm="hang", diagnosis=whole, cluster=STUCK, action="?", launch="", at=0.0)
     assert path.with_suffix(".txt").read_text().count("\n>") == 4
 
 
 def test_the_sidecars_reasoning_does_not_load_torch() -> None:
     names = [f"drumline.watch.diagnosis.{name}" for name in ("diagnosis_files", "diagnose", "watchdog")]
-    code = (
-        f"import sys, {', '.join(names)}; sys.exit(any(m in sys.modules for m in ('torch', 'numpy', 'rich')))"
-    )
+    code = f"import sys, {', '.join(names)}; sys.exit(any(m in sys.modules for m in ('torch', 'numpy', 'rich')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

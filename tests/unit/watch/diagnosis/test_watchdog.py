@@ -32,9 +32,7 @@ from tests.unit.watch.diagnosis.simulated import (
 IN_LOSS = ("/home/me/job/losses.py:44 in contrastive",)
 
 
-def healthy(
-    world_size: int, base_s: float, slow: float, stalled: int | None, compiled: int | None, seed: int
-) -> Run:
+def healthy(world_size: int, base_s: float, slow: float, stalled: int | None, compiled: int | None, seed: int) -> Run:
     """A run of any pace with all that may hold up a healthy one: evaluations, saves, a rank that is slow, a pause to
     compile, data that comes late."""
     chance = random.Random(seed)
@@ -208,9 +206,7 @@ def test_without_patience_what_may_be_innocent_is_only_reported() -> None:
     assert lasting.next_step.endswith("; the watchdog does not end the job for this")
     impatient = Watchdog(hang_s=600.0, world_size=4)
     (first, *_), _, _ = watch(run, until=begun + 20, watchdog=impatient)
-    assert impatient.with_duration(first.diagnosis, ends_job=True) == first.diagnosis, (
-        "the first report needs no time"
-    )
+    assert impatient.with_duration(first.diagnosis, ends_job=True) == first.diagnosis, "the first report needs no time"
     watch(run, until=begun + 100, watchdog=impatient)
     assert impatient.with_duration(first.diagnosis, ends_job=True).next_step.endswith(
         "; the watchdog ends the job after 10 min 00 s"
@@ -291,9 +287,7 @@ def test_the_first_steps_and_the_start_are_waited_for() -> None:
 def test_a_stall_that_was_told_goes_on() -> None:
     steps = [Step()] * 20 + [Step(longer={(1, Phase.DATA): 20.0})] + [Step()] * 20
     said, recoveries, gathered = watch(Run(simulate(steps, world_size=4)), until=60)
-    assert [(one.alarm, one.diagnosis.cause, one.diagnosis.rank) for one in said] == [
-        (Alarm.STALL, Cause.DATASET, 1)
-    ]
+    assert [(one.alarm, one.diagnosis.cause, one.diagnosis.rank) for one in said] == [(Alarm.STALL, Cause.DATASET, 1)]
     assert [one.diagnosis for one in recoveries] == [said[0].diagnosis]
     assert 18 <= recoveries[0].idle_s <= 21
     assert recoveries[0].sentence == (
@@ -370,9 +364,7 @@ def test_a_script_that_knows_nothing_of_us_moves_by_its_collectives() -> None:
 
 
 def test_a_debugged_rank_is_noted_only() -> None:
-    run, begun = broken(
-        Phase.FORWARD, lambda s: {"state": "t", "cpu": 0.0, "answers": False, "collectives": ()}
-    )
+    run, begun = broken(Phase.FORWARD, lambda s: {"state": "t", "cpu": 0.0, "answers": False, "collectives": ()})
     said, _, _ = watch(run, until=begun + 700)
     assert [(one.alarm, one.diagnosis.cause) for one in said] == [(Alarm.STALL, Cause.DEBUGGED)]
 
@@ -412,10 +404,7 @@ def test_a_breakpoint_is_waited_at_for_ever() -> None:
 
 def test_a_better_reason_is_told_after_an_unknown_one() -> None:
     watchdog = Watchdog(hang_s=60.0, world_size=8)
-    moving = [
-        cluster(*(late_rank(rank, Phase.FORWARD, num_marks=beats) for rank in range(8)))
-        for beats in (100, 101)
-    ]
+    moving = [cluster(*(late_rank(rank, Phase.FORWARD, num_marks=beats) for rank in range(8))) for beats in (100, 101)]
     for now, one in enumerate(moving):
         assert watchdog.observe(one, float(now)) is None
     for now in range(2, 8):

@@ -18,9 +18,7 @@ from drumline.watch.sidecar.sidecar_options import SidecarOptions
 
 
 def options_of(folder: Path) -> SidecarOptions:
-    return SidecarOptions(
-        folder=str(folder), owns_folder=False, node=0, host="node-a", ranks=(0,), world_size=1
-    )
+    return SidecarOptions(folder=str(folder), owns_folder=False, node=0, host="node-a", ranks=(0,), world_size=1)
 
 
 def test_training_continues_without_a_sidecar_that_cannot_be_started(
@@ -47,10 +45,7 @@ def test_a_sidecar_that_cannot_live_is_given_up(
         waits.append(one.reap())
     assert waits == [*(BACK_OFF_S * number for number in range(MAX_STARTS - 1)), None]
     (line,) = capfd.readouterr().err.splitlines()
-    assert (
-        f"the watchdog's sidecar on node-a exited {MAX_STARTS} times (exit code 1); training continues"
-        in line
-    )
+    assert f"the watchdog's sidecar on node-a exited {MAX_STARTS} times (exit code 1); training continues" in line
 
 
 def test_it_runs_this_very_package_and_nothing_of_the_current_folder(
@@ -77,9 +72,7 @@ def test_a_sidecar_that_outlives_the_loop_is_reaped(tmp_path: Path) -> None:
         time.sleep(0.02)
 
 
-def test_a_rank_that_cannot_be_watched_says_so_and_trains(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_rank_that_cannot_be_watched_says_so_and_trains(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     met = NodeWatch(tmp_path / "gone", "", (), 0, (0,), True, None)
     assert _watch(met, Topology(), run=None, owns_folder=False) is None
     (line,) = capfd.readouterr().err.splitlines()

@@ -39,9 +39,7 @@ def ranks(*given: tuple[str, int]) -> dict[int, RankPlace]:
         (ranks(("a1", 1), ("a1", 0)), [(1, 0)]),
     ],
 )
-def test_ranks_that_see_each_other_make_up_a_node(
-    places: dict[int, RankPlace], nodes: list[tuple[int, ...]]
-) -> None:
+def test_ranks_that_see_each_other_make_up_a_node(places: dict[int, RankPlace], nodes: list[tuple[int, ...]]) -> None:
     assert group_by_node(places) == nodes
 
 
@@ -65,9 +63,7 @@ def test_the_folder_is_of_this_user_alone(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert make_watch_folder(None).parent == tmp_path
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "not-there-either"))
-    with pytest.raises(
-        PreflightError, match=r"no folder for the watchdog can be made in .*: No such file"
-    ) as caught:
+    with pytest.raises(PreflightError, match=r"no folder for the watchdog can be made in .*: No such file") as caught:
         make_watch_folder(None)
     assert "--watch.sidecar off" in str(caught.value)
 
@@ -114,8 +110,6 @@ def test_a_node_listens_on_the_way_to_the_others_alone() -> None:
             pass
         with pytest.raises(PreflightError, match=f"cannot listen at 127.0.0.1 port {port}: Address already"):
             listen_for_sidecars(address, port)
-    with pytest.raises(
-        PreflightError, match=r"the watchdog cannot listen at 192\.0\.2\.1: Cannot assign"
-    ) as caught:
+    with pytest.raises(PreflightError, match=r"the watchdog cannot listen at 192\.0\.2\.1: Cannot assign") as caught:
         listen_for_sidecars("192.0.2.1")
     assert "check that the network of this address is up" in str(caught.value)

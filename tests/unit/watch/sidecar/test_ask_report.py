@@ -103,18 +103,14 @@ def test_who_cannot_be_asked_and_who_does_not_answer(tmp_path: Path) -> None:
         (tmp_path / "rank-00003.report.json").write_text(
             '{"number": 255, "calls": [], "workers": [], "collectives": []}'
         )
-        assert asyncio.run(ask_report(tmp_path, 3, within_s=0.02)) == (False, SelfReport()), (
-            "an old answer is none"
-        )
+        assert asyncio.run(ask_report(tmp_path, 3, within_s=0.02)) == (False, SelfReport()), "an old answer is none"
         assert os.read(reader, 9) == b"\0"
         while True:
             try:
                 os.write(reader, b"\1" * 4096)
             except BlockingIOError:
                 break
-        assert asyncio.run(ask_report(tmp_path, 3, within_s=0.02)) == (False, SelfReport()), (
-            "full of questions"
-        )
+        assert asyncio.run(ask_report(tmp_path, 3, within_s=0.02)) == (False, SelfReport()), "full of questions"
         (tmp_path / "rank-00003.report.json").write_text("{")
         assert asyncio.run(ask_report(tmp_path, 3, within_s=0.02)) == (False, SelfReport()), "garbage"
     finally:
@@ -149,9 +145,7 @@ def test_a_rank_answers_without_torch_and_whatever_became_of_torchs_private_part
     }
 
 
-def test_an_error_in_torchs_own_parts_is_an_answer_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_in_torchs_own_parts_is_an_answer_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread that answers must live on, whatever is changed under it."""
     monkeypatch.setattr("drumline.watch.rank.self_report.awaited_workers", lambda: [][0])
     write_report(tmp_path, 3, 7)

@@ -102,9 +102,7 @@ def test_an_error_of_its_own_is_reported_once_and_it_continues(
     assert line.startswith(text)
 
 
-def test_a_run_folder_that_takes_nothing_is_reported_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_folder_that_takes_nothing_is_reported_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "watch").touch()  # no folder can be made there
 
@@ -119,13 +117,9 @@ def test_a_run_folder_that_takes_nothing_is_reported_once(
     assert line.startswith("drumline: the watchdog could not write to the run folder: ")
 
 
-def test_nodes_that_never_connected_are_a_warning_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nodes_that_never_connected_are_a_warning_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     peers = [Peer(number, f"node-{number}", f"10.0.0.{number}", 4000 + number) for number in range(1, 7)]
-    network = SidecarNetwork(
-        me=0, peers=peers, secret=b"", on_message=lambda node, message: None, listener=None
-    )
+    network = SidecarNetwork(me=0, peers=peers, secret=b"", on_message=lambda node, message: None, listener=None)
     network._heard_at[6] = 0.0
     network._results[1] = "timed out"
     options = options_of(tmp_path)

@@ -76,9 +76,7 @@ def test_a_process_that_the_kernel_kills_out_of_memory(limited_group: Path) -> N
         if lines := kernel_lines(begin):
             assert any(f"Killed process {eater.pid} " in line for line in lines) or os.getuid() != 0
             assert watch_of_other.evidence() == "", "of the same group, but not the one that was ended"
-            assert not any(
-                f"Killed process {eater.pid} " in line for line in kernel_lines(time.monotonic() + 60)
-            )
+            assert not any(f"Killed process {eater.pid} " in line for line in kernel_lines(time.monotonic() + 60))
         other.kill()
 
 
@@ -107,9 +105,7 @@ def test_counters_and_limits_of_one_tree_for_all(tmp_path: Path) -> None:
 
 
 def test_lines_of_other_programs_in_the_log_do_not_count() -> None:
-    assert parse_log_record(
-        b"3,17574,34833446646,-;Out of memory: Killed process 7 (python)\n SUBSYSTEM=x\n"
-    ) == (
+    assert parse_log_record(b"3,17574,34833446646,-;Out of memory: Killed process 7 (python)\n SUBSYSTEM=x\n") == (
         34833446646,
         "Out of memory: Killed process 7 (python)",
     )

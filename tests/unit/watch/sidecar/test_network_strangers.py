@@ -29,9 +29,7 @@ from tests.unit.watch.sidecar.networks import SECRET, Node, listeners, nodes, pe
 
 def hello(**changes: Any) -> bytes:
     return (
-        json.dumps(
-            {"drumline": "watch", "node": 1, "to": 0, "nonce": nonce(), "secret": True, **changes}
-        ).encode()
+        json.dumps({"drumline": "watch", "node": 1, "to": 0, "nonce": nonce(), "secret": True, **changes}).encode()
         + b"\n"
     )
 
@@ -171,9 +169,7 @@ class Middle:
         await self._carry(reader, away, self)
         await back
 
-    async def _carry(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, middle: Middle | None
-    ) -> None:
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, middle: Middle | None) -> None:
         with contextlib.suppress(OSError):
             while line := await reader.readline():
                 lines = [line]
@@ -211,9 +207,7 @@ def test_nobody_on_the_way_can_change_repeat_leave_out_or_add(monkeypatch: pytes
             for number, (name, meddle) in enumerate(MEDDLING.items()):
                 await until_all_talk([zero, one])
                 middle.meddle = meddle
-                await until(
-                    lambda n=number: zero.network.refused[frames.WRONG_SEAL] == n + 1, f"{name}: taken"
-                )
+                await until(lambda n=number: zero.network.refused[frames.WRONG_SEAL] == n + 1, f"{name}: taken")
             await until_all_talk([zero, one])
             assert all(set(message) == {"from", "heartbeat_age_s"} for message in zero.heard[1])
             # All of an earlier conversation, again: the listener's number is another one now.

@@ -44,11 +44,7 @@ def test_a_rank_that_sleeps_in_its_dataset(start_rank: StartRank, tmp_path: Path
     assert observer.observe(time.monotonic()) is None, "there is no heartbeat yet"
     assert inspected(observer).pid == 0
     rank = start_rank(
-        "class Images:\n"
-        "    def __getitem__(self, index):\n"
-        "        say('ready')\n"
-        "        time.sleep(600)\n"
-        "Images()[0]\n"
+        "class Images:\n    def __getitem__(self, index):\n        say('ready')\n        time.sleep(600)\nImages()[0]\n"
     )
     facts = state_seen(observer)
     assert (facts.rank, facts.host, facts.pid) == (3, "node-b", rank.pid)
@@ -66,9 +62,7 @@ def test_a_rank_that_sleeps_in_its_dataset(start_rank: StartRank, tmp_path: Path
     assert (close.answers, close.collectives) == (True, ())
     line = len(Path(tmp_path / "job.py").read_text().splitlines())
     assert close.stack == (f"job.py:{line - 1} in __getitem__", f"job.py:{line} in <module>")
-    assert inspected(observer).stack == close.stack, (
-        "the file is begun again, and the sleep was not cut short"
-    )
+    assert inspected(observer).stack == close.stack, "the file is begun again, and the sleep was not cut short"
     assert (close.tracer, close.memory, close.workers, close.exit) == ("", "", (), None)
     node = NodeState(node=1, host="node-b", ranks=(close,))
     assert node_from_json(asdict(node)) == node
@@ -97,9 +91,7 @@ def test_a_rank_that_is_stopped_is_not_signalled(start_rank: StartRank, tmp_path
     assert (later.state, later.state_s < 50) == ("T", True)
 
 
-def test_a_rank_that_answers_tells_its_own_stack_and_is_not_signalled(
-    start_rank: StartRank, tmp_path: Path
-) -> None:
+def test_a_rank_that_answers_tells_its_own_stack_and_is_not_signalled(start_rank: StartRank, tmp_path: Path) -> None:
     """Faulthandler reads the stacks of threads that run, such as this one, and may end the process by that."""
     rank = start_rank(
         "def dive(depth):\n    return depth and dive(depth - 1)\n"
@@ -149,9 +141,7 @@ def test_a_rank_that_hangs_in_the_kernel(start_rank: StartRank, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_only_workers_of_the_loader_that_it_waits_for_are_workers(
-    start_rank: StartRank, tmp_path: Path
-) -> None:
+def test_only_workers_of_the_loader_that_it_waits_for_are_workers(start_rank: StartRank, tmp_path: Path) -> None:
     """A plain DataLoader of torch; beside its workers are a helper that has ended, one that runs, and a program."""
     rank = start_rank(
         "import subprocess\n"
@@ -199,9 +189,7 @@ def test_a_worker_in_fork_is_seen_there_and_left_alone(start_rank: StartRank, tm
     observer = observer_of(tmp_path)
     wait_until(lambda: any("_try_get_data" in frame for frame in inspected(observer).stack))
     (first,), (later,) = inspected(observer).workers, inspected(observer).workers
-    assert (
-        (first.pid, first.state, first.stack) == (later.pid, later.state, later.stack) == (first.pid, "S", ())
-    )
+    assert (first.pid, first.state, first.stack) == (later.pid, later.state, later.stack) == (first.pid, "S", ())
     assert 0 < first.in_fork_s < later.in_fork_s
 
 
@@ -274,9 +262,7 @@ def test_how_a_rank_ended(start_rank: StartRank, tmp_path: Path) -> None:
     wait_until(lambda: state_seen(observer).state == "Z")
     assert state_seen(observer).exit == -signal.SIGSEGV
     rank.wait()
-    assert (state_seen(observer).state, state_seen(observer).exit) == ("X", -signal.SIGSEGV), (
-        "remembered from before"
-    )
+    assert (state_seen(observer).state, state_seen(observer).exit) == ("X", -signal.SIGSEGV), "remembered from before"
     close = inspected(observer)
     assert (close.state, close.answers, close.memory) == ("X", None, "")
     # It may still be on its way out of the line that said that it is ready.

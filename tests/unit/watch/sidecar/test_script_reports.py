@@ -38,9 +38,7 @@ def reports_received(node: Node) -> list[tuple[int, int]]:
     return [(one["rank"], len(one["report"])) for one in node.heard.get(0, []) if one.get("kind") == "script"]
 
 
-def test_a_report_that_is_too_long_is_a_warning_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_report_that_is_too_long_is_a_warning_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> None:
         async with nodes(2) as (zero, one):
             await until_all_talk([zero, one])

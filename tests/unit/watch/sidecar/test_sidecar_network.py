@@ -89,14 +89,10 @@ def test_it_is_said_how_a_node_is_silent(monkeypatch: pytest.MonkeyPatch) -> Non
             # Its process stands still: the kernel takes connections for it. Seen by the one it dials, and by the other.
             for each in (zero, two):
                 await each.close()
-            silent = [
-                await Node(each.me, one.peers, each.listener).start(pulses=False) for each in (zero, two)
-            ]
+            silent = [await Node(each.me, one.peers, each.listener).start(pulses=False) for each in (zero, two)]
             for node in (0, 2):
                 await until(
-                    lambda node=node: (
-                        one.network.connect_result(node) == "accepts connections but does not reply"
-                    ),
+                    lambda node=node: one.network.connect_result(node) == "accepts connections but does not reply",
                     f"node {node}: {one.network.connect_result(node)!r}",
                 )
             assert one.network.send(2, {}), "the line itself is still there"
@@ -136,16 +132,12 @@ def test_a_full_line_drops_and_goes_on(caplog: pytest.LogCaptureFixture) -> None
             await until_all_talk([zero, one])
             chunk = {"text": "x" * (MAX_BYTES - 100)}
             sent = 0
-            while zero.network.send(
-                1, chunk
-            ):  # nothing is read meanwhile: this loop never lets anybody else run
+            while zero.network.send(1, chunk):  # nothing is read meanwhile: this loop never lets anybody else run
                 sent += 1
                 assert sent < 200
             assert sent * MAX_BYTES > MAX_UNSENT_BYTES
             assert not zero.network.send(1, {"small": 1}), "order is kept: nothing overtakes what was dropped"
-            await until(
-                lambda: sum("text" in one for one in one.heard[0]) == sent, "what was taken did not arrive"
-            )
+            await until(lambda: sum("text" in one for one in one.heard[0]) == sent, "what was taken did not arrive")
             await until(lambda: zero.network.send(1, {"small": 2}), "it did not go on")
             await until(lambda: {"small": 2} in one.heard[0], "it did not arrive")
             for message, why in (
