@@ -75,7 +75,7 @@ OF_HOSTS: FlagTable = {
         bool,
         "",
         "Keep a process beside each rank of a task that has loaded torch and waits, so that a restart takes seconds "
-        "less; with --hosts also an agent per host with such processes of its own, for when the first is lost [on; "
+        "less; and an agent per host with such processes of its own, for when the first is lost [on; "
         "about 150 MB of memory each].",
     ),
     "port": (

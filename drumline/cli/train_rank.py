@@ -28,12 +28,13 @@ from drumline.watch.failure_kind import failure_kind
 def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequence[str]) -> int:
     """Train as one rank of a group, or alone; returns the exit code."""
     ddp, progress, preemption = DDPManager(), Progress(), Preemption()
-    preemption.listen(prints=os.environ.get("RANK", "0") == "0")
+    topology = topology_from(os.environ)
+    preemption.listen(prints=topology is None or topology.rank == 0)
     try:
         task_class = load_task(task)
         defaults = PRESETS[task].defaults if task in PRESETS else task_class.defaults
         config = resolve(layers, defaults, task=task_class.__name__)
-        clock = start_clock(os.environ, is_alone=topology_from(os.environ) is None)
+        clock = start_clock(os.environ, is_alone=topology is None)
         ddp = make_manager(config, task, run=folder)
         ddp.setup()
         load_compiler_late()

@@ -78,7 +78,7 @@ class FirstStep(Hook):
 
 
 class LogTraining(Hook):
-    """Every `log.every_steps`: the loss since the last line. The only place where the loop waits for the device."""
+    """Every `log.every_steps`: the loss since the last line."""
 
     name = "log"
 

@@ -100,11 +100,12 @@ class Membership:
                 f"what listens at {where} is not the launcher of node 0{differs}",
                 next_step=f"set the same {VARIABLE} on all nodes, and see what listens there"
                 if differs
-                else "see what it is, or take another port: --port, or MASTER_PORT",
+                else "see what it is, or take another port: --port, --master ADDRESS:PORT or MASTER_PORT",
             )
         if found["job"] != mine["job"]:
             raise PreflightError(
-                f"another job uses {where}", next_step="wait for its end, or take another port: --port N"
+                f"another job uses {where}",
+                next_step="wait for its end, or take another port: --port, --master ADDRESS:PORT or MASTER_PORT",
             )
         if found["num_nodes"] != mine["num_nodes"]:
             raise PreflightError(

@@ -198,7 +198,7 @@ def _open_store(node: NodePlan, host: str, *, bound: str | None = None) -> dist.
             what = f"the rendezvous port {port} of {socket.gethostname()} is in use"
             next_step = (
                 "end what uses it (another job, or an earlier start of this one?), or take another: "
-                "--port, or MASTER_PORT"
+                "--port, --master ADDRESS:PORT or MASTER_PORT"
             )
         else:
             what = f"no store could be opened at {node.endpoint}: {str(error).strip().splitlines()[0]}"

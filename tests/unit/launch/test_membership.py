@@ -66,7 +66,10 @@ def test_who_comes_to_the_meeting_of_another_job_is_sent_away() -> None:
     stranger = NodePlan(num_nodes=3, node_rank=2, endpoint="a:1", job="another")
     with pytest.raises(PreflightError) as caught:
         Membership(store, stranger).check_job()
-    assert str(caught.value) == ("another job uses a:1\n  next: wait for its end, or take another port: --port N")
+    assert str(caught.value) == (
+        "another job uses a:1\n"
+        "  next: wait for its end, or take another port: --port, --master ADDRESS:PORT or MASTER_PORT"
+    )
     with pytest.raises(
         PreflightError, match="the number of nodes differs: 3 on node 0, 4 on node 3; or another job uses a:1"
     ):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import drumline
 from drumline.net.reasons import Reason
 from drumline.watch.cluster_state import (
     ANSWER_OF,
@@ -747,3 +749,12 @@ def test_whose_code_a_stack_is_in(stack: list[str], users: str, loads: int, meet
         bool(loads),
         bool(meets),
     )
+
+
+def test_every_module_of_ours_is_known_as_ours() -> None:
+    """Else a hang in it would be blamed on the user's code."""
+    package = Path(drumline.__file__).parent
+    frames = [
+        f"{path.relative_to(package.parent)}:1 in f" for path in package.rglob("*.py") if path.name != "__init__.py"
+    ]
+    assert [frame for frame in frames if users_frame([frame])] == []
