@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Literal, TextIO
 
@@ -62,7 +62,8 @@ def open_reporter(settings: LogConfig, folder: RunFolder, ddp: DDPManager) -> It
     with ExitStack() as stack:
         log_file = stack.enter_context(open_log(folder.log_file(ddp.rank)))
         plain = make_display("plain", log_file)
-        sinks: list[Sink] = [EventLog(folder.event_file(ddp.rank))]
+        events = stack.enter_context(closing(EventLog(folder.event_file(ddp.rank))))
+        sinks: list[Sink] = [events]
         if ddp.is_main_process():
             sinks += [plain, make_display(settings.display, sys.stdout)]
             if settings.tensorboard:

@@ -49,7 +49,11 @@ class TracedStep:
         self.grad_norm: Tensor | None = None
         with self._errors_explained():
             self._log = EventLog(self._path)
-        self._write("start", world_size=self._job.ddp.world_size, pid=os.getpid(), **self._tensors())
+        try:
+            self._write("start", world_size=self._job.ddp.world_size, pid=os.getpid(), **self._tensors())
+        except BaseException:
+            self.close()
+            raise
 
     def __call__(self, step: Step) -> None:
         """Collective: one optimizer step, and its line in the trace."""

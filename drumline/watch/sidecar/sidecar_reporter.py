@@ -124,9 +124,8 @@ class SidecarReporter:
     def _append_event(self, run: Path, event: Mapping[str, Any]) -> None:
         make_own_folder(run, follow_links=True)
         make_own_folder(run / "events")
-        lines = JsonLines(run / "events" / "watch.jsonl")
-        lines.append(json.dumps({"number": self._num_events, **event}))
-        lines.close()
+        with contextlib.closing(JsonLines(run / "events" / "watch.jsonl")) as lines:
+            lines.append(json.dumps({"number": self._num_events, **event}))
         self._num_events += 1
 
 
