@@ -109,12 +109,6 @@ def is_right_on_one_host(program: Program, node: ast.AST) -> bool:
     return all(_is_on_one_host(program, run) for run in whole)
 
 
-def is_size_of_one_host(size: ast.expr | None) -> bool:
-    """A group, or shares of the data, among the processes of one host, as meant: by how many there are."""
-    written = ast.unparse(size) if size is not None else ""
-    return isinstance(size, ast.Constant) or "LOCAL_WORLD_SIZE" in written or "device_count" in written
-
-
 def meets_on_one_host(program: Program, source: Source) -> bool:
     """Whether every group that a file makes is one of this host: by its address, or by how many take part."""
     inits = list(program.calls(source, INIT))
