@@ -31,15 +31,7 @@ from benchmarks.ways.ours import engine_steps
 from drumline.config.schema import WatchConfig
 from drumline.distributed.group import collective_counter
 from drumline.manager import DDPManager
-from drumline.watch.heartbeat import (
-    BACKWARD,
-    DATA,
-    FORWARD,
-    OPTIMIZER,
-    HeartbeatWriter,
-    Phase,
-    read_heartbeat,
-)
+from drumline.watch.heartbeat import BACKWARD, DATA, FORWARD, OPTIMIZER, HeartbeatWriter, Phase, read_heartbeat
 
 NAME = MINI_RESNET
 STEPS_PER_BLOCK = 4

@@ -41,9 +41,7 @@ class Options:
 
 def parse(description: str | None, tables: Sequence[str]) -> Options:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks",
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="python -m benchmarks", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("tables", nargs="+", choices=tables, metavar="TABLE", help=", ".join(tables))
     parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="where results go [runs/bench]")

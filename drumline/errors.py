@@ -114,8 +114,7 @@ class MissingExtraError(UsageError):
 
     def __init__(self, feature: str, *, extra: str) -> None:
         super().__init__(
-            f"{feature} needs a package that is not installed",
-            next_step=f"pip install 'drumline[{extra}]'",
+            f"{feature} needs a package that is not installed", next_step=f"pip install 'drumline[{extra}]'"
         )
 
 

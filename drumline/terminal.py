@@ -61,12 +61,7 @@ def print_message(text: object, *more: object, stream: TextIO | None = None) -> 
 
 
 def show(
-    text: str,
-    *,
-    end: str = "\n",
-    stream: TextIO | None = None,
-    is_painted: bool = False,
-    is_data: bool = False,
+    text: str, *, end: str = "\n", stream: TextIO | None = None, is_painted: bool = False, is_data: bool = False
 ) -> None:
     """Print a page, a table or a help text, on stdout. Its lines are the caller's: values in it are `one_line`.
 

@@ -41,8 +41,7 @@ def _load(spec: str, kind: str, example: str, is_one: Callable[[Any], bool], bas
     module_name, _, name = spec.rpartition(":")
     if not module_name or not name.isidentifier():
         raise UsageError(
-            f"{spec!r} does not name a {kind}",
-            next_step=f"write path/to/file.py:{example} or package.module:{example}",
+            f"{spec!r} does not name a {kind}", next_step=f"write path/to/file.py:{example} or package.module:{example}"
         )
     module = _load_file(Path(module_name)) if module_name.endswith(".py") else _load_module(module_name)
     known = {known: value for known, value in vars(module).items() if is_one(value)}
@@ -81,8 +80,7 @@ def _load_file(path: Path) -> ModuleType:
         return known
     if known is not None:
         raise UsageError(
-            f"{path} cannot be loaded: a module named {path.stem!r} is already loaded",
-            next_step=f"rename {path.name}",
+            f"{path} cannot be loaded: a module named {path.stem!r} is already loaded", next_step=f"rename {path.name}"
         )
     return importlib.import_module(path.stem)
 

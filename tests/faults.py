@@ -86,11 +86,7 @@ def _install(fault: Fault) -> None:
         "data": (delivery, "to_device", before),
         "forward": (TrainStep, "_forward", behind),
         "backward": (TrainStep, "_backward", behind),
-        "exchange": (
-            LiveBuffers,
-            "broadcast",
-            before,
-        ),  # gradients are there, and nothing has been made of them
+        "exchange": (LiveBuffers, "broadcast", before),  # gradients are there, and nothing has been made of them
         "optimizer": (TrainStep, "_update", behind),
         "gather": (saver, "gather_tensors", before),
         "write": (disk, "write_file", behind),

@@ -121,11 +121,7 @@ class Strided(Classify):
 
     def model(self) -> nn.Module:
         model = nn.Sequential(
-            nn.Unflatten(1, (6, 1, 1)),
-            nn.Conv2d(6, 8, 3, padding=1),
-            nn.Tanh(),
-            nn.Flatten(),
-            nn.Linear(8, 2),
+            nn.Unflatten(1, (6, 1, 1)), nn.Conv2d(6, 8, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(8, 2)
         ).double()
         model[4].weight = nn.Parameter(model[4].weight.detach().t().contiguous().t())
         return model.to(memory_format=torch.channels_last)

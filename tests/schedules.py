@@ -203,10 +203,7 @@ def main() -> int:
     options = parser.parse_args()
     schedules = [make_schedule(options.first + number) for number in range(options.count)]
     started, results = time.monotonic(), Counter[tuple[str, bool]]()
-    with (
-        tempfile.TemporaryDirectory(prefix="drumline-soak-") as folder,
-        ThreadPoolExecutor(options.jobs) as pool,
-    ):
+    with tempfile.TemporaryDirectory(prefix="drumline-soak-") as folder, ThreadPoolExecutor(options.jobs) as pool:
         references = References(Path(folder))
 
         def is_same(schedule: Schedule) -> bool:

@@ -91,12 +91,7 @@ def make(options: Options, ddp: DDPManager) -> Table:
         f"n = {rounds} blocks of {steps} steps, in turn in one process under DDP; medians; all but ours "
         f"with a DataLoader of {workers} workers"
     )
-    taken = measure(
-        chosen,
-        rounds=rounds,
-        steps=steps,
-        warm_up=5 if options.tiny else 120,
-    )
+    taken = measure(chosen, rounds=rounds, steps=steps, warm_up=5 if options.tiny else 120)
     return _table(taken, "tiny" if options.tiny else "64-128-256 x2", size, how)
 
 

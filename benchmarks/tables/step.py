@@ -56,12 +56,7 @@ def make(options: Options, ddp: DDPManager) -> Table:
     ways = [Way("by hand, eager", partial(by_hand, work)), *peers(work), *ours]
     chosen = [way for way in ways if options.wants(way.name)]
     rounds, steps = options.rounds_or(7), 3 if options.tiny else 100
-    taken = measure(
-        chosen,
-        rounds=rounds,
-        steps=steps,
-        warm_up=3 if options.tiny else 30,
-    )
+    taken = measure(chosen, rounds=rounds, steps=steps, warm_up=3 if options.tiny else 30)
     return _table(taken, config, f"n = {rounds} blocks of {steps} steps, in turn in one process under DDP; medians")
 
 

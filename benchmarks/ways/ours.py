@@ -85,13 +85,7 @@ def whole_run(
         progress = _Followed(pass_on, samples)
         train(RunRequest(name, config, run, False, ()), task, ddp, progress)
 
-    return Way(
-        name,
-        go,
-        wake=partial(_with_sidecar, ddp, let_go_on),
-        rest=partial(_rest, ddp, run),
-        warm_up=warm_up,
-    )
+    return Way(name, go, wake=partial(_with_sidecar, ddp, let_go_on), rest=partial(_rest, ddp, run), warm_up=warm_up)
 
 
 def run_folder(folder: Path, name: str) -> Path:

@@ -54,10 +54,7 @@ def _key(attempt: Attempt) -> Key:
 
 
 def _pair_up(
-    left: Sequence[Left],
-    right: Sequence[Right],
-    left_key: Callable[[Left], Key],
-    right_key: Callable[[Right], Key],
+    left: Sequence[Left], right: Sequence[Right], left_key: Callable[[Left], Key], right_key: Callable[[Right], Key]
 ) -> list[tuple[Left, Right]]:
     """In order if both sides have as many, which agree; else those whose key is unique on both sides."""
     left_keys, right_keys = list(map(left_key, left)), list(map(right_key, right))

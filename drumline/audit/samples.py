@@ -7,13 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from drumline.audit.checkpoint_check import SavedPosition
-from drumline.audit.epoch_coverage import (
-    EpochPiece,
-    check_epoch,
-    describe_samples,
-    empty_steps,
-    pieces_of,
-)
+from drumline.audit.epoch_coverage import EpochPiece, check_epoch, describe_samples, empty_steps, pieces_of
 from drumline.audit.ledger_history import FILE, History, read_history
 from drumline.audit.section import Section
 from drumline.text import join_names, plural, span

@@ -9,12 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from drumline.audit.checkpoint_check import (
-    Progress,
-    check_checkpoints,
-    check_newest_save,
-    check_saves_are_reported,
-)
+from drumline.audit.checkpoint_check import Progress, check_checkpoints, check_newest_save, check_saves_are_reported
 from drumline.audit.event_check import check_events
 from drumline.audit.ledger_history import FILE
 from drumline.audit.samples import check_samples

@@ -13,13 +13,7 @@ from drumline.checkpoint.manifest import CorruptCheckpointError, Manifest
 
 
 def prune(
-    root: Path,
-    *,
-    keep_last: int,
-    keep_best: int,
-    metric: str,
-    higher_is_better: bool,
-    newest: Path | None = None,
+    root: Path, *, keep_last: int, keep_best: int, metric: str, higher_is_better: bool, newest: Path | None = None
 ) -> list[Path]:
     """Remove all but the newest `keep_last` and the best `keep_best` finite ones; the newest valid one is always kept.
 

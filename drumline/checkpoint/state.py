@@ -45,11 +45,7 @@ def capture(
 
 
 def restore(
-    snapshot: Snapshot,
-    model: nn.Module,
-    optimizer: Optimizer | None = None,
-    *,
-    scaler: GradScaler | None = None,
+    snapshot: Snapshot, model: nn.Module, optimizer: Optimizer | None = None, *, scaler: GradScaler | None = None
 ) -> dict[str, Any]:
     """Put a snapshot back into a model, wrapped or not, on any device; returns the progress."""
     tensors, documents = snapshot.tensors, snapshot.documents
@@ -61,8 +57,7 @@ def restore(
     if optimizer is not None:
         if "optimizer" not in documents:
             raise CheckpointError(
-                "the checkpoint holds no optimizer state",
-                next_step="load the model alone, without an optimizer",
+                "the checkpoint holds no optimizer state", next_step="load the model alone, without an optimizer"
             )
         with translated("optimizer"):
             load_optimizer_state(model, optimizer, tensors["optimizer"], documents["optimizer"])

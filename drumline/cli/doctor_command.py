@@ -38,11 +38,7 @@ FlagTable = Mapping[str, tuple[Any, str, str]]
 GROUPS: Mapping[str, FlagTable] = {
     "anywhere": {
         "data": (str, "DIR", "The dataset's folder, compared across hosts [DATASET_DIR]."),
-        "code": (
-            str,
-            "DIR",
-            "The code's folder, compared across hosts [this folder, unless it is your home].",
-        ),
+        "code": (str, "DIR", "The code's folder, compared across hosts [this folder, unless it is your home]."),
         "run": (str, "DIR", "Where runs will be written: its disk is checked [this folder]."),
         "json": (bool, "", "Print everything as JSON, for scripts."),
         "help": (bool, "", "Show this text."),
@@ -61,11 +57,7 @@ GROUPS: Mapping[str, FlagTable] = {
     "without ssh  The same command on each node: typed, by srun, or in pods.": {
         "nodes": (Count, "N", "The number of nodes [SLURM_NNODES]."),
         "node-rank": (CountOrZero, "K", "Which of them this is; node 0 leads and reports [SLURM_NODEID]."),
-        "master": (
-            str,
-            "ADDR[:PORT]",
-            f"Where node 0 is [the first host of the srun step; port {DEFAULT_PORT}].",
-        ),
+        "master": (str, "ADDR[:PORT]", f"Where node 0 is [the first host of the srun step; port {DEFAULT_PORT}]."),
         "wait": (Count, "S", f"How many seconds nodes wait for each other [{WAIT_S}]."),
     },
     "a real process group  Values of collectives, and a step of DDP.": {

@@ -204,11 +204,7 @@ def _launch_on_hosts(request: LaunchRequest) -> int:
 
 
 def _hosts_job(
-    request: LaunchRequest,
-    hosts: Sequence[Host],
-    nodes: Sequence[NodePlan],
-    program: Program,
-    spares: Sequence[Host],
+    request: LaunchRequest, hosts: Sequence[Host], nodes: Sequence[NodePlan], program: Program, spares: Sequence[Host]
 ) -> HostsJob:
     given, name = request.given, nodes[0].job
     logs = Path(given.get("logs") or launch_folder(name))

@@ -44,11 +44,7 @@ ANYWHERE: FlagTable = {
     "help": (bool, "", "Show this text."),
 }
 OF_WATCH: FlagTable = {
-    "watch": (
-        bool,
-        "",
-        "Watch a script that does not use Drumline: report which rank blocks the others, and where.",
-    ),
+    "watch": (bool, "", "Watch a script that does not use Drumline: report which rank blocks the others, and where."),
     "on-hang": (
         Literal["restart", "stop", "report"],
         "restart | stop | report",
@@ -97,11 +93,7 @@ OF_HOSTS: FlagTable = {
 }
 BY_HAND: FlagTable = {
     "node-rank": (CountOrZero, "K", "The same without a file: this is node K of --nodes."),
-    "master": (
-        str,
-        "ADDR[:PORT]",
-        f"The address of node 0, where the rendezvous is [port {DEFAULT_PORT}].",
-    ),
+    "master": (str, "ADDR[:PORT]", f"The address of node 0, where the rendezvous is [port {DEFAULT_PORT}]."),
     "address": (str, "ADDR", "The address of this node for the others [that of its route to the master]."),
 }
 BY_FILE_OR_HAND: FlagTable = {
@@ -127,11 +119,7 @@ OF_NODES: FlagTable = {
         "SECONDS",
         f"How long MIN nodes wait for the rest before they continue without them [{LAST_CALL_S}].",
     ),
-    "lost-after": (
-        Count,
-        "SECONDS",
-        f"A node without a heartbeat for this long counts as lost [{LOST_AFTER_S}].",
-    ),
+    "lost-after": (Count, "SECONDS", f"A node without a heartbeat for this long counts as lost [{LOST_AFTER_S}]."),
 }
 OF_SLURM: FlagTable = {
     "slurm": (bool, "", "Write a batch file and submit it with sbatch; with --print only show it."),
@@ -142,11 +130,7 @@ OF_SLURM: FlagTable = {
     "cpus": (Count, "N", "Cores of each node."),
     "mem": (str, "SIZE", "Memory of each node, as in 64G."),
     "job-name": (str, "NAME", "The name of the job and of its log [that of the task or script]."),
-    "signal-before": (
-        Count,
-        "S",
-        f"How long before the time limit the run is asked to save [{SIGNAL_BEFORE_S} s].",
-    ),
+    "signal-before": (Count, "S", f"How long before the time limit the run is asked to save [{SIGNAL_BEFORE_S} s]."),
     "max-requeues": (CountOrZero, "N", f"How often a preempted job is requeued [{MAX_REQUEUES}]."),
     "sbatch": (str, "FLAGS", "Any other flags of sbatch: --sbatch='--exclusive --constraint=a100'."),
     "srun": (
@@ -164,11 +148,7 @@ OF_KUBERNETES: FlagTable = {
         "v2 | v1 | job",
         "Kubeflow's TrainJob, its older PyTorchJob, or a plain indexed Job with a headless Service [v2].",
     ),
-    "image": (
-        str,
-        "IMAGE",
-        "The container image; it contains the code, and drumline for a task or with --nnodes.",
-    ),
+    "image": (str, "IMAGE", "The container image; it contains the code, and drumline for a task or with --nnodes."),
     "name": (str, "NAME", "The name of the job in the cluster [that of the task or script]."),
     "namespace": (str, "NAME", "The namespace [kubectl's own]."),
     "claim": (str, "NAME", "A PersistentVolumeClaim for run folders, mounted at /runs in every pod."),
@@ -176,11 +156,7 @@ OF_KUBERNETES: FlagTable = {
 }
 OF_CLUSTERS: FlagTable = {
     "nodes": (Count, "N", "Nodes of a Slurm job, pods, or with --node-rank the nodes of the job [1]."),
-    "gpus": (
-        CountOrZero,
-        "N",
-        "GPUs of each [Slurm: the partition's default; pods: one per rank, 0 for none].",
-    ),
+    "gpus": (CountOrZero, "N", "GPUs of each [Slurm: the partition's default; pods: one per rank, 0 for none]."),
     "out": (str, "FILE", "Where to write the manifest [the screen] or the batch file [NAME.sbatch]."),
 }
 # As the help shows them.

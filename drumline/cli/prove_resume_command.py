@@ -219,8 +219,7 @@ def _new_folder(folder: Path) -> Path:
     except OSError as error:
         verb = "written" if folder.is_dir() else "made"
         raise UsageError(
-            f"the folder {folder} cannot be {verb}: {error.strerror}",
-            next_step="choose another with --keep DIR",
+            f"the folder {folder} cannot be {verb}: {error.strerror}", next_step="choose another with --keep DIR"
         ) from error
     if not is_empty:
         raise UsageError(f"the folder {folder} is not empty", next_step="choose another with --keep DIR, or empty it")

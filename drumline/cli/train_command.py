@@ -19,11 +19,7 @@ from drumline.terminal import show
 from drumline.user_code import is_class_spec
 
 OWN_FLAGS: FlagTable = {
-    "config": (
-        str,
-        "FILE",
-        "A TOML file of settings; flags override it. A run's own config.toml is such a file.",
-    ),
+    "config": (str, "FILE", "A TOML file of settings; flags override it. A run's own config.toml is such a file."),
     "run": (str, "DIR", "The run folder [runs/TASK]. The same command again resumes what is there."),
     "procs": (Count, "N", "Ranks to start on this machine [one per GPU, or 1]; not under torchrun or srun."),
     "max-restarts": (

@@ -118,10 +118,7 @@ def _show_text(run: RunStatus, *, is_whole: bool, notices: Sequence[dict[str, st
         if is_whole:
             lines += [summary_line(run.status), *table(rows)]
         elif not run.has_ended:
-            lines += [
-                summary_line(run.status),
-                *table([row for row in rows if row.level > RowLevel.GOOD])[1:],
-            ]
+            lines += [summary_line(run.status), *table([row for row in rows if row.level > RowLevel.GOOD])[1:]]
         shown = run.status["notices"] if notices is None else notices
         lines += [notice["message"] for notice in shown]
     if problem := run.problem():

@@ -22,11 +22,7 @@ from drumline.untrusted import TEXT_BYTES, parse_toml, read_regular
 _HEADER = re.compile(r"\[\[?([^\[\]]+)\]")
 _KEY = re.compile(r"([\w.\-\"' \t]+)=")
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
-_ESCAPES = {
-    **{code: f"\\u{code:04x}" for code in (*range(0x20), 0x7F)},
-    ord('"'): '\\"',
-    ord("\\"): "\\\\",
-}
+_ESCAPES = {**{code: f"\\u{code:04x}" for code in (*range(0x20), 0x7F)}, ord('"'): '\\"', ord("\\"): "\\\\"}
 
 
 def read_file(path: Path) -> Layer:

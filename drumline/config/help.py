@@ -25,11 +25,7 @@ GRAMMAR = (
 
 
 def render_help(
-    *,
-    width: int = 80,
-    bold: bool = False,
-    task: str | None = None,
-    task_defaults: Mapping[str, Any] = NO_DEFAULTS,
+    *, width: int = 80, bold: bool = False, task: str | None = None, task_defaults: Mapping[str, Any] = NO_DEFAULTS
 ) -> str:
     """The tasks and all settings, as plain text; `task_defaults` are shown in place of the schema's, as `task`'s."""
     width = max(MIN_WIDTH, min(width, MAX_WIDTH))

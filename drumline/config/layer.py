@@ -12,10 +12,7 @@ from typing import Any
 from drumline.config.fields import FIELDS, annotation_of, nearest, unknown_setting
 from drumline.config.values import Mismatch, from_text, from_value, show
 
-EXCLUSIVE_PAIRS = (
-    ("train.batch_size", "train.batch_size_per_rank"),
-    ("train.epochs", "train.steps"),
-)
+EXCLUSIVE_PAIRS = (("train.batch_size", "train.batch_size_per_rank"), ("train.epochs", "train.steps"))
 """Two ways to set one thing. Across layers the stronger layer's one replaces the other."""
 
 SCHEMA_DEFAULT = "default"

@@ -67,11 +67,6 @@ PRESETS: Mapping[str, Preset] = {
     ),
     "synthetic": Preset(
         "MiniResNet on synthetic images, to try the speed and a cluster",
-        {
-            "model.name": "mini_resnet",
-            "data.name": "synthetic_images",
-            "train.batch_size": 64,
-            "train.epochs": 2,
-        },
+        {"model.name": "mini_resnet", "data.name": "synthetic_images", "train.batch_size": 64, "train.epochs": 2},
     ),
 }

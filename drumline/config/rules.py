@@ -100,9 +100,7 @@ RULES = (
         "Nesterov's form needs momentum; give --no-optim.nesterov or a momentum above 0",
     ),
     Rule(
-        ("optim.betas", "optim.name"),
-        lambda betas, name: name == "adamw" and 1.0 in betas,
-        "adamw needs betas below 1",
+        ("optim.betas", "optim.name"), lambda betas, name: name == "adamw" and 1.0 in betas, "adamw needs betas below 1"
     ),
     Rule(
         ("model.heads", "model.width", "model.name"),

@@ -128,13 +128,7 @@ class _EvaluationReader(Dataset[Any]):
     """Answers with this rank's batches one by one, and at the end with the number of samples that all ranks have."""
 
     def __init__(
-        self,
-        dataset: Any,
-        *,
-        batch_size: int,
-        rank: int,
-        world_size: int,
-        collate: Callable[[list[Any]], Any] | None,
+        self, dataset: Any, *, batch_size: int, rank: int, world_size: int, collate: Callable[[list[Any]], Any] | None
     ) -> None:
         self._dataset = dataset
         self._batch_size = batch_size

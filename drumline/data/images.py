@@ -82,8 +82,7 @@ class ImageArrays(ImageDataset):
 
     def gather(self, indices: NDArray[np.int64], *, pinned: bool = False) -> LabelledImages:
         return LabelledImages(
-            gather_rows(self._images, indices, pinned=pinned),
-            gather_rows(self._labels, indices, pinned=pinned),
+            gather_rows(self._images, indices, pinned=pinned), gather_rows(self._labels, indices, pinned=pinned)
         )
 
 

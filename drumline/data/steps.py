@@ -47,10 +47,7 @@ class LoaderObserver(Protocol):
 
 
 def observed(
-    batches: Iterator[Any],
-    observer: LoaderObserver | None,
-    *,
-    steps_done: Callable[[], int | None] = lambda: None,
+    batches: Iterator[Any], observer: LoaderObserver | None, *, steps_done: Callable[[], int | None] = lambda: None
 ) -> Iterator[Any]:
     """The same batches; the observer is notified around each."""
     return batches if observer is None else _notifying(batches, observer, steps_done)

@@ -103,11 +103,7 @@ class StreamLoader(StepLoader):
         """This rank's position in a resumable stream, after the last whole step; None: the cursor is all."""
         if self._position is None:
             return None
-        return {
-            "world_size": self.sharding.world_size,
-            "rank": self.sharding.rank,
-            **self._position._asdict(),
-        }
+        return {"world_size": self.sharding.world_size, "rank": self.sharding.rank, **self._position._asdict()}
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Move to where `state_dict` was taken, on the same rank of as many."""

@@ -105,12 +105,7 @@ class StreamReader(Dataset[Any]):
     """Answers with this rank's part of each step, or with a DataError, which the training process raises."""
 
     def __init__(
-        self,
-        dataset: Any,
-        *,
-        sharding: Sharding,
-        seed: int,
-        collate: Callable[[list[Any]], Any] | None = None,
+        self, dataset: Any, *, sharding: Sharding, seed: int, collate: Callable[[list[Any]], Any] | None = None
     ) -> None:
         self._dataset = dataset
         self._name = type(dataset).__name__

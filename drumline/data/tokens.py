@@ -182,8 +182,7 @@ def _map_npy(path: Path) -> NDArray[Any]:
         values: NDArray[Any] = open_memmap(path, mode="r")
     except (ValueError, OSError, EOFError) as error:
         raise DataError(
-            f"{path} cannot be mapped as a .npy file ({error})",
-            next_step="write it with numpy.save(path, tokens)",
+            f"{path} cannot be mapped as a .npy file ({error})", next_step="write it with numpy.save(path, tokens)"
         ) from error
     if values.ndim != 1 or values.dtype.kind not in "iu":
         raise DataError(

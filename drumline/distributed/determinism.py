@@ -73,10 +73,7 @@ def explain_refused_kernels() -> Iterator[None]:
 def machine_facts(device: torch.device) -> dict[str, Any]:
     """What the last bit of a result depends on. The same run on another machine is the same run, but for rounding."""
     if device.type == "cuda":
-        hardware: dict[str, Any] = {
-            "device": torch.cuda.get_device_name(device),
-            "CUDA version": torch.version.cuda,
-        }
+        hardware: dict[str, Any] = {"device": torch.cuda.get_device_name(device), "CUDA version": torch.version.cuda}
     else:
         hardware = {
             "device": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",

@@ -262,10 +262,7 @@ def are_siblings(left: TreeNode, right: TreeNode, num_shards: int) -> bool:
 
 
 def fold(
-    sums: list[tuple[TreeNode, Part]],
-    new: tuple[TreeNode, Part],
-    num_shards: int,
-    add: Callable[[Part, Part], None],
+    sums: list[tuple[TreeNode, Part]], new: tuple[TreeNode, Part], num_shards: int, add: Callable[[Part, Part], None]
 ) -> None:
     """Append the next shard's part to a list of sums, and add up whatever now makes a whole node."""
     sums.append(new)

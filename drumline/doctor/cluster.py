@@ -57,13 +57,7 @@ class DoctorResult:
 
 
 async def check_over_ssh(
-    hosts: Sequence[Host],
-    options: DoctorOptions,
-    *,
-    port: int,
-    client: Sequence[str],
-    python: str,
-    progress: Progress,
+    hosts: Sequence[Host], options: DoctorOptions, *, port: int, client: Sequence[str], python: str, progress: Progress
 ) -> DoctorResult:
     """From anywhere that reaches the hosts by ssh."""
     survey = Survey([HostRecord(host.name, host.address) for host in hosts], port)
@@ -90,10 +84,7 @@ async def check_as_node_zero(node: NodeOptions, options: DoctorOptions, progress
 
         return open_client
 
-    openers = [
-        lambda: NodeClient.start(sys.executable, "-m", NODE_SERVER),
-        *map(opener, range(1, node.nodes)),
-    ]
+    openers = [lambda: NodeClient.start(sys.executable, "-m", NODE_SERVER), *map(opener, range(1, node.nodes))]
     return await _examine(Survey(hosts, node.port, by_ssh=False), openers, options, {}, progress)
 
 

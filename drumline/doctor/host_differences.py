@@ -40,10 +40,7 @@ class ComparedValue:
         return tuple(host for _, hosts in self.groups[1:] for host in hosts)
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "values": [{"value": value, "hosts": list(hosts)} for value, hosts in self.groups],
-        }
+        return {"name": self.name, "values": [{"value": value, "hosts": list(hosts)} for value, hosts in self.groups]}
 
     def text(self) -> str:
         """`2.13.0 on a and b; 2.11.0 on c`."""

@@ -283,10 +283,7 @@ def watching_for_notice(notice: str | None, ddp: DDPManager, preemption: Preempt
     ended = threading.Event()
     # A daemon, and not waited for: the user's function may never return.
     threading.Thread(
-        target=_ask_for_notice,
-        args=(probe, every_s, notice, preemption, ended),
-        name="drumline-notice",
-        daemon=True,
+        target=_ask_for_notice, args=(probe, every_s, notice, preemption, ended), name="drumline-notice", daemon=True
     ).start()
     try:
         yield

@@ -111,9 +111,7 @@ def report_end(context: RunContext, notices: WatchNotices) -> None:
         data_share=min(1.0, job.loader.waited_s / max(throughput.seconds, 1e-9)),
         metrics=context.metrics,
         best_step=best(
-            context.folder.checkpoints,
-            metric=job.task.best_metric,
-            higher_is_better=job.task.higher_is_better,
+            context.folder.checkpoints, metric=job.task.best_metric, higher_is_better=job.task.higher_is_better
         ),
         stragglers=notices.stragglers,
         run=str(request.run),

@@ -171,6 +171,5 @@ def write_whole(path: Path, text: str) -> None:
         replace_text(path, text)
     except OSError as error:
         raise TrainingError(
-            f"{path} could not be written: {error.strerror}",
-            next_step="make room there, or use another --run DIR",
+            f"{path} could not be written: {error.strerror}", next_step="make room there, or use another --run DIR"
         ) from error

@@ -73,10 +73,7 @@ def rank_variables(environment: Mapping[str, str]) -> dict[str, str]:
         return {}
     if int(environment.get("SLURM_STEP_NUM_TASKS", "1")) < 2:
         return {}
-    node_list, per_node = (
-        environment["SLURM_STEP_NODELIST"],
-        environment.get("SLURM_STEP_TASKS_PER_NODE", "1"),
-    )
+    node_list, per_node = (environment["SLURM_STEP_NODELIST"], environment.get("SLURM_STEP_TASKS_PER_NODE", "1"))
     # Hosts are in the order of their ranks only where each has the same number, in blocks.
     in_blocks = "," not in per_node and environment.get("SLURM_DISTRIBUTION", "block").startswith("block")
     return {
@@ -231,8 +228,7 @@ def write_batch_file(path: Path, text: str) -> None:
     try:
         if os.path.lexists(path) and WRITTEN not in read_regular(path).decode(errors="replace"):
             raise UsageError(
-                f"{path} exists, and was not written by drumline launch",
-                next_step="give another path with --out",
+                f"{path} exists, and was not written by drumline launch", next_step="give another path with --out"
             )
         replace_text(path, text)
     except OSError as error:

@@ -26,8 +26,7 @@ def register_model(name: str) -> Callable[[Builder], Builder]:
         if name in _builders:
             both = (f"{one.__module__}.{one.__qualname__}" for one in (_builders[name], builder))
             raise UsageError(
-                f"two models are called {name!r}: {' and '.join(both)}",
-                next_step="give one of them another name",
+                f"two models are called {name!r}: {' and '.join(both)}", next_step="give one of them another name"
             )
         _builders[name] = builder
         return builder

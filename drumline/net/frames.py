@@ -73,11 +73,7 @@ def _check_numbers(text: bytes) -> None:
 
 
 def read_field(
-    message: Mapping[str, Any],
-    name: str,
-    kind: type[Any],
-    low: float | None = None,
-    high: float | None = None,
+    message: Mapping[str, Any], name: str, kind: type[Any], low: float | None = None, high: float | None = None
 ) -> Any:
     """A field of this type and within these bounds; FrameError otherwise."""
     value: Any = message.get(name)
@@ -130,8 +126,7 @@ class Session:
         text = line[SEAL_BYTES + 1 :]
         if not hmac.compare_digest(line[: SEAL_BYTES + 1], _seal(self._theirs, self._received, text) + b" "):
             raise FrameError(
-                WRONG_SEAL,
-                "received a line with a wrong seal: somebody between the hosts has changed or added it",
+                WRONG_SEAL, "received a line with a wrong seal: somebody between the hosts has changed or added it"
             )
         self._received += 1
         return decode(text, max_bytes=self._max_bytes)

@@ -56,14 +56,7 @@ Handshake = Generator[Message | None, Message, Agreed]
 def dial(secret: bytes | None, purpose: str, me: int, to: int, **facts: Any) -> Handshake:
     """The dialler's side. It proves first: a listener answers strangers with nothing but a nonce. `facts`: what else
     the listener should know of this node."""
-    hello = {
-        "drumline": purpose,
-        "node": me,
-        "to": to,
-        "nonce": nonce(),
-        "secret": secret is not None,
-        **facts,
-    }
+    hello = {"drumline": purpose, "node": me, "to": to, "nonce": nonce(), "secret": secret is not None, **facts}
     challenge = yield hello
     _check_not_refused(challenge)
     _check_nonce(challenge)
@@ -99,8 +92,7 @@ def answer(
     proof = (yield challenge).get("proof")
     if not _is_proof(proof, _proof(secret, "dialler", hello, challenge)):
         raise RefusedError(
-            f"{VARIABLE} of node {node} differs from that of node {me}",
-            next_step="set it to one value on all nodes",
+            f"{VARIABLE} of node {node} differs from that of node {me}", next_step="set it to one value on all nodes"
         )
     admit(hello)
     session = _session(secret, ("to dialler", "to listener"), hello, challenge)

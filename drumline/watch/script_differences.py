@@ -121,11 +121,7 @@ class ScriptComparison:
                     self._equal_at[key] = max(step, self._equal_at.get(key, 0))
 
     def _module_difference(
-        self,
-        key: str,
-        step: int,
-        modules: Mapping[int, ModuleReport],
-        reports: Mapping[int, ScriptReport],
+        self, key: str, step: int, modules: Mapping[int, ModuleReport], reports: Mapping[int, ScriptReport]
     ) -> ScriptDifference:
         ranks = sorted(modules)
         hashes = [modules[rank].hashes[step] for rank in ranks]

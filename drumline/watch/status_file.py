@@ -74,12 +74,7 @@ def status_record(
         "hang_s": hang_s,
         "ranks": [_rank_record(rank, (rates or {}).get(rank.rank)) for rank in cluster.ranks],
         "lost": [
-            {
-                "host": one.host,
-                "ranks": list(one.ranks),
-                "no_heartbeat_s": round(one.no_heartbeat_s, 1),
-                "how": one.how,
-            }
+            {"host": one.host, "ranks": list(one.ranks), "no_heartbeat_s": round(one.no_heartbeat_s, 1), "how": one.how}
             for one in cluster.lost
         ],
         "notices": [notice._asdict() for notice in notices[-MAX_NOTICES:]],

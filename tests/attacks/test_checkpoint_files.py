@@ -91,23 +91,11 @@ FORGED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "step as a truth": (lambda content: content.update(step=True), "its step is True"),
     "step below zero": (lambda content: content.update(step=-2), "its step is -2"),
     "metrics as a list": (lambda content: content.update(metrics=[1]), "its metrics are not numbers"),
-    "metrics as text": (
-        lambda content: content.update(metrics={"loss": "low"}),
-        "its metrics are not numbers",
-    ),
-    "created as a number": (
-        lambda content: content.update(created=7),
-        "its created or non_finite is not text",
-    ),
-    "non_finite as a list": (
-        lambda content: content.update(non_finite=[]),
-        "its created or non_finite is not",
-    ),
+    "metrics as text": (lambda content: content.update(metrics={"loss": "low"}), "its metrics are not numbers"),
+    "created as a number": (lambda content: content.update(created=7), "its created or non_finite is not text"),
+    "non_finite as a list": (lambda content: content.update(non_finite=[]), "its created or non_finite is not"),
     "an entry as text": (lambda content: content["files"].update(x="y"), "no size and checksum of x"),
-    "an entry without a size": (
-        lambda content: content["files"].update(x={"blake3": ""}),
-        "no size and checksum",
-    ),
+    "an entry without a size": (lambda content: content["files"].update(x={"blake3": ""}), "no size and checksum"),
     "a size below zero": (
         lambda content: content["files"].update(x={"bytes": -1, "blake3": ""}),
         "no size and checksum of x",
@@ -181,8 +169,7 @@ def test_a_document_that_is_hard_to_decode_is_refused(run: RunFolder) -> None:
     record = store.disk.FileRecord(len(raw), store.disk.blake3(raw).hexdigest())
     (path / "model.json").write_bytes(raw)
     forge(
-        path,
-        lambda content: content["files"].update({"model.json": {"bytes": record.size, "blake3": record.blake3}}),
+        path, lambda content: content["files"].update({"model.json": {"bytes": record.size, "blake3": record.blake3}})
     )
     with bounded(), pytest.raises(CorruptCheckpointError, match="nested deeper than 200 levels"):
         load_checkpoint(path, torch.nn.Linear(1, 1))
@@ -241,16 +228,10 @@ def number(value: int) -> bytes:
         (altered(POSITION_AT, number(2**30)), "numpy's position is 1073741824, expected 0 to 624"),
         (altered(POSITION_AT, number(-5)), "numpy's position is -5, expected 0 to 624"),
         (altered(HAS_GAUSS_AT, number(9)), "numpy's has_gauss is 9, expected 0 or 1"),
-        (
-            altered(HEADER.size + 8, number(600) + number(1) + struct.pack("<Q", 624)),
-            "torch's position is 624",
-        ),
+        (altered(HEADER.size + 8, number(600) + number(1) + struct.pack("<Q", 624)), "torch's position is 624"),
         (altered(HEADER.size + 8, number(0)), "torch's position"),
         (altered(HEADER.size + 8, number(1) + number(0)), "torch's position"),
-        (
-            altered(12, number(8)),
-            r"its parts have \[8, 0, 2512, 2509\] bytes, expected \[5056, 0, 2512, 2509\]",
-        ),
+        (altered(12, number(8)), r"its parts have \[8, 0, 2512, 2509\] bytes, expected \[5056, 0, 2512, 2509\]"),
         (altered(16, struct.pack("<I", 2**31)), "its parts have"),
         (altered(20, number(3)), "its parts have"),
         (altered(24, number(3)), "its parts have"),

@@ -40,14 +40,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> NodeServer:
 @pytest.mark.parametrize("address", ["0.0.0.0", "", "::", "127.0.0.1", "127.0.0.2", "192.0.2.8", "localhost"])
 def test_a_false_master_chooses_no_address_to_listen_on(node: NodeServer, address: str) -> None:
     request = {"token": TOKEN, "node": 1, "address": address, "ports": 1, "others": []}
-    share = {
-        "first_rank": 0,
-        "num_procs": 1,
-        "world_size": 2,
-        "port": 1,
-        "limit_s": 1.0,
-        "backend": "gloo",
-    }
+    share = {"first_rank": 0, "num_procs": 1, "world_size": 2, "port": 1, "limit_s": 1.0, "backend": "gloo"}
     for action, message in (
         (node._listen, request),
         (node._listen, {**request, "address": OWN, "others": [address]}),
@@ -60,17 +53,7 @@ def test_a_false_master_chooses_no_address_to_listen_on(node: NodeServer, addres
 
 @pytest.mark.parametrize(
     "address",
-    [
-        "127.0.0.1",
-        "0.0.0.0",
-        "::1",
-        OWN,
-        "localhost",
-        "224.0.0.1",
-        "::ffff:127.0.0.1",
-        f"::ffff:{OWN}",
-        "fe80::1",
-    ],
+    ["127.0.0.1", "0.0.0.0", "::1", OWN, "localhost", "224.0.0.1", "::ffff:127.0.0.1", f"::ffff:{OWN}", "fe80::1"],
 )
 def test_a_false_master_does_not_scan_what_only_the_host_itself_reaches(node: NodeServer, address: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as own_service:
@@ -160,10 +143,7 @@ def test_a_secret_that_can_be_guessed_is_refused(secret: str) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [
-        "doctor --nodes 2 --node-rank 0 --master 127.0.0.1",
-        "launch --nodes 2 --node-rank 1 --master a tests/ports.py",
-    ],
+    ["doctor --nodes 2 --node-rank 0 --master 127.0.0.1", "launch --nodes 2 --node-rank 1 --master a tests/ports.py"],
 )
 def test_commands_refuse_it_before_they_open_anything(
     words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -190,10 +170,7 @@ def test_whatever_a_master_asks_for_is_done_or_refused(value: object, data: st.D
     node = NodeServer(FrameReader(0), 1, HostSettings({}), here=OWN)
     said: list[Any] = []
     node._send = said.append  # type: ignore[method-assign,assignment]
-    request = {
-        "id": 1,
-        "do": data.draw(st.sampled_from(["listen", "probe", "measure", "collectives"])),
-    }
+    request = {"id": 1, "do": data.draw(st.sampled_from(["listen", "probe", "measure", "collectives"]))}
     for name in ("token", "address", "ports", "others", "targets", "target", "first_rank", "node"):
         request[name] = value
     node._answer(request)

@@ -166,19 +166,7 @@ def test_statuses(tmp_path: Path, changed: dict[str, Any], row: dict[str, Any]) 
                 summary_line(found)
 
 
-LEDGER = (
-    "kind",
-    "step",
-    "epoch",
-    "position",
-    "world_size",
-    "batch_size",
-    "samples",
-    "seed",
-    "first",
-    "last",
-    "ranks",
-)
+LEDGER = ("kind", "step", "epoch", "position", "world_size", "batch_size", "samples", "seed", "first", "last", "ranks")
 EVENT = ("kind", "number", "step", "world_size", "total_steps", "time", "metrics", "epoch")
 START = {
     "kind": "start",
@@ -216,11 +204,7 @@ GOOD_DIAGNOSIS = {"cause": "unknown", "host": "a", "rank": 0, "step": 1, "what":
 
 
 @fuzzed
-@given(
-    record=shaped("alarm", "sentence", "action", "time", "number"),
-    diagnosis=shaped(*DIAGNOSIS),
-    notice=VALUES,
-)
+@given(record=shaped("alarm", "sentence", "action", "time", "number"), diagnosis=shaped(*DIAGNOSIS), notice=VALUES)
 def test_diagnoses_and_notices(tmp_path: Path, record: Any, diagnosis: Any, notice: Any) -> None:
     good = {"alarm": "failure", "sentence": "x", "launch": "a", "action": "restart", "time": 1.0}
     inner = {**GOOD_DIAGNOSIS, "is_certain": True, "since_s": 1.0, **diagnosis}

@@ -79,11 +79,7 @@ def test_what_was_written_elsewhere_or_earlier_is_not_taken(base: dist.HashStore
     recorded = base.get("drumline/key")
     base.set("drumline/other", recorded)  # type: ignore[arg-type]
     base.set("drumline/room/key", recorded)  # type: ignore[arg-type]
-    assert (ours.check(["key"]), ours.check(["other"]), ours.under("room").check(["key"])) == (
-        True,
-        False,
-        False,
-    )
+    assert (ours.check(["key"]), ours.check(["other"]), ours.under("room").check(["key"])) == (True, False, False)
     assert not SealedStore(base, SECRET + "?", "drumline").check(["key"])
     assert not ours.resealed(derived(SECRET, "ranks", "the next round")).check(["key"])
 
@@ -102,9 +98,7 @@ def test_one_side_without_the_secret_is_told(base: dist.HashStore) -> None:
         join_rendezvous(SealedStore(base, None), topology, deadline=time.monotonic() + 60, timeout_s=60)
 
 
-def test_what_was_recorded_of_an_earlier_launch_with_the_same_secret_does_not_fit(
-    base: dist.HashStore,
-) -> None:
+def test_what_was_recorded_of_an_earlier_launch_with_the_same_secret_does_not_fit(base: dist.HashStore) -> None:
     nodes = [NodePlan(num_nodes=2, node_rank=rank, endpoint="a:1") for rank in range(2)]
     earlier = Membership(base, nodes[0], SECRET)
     earlier.check_job()
@@ -200,11 +194,7 @@ def test_a_state_travels_whole() -> None:
     state, node = _RendezvousState(), _NodeDesc("a", 1, 2)
     assert vars(decode(encode(state)) or object) == vars(state)
     state.round, state.complete, state.deadline = 3, True, datetime.max.replace(tzinfo=UTC)
-    state.participants, state.wait_list, state.last_heartbeats = (
-        {node: 1},
-        {node},
-        {node: datetime.now(UTC)},
-    )
+    state.participants, state.wait_list, state.last_heartbeats = ({node: 1}, {node}, {node: datetime.now(UTC)})
     assert vars(decode(encode(state)) or object) == vars(state)
     assert decode(NOTHING) is None
 

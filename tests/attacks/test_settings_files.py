@@ -104,8 +104,7 @@ def test_an_env_file_is_read_in_linear_time(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "value",
-    ["x", "'a\\b'", "'a\\'", '"a\\"b"', '"a\\\\"', '"a # b" # c', "a # b", "a#b", "# b", "''", '"tab\\tx"'],
+    "value", ["x", "'a\\b'", "'a\\'", '"a\\"b"', '"a\\\\"', '"a # b" # c', "a # b", "a#b", "# b", "''", '"tab\\tx"']
 )
 def test_quotes_are_read_as_bash_reads_them(value: str) -> None:
     shell = subprocess.run(["bash", "-c", f'A={value}\nprintf %s "$A"'], capture_output=True, check=True)
@@ -270,9 +269,7 @@ def test_a_host_that_answers_sync_with_anything_is_an_error(answer: str) -> None
 def expanded(text: str, variables: dict[str, str]) -> str:
     """As Kubernetes does it (third_party/forked/golang/expansion): `$$` is `$`, `$(X)` a variable that is known."""
     return re.sub(
-        r"\$(\$|\(([^)]*)\))",
-        lambda found: "$" if found[1] == "$" else variables.get(found[2], found[0]),
-        text,
+        r"\$(\$|\(([^)]*)\))", lambda found: "$" if found[1] == "$" else variables.get(found[2], found[0]), text
     )
 
 

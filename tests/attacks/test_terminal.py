@@ -254,14 +254,7 @@ def page_of_a_diagnosis(text: str, path: Path, capsys: pytest.CaptureFixture[str
     from drumline.watch.diagnosis.diagnosis_files import diagnosis_text
 
     diagnosis = Diagnosis(
-        cause=Cause.UNKNOWN,
-        host=text,
-        rank=None,
-        step=None,
-        what=text,
-        next_step="look",
-        is_certain=True,
-        since_s=1.0,
+        cause=Cause.UNKNOWN, host=text, rank=None, step=None, what=text, next_step="look", is_certain=True, since_s=1.0
     )
     picture = ClusterState(me=0, nodes=(NodeState(node=0, host="a", ranks=(), kernel=(text,)),))
     return diagnosis_text("hang", diagnosis, picture, action="report", at=0.0)

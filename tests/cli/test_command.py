@@ -255,13 +255,7 @@ def test_a_task_that_cannot_be_loaded_is_told_once(tmp_path: Path) -> None:
 
 
 def test_procs_that_contradict_the_launcher_are_refused(tmp_path: Path) -> None:
-    place = {
-        "RANK": "0",
-        "WORLD_SIZE": "2",
-        "LOCAL_RANK": "0",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "1",
-    }
+    place = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     result = drumline("train", "digits", "--procs", "4", cwd=tmp_path, **place)
     assert result.returncode == 2
     assert "--procs is 4, but a launcher has started 2 ranks here" in result.stderr
@@ -274,12 +268,7 @@ def test_without_an_agent_the_first_failure_is_told_once_too(tmp_path: Path, ran
     (tmp_path / "broken.py").write_text(
         BROKEN_TASK.replace("{what}", "raise ValueError('boom at four')").replace('== "1"', f'== "{rank}"')
     )
-    shared = {
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-        "OMP_NUM_THREADS": "1",
-    }
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
     ranks = [
         subprocess.Popen(
             [*python_m("drumline"), "train", "broken.py:Broken"],
@@ -320,16 +309,7 @@ def test_a_rank_that_is_killed_is_named(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("num_procs", [1, 2])
 def test_ctrl_c_ends_every_process_and_the_run_can_go_on(tmp_path: Path, num_procs: int) -> None:
-    command = [
-        "train",
-        "digits",
-        "--procs",
-        str(num_procs),
-        "--model.widths",
-        "8",
-        "--checkpoint.every_steps",
-        "5",
-    ]
+    command = ["train", "digits", "--procs", str(num_procs), "--model.widths", "8", "--checkpoint.every_steps", "5"]
     command += ["--train.epochs", "500"]
     process = subprocess.Popen(
         [*python_m("drumline"), *command],

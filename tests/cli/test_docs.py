@@ -99,11 +99,7 @@ def make_environment(tmp_path: Path, warm: None) -> dict[str, str]:
     """An environment in which the commands are those of this checkout and this Python."""
     programs = tmp_path / "bin"
     programs.mkdir()
-    for name, module in {
-        "python": "",
-        "drumline": "-m drumline",
-        "torchrun": "-m torch.distributed.run",
-    }.items():
+    for name, module in {"python": "", "drumline": "-m drumline", "torchrun": "-m torch.distributed.run"}.items():
         program = programs / name
         program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {module} "$@"\n')
         program.chmod(0o755)
@@ -215,11 +211,7 @@ def test_the_two_node_command_trains(folder: Path, environment: dict[str, str]) 
     assert address in words
     nodes = [
         subprocess.Popen(
-            [*shlex.split(words), *SHORT],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+            [*shlex.split(words), *SHORT], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         for _ in range(2)
     ]

@@ -18,10 +18,7 @@ from drumline.errors import ExitCode, UsageError
         ("--hosts a,b --hostfile f", ["--hosts and --hostfile exclude each other: each lists the hosts"]),
         ("--hosts a,b --nodes 2", ["--hosts uses ssh, and --nodes does not: give one of them"]),
         ("--ssh x --port 1", ["--ssh: belongs to --hosts and --hostfile", "--port: belongs to --hosts"]),
-        (
-            "--procs 2 --backend gloo",
-            ["--procs: belongs to --collectives", "--backend: belongs to --collectives"],
-        ),
+        ("--procs 2 --backend gloo", ["--procs: belongs to --collectives", "--backend: belongs to --collectives"]),
         ("--hosts a,b --no-collectives --procs 2", ["--procs: belongs to --collectives"]),
         ("--optim.lr 1", ["--optim.lr: is a setting of a run; the doctor takes none"]),
         ("--hoss a", ["did you mean"]),
@@ -58,13 +55,7 @@ def test_help_tells_every_flag_and_fits_a_terminal(
 def test_slurm_says_which_node_this_is() -> None:
     step = {"SLURM_NNODES": "4", "SLURM_NODEID": "3", "SLURM_STEP_NODELIST": "gpu[07-10]"}
     options = _node_options({"wait": 60}, step)
-    assert (options.node, options.nodes, options.master, options.port, options.wait_s) == (
-        3,
-        4,
-        "gpu07",
-        29500,
-        60.0,
-    )
+    assert (options.node, options.nodes, options.master, options.port, options.wait_s) == (3, 4, "gpu07", 29500, 60.0)
     options = _node_options({"node-rank": 0, "master": "10.0.0.1:1234"}, {**step, "DRUMLINE_SECRET": "s" * 16})
     assert (options.node, options.master, options.port, options.secret) == (0, "10.0.0.1", 1234, "s" * 16)
     with pytest.raises(UsageError, match="--nodes is missing"):

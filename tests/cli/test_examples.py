@@ -14,11 +14,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name != "spirals.py")
 COMMANDS = re.compile(r"^ *((?:drumline|torchrun|python) .*)$", re.MULTILINE)
 LONGEST = {"own_task.py": 40, "own_loop.py": 80}
-PROGRAMS = {
-    "drumline": ["-m", "drumline"],
-    "torchrun": ["-m", "torch.distributed.run", "--standalone"],
-    "python": [],
-}
+PROGRAMS = {"drumline": ["-m", "drumline"], "torchrun": ["-m", "torch.distributed.run", "--standalone"], "python": []}
 
 
 def commands() -> list[tuple[str, str]]:

@@ -57,16 +57,7 @@ def test_one_process_loads_what_a_step_needs_and_says_how_long_that_took(tmp_pat
     assert loaded & NOT_NEEDED == set()
     (event,) = first_steps(tmp_path / "run", 0)
     assert (event["step"], event["since"]) == (1, "command")
-    parts = [
-        "python and torch",
-        "rendezvous",
-        "folder",
-        "data",
-        "model",
-        "checkpoint",
-        "warm-up",
-        "first step",
-    ]
+    parts = ["python and torch", "rendezvous", "folder", "data", "model", "checkpoint", "warm-up", "first step"]
     assert list(event["parts"]) == parts
     assert min(event["parts"].values()) >= 0
     assert output.count(" after the command: python and torch ") == 1

@@ -45,17 +45,7 @@ def start(folder: Path, *words: str, steps: int = 90_000, **environment: str) ->
     (folder / "site").mkdir(exist_ok=True)
     (folder / "site" / "sitecustomize.py").write_text(DROPS_WHAT_IS_RAISED)
     path = os.pathsep.join([str(ROOT), *([str(folder / "site")] if environment else [])])
-    command = [
-        sys.executable,
-        "-m",
-        "drumline",
-        "train",
-        "digits",
-        "--model.widths",
-        "8",
-        "--train.steps",
-        str(steps),
-    ]
+    command = [sys.executable, "-m", "drumline", "train", "digits", "--model.widths", "8", "--train.steps", str(steps)]
     return subprocess.Popen(
         [*command, "--run", "run", *words],
         cwd=folder,

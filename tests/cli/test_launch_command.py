@@ -344,50 +344,27 @@ def test_a_manifest_is_applied_when_that_is_asked_for(
         (["--prcs", "2", "digits"], ["1 problem", "--prcs: unknown flag; did you mean '--procs'?"]),
         (["--prcs", "digits"], ["1 problem", "did you mean '--procs'?"]),
         (["--hosts", "a,b", "x.py"], ["there is no file x.py (looked in "]),
-        (
-            ["--hosts", "a,-b,a", "digits"],
-            ["'-b': a host's name does not start with a dash", "a is listed twice"],
-        ),
+        (["--hosts", "a,-b,a", "digits"], ["'-b': a host's name does not start with a dash", "a is listed twice"]),
         (["--hosts", "a", "--exclude", "x", "digits"], ["--exclude: needs --sync"]),
         (
             ["--hosts", "a", "--env", "NO_SUCH", "--env", "=hunter2", "digits"],
-            [
-                "--env NO_SUCH: is not set here; set it, or give --env NO_SUCH=VALUE",
-                "--env: number 2 is neither",
-            ],
+            ["--env NO_SUCH: is not set here; set it, or give --env NO_SUCH=VALUE", "--env: number 2 is neither"],
         ),
         (["--ssh", "'", "--hosts", "a", "digits"], ['--ssh "\'" cannot be read: No closing quotation']),
         (["--sync", "--env", "A", "digits"], ["--env: needs --hosts", "--sync: needs --hosts"]),
-        (
-            ["--hosts", "a", "--env-file", "e", "--print", "x.py"],
-            ["--env-file and --hosts exclude each other"],
-        ),
-        (
-            ["--env-file", "e", "--procs", "2", "--print", "x.py"],
-            ["--procs: NUMBER_OF_GPUS in the --env-file"],
-        ),
+        (["--hosts", "a", "--env-file", "e", "--print", "x.py"], ["--env-file and --hosts exclude each other"]),
+        (["--env-file", "e", "--procs", "2", "--print", "x.py"], ["--procs: NUMBER_OF_GPUS in the --env-file"]),
         (["--port", "1", "--print", "x.py"], ["--port: needs --hosts or --hostfile"]),
         (
             ["--nnodes", "1:2", "--last-call", "1", "x.py"],
             ["--nnodes: is for a job on several nodes", "--last-call: is for"],
         ),
-        (
-            ["--nnodes", "x", "--hosts", "a,b", "--print", "x.py"],
-            ["--nnodes: 'x' is not understood; give a number"],
-        ),
-        (
-            ["--nnodes", "1:3", "--hosts", "a,b", "--print", "x.py"],
-            ["--nnodes is 1:3, but there are 2 in the list"],
-        ),
+        (["--nnodes", "x", "--hosts", "a,b", "--print", "x.py"], ["--nnodes: 'x' is not understood; give a number"]),
+        (["--nnodes", "1:3", "--hosts", "a,b", "--print", "x.py"], ["--nnodes is 1:3, but there are 2 in the list"]),
         (["--image", "i", "--print", "x.py"], ["--image: needs --kubernetes"]),
         (
             ["--kubernetes", "--print", "--name", "A_B", "--namespace", "n", "x.py"],
-            [
-                "3 problems",
-                "--image: is missing",
-                "--print: is not needed",
-                "--name: 'A_B' is not a Kubernetes name",
-            ],
+            ["3 problems", "--image: is missing", "--print: is not needed", "--name: 'A_B' is not a Kubernetes name"],
         ),
         (["--env-file", "e", "x.py", "--print"], ["there is no file x.py"]),
         (["--env-file", "e", "--print", "x.py"], ["e cannot be read: No such file"]),
@@ -434,11 +411,7 @@ def test_under_a_launcher_it_does_not_launch(
 
 
 def test_a_command_is_split_at_the_first_word() -> None:
-    assert split_command(["--procs", "2", "--print", "a.py", "--x"]) == (
-        ["--procs", "2", "--print"],
-        "a.py",
-        ["--x"],
-    )
+    assert split_command(["--procs", "2", "--print", "a.py", "--x"]) == (["--procs", "2", "--print"], "a.py", ["--x"])
     assert split_command(["--procs=2", "--", "a.py", "--", "b"]) == (["--procs=2"], "a.py", ["--", "b"])
     assert split_command(["--print", "false", "a.py"]) == (["--print", "false"], "a.py", [])
     assert split_command(["-h"]) == (["-h"], None, [])
@@ -446,8 +419,7 @@ def test_a_command_is_split_at_the_first_word() -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "name"),
-    [("examples/own_loop.py", "own-loop"), ("my.py:MyTask", "mytask"), ("digits", "digits")],
+    ("target", "name"), [("examples/own_loop.py", "own-loop"), ("my.py:MyTask", "mytask"), ("digits", "digits")]
 )
 def test_a_job_is_named_after_what_it_runs(target: str, name: str) -> None:
     assert LaunchRequest({}, target, []).name == name

@@ -109,18 +109,7 @@ def make_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.usefixtures("warm")
 def test_a_built_in_task_on_two_ranks_is_proved(folder: Path) -> None:
     result = drumline(
-        *(
-            "prove-resume",
-            "digits",
-            "--model.widths",
-            "8",
-            "--world",
-            "2",
-            "--kill-in",
-            "save",
-            "--seed",
-            "1",
-        ),
+        *("prove-resume", "digits", "--model.widths", "8", "--world", "2", "--kill-in", "save", "--seed", "1"),
         *("--steps", "20", "--kill-rank", "all", "--dist.device", "cpu"),
         cwd=folder,
     )
@@ -140,8 +129,7 @@ def test_a_built_in_task_on_two_ranks_is_proved(folder: Path) -> None:
 def test_another_number_of_ranks_is_proved_in_the_elastic_mode(folder: Path) -> None:
     model = ("--model.widths", "8", "--model.dropout", "0.2", "--data.augment", "--train.shards", "4")
     result = drumline(
-        *("prove-resume", "digits", "--world", "3,1,2", "--seed", "4", "--steps", "9", *model),
-        cwd=folder,
+        *("prove-resume", "digits", "--world", "3,1,2", "--seed", "4", "--steps", "9", *model), cwd=folder
     )
     assert result.returncode == 0, result.stdout + result.stderr
     lines = result.stdout.splitlines()
@@ -252,18 +240,7 @@ def test_nothing_is_left_of_a_proof_that_is_broken_off(folder: Path, number: sig
 
 def test_all_mistakes_come_at_once_and_before_torch(folder: Path) -> None:
     result = drumline(
-        *(
-            "prove-resume",
-            "digit",
-            "--world",
-            "2,0",
-            "--steps",
-            "none",
-            "--kill-in",
-            "sav",
-            "--kill-rank",
-            "5",
-        ),
+        *("prove-resume", "digit", "--world", "2,0", "--steps", "none", "--kill-in", "sav", "--kill-rank", "5"),
         *("--kill-at", "3,2", "--train.epochs", "2", "--optim.lr", "-1", "--procs", "2", "--run", "x"),
         cwd=folder,
         **torch_blocked(folder),
@@ -310,10 +287,7 @@ def test_a_task_that_is_not_there_is_reported_before_anything_runs(
     (folder / "broken.py").write_text("import nothing_of_this_name")
     for task, said in (
         ("tasks.py:Sond", "tasks.py has no class 'Sond'; did you mean 'Sound'?"),
-        (
-            "broken.py:Sound",
-            "broken.py:Sound cannot be loaded: ModuleNotFoundError: No module named 'nothing_of",
-        ),
+        ("broken.py:Sound", "broken.py:Sound cannot be loaded: ModuleNotFoundError: No module named 'nothing_of"),
     ):
         result = drumline("prove-resume", task, cwd=folder)
         assert result.returncode == 2
@@ -350,15 +324,6 @@ def test_wrong_places_are_reported(folder: Path) -> None:
 def test_help_says_what_it_takes(folder: Path) -> None:
     result = drumline("prove-resume", "--help", cwd=folder, **torch_blocked(folder))
     assert result.returncode == 0
-    for flag in (
-        "--world",
-        "--steps",
-        "--kill-at",
-        "--kill-in",
-        "--kill-rank",
-        "--seed",
-        "--keep",
-        "--config",
-    ):
+    for flag in ("--world", "--steps", "--kill-at", "--kill-in", "--kill-rank", "--seed", "--keep", "--config"):
         assert f"\n  {flag}  " in result.stdout
     assert "exit codes: 0 proved, 1 not proved, or a run failed, 2 wrong usage, 3 " in result.stdout

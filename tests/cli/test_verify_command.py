@@ -82,12 +82,7 @@ def test_json_for_scripts(runs: Path) -> None:
     whole = verify("runs/spirals", "--json", cwd=runs)
     assert whole.returncode == 0
     (run,) = json.loads(whole.stdout)["runs"]
-    assert (run["run"], run["whole"], run["job_at_work"], run["last_whole_step"]) == (
-        "runs/spirals",
-        True,
-        None,
-        10,
-    )
+    assert (run["run"], run["whole"], run["job_at_work"], run["last_whole_step"]) == ("runs/spirals", True, None, 10)
     assert run["parts"]["samples"]["steps"] == 10
     assert run["problems"] == run["notes"] == []
     (runs / "runs/spirals/config.toml").unlink()
@@ -118,20 +113,11 @@ def test_damaged_events_are_reported_in_json_too(runs: Path) -> None:
         (["runs/spiral"], ["there is no run folder runs/spiral; did you mean 'spirals'?"]),
         (["runs/w"], ["there is no run folder runs/w; known runs here: spirals"]),
         (["nowhere/run"], ["there is no run folder nowhere/run\n"]),
-        (
-            ["no_torch/torch.py"],
-            ["no_torch/torch.py is a file, not a run folder", "next: give the folder of --run"],
-        ),
-        (
-            ["runs/spirals/config.toml"],
-            ["runs/spirals/config.toml is a file, not a run folder", "runs/spirals\n"],
-        ),
+        (["no_torch/torch.py"], ["no_torch/torch.py is a file, not a run folder", "next: give the folder of --run"]),
+        (["runs/spirals/config.toml"], ["runs/spirals/config.toml is a file, not a run folder", "runs/spirals\n"]),
         (["runs/spirals/checkpoints"], ["next: give the run folder that it is in: ", "/runs/spirals\n"]),
         (["runs"], ["runs is not a run folder", "next: give one of the runs in it: spirals"]),
-        (
-            ["no_torch"],
-            ["no_torch is not a run folder: it has no config.toml, events or checkpoints", "of --run"],
-        ),
+        (["no_torch"], ["no_torch is not a run folder: it has no config.toml, events or checkpoints", "of --run"]),
     ],
 )
 def test_wrong_usage_is_explained(runs: Path, arguments: list[str], messages: list[str]) -> None:
@@ -145,12 +131,7 @@ def test_wrong_usage_is_explained(runs: Path, arguments: list[str], messages: li
 def test_help_teaches(tmp_path: Path) -> None:
     result = verify("--help", cwd=tmp_path)
     assert result.returncode == 0
-    for part in (
-        "usage: drumline verify RUN",
-        "--json",
-        "exactly once",
-        "0 no problems, 1 problems were found",
-    ):
+    for part in ("usage: drumline verify RUN", "--json", "exactly once", "0 no problems, 1 problems were found"):
         assert part in result.stdout
 
 

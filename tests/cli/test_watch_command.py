@@ -55,12 +55,7 @@ def status(
 ) -> dict[str, Any]:
     facts = [
         RankState(
-            rank=rank,
-            host="node-a",
-            pid=1,
-            step=step,
-            phase=Phase.FORWARD,
-            state="T" if stopped and rank == 1 else "R",
+            rank=rank, host="node-a", pid=1, step=step, phase=Phase.FORWARD, state="T" if stopped and rank == 1 else "R"
         )
         for rank in range(ranks)
     ]
@@ -256,10 +251,7 @@ def test_the_table_is_never_higher_than_the_terminal(tmp_path: Path) -> None:
     [
         ([], "no RUN was given\n  next: give a run folder, as in: drumline watch runs/digits"),
         (["a", "b"], "2 runs were given, but one is watched at a time"),
-        (
-            ["a", "--forever"],
-            "--forever: unknown flag; did you mean '--every'?\n  next: see drumline watch --help",
-        ),
+        (["a", "--forever"], "--forever: unknown flag; did you mean '--every'?\n  next: see drumline watch --help"),
         (["a", "--every", "soon"], "--every: 'soon' is not a number"),
         (["a", "--every=0"], "--every: 0.0 must be between 0.1 and 86400"),
         (["a", "--every"], "--every: the value is missing (number between 0.1 and 86400)"),
@@ -267,11 +259,7 @@ def test_the_table_is_never_higher_than_the_terminal(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_wrong_with_the_command(
-    words: list[str],
-    problem: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    words: list[str], problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from drumline.cli import main
 

@@ -52,8 +52,7 @@ def digits(step: str, **settings: Any) -> Config:
         data=DataConfig(name="digits", augment=True),
         optim=OptimConfig(lr=0.05, clip_norm=1.0, schedule="cosine", warmup_steps=5),
         train=TrainConfig(
-            step=step,
-            **{"steps": 5 * STEPS_OF_AN_EPOCH, "batch_size": 96, "deterministic": True, **settings},
+            step=step, **{"steps": 5 * STEPS_OF_AN_EPOCH, "batch_size": 96, "deterministic": True, **settings}
         ),
         checkpoint=CheckpointConfig(every_steps=STEPS_OF_AN_EPOCH, keep_last=10),
         log=LogConfig(every_steps=STEPS_OF_AN_EPOCH, display="none"),
@@ -96,11 +95,7 @@ def assert_same_state(left: store.Snapshot, right: store.Snapshot) -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        {"precision": "fp32"},
-        {"precision": "bf16", "accumulate": 3},
-        {"precision": "fp16", "accumulate": 2},
-    ],
+    [{"precision": "fp32"}, {"precision": "bf16", "accumulate": 3}, {"precision": "fp16", "accumulate": 2}],
     ids=["fp32", "bf16, accumulating", "fp16, accumulating"],
 )
 def test_a_captured_run_has_the_bits_of_an_eager_one(tmp_path: Path, settings: dict[str, Any]) -> None:
@@ -142,8 +137,7 @@ def train_alone(config: Config, run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("step", "precision"),
-    [("graph", "bf16"), ("graph", "fp16"), ("compile", "bf16"), ("compiled_graph", "bf16")],
+    ("step", "precision"), [("graph", "bf16"), ("graph", "fp16"), ("compile", "bf16"), ("compiled_graph", "bf16")]
 )
 def test_a_run_resumes_bit_for_bit(tmp_path: Path, step: str, precision: str) -> None:
     config = digits(step, precision=precision)
@@ -281,8 +275,7 @@ def test_all_ways_to_step_have_the_same_loss_curve(tmp_path: Path, kind: str) ->
             config, task = gpt(step), Synthetic
         else:
             config = replace(
-                digits(step, precision="bf16", deterministic=False, steps=8 * STEPS_OF_AN_EPOCH),
-                model=ModelConfig(),
+                digits(step, precision="bf16", deterministic=False, steps=8 * STEPS_OF_AN_EPOCH), model=ModelConfig()
             )
             task = ImageClassification
         run_ranks(1, train_here, config, tmp_path / step, task)

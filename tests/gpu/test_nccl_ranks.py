@@ -25,10 +25,7 @@ from tests.jobs import assert_same_bits, newest
 from tests.ranks import free_port, rank_environment
 from tests.schedules import digest
 
-pytestmark = [
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
-    pytest.mark.nccl_ranks,
-]
+pytestmark = [pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"), pytest.mark.nccl_ranks]
 ROOT = Path(__file__).parents[2]
 HOST = socket.gethostname()
 LIMIT_S = 150.0
@@ -281,25 +278,12 @@ def test_a_preempted_run_saves_and_resumes_with_the_same_bits(folder: Path) -> N
 
 def test_the_doctors_collectives_are_right(folder: Path) -> None:
     port = free_port()
-    words = [
-        sys.executable,
-        "-m",
-        "drumline.doctor.collectives.doctor_rank",
-        "--backend",
-        "nccl",
-        "--limit-s",
-        "60",
-    ]
+    words = [sys.executable, "-m", "drumline.doctor.collectives.doctor_rank", "--backend", "nccl", "--limit-s", "60"]
     path = os.pathsep.join([str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")])
     ranks = [
         subprocess.Popen(
             words,
-            env={
-                **os.environ,
-                **rank_environment(rank, 2, port),
-                "PYTHONPATH": path,
-                "NCCL_SOCKET_IFNAME": "lo",
-            },
+            env={**os.environ, **rank_environment(rank, 2, port), "PYTHONPATH": path, "NCCL_SOCKET_IFNAME": "lo"},
             stdout=subprocess.PIPE,
             text=True,
         )

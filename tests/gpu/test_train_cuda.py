@@ -11,15 +11,7 @@ import torch
 from torch import nn
 
 from drumline.checkpoint import catalog, store
-from drumline.config.schema import (
-    CheckpointConfig,
-    Config,
-    DataConfig,
-    DistConfig,
-    LogConfig,
-    OptimConfig,
-    TrainConfig,
-)
+from drumline.config.schema import CheckpointConfig, Config, DataConfig, DistConfig, LogConfig, OptimConfig, TrainConfig
 from drumline.engine.job import Progress, build_job
 from drumline.engine.run_settings import RunRequest
 from drumline.engine.steps.eager import TrainStep

@@ -74,14 +74,7 @@ class Slurm:
         processes.wait_until(self._are_all_idle, "nodes that are idle", timeout_s=30)
 
     def _serve(self, host: Host) -> None:
-        munge = [
-            "--key-file",
-            str(self.folder / "munge.key"),
-            "--socket",
-            SOCKET,
-            "--pid-file",
-            "/run/munged.pid",
-        ]
+        munge = ["--key-file", str(self.folder / "munge.key"), "--socket", SOCKET, "--pid-file", "/run/munged.pid"]
         munge += ["--log-file", f"{host.folder}/munged.log", "--seed-file", f"{host.folder}/munged.seed"]
         self.jobs.append(host.start(tool("munged"), "--foreground", "--force", "--num-threads=2", *munge))
         processes.wait_until(

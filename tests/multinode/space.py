@@ -25,16 +25,7 @@ class Space:
 
     def __init__(self, name: str, prepare: str = ":") -> None:
         self.name = name
-        unshare = (
-            tool("unshare"),
-            "--net",
-            "--uts",
-            "--mount",
-            "--pid",
-            "--fork",
-            "--kill-child",
-            "--mount-proc",
-        )
+        unshare = (tool("unshare"), "--net", "--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
         # The name is the shell's $0: it tells a person who reads `ps` whose this is.
         shell = ("sh", "-ec", f"{prepare}\n{HOLD}", f"testbed:{name}")
         self._holder = subprocess.Popen(

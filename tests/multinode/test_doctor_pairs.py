@@ -172,9 +172,7 @@ def test_what_differs_between_hosts(clinic: Callable[..., Clinic], tmp_path: Pat
     assert not told(result, "data ports")
 
 
-def test_a_security_group_that_lets_only_the_rendezvous_in_and_then_all_is_well(
-    clinic: Callable[..., Clinic],
-) -> None:
+def test_a_security_group_that_lets_only_the_rendezvous_in_and_then_all_is_well(clinic: Callable[..., Clinic]) -> None:
     here = clinic("a", "b")
     for host in here.bed:
         firewall.close_all_but(host, 22, PORT)

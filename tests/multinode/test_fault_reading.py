@@ -15,14 +15,7 @@ from drumline.watch.heartbeat import Phase
 from tests.multinode.faults.catalogue import Case
 from tests.multinode.faults.matrix import Result, is_right
 from tests.multinode.faults.plain import PlainResult
-from tests.multinode.faults.reading import (
-    Said,
-    again,
-    is_of_a_slow_start,
-    said_in,
-    sentences_on,
-    steps_of,
-)
+from tests.multinode.faults.reading import Said, again, is_of_a_slow_start, said_in, sentences_on, steps_of
 from tests.multinode.faults.report import is_fine, report
 from tests.multinode.faults.table import make_table
 

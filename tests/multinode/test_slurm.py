@@ -55,12 +55,7 @@ def submit(host: Host, slurm: Slurm, cwd: Path, *arguments: str) -> str:
     done = host.run(
         *(host.python, "-m", "drumline", "launch", "--slurm"),
         *arguments,
-        env={
-            **slurm.environment,
-            "PYTHONPATH": str(ROOT),
-            "GLOO_SOCKET_IFNAME": "eth0",
-            "OMP_NUM_THREADS": "1",
-        },
+        env={**slurm.environment, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"},
         cwd=cwd,
     )
     assert done.returncode == 0, done.stderr
@@ -130,17 +125,7 @@ def test_a_script_is_requeued_while_it_is_preempted_and_not_when_it_fails_or_is_
     slurm, a = Slurm(bed), bed["a"]
     (tmp_path / "script.py").write_text(SCRIPT)
     odd = 'it\'s "$HOME" `id`; #'
-    flags = [
-        "--nodes",
-        "2",
-        "--procs",
-        "1",
-        "--time",
-        "10",
-        "--sbatch=--comment=from-a-test",
-        "--out",
-        "my.sbatch",
-    ]
+    flags = ["--nodes", "2", "--procs", "1", "--time", "10", "--sbatch=--comment=from-a-test", "--out", "my.sbatch"]
     submit(a, slurm, tmp_path, *flags, "script.py", odd)
     log = tmp_path / "script-1.log"
     wait_for_starts(log)

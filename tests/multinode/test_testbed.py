@@ -313,9 +313,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     processes.wait_until(lambda: all(state in ([], ["Z"]) for state in states()), "the end of all on the hosts")
 
 
-def test_what_a_dead_process_left_is_removed_and_what_a_living_one_has_is_not(
-    make_testbed: MakeTestbed,
-) -> None:
+def test_what_a_dead_process_left_is_removed_and_what_a_living_one_has_is_not(make_testbed: MakeTestbed) -> None:
     here, alive = processes.namespace("self", "pid"), processes.owner_name(os.getpid())
     number, start, _ = alive.split(".", 2)
     owners = {

@@ -106,17 +106,8 @@ def test_the_history_of_settings_is_that_of_the_weights(tmp_path: Path) -> None:
     third = changed(second, train={"epochs": 3, "on_nan": "skip"}, log={"every_steps": 1})
     train_here(third, Classify, tmp_path)
     entries = [
-        {
-            "step": 5,
-            "changed": {"optim.lr": {"from": 0.1, "to": 0.05}, "train.epochs": {"from": 1, "to": 2}},
-        },
-        {
-            "step": 10,
-            "changed": {
-                "train.epochs": {"from": 2, "to": 3},
-                "train.on_nan": {"from": "stop", "to": "skip"},
-            },
-        },
+        {"step": 5, "changed": {"optim.lr": {"from": 0.1, "to": 0.05}, "train.epochs": {"from": 1, "to": 2}}},
+        {"step": 10, "changed": {"train.epochs": {"from": 2, "to": 3}, "train.on_nan": {"from": "stop", "to": "skip"}}},
     ]
     assert history(tmp_path) == entries
     assert newest(tmp_path).documents["progress"]["facts"]["history"] == entries

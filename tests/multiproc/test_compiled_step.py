@@ -19,8 +19,7 @@ from tests.ranks import run_ranks
 
 # The last of its five batches is short, and not compiled.
 SHORT = replace(
-    make_config(epochs=1, optim=OptimConfig(lr=0.1, weight_decay=0.1)),
-    dist=DistConfig(find_unused_parameters=True),
+    make_config(epochs=1, optim=OptimConfig(lr=0.1, weight_decay=0.1)), dist=DistConfig(find_unused_parameters=True)
 )
 
 

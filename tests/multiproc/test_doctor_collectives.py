@@ -76,11 +76,7 @@ class NotWrapped(DDPManager):
 def examined(ddp: DDPManager, exchange: type[Collectives] = Collectives) -> list[tuple[str, str, str]]:
     lines: list[str] = []
     report = RankReport(ddp, write=lines.append)
-    check_rank(
-        report,
-        PhaseTimer(limit_s=60, place=ddp.place, on_late=report.give_up),
-        exchange,
-    )
+    check_rank(report, PhaseTimer(limit_s=60, place=ddp.place, on_late=report.give_up), exchange)
     report.print()
     ddp.cleanup()
     result = json.loads(lines[0])
@@ -144,11 +140,7 @@ def test_a_rank_that_never_came_is_told_and_so_is_a_missing_launcher() -> None:
             f"rank 0 on {HOST}: dist.device is 'cuda', but torch sees no GPU here"
         ]
     assert no_launcher == [
-        (
-            HOST,
-            f"rank 0 on {HOST}: RANK is not set in the environment",
-            "start it with drumline doctor --collectives",
-        )
+        (HOST, f"rank 0 on {HOST}: RANK is not set in the environment", "start it with drumline doctor --collectives")
     ]
 
 
@@ -171,11 +163,7 @@ def frozen(folder: Path) -> None:
     doctor_rank.LINGER_S = 0.0
     ddp = DDPManager(backend="gloo", device="cpu", watch=WatchConfig(sidecar="off"))
     report = RankReport(ddp, write=write)
-    check_rank(
-        report,
-        PhaseTimer(limit_s=3, place=ddp.place, on_late=report.give_up),
-        FreezesInTheLargeSum,
-    )
+    check_rank(report, PhaseTimer(limit_s=3, place=ddp.place, on_late=report.give_up), FreezesInTheLargeSum)
 
 
 def test_a_frozen_rank_is_named_by_the_one_that_waits_for_it(tmp_path: Path) -> None:
@@ -208,9 +196,7 @@ sys.exit(3)
 """
 
 
-def test_a_rank_that_a_finding_is_about_is_not_waited_for_and_killed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_rank_that_a_finding_is_about_is_not_waited_for_and_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_processes, "PROGRAM", ("-c", BLAMES))
     findings, numbers = local_collectives(2, environment=ENVIRONMENT, num_gpus=0, backend="gloo", limit_s=100)
     assert [one.what for one in findings] == ["rank 1 on h froze"]
@@ -239,14 +225,8 @@ def test_more_ranks_than_gpus_are_refused_for_nccl() -> None:
         ((finding,), _) = local_collectives(procs, environment={}, num_gpus=num_gpus, backend="nccl")
         return finding.what, finding.fix
 
-    assert refused(2, 1) == (
-        "NCCL needs a GPU per rank: 2 ranks, and torch sees 1 GPU",
-        "--procs 1, or --backend gloo",
-    )
-    assert refused(None, 0) == (
-        "NCCL needs a GPU per rank: 1 rank, and torch sees 0 GPUs",
-        "--backend gloo",
-    )
+    assert refused(2, 1) == ("NCCL needs a GPU per rank: 2 ranks, and torch sees 1 GPU", "--procs 1, or --backend gloo")
+    assert refused(None, 0) == ("NCCL needs a GPU per rank: 1 rank, and torch sees 0 GPUs", "--backend gloo")
 
 
 class Watched:
@@ -262,9 +242,7 @@ class Watched:
         return [(one.where, one.what) for one in self.said.get(timeout=20)]
 
 
-def test_the_timer_names_who_is_behind_who_does_not_respond_and_when_nobody_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_timer_names_who_is_behind_who_does_not_respond_and_when_nobody_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(phase_timer, "GRACE_S", 1.0)
     behind = Watched(SealedStore(dist.HashStore(), "a secret"), (0.1, 60))
     with behind.timers[1].phase("A"):

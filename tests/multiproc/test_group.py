@@ -175,10 +175,7 @@ def test_a_store_that_nobody_runs_is_named() -> None:
 
 
 def test_a_store_that_is_taken_is_named() -> None:
-    with (
-        dist_listener() as port,
-        pytest.raises(PreflightError, match=rf"could not open its store 127.0.0.1:{port}"),
-    ):
+    with dist_listener() as port, pytest.raises(PreflightError, match=rf"could not open its store 127.0.0.1:{port}"):
         group.open_store(Topology(world_size=2, master_addr="127.0.0.1", master_port=port), timeout_s=1)
 
 

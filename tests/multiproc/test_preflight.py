@@ -166,12 +166,7 @@ class Elsewhere(Topology):
 
 def come_twice(agent_port: int) -> str:
     rank = int(os.environ["RANK"])
-    shared = {
-        "world_size": 2,
-        "master_addr": "127.0.0.1",
-        "master_port": agent_port,
-        "agent_hosts_store": True,
-    }
+    shared = {"world_size": 2, "master_addr": "127.0.0.1", "master_port": agent_port, "agent_hosts_store": True}
     others = {0: Topology(rank=0, **shared), 1: Topology(rank=1, **shared), 2: Elsewhere(rank=1, **shared)}
     if rank == 2:
         watch = open_store(others[2], timeout_s=20)

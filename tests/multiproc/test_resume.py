@@ -64,12 +64,7 @@ def interrupted_at(step: int, world_size: int, config: Config, task: type[Task],
 
 
 @pytest.mark.parametrize(
-    ("world_size", "step", "task", "workers"),
-    [
-        (1, 7, Classify, 0),
-        (2, 3, Classify, 2),
-        (4, 4, Normalised, 0),
-    ],
+    ("world_size", "step", "task", "workers"), [(1, 7, Classify, 0), (2, 3, Classify, 2), (4, 4, Normalised, 0)]
 )
 def test_killed_and_resumed_is_bit_identical(
     tmp_path: Path, world_size: int, step: int, task: type[Task], workers: int

@@ -28,9 +28,7 @@ def train_until_the_disk_is_full(config: Config, run: Path) -> str:
     return "trained to the end"
 
 
-def test_a_full_disk_ends_the_run_and_keeps_the_last_good_checkpoint(
-    small_disk: Callable[..., Path],
-) -> None:
+def test_a_full_disk_ends_the_run_and_keeps_the_last_good_checkpoint(small_disk: Callable[..., Path]) -> None:
     run = small_disk("size=1m") / "run"
     config = make_config(epochs=100, checkpoint=CheckpointConfig(every_steps=1, keep_last=500))
     message, other = run_ranks(2, train_until_the_disk_is_full, config, run)

@@ -145,12 +145,7 @@ def test_two_nodes_that_differ_in_everything(tmp_path: Path) -> None:
     assert sorted(one["kind"] for one in found) == ["difference", "difference", "difference", "straggler"], found
     assert events(tmp_path / "1") == []
     [facts] = [one["message"] for one in found if "the argument" in one["message"]]
-    for what in (
-        "argument --lr",
-        "argument --samples",
-        "variable TORCH_DISTRIBUTED_DEBUG",
-        "code of train.py",
-    ):
+    for what in ("argument --lr", "argument --samples", "variable TORCH_DISTRIBUTED_DEBUG", "code of train.py"):
         assert f"the {what}: " in facts
     assert "node-rank" not in facts
     [length] = [one["message"] for one in found if "DataLoader" in one["message"]]

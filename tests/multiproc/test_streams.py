@@ -60,11 +60,7 @@ def test_a_plain_stream_trains_the_same_on_any_world_and_resumes_on_another(tmp_
 
 @pytest.mark.parametrize(
     ("task", "world_size", "step", "workers"),
-    [
-        (ClassifyStream, 2, 5, 1),
-        (ClassifyOwn, 2, 7, 1),
-        (ClassifyOwn, 3, 5, 0),
-    ],
+    [(ClassifyStream, 2, 5, 1), (ClassifyOwn, 2, 7, 1), (ClassifyOwn, 3, 5, 0)],
 )
 def test_killed_and_resumed_is_bit_identical(
     tmp_path: Path, task: type[Task], world_size: int, step: int, workers: int
@@ -95,10 +91,7 @@ def test_each_rank_has_its_own_state_in_the_checkpoint(tmp_path: Path) -> None:
     train_on(2, hard_config(), ClassifyOwn, tmp_path)
     saved = newest(tmp_path)
     ranks = [dict(document["dict"]) for document in saved.documents["data"]["ranks"]]
-    assert [(rank["rank"], rank["world_size"], rank["position"]) for rank in ranks] == [
-        (0, 2, 96),
-        (1, 2, 96),
-    ]
+    assert [(rank["rank"], rank["world_size"], rank["position"]) for rank in ranks] == [(0, 2, 96), (1, 2, 96)]
     # 48 samples for each, out of 19 and of 18: two rounds, and 10 or 12 samples of the third.
     assert [(rank["round"], rank["taken"]) for rank in ranks] == [(2, 10), (2, 12)]
     counts = [tensor.tolist() for _, tensor in sorted(saved.tensors["data"].items())]
@@ -144,10 +137,7 @@ def test_a_resumable_stream_that_is_the_same_everywhere_is_told_off(tmp_path: Pa
     assert any("all 2 ranks read the same next sample of the stream _Same" in line for line in first)
     assert any("nothing is saved before the end: set --checkpoint.every_steps" in line for line in first)
     saved = CheckpointConfig(every_steps=5)
-    assert run_ranks(2, logged, make_config(steps=2, checkpoint=saved), ClassifyOwn, tmp_path / "own") == [
-        [],
-        [],
-    ]
+    assert run_ranks(2, logged, make_config(steps=2, checkpoint=saved), ClassifyOwn, tmp_path / "own") == [[], []]
 
 
 def test_evaluation_streams_of_different_lengths_are_refused(tmp_path: Path) -> None:

@@ -43,9 +43,6 @@ def test_exit_codes_are_stable() -> None:
     assert errors.CheckpointError.exit_code == ExitCode.TRAINING_FAILED
 
 
-@pytest.mark.parametrize(
-    ("word", "sentence"),
-    [("sdg", "did you mean 'sgd'?"), ("zzz", "known: adamw, sgd")],
-)
+@pytest.mark.parametrize(("word", "sentence"), [("sdg", "did you mean 'sgd'?"), ("zzz", "known: adamw, sgd")])
 def test_did_you_mean(word: str, sentence: str) -> None:
     assert did_you_mean(word, ["sgd", "adamw"]) == sentence

@@ -76,10 +76,7 @@ def join_rendezvous(
             next_step="start every node with the same number of nodes and ranks",
         )
     return Rendezvous(
-        rank.sealed_room(decision),
-        tuple(map(tuple, value["nodes"])),
-        tuple(value["hosts"]),
-        tuple(value["addresses"]),
+        rank.sealed_room(decision), tuple(map(tuple, value["nodes"])), tuple(value["hosts"]), tuple(value["addresses"])
     )
 
 

@@ -41,12 +41,7 @@ CLOCK_WARNING_S = 1.0
 
 
 def check_reachability(
-    rendezvous: Rendezvous,
-    topology: Topology,
-    environment: Mapping[str, str],
-    *,
-    backend: str,
-    deadline: float,
+    rendezvous: Rendezvous, topology: Topology, environment: Mapping[str, str], *, backend: str, deadline: float
 ) -> None:
     """Collective: raise the same on every rank if data cannot go between two hosts."""
     store, firsts = rendezvous.store, [ranks[0] for ranks in rendezvous.nodes]
@@ -56,11 +51,7 @@ def check_reachability(
             listener = _listen(store, topology, environment, backend)
             _probe_others(store, topology, firsts, _left(deadline))
         warnings = agree(
-            store,
-            topology,
-            REACH,
-            lambda: _examine(store, firsts, backend, _left(deadline)),
-            deadline=deadline,
+            store, topology, REACH, lambda: _examine(store, firsts, backend, _left(deadline)), deadline=deadline
         )
     finally:
         if listener is not None:

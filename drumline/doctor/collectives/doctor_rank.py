@@ -75,9 +75,7 @@ class RankReport:
 
 
 def check_rank(
-    report: RankReport,
-    timer: PhaseTimer,
-    make_collectives: Callable[[torch.device], Collectives] = Collectives,
+    report: RankReport, timer: PhaseTimer, make_collectives: Callable[[torch.device], Collectives] = Collectives
 ) -> None:
     """Collective: join the others, then run all checks; what is wrong is in the report afterwards."""
     ddp = report.ddp

@@ -19,10 +19,7 @@ def machine_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     limit = f", the container's limit is {memory_size(max_bytes)}" if max_bytes else ""
     visible, open_files = facts["visible_gpus"], facts["open_files"]["soft"]
     return [
-        (
-            "host",
-            f"{facts['host']} ({', '.join(facts['addresses']) or facts['name_error']}), {facts['platform']}",
-        ),
+        ("host", f"{facts['host']} ({', '.join(facts['addresses']) or facts['name_error']}), {facts['platform']}"),
         ("Python", f"{facts['python']}, {facts['executable']}"),
         ("torch", _torch(facts)),
         ("driver", facts["driver"] or "none"),

@@ -24,15 +24,7 @@ from drumline.doctor.pairs.listeners import TOKEN_BYTES, Listeners
 from drumline.doctor.pairs.probe import Target, measure, probe_all, resolve_all
 from drumline.errors import DrumlineError
 from drumline.launch.topology import own_variables
-from drumline.net.frames import (
-    WRONG_FIELD,
-    FrameError,
-    FrameReader,
-    Message,
-    read_field,
-    read_list,
-    write_all,
-)
+from drumline.net.frames import WRONG_FIELD, FrameError, FrameReader, Message, read_field, read_list, write_all
 from drumline.net.interfaces import Interface, gloo_interface, interfaces, nccl_interface
 from drumline.net.reasons import Reason
 from drumline.terminal import print_message

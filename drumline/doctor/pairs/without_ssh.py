@@ -17,16 +17,7 @@ from dataclasses import dataclass
 from drumline.doctor.pairs.node_client import NodeClient, NodeLostError
 from drumline.doctor.pairs.node_server import MAX_NODES, HostSettings, NodeServer
 from drumline.errors import PreflightError, UsageError
-from drumline.net.frames import (
-    MAX_BYTES,
-    SEAL_BYTES,
-    FrameError,
-    FrameReader,
-    Message,
-    decode,
-    encode,
-    write_all,
-)
+from drumline.net.frames import MAX_BYTES, SEAL_BYTES, FrameError, FrameReader, Message, decode, encode, write_all
 from drumline.net.handshake import MAX_STRANGER_BYTES, WRONG_SECRET, Agreed, RefusedError, answer, dial
 from drumline.net.interfaces import interfaces
 from drumline.net.reasons import Reason, explained, reason_of
@@ -234,10 +225,7 @@ def listen(options: NodeOptions) -> socket.socket:
     try:
         found = socket.getaddrinfo(options.master, options.port, socket.AF_INET, socket.SOCK_STREAM)
     except OSError as error:
-        what, next_step = (
-            f"{master} does not resolve on {here}: {error.strerror}",
-            "give an address of this machine",
-        )
+        what, next_step = (f"{master} does not resolve on {here}: {error.strerror}", "give an address of this machine")
         raise PreflightError(what, next_step=f"{next_step}: {own}") from error
     address = str(found[0][4][0])
     # Debian maps a host to 127.0.1.1 in its own /etc/hosts, which nobody else can reach.

@@ -53,12 +53,7 @@ class CapturedStep:
     """A graph that can be replayed on other batches of the same shape."""
 
     def __init__(
-        self,
-        run: Callable[[Step], None],
-        step: Step,
-        micro_batches: Sequence[MicroBatch],
-        shape: Shape,
-        pool: Any,
+        self, run: Callable[[Step], None], step: Step, micro_batches: Sequence[MicroBatch], shape: Shape, pool: Any
     ) -> None:
         """Capture what `run` does with such a step; nothing is computed yet. Raises what CUDA refuses."""
         self._inputs = [tensor.clone() for tensor in shape.tensors]

@@ -51,10 +51,7 @@ from drumline.terminal import print_message
 SAME_SIGNAL_S = 1.0
 # Ranks of a task that exit with one of these would do so again.
 FINAL_CODES = frozenset({ExitCode.USAGE, ExitCode.PREFLIGHT_FAILED, ExitCode.HANG})
-TASK_RESTART, SCRIPT_RESTART = (
-    "they resume from the newest checkpoint",
-    "the script starts from the beginning",
-)
+TASK_RESTART, SCRIPT_RESTART = ("they resume from the newest checkpoint", "the script starts from the beginning")
 HEALTHY = RunResult(state=WorkerState.HEALTHY)
 
 

@@ -16,11 +16,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed.elastic.rendezvous import (
-    RendezvousConnectionError,
-    RendezvousInfo,
-    dynamic_rendezvous,
-)
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousInfo, dynamic_rendezvous
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     DynamicRendezvousHandler,

@@ -17,13 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drumline.errors import ExitCode
-from drumline.launch.interrupts import (
-    ENDING_SIGNALS,
-    INTERRUPTED_EARLY,
-    exit_handler,
-    interrupted,
-    set_handler,
-)
+from drumline.launch.interrupts import ENDING_SIGNALS, INTERRUPTED_EARLY, exit_handler, interrupted, set_handler
 from drumline.launch.node import guard
 from drumline.launch.node.standby import Standby
 from drumline.launch.node.supervision import Supervision

@@ -26,13 +26,7 @@ from torch.distributed.elastic.utils.distributed import get_free_port
 
 from drumline.errors import DrumlineError, ExitCode, HangError, PreflightError, TrainingError
 from drumline.launch.node.c10d_rendezvous import C10dRendezvous
-from drumline.launch.node.data_ports import (
-    NodeCard,
-    check_data_ports,
-    first_node,
-    open_probe_port,
-    unreachable_nodes,
-)
+from drumline.launch.node.data_ports import NodeCard, check_data_ports, first_node, open_probe_port, unreachable_nodes
 from drumline.launch.node.membership import DONE, JOINING, RUNNING, Membership
 from drumline.launch.node.sealed_store import SealedStore, document
 from drumline.launch.node_plan import NodePlan
@@ -228,8 +222,7 @@ class NodeRendezvous(RendezvousHandler):
             lost = [self.members[number] for number in self._lost(self.members)]
             if lost and self.node.max_restarts == 0 and not self.node.may_shrink:
                 raise self._error(
-                    f"{self._reason(lost)}, and no restart is left",
-                    "see what ended it, and start all nodes again",
+                    f"{self._reason(lost)}, and no restart is left", "see what ended it, and start all nodes again"
                 )
             if waiting or lost:
                 self.restart_reason, self.has_lost_node = self._reason(lost), bool(lost)

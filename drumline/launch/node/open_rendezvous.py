@@ -153,11 +153,7 @@ def open_rendezvous(node: NodePlan, secret: str | None) -> SingleNodeRendezvous 
 
 
 def wait_for_first_node(
-    endpoint: str,
-    *,
-    timeout_s: float,
-    hosts: tuple[str, str] | None = None,
-    limits: Mapping[str, float] = LIMITS_S,
+    endpoint: str, *, timeout_s: float, hosts: tuple[str, str] | None = None, limits: Mapping[str, float] = LIMITS_S
 ) -> None:
     """Return when the first node listens. `hosts`: this one and the first, where both are known to be up: then a reason
     that lasts is an error."""

@@ -51,10 +51,7 @@ class Standby:
         words = ["-m", "drumline.launch.node.standby", str(reading), self._module, *self._program]
         try:
             process = subprocess.Popen(
-                [sys.executable, *words],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[reading],
-                start_new_session=True,
+                [sys.executable, *words], stdin=subprocess.DEVNULL, pass_fds=[reading], start_new_session=True
             )
             self._waiting.append((process, writing))
         except OSError:  # no memory for one more, most likely: the rank starts without

@@ -77,10 +77,7 @@ def break_silent_connections(port: int, *, after_s: int) -> None:
         return
     for number in [int(entry.name) for entry in OPEN_FILES.iterdir() if _is_socket(entry)]:
         # What was listed may be closed by now, or be no connection. The copy shares its options with the original.
-        with (
-            contextlib.suppress(OSError),
-            socket.fromfd(number, socket.AF_INET, socket.SOCK_STREAM) as connection,
-        ):
+        with contextlib.suppress(OSError), socket.fromfd(number, socket.AF_INET, socket.SOCK_STREAM) as connection:
             peer = connection.getpeername()
             if isinstance(peer, tuple) and peer[1] == port:
                 _break_after(connection, after_s)

@@ -47,13 +47,7 @@ class AgentProcess:
         try:
             with open_append(log) as file:
                 self.process = subprocess.Popen(
-                    [
-                        sys.executable,
-                        "-m",
-                        "drumline.launch.ssh.agent_process",
-                        str(writing),
-                        str(os.getpid()),
-                    ],
+                    [sys.executable, "-m", "drumline.launch.ssh.agent_process", str(writing), str(os.getpid())],
                     stdin=subprocess.PIPE,
                     stdout=file,
                     stderr=file,

@@ -37,21 +37,13 @@ OF_SSH = (
         "its name does not resolve here",
         "check the name, and add it to DNS or /etc/hosts: `ssh {host}` must work",
     ),
-    (
-        r"Permission denied",
-        "it rejected the ssh key",
-        "`ssh {host}` must work without a password: ssh-copy-id {host}",
-    ),
+    (r"Permission denied", "it rejected the ssh key", "`ssh {host}` must work without a password: ssh-copy-id {host}"),
     (
         r"Host key verification failed|REMOTE HOST IDENTIFICATION HAS CHANGED",
         "its host key is not the known one",
         "run `ssh {host}` once and check what it asks",
     ),
-    (
-        r"Connection refused",
-        "it refuses ssh connections",
-        "start sshd on {host}, or set its port in ~/.ssh/config",
-    ),
+    (r"Connection refused", "it refuses ssh connections", "start sshd on {host}, or set its port in ~/.ssh/config"),
     (
         r"during banner exchange",
         "its sshd accepts the connection and does not answer: it hangs, or the host is overloaded",

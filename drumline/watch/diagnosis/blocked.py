@@ -9,13 +9,7 @@ from drumline.text import duration, plural
 from drumline.watch.cluster_state import RankState, WorkerState
 from drumline.watch.diagnosis.diagnosis import PHASES, Cause, Diagnosis, collective_name, name, names
 from drumline.watch.diagnosis.evidence import BUSY_CORES, Evidence, has_exited, is_busy, pending
-from drumline.watch.diagnosis.stack_frames import (
-    innermost,
-    is_at_breakpoint,
-    is_idle_worker,
-    is_loading,
-    users_frame,
-)
+from drumline.watch.diagnosis.stack_frames import innermost, is_at_breakpoint, is_idle_worker, is_loading, users_frame
 from drumline.watch.heartbeat import Phase
 
 CERTAINLY_STOPPED_S = 1.0
@@ -146,16 +140,9 @@ def _waits_for_storage(evidence: Evidence, rank: RankState) -> tuple[Cause, str,
 
 def _holds_gil(evidence: Evidence, rank: RankState) -> tuple[Cause, str, str]:
     frame = innermost(rank.stack)
-    place, cores = (
-        f" at {frame}" if frame else "",
-        f", using {rank.cpu:.1f} cores" if rank.cpu >= BUSY_CORES else "",
-    )
+    place, cores = (f" at {frame}" if frame else "", f", using {rank.cpu:.1f} cores" if rank.cpu >= BUSY_CORES else "")
     what = f"holds the GIL{place}, {evidence.where(rank)}{cores}: a call into C does not return"
-    return (
-        Cause.GIL,
-        what,
-        f"check what {frame or 'it'} calls; a C extension should release the GIL before it blocks",
-    )
+    return (Cause.GIL, what, f"check what {frame or 'it'} calls; a C extension should release the GIL before it blocks")
 
 
 def _loads_data(evidence: Evidence, rank: RankState, worker: WorkerState | None) -> tuple[Cause, str, str]:

@@ -44,14 +44,7 @@ _RIGHT = (1, 5, 6, 7)
 
 
 def write_diagnosis(
-    folder: Path,
-    *,
-    alarm: str,
-    diagnosis: Diagnosis,
-    cluster: ClusterState,
-    action: str,
-    launch: str,
-    at: float,
+    folder: Path, *, alarm: str, diagnosis: Diagnosis, cluster: ClusterState, action: str, launch: str, at: float
 ) -> Path:
     """The `.json` file. `at`: seconds since the epoch. Raises OSError when the storage does not take it."""
     make_own_folder(folder)
@@ -205,9 +198,7 @@ def _collectives(cluster: ClusterState) -> Iterator[tuple[str, Sequence[str]]]:
         yield names(who), same
 
 
-def _equal(
-    entries: Iterable[tuple[tuple[str, ...], RankState]],
-) -> Iterator[tuple[tuple[str, ...], list[RankState]]]:
+def _equal(entries: Iterable[tuple[tuple[str, ...], RankState]]) -> Iterator[tuple[tuple[str, ...], list[RankState]]]:
     """Ranks by what is equal in them, where there is anything."""
     groups: dict[tuple[str, ...], list[RankState]] = {}
     for key, rank in entries:

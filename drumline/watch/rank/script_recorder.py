@@ -75,10 +75,7 @@ class ScriptRecorder:
             if num_changes == self._num_written:
                 return
             report = ScriptReport(
-                owner=self._owner,
-                facts=self._facts,
-                loaders=dict(self._loaders),
-                modules=self.modules.reports(),
+                owner=self._owner, facts=self._facts, loaders=dict(self._loaders), modules=self.modules.reports()
             )
             self._file.with_suffix(".new").write_text(json.dumps(asdict(report)), encoding="utf-8")
             self._file.with_suffix(".new").replace(self._file)

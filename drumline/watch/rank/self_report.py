@@ -38,12 +38,7 @@ def write_report(folder: Path, rank: int, number: int) -> None:
     """Answer the question of this number, in a file that appears whole or not at all."""
     path = folder / f"rank-{rank:05d}.{REPORT_SUFFIX}"
     new = path.with_suffix(".new")
-    report: dict[str, Any] = {
-        "number": number,
-        "calls": main_thread_calls(),
-        "workers": [],
-        "collectives": [],
-    }
+    report: dict[str, Any] = {"number": number, "calls": main_thread_calls(), "workers": [], "collectives": []}
     try:
         report.update(workers=awaited_workers(), **flight_record())
     except Exception as error:  # that Python answers is worth reporting, whatever became of torch's private functions

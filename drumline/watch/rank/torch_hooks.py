@@ -89,10 +89,7 @@ def _wrap_torch(clock: _PhaseClock, recorder: ScriptRecorder) -> None:
     import torch
     from torch._C._distributed_c10d import Work
     from torch.nn.parallel import DistributedDataParallel
-    from torch.optim.optimizer import (
-        register_optimizer_step_post_hook,
-        register_optimizer_step_pre_hook,
-    )
+    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
     from torch.utils.data import DataLoader
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 

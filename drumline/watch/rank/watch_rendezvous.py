@@ -95,8 +95,7 @@ def _gather(store: SealedStore, rendezvous: Rendezvous, deadline: float, timeout
         silent = [node for node, key in enumerate(keys) if not store.check([key])]
         names = ", ".join(f"rank {rendezvous.nodes[node][0]} on {rendezvous.hosts[node]}" for node in silent)
         raise PreflightError(
-            f"{names} did not publish within {timeout_s:g} s where its sidecar is",
-            next_step="look at its own output",
+            f"{names} did not publish within {timeout_s:g} s where its sidecar is", next_step="look at its own output"
         ) from None
     places = [json.loads(text) for text in store.multi_get(keys)]
     for place in places:

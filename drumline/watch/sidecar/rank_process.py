@@ -6,16 +6,7 @@ import math
 import os
 from collections.abc import Iterable
 
-from drumline.processes import (
-    GONE,
-    TICKS_PER_S,
-    ProcessHandle,
-    ProcessStat,
-    children,
-    io_bytes,
-    read_stat,
-    state_of,
-)
+from drumline.processes import GONE, TICKS_PER_S, ProcessHandle, ProcessStat, children, io_bytes, read_stat, state_of
 from drumline.watch.cluster_state import WorkerState
 from drumline.watch.sidecar.kernel_evidence import OutOfMemoryCheck
 
@@ -69,10 +60,7 @@ class RankProcess:
     def _measure(self, stat: ProcessStat, now_s: float, *, is_still: bool) -> None:
         # A rank that makes progress works, whatever its files and its workers do.
         moved = io_bytes(self.handle.pid) if is_still else None
-        self._readings = [
-            *(self._readings if is_still else self._readings[-1:]),
-            (now_s, stat.cpu_ticks, moved),
-        ]
+        self._readings = [*(self._readings if is_still else self._readings[-1:]), (now_s, stat.cpu_ticks, moved)]
         while len(self._readings) > 2 and now_s - self._readings[1][0] >= MEASURED_S:
             del self._readings[0]
         begin_s, ticks, _ = self._readings[0]

@@ -73,12 +73,7 @@ class SidecarReporter:
     def write_for_launcher(self, alarm: str, diagnosis: Diagnosis, action: str, *, was_printed: bool) -> None:
         """In the watch folder, before anything is killed: the launcher reads it when its ranks have exited.
         `was_printed`: on this node's terminal."""
-        record = {
-            "alarm": alarm,
-            "action": action,
-            "was_printed": was_printed,
-            "diagnosis": diagnosis.to_json(),
-        }
+        record = {"alarm": alarm, "action": action, "was_printed": was_printed, "diagnosis": diagnosis.to_json()}
         replace_text(self._folder / "diagnosis.json", json.dumps(record))
 
     def notify(self, kind: str, *, rank: int | None, host: str, message: str, what: str = "", step: int = 0) -> None:

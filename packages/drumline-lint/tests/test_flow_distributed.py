@@ -87,20 +87,13 @@ def test_through_a_file_between_that_does_not_speak_of_it() -> None:
 
 
 def test_through_what_a_package_hands_on() -> None:
-    files = {
-        "train": "from pkg import setup\nsetup()",
-        "pkg/__init__": "from .dist import setup",
-        "pkg/dist": INITS,
-    }
+    files = {"train": "from pkg import setup\nsetup()", "pkg/__init__": "from .dist import setup", "pkg/dist": INITS}
     assert distributed(files) == {"train", "pkg/__init__", "pkg/dist"}
 
 
 def test_a_class_of_another_file() -> None:
     group = "import torch.distributed as dist\nclass Group:\n    def begin(self):\n        dist.barrier()\n"
-    assert distributed({"train": "from group import Group\nGroup().begin()", "group": group}) == {
-        "train",
-        "group",
-    }
+    assert distributed({"train": "from group import Group\nGroup().begin()", "group": group}) == {"train", "group"}
 
 
 def test_relative_imports_from_the_same_and_from_the_outer_package() -> None:
@@ -117,10 +110,7 @@ def test_relative_imports_from_the_same_and_from_the_outer_package() -> None:
 
 
 def test_functions_that_call_one_another_end() -> None:
-    files = {
-        "a": "import b\ndef f():\n    b.g()\nf()",
-        "b": "import a\nimport torch.distributed\ndef g():\n    a.f()",
-    }
+    files = {"a": "import b\ndef f():\n    b.g()\nf()", "b": "import a\nimport torch.distributed\ndef g():\n    a.f()"}
     assert distributed(files) == set()
 
 

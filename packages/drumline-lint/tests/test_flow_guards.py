@@ -221,10 +221,7 @@ def test_every_rank(name: str) -> None:
         ("if rank == 0 and log:\n    pass\nelse:\n    here()", {RankTest("global", False, is_needed=False)}),
         ("with main_process_first():\n    here()", {RankTest("global", True, is_needed=False)}),
         ("@local_main_process_only\ndef f():\n    here()\nf()", {RankTest("local", True)}),
-        (
-            "def f():\n    here()\nif rank == 0:\n    f()\nif local_rank == 0:\n    f()",
-            {MAIN, RankTest("local", True)},
-        ),
+        ("def f():\n    here()\nif rank == 0:\n    f()\nif local_rank == 0:\n    f()", {MAIN, RankTest("local", True)}),
     ],
 )
 def test_some_ranks(text: str, expected: set[RankTest]) -> None:

@@ -54,10 +54,7 @@ def said(**files: str) -> list[str]:
         ({"keeping": KEEPING, "a": USES + "train({})\nrestart({})\n"}, ", through restart (a.py, line 8),"),
         ({"keeping": KEEPING, "a": USES + "train({})\nkeep({})\n"}, ", through a.py, line 10,"),
         ({"a": SWITCHED + "main({})\n"}, ", through main (line 9),"),
-        (
-            {"keeping": KEEPING + GUARDED, "a": USES + "train({})\nrestart({})\n"},
-            ", through restart (a.py, line 8),",
-        ),
+        ({"keeping": KEEPING + GUARDED, "a": USES + "train({})\nrestart({})\n"}, ", through restart (a.py, line 8),"),
     ],
 )
 def test_who_lets_all_ranks_come(files: dict[str, str], how: str) -> None:

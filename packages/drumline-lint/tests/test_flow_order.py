@@ -76,8 +76,7 @@ def test_a_function_that_another_file_calls_is_in_that_files_run() -> None:
 
 
 @pytest.mark.parametrize(
-    "start",
-    ["mp.spawn(worker, nprocs=2)", "mp.Process(target=worker).start()", "ctx.start_processes(worker, (1,))"],
+    "start", ["mp.spawn(worker, nprocs=2)", "mp.Process(target=worker).start()", "ctx.start_processes(worker, (1,))"]
 )
 def test_what_is_started_in_another_process(start: str) -> None:
     text = f"import torch.multiprocessing as mp\ndef worker(rank):\n    b()\na()\n{start}\nc()"
@@ -134,10 +133,7 @@ def test_a_class_used_by_with_surrounds_the_body() -> None:
 
 def test_an_import_runs_a_file_once_and_without_what_is_for_the_script() -> None:
     assert (
-        order(
-            "a()\nimport other\nimport other\nc()",
-            other="b()\nimport main\nif __name__ == '__main__':\n    x()",
-        )
+        order("a()\nimport other\nimport other\nc()", other="b()\nimport main\nif __name__ == '__main__':\n    x()")
         == "abc"
     )
 

@@ -200,10 +200,7 @@ def test_the_standard_input(lint: Lint, monkeypatch: pytest.MonkeyPatch, here: P
         (["a.py", "--statistics", "--format", "json"], ["--statistics are text", "summary.by_rule"]),
         (["a.py", "--statistics", "--format", "github"], ["--statistics are text"]),
         (["a.py", "--diff", "--format", "json"], ["--diff and --format json would both be on the standard"]),
-        (
-            ["a.py", "--output", "no/where"],
-            ["--output no/where cannot be written: No such file or directory"],
-        ),
+        (["a.py", "--output", "no/where"], ["--output no/where cannot be written: No such file or directory"]),
     ],
 )
 def test_wrong_usage_is_explained(lint: Lint, arguments: list[str], messages: list[str]) -> None:

@@ -77,8 +77,7 @@ def _found(rule: str, text: str) -> list[Finding]:
 
 
 @pytest.mark.parametrize(
-    ("rule", "text", "message"),
-    [(rule, text, message) for rule, every in MESSAGES.items() for text, message in every],
+    ("rule", "text", "message"), [(rule, text, message) for rule, every in MESSAGES.items() for text, message in every]
 )
 def test_what_is_said(rule: str, text: str, message: str) -> None:
     (finding,) = _found(rule, text)
@@ -127,11 +126,7 @@ def test_what_cannot_be_mended_for_sure_is_left(statement: str) -> None:
 
 @pytest.mark.parametrize(
     "head",
-    [
-        "for batch in loader",
-        "for step, batch in enumerate(tqdm(loader))",
-        "for batch, other in zip(loader, more)",
-    ],
+    ["for batch in loader", "for step, batch in enumerate(tqdm(loader))", "for batch, other in zip(loader, more)"],
 )
 def test_a_whole_batch_may_have_a_way_of_its_own_to_be_moved(head: str) -> None:
     loop = LOOP.replace("for x, y in loader", head)

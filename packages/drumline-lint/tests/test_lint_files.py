@@ -40,12 +40,7 @@ def test_a_folder_is_walked_without_what_others_wrote() -> None:
 
 @pytest.mark.usefixtures("tree")
 def test_what_is_given_by_name_is_always_read() -> None:
-    assert found("notes.txt", "tool", "venv/v.py", ".hidden") == [
-        ".hidden/h.py",
-        "notes.txt",
-        "tool",
-        "venv/v.py",
-    ]
+    assert found("notes.txt", "tool", "venv/v.py", ".hidden") == [".hidden/h.py", "notes.txt", "tool", "venv/v.py"]
     assert found("vendor/v.py", exclude=("vendor", "*.py")) == ["vendor/v.py"]
 
 
@@ -74,11 +69,7 @@ def test_globs_are_relative_to_the_root(tree: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.usefixtures("tree")
 def test_no_file_comes_twice() -> None:
-    assert found("a.py", "./a.py", "pkg/../a.py", "pkg", "pkg/inner.py") == [
-        "a.py",
-        "pkg/deep/er.py",
-        "pkg/inner.py",
-    ]
+    assert found("a.py", "./a.py", "pkg/../a.py", "pkg", "pkg/inner.py") == ["a.py", "pkg/deep/er.py", "pkg/inner.py"]
 
 
 def test_links_are_followed_and_loops_survived(tree: Path) -> None:

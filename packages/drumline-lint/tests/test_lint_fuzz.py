@@ -18,21 +18,7 @@ from drumline_lint.settings import Settings
 RULES = all_rules()
 EVERYTHING = Settings(chosen=frozenset(all_docs(RULES)), severity=Severity.NOTE)
 PYTHON = [text for module in RULES.values() for text in (module.RULE.bad, module.RULE.good)]
-PIECES = [
-    "(",
-    ")",
-    "lambda: ",
-    "if rank == 0:\n    ",
-    "\\\n",
-    "self.",
-    " = ",
-    "*",
-    "'",
-    "[0]",
-    "await ",
-    "\x0c",
-    "é",
-]
+PIECES = ["(", ")", "lambda: ", "if rank == 0:\n    ", "\\\n", "self.", " = ", "*", "'", "[0]", "await ", "\x0c", "é"]
 FEW = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 

@@ -50,18 +50,12 @@ def test_code_cells_are_joined_and_counted_among_all() -> None:
 
 def test_places_are_told_by_cell() -> None:
     data = notebook(TEXT, code("x = 1", "bad()"), code(""), code("", "poor()  # noqa: DL102", "bad()"))
-    assert told(report_of({"n.ipynb": data}).findings) == [
-        "n.ipynb:cell 2:2:1 DL101",
-        "n.ipynb:cell 4:3:1 DL101",
-    ]
+    assert told(report_of({"n.ipynb": data}).findings) == ["n.ipynb:cell 2:2:1 DL101", "n.ipynb:cell 4:3:1 DL101"]
 
 
 def test_a_line_that_is_silenced_is_that_of_the_cell() -> None:
     data = notebook(code("bad()"), code("x = 1  # noqa", "bad()"), code("bad()  # noqa"))
-    assert told(report_of({"n.ipynb": data}).findings) == [
-        "n.ipynb:cell 1:1:1 DL101",
-        "n.ipynb:cell 2:2:1 DL101",
-    ]
+    assert told(report_of({"n.ipynb": data}).findings) == ["n.ipynb:cell 1:1:1 DL101", "n.ipynb:cell 2:2:1 DL101"]
 
 
 @pytest.mark.parametrize(
@@ -98,10 +92,7 @@ def test_a_cell_that_is_no_python_is_told_and_the_others_are_read() -> None:
 def test_format_3_has_sheets() -> None:
     cells = [{"cell_type": "heading", "source": "x"}, {"cell_type": "code", "input": ["bad()\n", "x = 1"]}]
     data = json.dumps({"nbformat": 3, "worksheets": [{"cells": cells}, {"cells": cells}]}).encode()
-    assert told(report_of({"n.ipynb": data}).findings) == [
-        "n.ipynb:cell 2:1:1 DL101",
-        "n.ipynb:cell 4:1:1 DL101",
-    ]
+    assert told(report_of({"n.ipynb": data}).findings) == ["n.ipynb:cell 2:1:1 DL101", "n.ipynb:cell 4:1:1 DL101"]
 
 
 @pytest.mark.parametrize("metadata", [{"kernelspec": {"language": "R"}}, {"language_info": {"name": "julia"}}])

@@ -21,11 +21,7 @@ def said(rule: str, text: str) -> list[str]:
 @pytest.mark.parametrize(
     ("rule", "text", "message"),
     [
-        (
-            "DL014",
-            "dist.barrier()\ntorch.save({}, 'a.pt')\n",
-            "torch.save runs on every rank and writes 'a.pt'",
-        ),
+        ("DL014", "dist.barrier()\ntorch.save({}, 'a.pt')\n", "torch.save runs on every rank and writes 'a.pt'"),
         (
             "DL015",
             "dist.barrier()\nif local_rank == 0:\n    torch.save({}, 'a.pt')\n",
@@ -81,26 +77,14 @@ def said(rule: str, text: str) -> list[str]:
             "dist.barrier()\nx = torch.load(path, weights_only=False)\n",
             "path can run any code as it is loaded",
         ),
-        (
-            "DL023",
-            "dist.barrier()\nprint('a')\n",
-            "print runs on every rank",
-        ),
+        ("DL023", "dist.barrier()\nprint('a')\n", "print runs on every rank"),
         (
             "DL023",
             "import logging\nlogging.basicConfig(level=20)\ndist.barrier()\nlogging.info('a')\n",
             "logging.info runs on every rank, and no logger is set up by rank",
         ),
-        (
-            "DL023",
-            "from tqdm import tqdm\ndist.barrier()\nx = tqdm(y)\n",
-            "tqdm draws a progress bar on every rank",
-        ),
-        (
-            "DL023",
-            "import wandb\ndist.barrier()\nwandb.init()\n",
-            "wandb.init runs on every rank",
-        ),
+        ("DL023", "from tqdm import tqdm\ndist.barrier()\nx = tqdm(y)\n", "tqdm draws a progress bar on every rank"),
+        ("DL023", "import wandb\ndist.barrier()\nwandb.init()\n", "wandb.init runs on every rank"),
         (
             "DL023",
             "from torch.utils.tensorboard import SummaryWriter\ndist.barrier()\nSummaryWriter()\n",

@@ -125,10 +125,7 @@ def test_rules_are_ignored_in_some_files(tmp_path: Path) -> None:
         ("severity = 'bad'", "severity is note, warning or error, not 'bad'"),
         ("severity = ['note']", "severity is note, warning or error, not ['note']"),
         ("per-file-ignores = ['x']", "per-file-ignores is a table of globs with lists of rules, not ['x']"),
-        (
-            "per-file-ignores = {x = 1}",
-            "per-file-ignores is a table of globs with lists of rules, not {'x': 1}",
-        ),
+        ("per-file-ignores = {x = 1}", "per-file-ignores is a table of globs with lists of rules, not {'x': 1}"),
     ],
 )
 def test_wrong_settings_are_told(tmp_path: Path, text: str, message: str) -> None:
@@ -149,10 +146,7 @@ def test_all_wrong_settings_are_told_at_once(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ('select = ["DL777"]', "[tool.drumline.lint] select: there is no rule 'DL777'"),
-        (
-            'ignore = ["bad-cal"]',
-            "[tool.drumline.lint] ignore: there is no rule 'bad-cal'; did you mean 'bad-call'?",
-        ),
+        ('ignore = ["bad-cal"]', "[tool.drumline.lint] ignore: there is no rule 'bad-cal'; did you mean 'bad-call'?"),
         ('per-file-ignores = {"x" = ["y"]}', "[tool.drumline.lint] per-file-ignores: there is no rule 'y'"),
     ],
 )

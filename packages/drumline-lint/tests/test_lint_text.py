@@ -5,14 +5,7 @@ from __future__ import annotations
 import sys
 
 from drumline_lint.findings import RULE_FAILED, UNREADABLE, problem
-from drumline_lint.output.text import (
-    WIDEST_LINE,
-    as_explanation,
-    as_list,
-    as_statistics,
-    as_text,
-    summary_line,
-)
+from drumline_lint.output.text import WIDEST_LINE, as_explanation, as_list, as_statistics, as_text, summary_line
 from made_up_rules import BAD, DOCS, ODD, USUAL, report_of
 
 FIX = "    fix: call good() instead"
@@ -35,10 +28,7 @@ def test_place_rule_message_code_and_fix() -> None:
 
 
 def test_the_caret_is_below_what_is_meant() -> None:
-    assert lines({"a.py": "x = '漢é'; poor(\n  1)\n"})[1:3] == [
-        "    | x = '漢é'; poor(",
-        "    |            ^~~~~",
-    ]
+    assert lines({"a.py": "x = '漢é'; poor(\n  1)\n"})[1:3] == ["    | x = '漢é'; poor(", "    |            ^~~~~"]
 
 
 def test_long_lines_are_cut_around_the_place() -> None:

@@ -133,12 +133,7 @@ def test_what_a_batch_is_a_part_of() -> None:
 
 
 def test_files_that_run_together_are_those_that_imports_connect() -> None:
-    texts = {
-        "main.py": "import data\n",
-        "data.py": "import helpers\n",
-        "helpers.py": "",
-        "other.py": "import os\n",
-    }
+    texts = {"main.py": "import data\n", "data.py": "import helpers\n", "helpers.py": "", "other.py": "import os\n"}
     program = Program([Source(Path(name), text, ast.parse(text)) for name, text in texts.items()])
     found = {str(one.path): {str(other.path) for other in connected(program, one)} for one in program.sources}
     together = {"main.py", "data.py", "helpers.py"}

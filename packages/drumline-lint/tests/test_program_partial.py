@@ -51,8 +51,7 @@ def test_who_calls_it_is_found(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["run = partial(train, 1)", "use(partial(train, 1))", "run = partial(other, train)\nrun()"],
+    "text", ["run = partial(train, 1)", "use(partial(train, 1))", "run = partial(other, train)\nrun()"]
 )
 def test_what_is_only_made_is_not_called(text: str) -> None:
     program, train = of_train(text)
@@ -74,10 +73,7 @@ def test_what_is_only_made_is_not_called(text: str) -> None:
         ("class A:\n    def f(self, wanted):\n        ask(wanted)\nrun = partial(A().f, 3)\nrun()", {3}),
         ("def f(a, wanted):\n    ask(wanted)\nmp.spawn(partial(f, wanted=3), nprocs=2)", {3}),
         ("def f(b, a, wanted):\n    ask(wanted)\nmp.spawn(partial(f, 3), args=(4,), nprocs=2)", {4}),
-        (
-            "def f(a, wanted):\n    ask(wanted)\nthreading.Thread(target=partial(f, 3), args=(4,)).start()",
-            {4},
-        ),
+        ("def f(a, wanted):\n    ask(wanted)\nthreading.Thread(target=partial(f, 3), args=(4,)).start()", {4}),
         ("def f(wanted):\n    ask(wanted)\nthreading.Thread(target=partial(f, 3)).start()", {3}),
     ],
 )

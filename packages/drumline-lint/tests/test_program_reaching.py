@@ -50,14 +50,8 @@ CASES = {
     "what is iterated over is read first": ("x = 0\nfor i in use(x):\n    x = 1", {0}),
     "a loop's own name": ("x = 0\nfor x in (1, 2):\n    use(x)\n    x = 5", {1, 2}),
     "a loop's else": ("x = 0\nfor i in y:\n    pass\nelse:\n    x = 1\n    use(x)", {1}),
-    "a try may have got anywhere": (
-        "x = 0\ntry:\n    x = 1\n    x = 2\nexcept E:\n    use(x)",
-        {0, 1, 2},
-    ),
-    "after a try whose handler binds too": (
-        "x = 0\ntry:\n    x = 1\nexcept E:\n    x = 2\nuse(x)",
-        {1, 2},
-    ),
+    "a try may have got anywhere": ("x = 0\ntry:\n    x = 1\n    x = 2\nexcept E:\n    use(x)", {0, 1, 2}),
+    "after a try whose handler binds too": ("x = 0\ntry:\n    x = 1\nexcept E:\n    x = 2\nuse(x)", {1, 2}),
     "after a try whose handler does not": ("x = 0\ntry:\n    x = 1\nexcept E:\n    pass\nuse(x)", {0, 1}),
     "after a try whose handler raises": ("x = 0\ntry:\n    x = 1\nexcept E:\n    raise\nuse(x)", {1}),
     "in the else of a try": ("x = 0\ntry:\n    x = 1\nexcept E:\n    x = 2\nelse:\n    use(x)", {1}),
@@ -90,10 +84,7 @@ CASES = {
     "unpacked": ("x, y = 1, 2\nx, y = y, 3\nuse(x)", {2}),
     "a parameter that is bound again": ("def f(x=1):\n    x = 2\n    use(x)", {2}),
     "a parameter that may be bound again": ("def f(x=1):\n    if c:\n        x = 2\n    use(x)", {1, 2}),
-    "another function binds it, at some time": (
-        "x = 0\nx = 1\ndef f():\n    global x\n    x = 2\nuse(x)",
-        {1, 2},
-    ),
+    "another function binds it, at some time": ("x = 0\nx = 1\ndef f():\n    global x\n    x = 2\nuse(x)", {1, 2}),
     "a decorator is outside": ("x = 1\nx = 2\n@use(x)\ndef f():\n    x = 3", {2}),
 }
 

@@ -58,10 +58,7 @@ def test_a_thing_has_one_name(text: str) -> None:
     ("text", "name"),
     [
         ("from torch.nn.parallel import DistributedDataParallel as D; m = D(x); ask(m)", names.DDP),
-        (
-            "from torch.nn.parallel import DistributedDataParallel as D; m = D(x).to(0).train(); ask(m)",
-            names.DDP,
-        ),
+        ("from torch.nn.parallel import DistributedDataParallel as D; m = D(x).to(0).train(); ask(m)", names.DDP),
         ("import torch; m = torch.compile(torch.nn.Linear(1, 1)); ask(m)", "torch.nn.Linear"),
         ("import torch; (a, b) = torch.nn.Linear(1, 1), 2; ask(a)", "torch.nn.Linear"),
         ("import torch; ask(a := torch.nn.Linear(1, 1))", "torch.nn.Linear"),
@@ -72,10 +69,7 @@ def test_a_thing_has_one_name(text: str) -> None:
         ("import torch\nwith torch.no_grad() as g:\n    ask(g)", "torch.no_grad"),
         ("import torch\nfor m in [torch.nn.Linear(1, 1)]:\n    ask(m)", "torch.nn.Linear"),
         ("import torch\no = torch.optim.SGD(p)\nask(o.state_dict())", "torch.optim.SGD.state_dict"),
-        (
-            "import torch\nargs.model = torch.nn.Linear(1, 1)\ndef f(args):\n    ask(args.model)",
-            "torch.nn.Linear",
-        ),
+        ("import torch\nargs.model = torch.nn.Linear(1, 1)\ndef f(args):\n    ask(args.model)", "torch.nn.Linear"),
     ],
 )
 def test_what_was_made_is_followed(text: str, name: str) -> None:

@@ -93,12 +93,7 @@ def found(text: str, rule: str) -> list[Finding]:
             "NCCL has given up NCCL_IB_GDR_LEVEL, and does not read it",
             "set NCCL_NET_GDR_LEVEL",
         ),
-        (
-            "DL105",
-            "export NCCL_RINGS=1",
-            "NCCL has given up NCCL_RINGS, and does not read it",
-            "remove NCCL_RINGS",
-        ),
+        ("DL105", "export NCCL_RINGS=1", "NCCL has given up NCCL_RINGS, and does not read it", "remove NCCL_RINGS"),
         (
             "DL105",
             "export NCCL_SOCKET_IFNAME=10.0.0.1",
@@ -170,10 +165,7 @@ def test_what_the_user_reads(rule: str, text: str, message: str, fix: str) -> No
             "/opt/bin/python -m torch.distributed.launch --use_env train.py\n",
             "/opt/bin/python -m torch.distributed.run train.py\n",
         ),
-        (
-            'ssh host "python -m torch.distributed.launch --use_env train.py"\n',
-            'ssh host "torchrun train.py"\n',
-        ),
+        ('ssh host "python -m torch.distributed.launch --use_env train.py"\n', 'ssh host "torchrun train.py"\n'),
     ],
 )
 def test_the_old_launcher_is_replaced(text: str, expected: str) -> None:

@@ -22,7 +22,7 @@ OTHERS = {
     "DL025": (
         "dist.init_process_group()",
         "dist.init_process_group has no timeout: ranks wait for a stuck one for 30 minutes",
-    ),
+    )
 }
 
 

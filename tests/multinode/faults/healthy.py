@@ -30,17 +30,7 @@ class Healthy:
 
     @property
     def command(self) -> list[str]:
-        return [
-            sys.executable,
-            "-m",
-            "drumline",
-            "launch",
-            "--procs",
-            "2",
-            "--max-restarts",
-            "0",
-            *self.words,
-        ]
+        return [sys.executable, "-m", "drumline", "launch", "--procs", "2", "--max-restarts", "0", *self.words]
 
 
 JOBS = (

@@ -26,11 +26,7 @@ BATCH = 16
 
 
 def save(path: Path, model: torch.nn.Module, step: int, loader: Any) -> None:
-    state = {
-        "model": model.state_dict(),
-        "step": step,
-        "cursor": (loader.cursor.epoch, loader.cursor.position),
-    }
+    state = {"model": model.state_dict(), "step": step, "cursor": (loader.cursor.epoch, loader.cursor.position)}
     torch.save(state, path.with_suffix(".partial"))
     path.with_suffix(".partial").replace(path)
 

@@ -34,13 +34,7 @@ CUT_S = 10.0
 STEP_S = 0.05
 SAVE_EVERY = 20
 PATIENCE_S = 180.0
-CAUSES = {
-    "kill": "killed",
-    "stop": "stopped",
-    "cut": "unreachable",
-    "power_off": "unreachable",
-    "exit": "left_early",
-}
+CAUSES = {"kill": "killed", "stop": "stopped", "cut": "unreachable", "power_off": "unreachable", "exit": "left_early"}
 
 
 @dataclass

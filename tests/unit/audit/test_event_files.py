@@ -91,13 +91,7 @@ def test_an_incomplete_line_at_the_end_of_an_attempt_is_a_note(tmp_path: Path) -
 
 
 def test_files_of_an_older_version_are_accepted_with_a_note(tmp_path: Path) -> None:
-    lines = [
-        event(None, "start", world_size=1),
-        event(None, step=3),
-        '{"ki',
-        event(None, "start"),
-        event(None),
-    ]
+    lines = [event(None, "start", world_size=1), event(None, step=3), '{"ki', event(None, "start"), event(None)]
     part = check(tmp_path, [*lines, *attempt(start=3)])
     assert problems(part) == []
     assert part.counts["attempts"] == 3
@@ -240,9 +234,7 @@ def test_ranks_that_are_killed_at_the_same_time_lack_nothing(tmp_path: Path, cut
         assert problems(part) == []
 
 
-def test_an_end_that_is_missing_is_reported_unless_rank_0_may_have_been_killed_while_it_saved(
-    tmp_path: Path,
-) -> None:
+def test_an_end_that_is_missing_is_reported_unless_rank_0_may_have_been_killed_while_it_saved(tmp_path: Path) -> None:
     zero, one = logged(), without_saves(logged())
     assert problems(check(tmp_path, zero, one[:-1])) == [
         "rank-00001.jsonl, line 8: the end is missing, which rank 0 reported"

@@ -14,18 +14,10 @@ def found(kind: Kind, *, step: int = 5, unsaved: tuple[str, ...] = (), of_a_stre
 @pytest.mark.parametrize(
     ("difference", "what", "next_step"),
     [
-        (
-            found("sample"),
-            "unseeded randomness in the dataset: the thing is not the same twice",
-            "seeded anew",
-        ),
+        (found("sample"), "unseeded randomness in the dataset: the thing is not the same twice", "seeded anew"),
         (found("batch"), "unseeded randomness in the dataset: the thing", "global generators"),
         (found("order"), "the dataset is not the same twice", "len(dataset)"),
-        (
-            found("tensor", step=0),
-            "unseeded randomness in model(): the thing starts from different",
-            "torch's",
-        ),
+        (found("tensor", step=0), "unseeded randomness in model(): the thing starts from different", "torch's"),
         (found("tensor"), "a non-deterministic kernel, or randomness in the model", "--train.deterministic"),
         (found("file"), "a non-deterministic kernel", "--train.deterministic"),
         (
@@ -82,12 +74,7 @@ def test_not_the_same_twice(difference: RunDifference, what: str, next_step: str
             "state outside the checkpoint: the buffer mask has persistent=False",
             "without persistent=False",
         ),
-        (
-            found("tensor"),
-            (4, 2),
-            "arithmetic that depends on the number of ranks (4 and 2)",
-            "--world 4 first",
-        ),
+        (found("tensor"), (4, 2), "arithmetic that depends on the number of ranks (4 and 2)", "--world 4 first"),
     ],
 )
 def test_lost_in_the_kill(difference: RunDifference, worlds: tuple[int, int], what: str, next_step: str) -> None:

@@ -73,10 +73,7 @@ def test_what_a_trace_holds(reference: RunTrace) -> None:
 
 def test_the_same_run_on_any_number_of_ranks(tmp_path: Path, reference: RunTrace) -> None:
     assert difference(reference, tmp_path / "1", [start(), step(1), step(2)]) is None
-    halves = [
-        [start(world=2), step(1, 0, 2), step(2, 0, 2)],
-        [start(world=2), step(1, 2, 4), step(2, 2, 4)],
-    ]
+    halves = [[start(world=2), step(1, 0, 2), step(2, 0, 2)], [start(world=2), step(1, 2, 4), step(2, 2, 4)]]
     assert difference(reference, tmp_path / "2", *halves) is None
     assert difference(reference, tmp_path / "3", [start(2), step(3)]) is None
 

@@ -43,10 +43,7 @@ def test_on_another_world_the_random_states_are_others(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (
-            {"b": [0.0, 0.0, -0.0]},
-            "model.safetensors of the checkpoint of step 8 differs, first in b",
-        ),
+        ({"b": [0.0, 0.0, -0.0]}, "model.safetensors of the checkpoint of step 8 differs, first in b"),
         ({"rng": [2.0]}, "rng.safetensors of the checkpoint of step 8 differs, first in rank-00000"),
         ({"cursor": 9}, "progress.json of the checkpoint of step 8 differs"),
     ],

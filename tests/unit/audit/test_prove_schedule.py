@@ -92,10 +92,7 @@ def test_later_attempts_kill_earlier_and_at_once() -> None:
         ({"at": (3,), "worlds": (4, 2, 3)}, "--kill-at: 1 step for 2 kills (--world 4,2,3)"),
         ({"at": (8,)}, "--kill-at: 8 must be below --steps 8"),
         ({"at": (4, 3), "worlds": (2, 2, 2)}, "--kill-at: 4,3 must rise and stay below --steps 8"),
-        (
-            {"rank": "2"},
-            "--kill-rank: '2' is neither 'all' nor a rank of every leg that is killed (0 to 1)",
-        ),
+        ({"rank": "2"}, "--kill-rank: '2' is neither 'all' nor a rank of every leg that is killed (0 to 1)"),
         ({"rank": "one"}, "--kill-rank: 'one' is neither 'all' nor a rank"),
         ({"rank": "3", "worlds": (4, 2, 4)}, "(0 to 1)"),
     ],

@@ -42,12 +42,7 @@ def settings(*argv: str, file: Path | None = None, **more: Any) -> dict[str, str
 
 
 def test_what_the_proof_needs() -> None:
-    assert settings() == {
-        "checkpoint.every_steps": "2",
-        "train.steps": "8",
-        "log.trace": "true",
-        "log.display": "none",
-    }
+    assert settings() == {"checkpoint.every_steps": "2", "train.steps": "8", "log.trace": "true", "log.display": "none"}
     assert settings(worlds=(4, 2, 3))["train.exact"] == "elastic"
 
 
@@ -101,11 +96,7 @@ def test_what_is_changed_is_reported() -> None:
 @pytest.mark.parametrize(
     ("argv", "more", "problem"),
     [
-        (
-            ["--checkpoint.every_steps", "10"],
-            {},
-            "step 10, and each kill needs a step of its own after it and before",
-        ),
+        (["--checkpoint.every_steps", "10"], {}, "step 10, and each kill needs a step of its own after it and before"),
         (["--checkpoint.every_steps", "10"], {}, "the end; give at least 12"),
         ([], {"steps": 3}, "--steps: 3 is too few: the first checkpoint is that of step 2"),
         (
@@ -135,11 +126,7 @@ def test_what_may_be_proved_is_not_refused() -> None:
         (["--train.epochs", "9"], (2, 2), "--train.epochs: --steps says how long to train here"),
         (["--no-log.trace"], (2, 2), "--log.trace: it is always on here"),
         (["--log.display", "live"], (2, 2), "--log.display: what the runs print goes to files here"),
-        (
-            ["--train.exact", "world"],
-            (4, 2),
-            "--train.exact: world needs one number of ranks, and the legs have 4, 2",
-        ),
+        (["--train.exact", "world"], (4, 2), "--train.exact: world needs one number of ranks, and the legs have 4, 2"),
     ],
 )
 def test_settings_that_the_proof_has_no_use_for(argv: list[str], worlds: tuple[int, ...], problem: str) -> None:

@@ -33,13 +33,7 @@ class Job:
     """By step: the epoch, and the positions that its ranks had."""
 
     def attempt(
-        self,
-        world_size: int,
-        steps: int,
-        *,
-        save_every: int = 2,
-        writes_checkpoints: bool = True,
-        **start: Any,
+        self, world_size: int, steps: int, *, save_every: int = 2, writes_checkpoints: bool = True, **start: Any
     ) -> None:
         since, cursor = self.saved[-1]
         self.seen = {number: seen for number, seen in self.seen.items() if number <= since}

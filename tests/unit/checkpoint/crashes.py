@@ -24,18 +24,7 @@ import torch
 
 from drumline.checkpoint import catalog, retention, store
 
-TOUCHES_THE_DISK = {
-    "mkdir",
-    "rename",
-    "unlink",
-    "rmdir",
-    "open",
-    "write",
-    "flush",
-    "fsync",
-    "close",
-    "scandir",
-}
+TOUCHES_THE_DISK = {"mkdir", "rename", "unlink", "rmdir", "open", "write", "flush", "fsync", "close", "scandir"}
 
 
 def write(root: Path, step: int, *, size: int = 64) -> None:

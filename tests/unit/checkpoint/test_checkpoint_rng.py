@@ -72,8 +72,7 @@ def test_it_survives_a_gather() -> None:
 @pytest.mark.parametrize("state", [torch.zeros(5, dtype=torch.uint8), torch.zeros(RNG_BYTES, dtype=torch.uint8)])
 def test_what_is_no_random_state(state: torch.Tensor) -> None:
     with pytest.raises(
-        CheckpointError,
-        match=rf"the saved random state is corrupt: it is no random state \({state.numel()} bytes\)",
+        CheckpointError, match=rf"the saved random state is corrupt: it is no random state \({state.numel()} bytes\)"
     ):
         restore_rng(state, CPU)
 

@@ -77,8 +77,7 @@ def test_json_of_another_kind_is_unreadable() -> None:
 
 def test_errors_name_the_folder_and_the_file(tmp_path: Path) -> None:
     with pytest.raises(
-        CorruptCheckpointError,
-        match=rf"the checkpoint {tmp_path} is corrupt or incomplete: manifest.json is missing",
+        CorruptCheckpointError, match=rf"the checkpoint {tmp_path} is corrupt or incomplete: manifest.json is missing"
     ):
         manifest.read(tmp_path)
     (tmp_path / "manifest.json").write_bytes(b"{")

@@ -134,10 +134,7 @@ def test_state_has_the_names_of_parameters() -> None:
     train(model, optimizer, steps=1)
     tensors, document = optimizer_state(model, optimizer)
     assert {"0.weight/exp_avg", "0.weight/exp_avg_sq", "0.weight/step", "2.bias/step"} <= tensors.keys()
-    assert [group["params"] for group in document["groups"]] == [
-        ["0.weight", "2.weight"],
-        ["0.bias", "2.bias"],
-    ]
+    assert [group["params"] for group in document["groups"]] == [["0.weight", "2.weight"], ["0.bias", "2.bias"]]
     assert "0.9" in json.dumps(document["groups"])
     assert tensors["0.weight/exp_avg"].data_ptr() == optimizer.state[model[0].weight]["exp_avg"].data_ptr()
 

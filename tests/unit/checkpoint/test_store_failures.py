@@ -21,11 +21,7 @@ NOBODY = 65534
 
 def write(root: Path, step: int, *, num_bytes: int = 400) -> Path:
     return store.write(
-        root,
-        step,
-        tensors={"model": {"w": torch.ones(num_bytes // 4)}},
-        documents={"progress": {}},
-        metrics={},
+        root, step, tensors={"model": {"w": torch.ones(num_bytes // 4)}}, documents={"progress": {}}, metrics={}
     )
 
 

@@ -51,10 +51,7 @@ def test_the_grammar(argv: list[str], expected: dict[str, Any]) -> None:
         (["--optim.learning_rate", "1"], "--optim.learning_rate: unknown setting; did you mean 'optim.lr'?"),
         (["-optim.lr", "1"], "-optim.lr: unknown setting; did you mean 'optim.lr'?"),
         (["--optim.learning_rate"], "--optim.learning_rate: unknown setting; did you mean 'optim.lr'?"),
-        (
-            ["--no-dist.sync_bachnorm"],
-            "--no-dist.sync_bachnorm: unknown setting; did you mean 'dist.sync_batchnorm'?",
-        ),
+        (["--no-dist.sync_bachnorm"], "--no-dist.sync_bachnorm: unknown setting; did you mean 'dist.sync_batchnorm'?"),
         (["--data.augment=maybe"], "--data.augment: 'maybe' is not true or false"),
         (["--optim.lr"], "--optim.lr: the value is missing (number above 0)"),
         (["--optim.lr", "--data.augment"], "--optim.lr: the value is missing (number above 0)"),

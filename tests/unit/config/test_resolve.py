@@ -259,15 +259,7 @@ def test_what_keeps_the_rules_is_accepted(read: Read, argv: list[str]) -> None:
 
 @pytest.mark.parametrize(
     "notice",
-    [
-        "http://",
-        "http:///path",
-        "https://me:secret@host/",
-        "HTTP://host",
-        "mine.py:",
-        "mine.py:2x",
-        "a.py:b:c",
-    ],
+    ["http://", "http:///path", "https://me:secret@host/", "HTTP://host", "mine.py:", "mine.py:2x", "a.py:b:c"],
 )
 def test_notices_that_nobody_could_look_for(read: Read, notice: str) -> None:
     (problem,) = problems(lambda: resolve(read("--watch.notice", notice), ENOUGH))

@@ -45,13 +45,7 @@ class Broken:
 def noise_by_index(fetch: BatchMaker, *requests: BatchRequest) -> dict[int, tuple[float, ...]]:
     found = {}
     for batch in (fetch[request] for request in requests):
-        columns = [
-            batch["index"],
-            batch["torch"][:, 0],
-            batch["torch"][:, 1],
-            batch["random"],
-            batch["numpy"],
-        ]
+        columns = [batch["index"], batch["torch"][:, 0], batch["torch"][:, 1], batch["random"], batch["numpy"]]
         for index, *noise in zip(*(column.tolist() for column in columns), strict=True):
             found[index] = tuple(noise)
     return found

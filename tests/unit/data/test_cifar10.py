@@ -178,10 +178,7 @@ IMAGES, LABELS = content(0)
         (b"<html>404 not found</html>", "is damaged or not a pickled batch of images"),
         (pickle.dumps([1, 2]), "it holds a list, not a dictionary"),
         (pickled(data=IMAGES, fine_labels=LABELS), "expected 'data' and 'labels', found data, fine_labels"),
-        (
-            pickled(data=IMAGES[:, :100], labels=LABELS),
-            r"images as uint8 \[count, 3072\], found uint8 \(3, 100\)",
-        ),
+        (pickled(data=IMAGES[:, :100], labels=LABELS), r"images as uint8 \[count, 3072\], found uint8 \(3, 100\)"),
         (pickled(data=IMAGES.astype(np.int32), labels=LABELS), "found int32"),
         (pickled(data=IMAGES.astype(np.float32), labels=LABELS), "of type <f4, where integers were expected"),
         (pickled(data="nothing", labels=LABELS), "found str"),

@@ -110,10 +110,7 @@ def test_each_epoch_has_an_order_of_its_own() -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("dataset", [Indices(23), Noisy()], ids=["batches", "samples"])
 def test_workers_change_nothing(dataset: Any, workers: int) -> None:
-    with (
-        closing(make(dataset, accumulate=2)) as alone,
-        closing(make(dataset, accumulate=2, workers=workers)) as loader,
-    ):
+    with closing(make(dataset, accumulate=2)) as alone, closing(make(dataset, accumulate=2, workers=workers)) as loader:
         for expected, found in zip(epochs(alone, 3), epochs(loader, 3), strict=True):
             assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
 

@@ -171,11 +171,7 @@ def test_a_micro_batch_is_never_larger_than_asked(length: int, batch_size: int, 
 def test_shards_are_the_same_on_any_number_of_ranks(
     length: int, batch_size: int, shards: int, world_size: int, cut: int, by_size: bool
 ) -> None:
-    settings = {
-        "batch_size": batch_size,
-        "shards": shards,
-        ("micro_batch_size" if by_size else "accumulate"): cut,
-    }
+    settings = {"batch_size": batch_size, "shards": shards, ("micro_batch_size" if by_size else "accumulate"): cut}
     alone = epoch_of(0, length=length, world_size=1, **settings)
     ranks = [epoch_of(rank, length=length, world_size=world_size, **settings) for rank in range(world_size)]
     for one, *step in zip(alone, *ranks, strict=True):

@@ -19,13 +19,7 @@ from drumline.data.delivery import pin
 from drumline.data.loader import make_loader
 from drumline.data.sharding import Cursor, Sharding
 from drumline.data.stream_loader import StreamLoader
-from drumline.data.stream_readers import (
-    RankStreamReader,
-    ReadRequest,
-    SharedStreamReader,
-    StreamPosition,
-    StreamStep,
-)
+from drumline.data.stream_readers import RankStreamReader, ReadRequest, SharedStreamReader, StreamPosition, StreamStep
 from drumline.data.workers import LoadingOptions
 from drumline.errors import CheckpointError, DataError, UsageError
 from drumline.manager import DDPManager
@@ -149,12 +143,7 @@ def test_shards_hold_the_same_on_any_world(length: int, batch_size: int, world_s
         found: dict[tuple[int, int], list[list[int]]] = {}
         for rank in range(world):
             loader = make(
-                Numbers(length),
-                batch_size=batch_size,
-                rank=rank,
-                world_size=world,
-                shards=3,
-                accumulate=pieces,
+                Numbers(length), batch_size=batch_size, rank=rank, world_size=world, shards=3, accumulate=pieces
             )
             for step in loader.steps():
                 for micro in step.micro_batches:
@@ -336,10 +325,7 @@ def test_a_loop_of_the_users_own_gets_it_from_the_manager() -> None:
     with DDPManager() as ddp:
         loader = ddp.loader(Numbers(7), batch_size=4)
         assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6]]
-        assert [batch.tolist() for batch in ddp.loader(Numbers(3), batch_size=2, train=False)] == [
-            [0, 1],
-            [2],
-        ]
+        assert [batch.tolist() for batch in ddp.loader(Numbers(3), batch_size=2, train=False)] == [[0, 1], [2]]
 
 
 # Streams that keep their own place

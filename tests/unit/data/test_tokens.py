@@ -62,12 +62,7 @@ def test_text_is_bytes(tmp_path: Path) -> None:
 
 def test_a_folder_of_text_is_joined_in_order(tmp_path: Path) -> None:
     (tmp_path / "part").mkdir()
-    for name, text in (
-        ("b.txt", b"b" * 40),
-        ("a.py", b"a" * 40),
-        ("part/c.md", b"c" * 40),
-        ("d.png", b"d" * 40),
-    ):
+    for name, text in (("b.txt", b"b" * 40), ("a.py", b"a" * 40), ("part/c.md", b"c" * 40), ("d.png", b"d" * 40)):
         (tmp_path / name).write_bytes(text)
     assert bytes(everything(build(tmp_path))) == (b"a" * 40 + b"b" * 40 + b"c" * 40)[:110]
 
@@ -109,14 +104,7 @@ def test_tests_and_installed_packages_are_no_part_of_the_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = ["email/parser.py", "json/decoder.py", "abc.py"]
-    for name in [
-        *kept,
-        "test/a.py",
-        "json/tests/b.py",
-        "site-packages/c.py",
-        "dist-packages/d/e.py",
-        "f.txt",
-    ]:
+    for name in [*kept, "test/a.py", "json/tests/b.py", "site-packages/c.py", "dist-packages/d/e.py", "f.txt"]:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"{name} " * 10)
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
@@ -198,8 +186,7 @@ def test_a_size_that_is_no_multiple_of_the_type_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("array", "found"),
-    [(np.zeros(100), r"float64 \[100\]"), (np.zeros((10, 10), dtype=np.int32), r"int32 \[10, 10\]")],
+    ("array", "found"), [(np.zeros(100), r"float64 \[100\]"), (np.zeros((10, 10), dtype=np.int32), r"int32 \[10, 10\]")]
 )
 def test_an_npy_file_of_something_else_is_told(tmp_path: Path, array: np.ndarray, found: str) -> None:
     np.save(path := tmp_path / "corpus.npy", array)

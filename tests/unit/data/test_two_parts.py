@@ -87,14 +87,7 @@ def test_images_travel_as_bytes_and_tokens_as_they_are_stored(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("kind", "highest"),
-    [
-        ("uint8", 255),
-        ("uint16", 65_535),
-        (">u2", 40_000),
-        ("int16", 300),
-        ("uint32", 2**32 - 1),
-        ("uint64", 2**40),
-    ],
+    [("uint8", 255), ("uint16", 65_535), (">u2", 40_000), ("int16", 300), ("uint32", 2**32 - 1), ("uint64", 2**40)],
 )
 def test_tokens_of_any_type_come_out_as_they_went_in(tmp_path: Path, kind: str, highest: int) -> None:
     path = token_file(tmp_path, kind, highest)
@@ -152,11 +145,7 @@ class Stream:
 
 
 @pytest.mark.parametrize(
-    ("dataset", "why"),
-    [
-        (Stream(), "Stream is a stream"),
-        ([1, 2, 3], "list is not a drumline.TwoPartDataset"),
-    ],
+    ("dataset", "why"), [(Stream(), "Stream is a stream"), ([1, 2, 3], "list is not a drumline.TwoPartDataset")]
 )
 def test_data_without_rows_cannot_stay_on_the_device(dataset: Any, why: str) -> None:
     with pytest.raises(UsageError, match=f"the data cannot stay on cuda:0: {why}") as caught:
@@ -180,8 +169,7 @@ def test_data_that_is_empty_is_refused_as_anywhere_else() -> None:
 def test_data_that_would_leave_no_room_is_refused_with_the_sizes() -> None:
     check_fits("Fits", 8_900_000_000, 10_000_000_000, GPU)
     with pytest.raises(
-        UsageError,
-        match=r"Large takes 9\.10 GB, but cuda:0 has 10\.00 GB free, of which the data may use 90%",
+        UsageError, match=r"Large takes 9\.10 GB, but cuda:0 has 10\.00 GB free, of which the data may use 90%"
     ) as caught:
         check_fits("Large", 9_100_000_000, 10_000_000_000, GPU)
     assert "leave --data.resident out: batches are copied to the device ahead" in str(caught.value)

@@ -27,12 +27,7 @@ class Rank:
 
     def __init__(self, store: SealedStore, rank: int, world_size: int, start: int = 0) -> None:
         self.step, self.stopped_at = start, -1
-        self.vote = StopVote(
-            store.clone(),
-            rank=rank,
-            world_size=world_size,
-            step=lambda: self.step,
-        )
+        self.vote = StopVote(store.clone(), rank=rank, world_size=world_size, step=lambda: self.step)
 
     def train(self, meet: Callable[[], object], total: int) -> None:
         """A loop as the engine's: a look before the first step and after each."""
@@ -112,12 +107,7 @@ def test_a_rank_that_waits_at_a_proposal_goes_on_when_a_later_one_replaces_it(st
     for rank in (first, second):
         rank.vote.begin()
     first.vote.request({})
-    for rank in (
-        first,
-        second,
-        first,
-        first,
-    ):  # both say where they are; rank 0 proposes step 1, and is bound by it
+    for rank in (first, second, first, first):  # both say where they are; rank 0 proposes step 1, and is bound by it
         rank.vote.tick()
     first.step = second.step = 1
     waiting = threading.Thread(target=lambda: answers.append(first.vote.stops_at(1)))

@@ -38,13 +38,7 @@ def test_a_way_that_looks_slow_is_measured_again() -> None:
 
 def test_faults_of_a_simulated_cluster_are_told_of_the_right_hosts() -> None:
     cluster = Cluster(
-        24,
-        down=[5],
-        closed={(number, 3) for number in range(24)},
-        unnamed={(9, 4)},
-        holes={(7, 8)},
-        slow=[6],
-        late=[2],
+        24, down=[5], closed={(number, 3) for number in range(24)}, unnamed={(9, 4)}, holes={(7, 8)}, slow=[6], late=[2]
     )
     told = {(found.check, found.where) for found in pair_findings(examine(cluster))}
     assert told == {
@@ -87,19 +81,10 @@ HELLO = """print('{"doctor": "drumline", "form": 2}', flush=True)\n"""
             "it is unreachable: it is down, or a firewall drops",
         ),
         (HELLO + "input(); print('what?', flush=True); input()", "received what is not JSON: b'what?"),
-        (
-            HELLO + "input(); print('x' * 2_000_000, flush=True); input()",
-            "it sent a line of over 1,048,576 bytes",
-        ),
-        (
-            HELLO + "input(); raise SystemExit('Killed')",
-            "the doctor's program exited there: Killed",
-        ),
+        (HELLO + "input(); print('x' * 2_000_000, flush=True); input()", "it sent a line of over 1,048,576 bytes"),
+        (HELLO + "input(); raise SystemExit('Killed')", "the doctor's program exited there: Killed"),
         ("""print('{"doctor": "drumline", "form": 0}')""", "its version of drumline is different"),
-        (
-            "for _ in range(600): print('Welcome!')",
-            "it prints a lot of text, but not what the doctor's program does",
-        ),
+        ("for _ in range(600): print('Welcome!')", "it prints a lot of text, but not what the doctor's program does"),
         (
             HELLO + """input(); print('{"id": 1, "ok": {"host": "b"}}', flush=True); input()""",
             "its answer is not that of the doctor: interfaces is None; list is needed",

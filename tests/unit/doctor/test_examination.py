@@ -14,12 +14,7 @@ from drumline.doctor.pairs.survey import HostRecord, Survey
 
 LO, ETH0, DOCKER0, IB0 = (
     {"name": name, "address": address, "mtu": 1500, "is_up": True}
-    for name, address in (
-        ("lo", "127.0.0.1"),
-        ("eth0", "10.0.0.2"),
-        ("docker0", "172.17.0.1"),
-        ("ib0", "10.1.0.2"),
-    )
+    for name, address in (("lo", "127.0.0.1"), ("eth0", "10.0.0.2"), ("docker0", "172.17.0.1"), ("ib0", "10.1.0.2"))
 )
 
 

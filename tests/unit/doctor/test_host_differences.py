@@ -44,18 +44,10 @@ def test_hosts_that_are_alike_have_rows_and_no_findings() -> None:
 ODD: list[tuple[dict[str, Any], str, str]] = [
     ({"python": "3.12.1"}, "warning", "Python differs across hosts: 3.12.3 on a and b; 3.12.1 on c"),
     ({"python": "3.11.9"}, "problem", "Python differs across hosts: 3.12.3 on a and b; 3.11.9 on c"),
-    (
-        {"torch": "2.11.0"},
-        "problem",
-        "torch differs across hosts: 2.13.0+cu128 on a and b; 2.11.0 on c",
-    ),
+    ({"torch": "2.11.0"}, "problem", "torch differs across hosts: 2.13.0+cu128 on a and b; 2.11.0 on c"),
     ({"cuda": None}, "problem", "CUDA (of torch) differs across hosts: 12.8 on a and b; none on c"),
     ({"nccl": "2.26.2"}, "problem", "NCCL differs across hosts: 2.27.5 on a and b; 2.26.2 on c"),
-    (
-        {"driver": "560.1"},
-        "warning",
-        "driver differs across hosts: 570.86.15 on a and b; 560.1 on c",
-    ),
+    ({"driver": "560.1"}, "warning", "driver differs across hosts: 570.86.15 on a and b; 560.1 on c"),
     (
         {"gpus": [gpu(0)]},
         "warning",
@@ -289,11 +281,7 @@ def test_a_tree_that_takes_too_long_is_compared_in_part(tmp_path: Path, monkeypa
     assert (part["files"], part["complete"]) == (13, False)
     found = findings(a={"data": whole}, b={"data": part})
     assert [(one.level, one.where, one.what) for one in found] == [
-        (
-            "note",
-            "b",
-            "the data has too many files to read all of them in a second; the first 8 were compared",
-        )
+        ("note", "b", "the data has too many files to read all of them in a second; the first 8 were compared")
     ]
     first = next(files_below(tmp_path / "b", enters=lambda entry: True))
     Path(first.path).write_bytes(b"short")

@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from drumline.doctor.machine.known_variables import (
-    MEANING,
-    PREFIXES,
-    REMOVED,
-    RENAMED,
-    RULES,
-    variable_findings,
-)
+from drumline.doctor.machine.known_variables import MEANING, PREFIXES, REMOVED, RENAMED, RULES, variable_findings
 from tests.unit.doctor.machines import healthy
 
 
@@ -70,13 +63,7 @@ NAMES = [
         "NCCL_BLOCKING_WAIT=1: the host waits for every collective: nothing overlaps",
         "unset NCCL_BLOCKING_WAIT",
     ),
-    (
-        "NCCL_LL_THRESHOLD",
-        "0",
-        "warning",
-        "NCCL_LL_THRESHOLD=0 has no effect any more",
-        "unset NCCL_LL_THRESHOLD",
-    ),
+    ("NCCL_LL_THRESHOLD", "0", "warning", "NCCL_LL_THRESHOLD=0 has no effect any more", "unset NCCL_LL_THRESHOLD"),
     (
         "NCCL_MAX_NRINGS",
         "4",

@@ -36,36 +36,21 @@ def test_nothing_is_said_of_a_healthy_machine() -> None:
 
 
 WRONG: list[tuple[dict[str, Any], str, str, str]] = [
-    (
-        {"python": "3.10.12"},
-        "problem",
-        "Python 3.10.12 is older than 3.11",
-        "use a newer Python (--python PATH)",
-    ),
+    ({"python": "3.10.12"}, "problem", "Python 3.10.12 is older than 3.11", "use a newer Python (--python PATH)"),
     (
         {"torch": None, "cuda": None},
         "problem",
         "torch is not installed for /env/bin/python",
         "pip install 'torch>=2.11'",
     ),
-    (
-        {"torch": "2.9.1+cu128"},
-        "problem",
-        "torch 2.9.1+cu128 is older than 2.11",
-        "pip install 'torch>=2.11'",
-    ),
+    ({"torch": "2.9.1+cu128"}, "problem", "torch 2.9.1+cu128 is older than 2.11", "pip install 'torch>=2.11'"),
     (
         {"torch": "2.13.0+cpu", "cuda": None},
         "problem",
         "torch 2.13.0+cpu was built without CUDA and cannot use the 2 GPUs",
         "pip uninstall torch, and install a CUDA build",
     ),
-    (
-        {"gpus": []},
-        "note",
-        "torch 2.13.0+cu128 was built for CUDA 12.8, but there is no GPU",
-        "",
-    ),
+    ({"gpus": []}, "note", "torch 2.13.0+cu128 was built for CUDA 12.8, but there is no GPU", ""),
     (
         {"gpus": [], "gpu_error": "nvidia-smi failed: no output"},
         "problem",
@@ -84,12 +69,7 @@ WRONG: list[tuple[dict[str, Any], str, str, str]] = [
         "driver 525.60.11 is too old for CUDA 12.8, which torch was built for: 525.60.13 or later is needed",
         "update the driver (in a container, add cuda-compat), or install a build for an older CUDA",
     ),
-    (
-        {"visible_gpus": ""},
-        "problem",
-        "CUDA_VISIBLE_DEVICES= hides 2 GPUs from torch",
-        GPU_FIX,
-    ),
+    ({"visible_gpus": ""}, "problem", "CUDA_VISIBLE_DEVICES= hides 2 GPUs from torch", GPU_FIX),
     (
         {"visible_gpus": "0,0"},
         "problem",
@@ -155,12 +135,7 @@ WRONG: list[tuple[dict[str, Any], str, str, str]] = [
         "crash there with a bus error",
         "delete what dead processes left in /dev/shm",
     ),
-    (
-        {"shm": None},
-        "problem",
-        "there is no /dev/shm, through which DataLoader workers and NCCL pass tensors",
-        SHM_FIX,
-    ),
+    ({"shm": None}, "problem", "there is no /dev/shm, through which DataLoader workers and NCCL pass tensors", SHM_FIX),
     (
         {"open_files": {"soft": 1024, "hard": 524288}},
         "warning",
@@ -241,12 +216,7 @@ WRONG: list[tuple[dict[str, Any], str, str, str]] = [
         "a process may use 1 of this host's 64 processors for 2 GPUs: DataLoader workers will compete for them",
         "raise the limit: srun --cpus-per-task=N, docker run --cpus=N or taskset",
     ),
-    (
-        {"threads": "1,2"},
-        "warning",
-        "OMP_NUM_THREADS is '1,2', but there are 32 processors",
-        "unset OMP_NUM_THREADS",
-    ),
+    ({"threads": "1,2"}, "warning", "OMP_NUM_THREADS is '1,2', but there are 32 processors", "unset OMP_NUM_THREADS"),
     (
         {"clock": {"time": 1.0, "synchronised": False}},
         "note",

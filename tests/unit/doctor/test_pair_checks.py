@@ -70,12 +70,7 @@ def test_what_a_host_could_not_do() -> None:
 @pytest.mark.parametrize(
     ("names", "closed", "where", "words"),
     [
-        (
-            "a b",
-            "ab",
-            "a -> b",
-            "data ports closed from a (no answer: packets are dropped, as a security group",
-        ),
+        ("a b", "ab", "a -> b", "data ports closed from a (no answer: packets are dropped, as a security group"),
         ("a b", "ab", "a -> b", "; the other direction is open"),
         ("a b", "ab ba", "a <-> b", "data ports closed both ways"),
         ("a b c", "ab cb", "b", "data ports closed from every other host"),

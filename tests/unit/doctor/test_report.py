@@ -104,14 +104,7 @@ def test_the_report_in_its_order(is_terminal: bool, capsys: pytest.CaptureFixtur
     table = [compare("torch", {"n000": "2.13", "n001": "2.13", "n002": "2.11"})]
     report(pair_findings(survey), survey=survey, differences=table, is_terminal=is_terminal, width=100)
     out = capsys.readouterr().out
-    parts = [
-        "every pair",
-        "6 links, 5 fine",
-        "what differs between hosts",
-        "2.13",
-        "problem: n000 -> n001",
-        "result:",
-    ]
+    parts = ["every pair", "6 links, 5 fine", "what differs between hosts", "2.13", "problem: n000 -> n001", "result:"]
     places = [out.index(part) for part in parts]
     assert places == sorted(places)
     assert (

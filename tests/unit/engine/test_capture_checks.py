@@ -60,15 +60,9 @@ def test_a_plain_step_has_nothing_against_it() -> None:
     [
         (lambda model: random.random(), "it draws random numbers on the host (random), and a replayed step"),
         (lambda model: np.random.rand(), "it draws random numbers on the host (numpy), and a replayed step"),
-        (
-            lambda model: torch.rand(1),
-            "it draws random numbers on the host (torch's CPU generator), and a replayed",
-        ),
+        (lambda model: torch.rand(1), "it draws random numbers on the host (torch's CPU generator), and a replayed"),
         (lambda model: setattr(model, "count", 1), "Net.count changes from step to step (0, then 1)"),
-        (
-            lambda model: setattr(model.inner[0], "new", "x"),
-            "inner.0.new changes from step to step (None, then 'x')",
-        ),
+        (lambda model: setattr(model.inner[0], "new", "x"), "inner.0.new changes from step to step (None, then 'x')"),
         (
             lambda model: model.history.append(torch.ones(1)),
             "Net.history changes from step to step ([], then a list of 1)",

@@ -51,14 +51,7 @@ def test_three_times_the_same_step_is_enough(run: Run) -> None:
     run.diagnose(57, alarm="failure")
     refusal, failure = run.start()
     assert refusal is None
-    assert failure == {
-        "cause": "killed",
-        "rank": 1,
-        "host": "b",
-        "step": 57,
-        "failed_at": 105.0,
-        "diagnosed_at": 107.5,
-    }
+    assert failure == {"cause": "killed", "rank": 1, "host": "b", "step": 57, "failed_at": 105.0, "diagnosed_at": 107.5}
     run.diagnose(60, rank=2)
     run.diagnose(57, rank=3)  # after a cut each side has a alarm for it; it was one start that ended
     assert run.start()[1]["rank"] == 2

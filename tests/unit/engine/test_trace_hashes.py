@@ -74,13 +74,7 @@ def test_a_sample_is_the_same_in_any_batch_of_its_kind(make: Any) -> None:
 def test_what_is_not_of_a_sample_is_hashed_once() -> None:
     batch = {"x": rows(1, 2), "epoch": 3, "weights": torch.ones(5), "names": {"b", "a"}, "none": None}
     samples, rest = hash_samples(batch, 2)
-    for name, other in {
-        "epoch": 4,
-        "weights": torch.zeros(5),
-        "names": {"a"},
-        "none": Plain(),
-        "more": 1,
-    }.items():
+    for name, other in {"epoch": 4, "weights": torch.zeros(5), "names": {"a"}, "none": Plain(), "more": 1}.items():
         changed = hash_samples({**batch, name: other}, 2)
         assert changed[0] == samples, name
         assert changed[1] != rest, name

@@ -89,18 +89,10 @@ def test_nothing_secret_is_on_a_command_line(make: Make) -> None:
         assert "secret" not in f"{remote.connection.words}"
         assert remote.spec["script_watch"] == {"run": "/logs", "on_hang": "stop", "hang_s": 9}
     words = controller.remotes[1].connection.words
-    assert words[-2:] == [
-        "me@b",
-        "env --chdir=/code PYTHONPATH=/lib '/py thon' -m drumline.launch.ssh.supervisor",
-    ]
+    assert words[-2:] == ["me@b", "env --chdir=/code PYTHONPATH=/lib '/py thon' -m drumline.launch.ssh.supervisor"]
 
 
-DIAGNOSIS = {
-    "alarm": "hang",
-    "action": "stop",
-    "sentence": "hang: rank 1 stands. Next: look",
-    "was_printed": False,
-}
+DIAGNOSIS = {"alarm": "hang", "action": "stop", "sentence": "hang: rank 1 stands. Next: look", "was_printed": False}
 
 
 @pytest.mark.parametrize(
@@ -108,13 +100,7 @@ DIAGNOSIS = {
     [("hang", -9, 70, False), ("failure", -9, 1, True), ("failure", 7, 7, False)],
 )
 def test_a_diagnosis_of_the_sidecars_is_printed_once_and_decides_the_code(
-    make: Make,
-    said: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    alarm: str,
-    code: int,
-    ends_with: int,
-    was_printed: bool,
+    make: Make, said: Path, monkeypatch: pytest.MonkeyPatch, alarm: str, code: int, ends_with: int, was_printed: bool
 ) -> None:
     monkeypatch.setattr(controller_module, "SETTLE_S", 0.01)
 

@@ -124,19 +124,10 @@ def _screen(tmp_path: Path) -> Iterator[Screen]:
 
 @pytest.mark.parametrize(
     ("left", "number", "diagnosis", "is_restarted"),
-    [
-        (2, None, None, True),
-        (0, None, None, False),
-        (2, signal.SIGTERM, None, False),
-        (2, None, DIAGNOSIS, False),
-    ],
+    [(2, None, None, True), (0, None, None, False), (2, signal.SIGTERM, None, False), (2, None, DIAGNOSIS, False)],
 )
 def test_a_lost_host_is_a_restart_while_that_is_allowed_and_may_help(
-    screen: Screen,
-    left: int,
-    number: signal.Signals | None,
-    diagnosis: dict[str, Any] | None,
-    is_restarted: bool,
+    screen: Screen, left: int, number: signal.Signals | None, diagnosis: dict[str, Any] | None, is_restarted: bool
 ) -> None:
     async def lose() -> Controller:
         controller = Controller(make_job("a", "b"), screen)

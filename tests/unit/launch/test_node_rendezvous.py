@@ -73,9 +73,7 @@ def meet(node_ranks: list[int], num_nodes: int) -> list[tuple[NodeRendezvous, Re
         return list(pool.map(one, range(len(node_ranks))))
 
 
-def test_nodes_keep_the_ranks_they_were_given_and_rank_0_says_where_it_is(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_nodes_keep_the_ranks_they_were_given_and_rank_0_says_where_it_is(capfd: pytest.CaptureFixture[str]) -> None:
     infos = [info for _, info in meet([2, 0, 1], 3)]
     assert [info.rank for info in infos] == [2, 0, 1]
     assert {info.bootstrap_store_info.master_addr for info in infos} == {"host-0"}
@@ -107,9 +105,7 @@ def test_nodes_agree_on_a_secret_that_is_not_in_the_store_and_count_restarts_tog
     assert len(set(rounds)) == 4, "each round has a secret of its own"
 
 
-def test_fewer_nodes_keep_their_order_without_a_gap_and_name_the_missing(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_fewer_nodes_keep_their_order_without_a_gap_and_name_the_missing(capfd: pytest.CaptureFixture[str]) -> None:
     met = meet([3, 1], 4)
     assert [info.rank for _, info in met] == [1, 0]
     assert {info.bootstrap_store_info.master_addr for _, info in met} == {"host-1"}
@@ -169,18 +165,8 @@ def test_a_node_that_is_gone_is_a_reason_to_start_again() -> None:
     ("error", "members", "kind", "what"),
     [
         (RendezvousTimeoutError, {}, PreflightError, "node 0 waited 600 s at a:1: node 1 (b) did not join"),
-        (
-            RendezvousClosedError,
-            {},
-            PreflightError,
-            "the job is over, or another node ended it; node 0 cannot join it",
-        ),
-        (
-            RendezvousClosedError,
-            {0: 0},
-            TrainingError,
-            "another node ended the job; node 0 cannot join it",
-        ),
+        (RendezvousClosedError, {}, PreflightError, "the job is over, or another node ended it; node 0 cannot join it"),
+        (RendezvousClosedError, {0: 0}, TrainingError, "another node ended the job; node 0 cannot join it"),
         (
             RendezvousConnectionError,
             {0: 0},

@@ -9,12 +9,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import RendezvousInfo
 
 from drumline.errors import PreflightError
-from drumline.launch.node.open_rendezvous import (
-    SingleNodeRendezvous,
-    address_of,
-    open_rendezvous,
-    wait_for_first_node,
-)
+from drumline.launch.node.open_rendezvous import SingleNodeRendezvous, address_of, open_rendezvous, wait_for_first_node
 from drumline.launch.node_plan import NodePlan
 from drumline.net.dial import WaitNotice
 from drumline.net.reasons import Reason
@@ -23,10 +18,7 @@ from tests.ranks import free_port
 
 REFUSED = "connection refused (nothing listens there yet)"
 
-LIMITS = [
-    {**dict.fromkeys(Reason, 0.0), Reason.REFUSED: 0.5},
-    {**dict.fromkeys(Reason, 0.5), Reason.REFUSED: 0.0},
-]
+LIMITS = [{**dict.fromkeys(Reason, 0.0), Reason.REFUSED: 0.5}, {**dict.fromkeys(Reason, 0.5), Reason.REFUSED: 0.0}]
 
 
 def test_a_first_node_that_never_comes_is_named_by_its_address(

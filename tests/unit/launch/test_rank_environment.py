@@ -110,21 +110,9 @@ def test_watch_settings_are_read_and_the_secret_is_not_shown() -> None:
     ("name", "value", "message"),
     [
         (rank_environment.WATCH_NODES, "a", "DRUMLINE_WATCH_NODES has 'a', which is not ADDRESS:PORT"),
-        (
-            rank_environment.WATCH_NODES,
-            "a:1,b:70000",
-            "DRUMLINE_WATCH_NODES has 'b:70000', which is not ADDRESS:PORT",
-        ),
-        (
-            rank_environment.ON_HANG,
-            "wait",
-            "DRUMLINE_WATCH_ON_HANG is 'wait', not one of restart, stop, report",
-        ),
-        (
-            rank_environment.HANG_S,
-            "long",
-            "DRUMLINE_WATCH_HANG_S is 'long', which is not a number of seconds",
-        ),
+        (rank_environment.WATCH_NODES, "a:1,b:70000", "DRUMLINE_WATCH_NODES has 'b:70000', which is not ADDRESS:PORT"),
+        (rank_environment.ON_HANG, "wait", "DRUMLINE_WATCH_ON_HANG is 'wait', not one of restart, stop, report"),
+        (rank_environment.HANG_S, "long", "DRUMLINE_WATCH_HANG_S is 'long', which is not a number of seconds"),
         (rank_environment.HANG_S, "-1", "DRUMLINE_WATCH_HANG_S is '-1', which is not a number of seconds"),
     ],
 )

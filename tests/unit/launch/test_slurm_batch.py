@@ -167,10 +167,7 @@ def test_print_shows_the_file_and_submits_nothing(
             "--node-rank: 2 must be between 0 and 1 (--nodes 2)",
         ),
         (["--node-rank", "0", "--nodes", "2", "--master", "a:b", "digits"], "--master: 'b' is not a port"),
-        (
-            ["--kubernetes", "--image", "i", "--last-call", "3", "digits"],
-            "--last-call: is not for --kubernetes",
-        ),
+        (["--kubernetes", "--image", "i", "--last-call", "3", "digits"], "--last-call: is not for --kubernetes"),
         (["--srun", "--print", "digits"], "--print: cannot be combined with --srun"),
         (["--slurm", "digits", "--optim.lr", "x"], "--optim.lr"),
     ],
@@ -195,12 +192,7 @@ def test_a_node_by_flags_is_what_a_file_would_say(capsys: pytest.CaptureFixture[
     assert launch_command.run([*words, "--nnodes", "2:", "--address", "10.0.0.8", "digits"]) == 0
     lines = capsys.readouterr().out.splitlines()
     line = lines[lines.index("# node 1 of 3, this one") + 1]
-    for part in (
-        "--nnodes 2:3 ",
-        "--nproc-per-node 2 ",
-        "--rdzv-endpoint gpu07:4000 ",
-        "--local-addr 10.0.0.8 ",
-    ):
+    for part in ("--nnodes 2:3 ", "--nproc-per-node 2 ", "--rdzv-endpoint gpu07:4000 ", "--local-addr 10.0.0.8 "):
         assert part in line
     assert launch_command.run(["--print", "--node-rank", "0", "--procs", "2", "digits"]) == 0
     assert "--rdzv-endpoint 127.0.0.1:0 " in capsys.readouterr().out, "one node meets nobody"

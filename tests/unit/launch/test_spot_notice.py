@@ -76,14 +76,7 @@ def test_a_web_address(monkeypatch: pytest.MonkeyPatch) -> None:
     with metadata() as server:
         probe, every_s = make_probe(f"{server.url}/notice?a=b")
         assert every_s == 5
-        for nothing in [
-            (404, "not found"),
-            (200, ""),
-            (200, " \n"),
-            (302, "login"),
-            (500, "oops"),
-            (204, ""),
-        ]:
+        for nothing in [(404, "not found"), (200, ""), (200, " \n"), (302, "login"), (500, "oops"), (204, "")]:
             server.says = nothing
             assert probe() is None, nothing
         assert all(path == "/notice?a=b" for _, path, _ in server.asked)
@@ -107,8 +100,7 @@ def test_a_slow_server_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_token_is_fetched_first_and_again_when_it_is_refused() -> None:
     with metadata(gives_tokens=True) as server:
         probe = WebNotice(
-            f"{server.url}/latest/meta-data/spot/instance-action",
-            token_url=server.url + spot_notice.TOKEN_PATH,
+            f"{server.url}/latest/meta-data/spot/instance-action", token_url=server.url + spot_notice.TOKEN_PATH
         )
         assert probe() is None
         assert server.asked == [

@@ -12,34 +12,14 @@ from drumline.launch.ssh.client import not_reached, was_lost
 @pytest.mark.parametrize(
     ("code", "said", "what", "step"),
     [
-        (
-            255,
-            "ssh: Could not resolve hostname b: Name unknown",
-            "its name does not resolve here",
-            "check the name",
-        ),
+        (255, "ssh: Could not resolve hostname b: Name unknown", "its name does not resolve here", "check the name"),
         (255, "me@b: Permission denied (publickey).", "it rejected the ssh key", "ssh-copy-id me@b"),
         (255, "Host key verification failed.", "its host key is not the known one", "run `ssh me@b` once"),
-        (
-            255,
-            "ssh: connect to host b port 22: Connection refused",
-            "it refuses ssh connections",
-            "start sshd",
-        ),
+        (255, "ssh: connect to host b port 22: Connection refused", "it refuses ssh connections", "start sshd"),
         (255, "ssh: connect to host b port 22: Connection timed out", "it is unreachable", "start me@b"),
-        (
-            255,
-            "Connection timed out during banner exchange",
-            "its sshd accepts the connection",
-            "restart sshd",
-        ),
+        (255, "Connection timed out during banner exchange", "its sshd accepts the connection", "restart sshd"),
         (255, "kex_exchange_identification: odd", "ssh could not log in", "see what `ssh me@b` says"),
-        (
-            125,
-            "env: cannot change directory to '/c': No such file",
-            "the folder /c does not exist there",
-            "--sync",
-        ),
+        (125, "env: cannot change directory to '/c': No such file", "the folder /c does not exist there", "--sync"),
         (125, "env: unrecognized option '--chdir=/c'", "its `env` does not know --chdir", "coreutils"),
         (127, "env: '/p': No such file or directory", "there is no Python at /p", "--python PATH"),
         (126, "env: '/p': Permission denied", "there is no Python at /p", "--python PATH"),

@@ -111,9 +111,7 @@ def _node(tmp_path: Path) -> Iterator[SupervisorProcess]:
 
 
 @pytest.mark.slow
-def test_the_next_attempt_begins_in_the_agent_that_waits_and_all_end_with_stdin(
-    node: SupervisorProcess,
-) -> None:
+def test_the_next_attempt_begins_in_the_agent_that_waits_and_all_end_with_stdin(node: SupervisorProcess) -> None:
     agent, facts = node.start()
     assert facts == [node.job.job, "None"]
     waiting = node.waiting()

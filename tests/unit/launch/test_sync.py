@@ -46,16 +46,7 @@ def make(folder: Path, *paths: str) -> None:
 
 
 def test_what_is_no_code_is_left_out(tmp_path: Path) -> None:
-    make(
-        tmp_path,
-        "a.py",
-        "sub/b.py",
-        "runs/x",
-        "sub/__pycache__/b.pyc",
-        "data/big.bin",
-        "sub/data/kept",
-        ".venv/y",
-    )
+    make(tmp_path, "a.py", "sub/b.py", "runs/x", "sub/__pycache__/b.pyc", "data/big.bin", "sub/data/kept", ".venv/y")
     (tmp_path / "link").symlink_to("sub")
     assert code_files(tmp_path, ["data/big.*"]) == ["a.py", "link", "sub/b.py", "sub/data/kept"]
     assert code_files(tmp_path, ["data/"]) == ["a.py", "link", "sub/b.py"]

@@ -30,12 +30,7 @@ SRUN = {
 def test_torchruns_variables_are_read() -> None:
     topology = topology_from(TORCHRUN)
     assert topology is not None
-    assert (topology.rank, topology.world_size, topology.local_rank, topology.local_world_size) == (
-        3,
-        4,
-        1,
-        2,
-    )
+    assert (topology.rank, topology.world_size, topology.local_rank, topology.local_world_size) == (3, 4, 1, 2)
     assert (topology.master_addr, topology.master_port) == ("node-a", 29500)
     assert (topology.is_restart, topology.agent_hosts_store) == (True, True)
     first = topology_from({**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "False", "TORCHELASTIC_RESTART_COUNT": "0"})
@@ -71,12 +66,7 @@ def test_a_rank_beyond_the_world_size_is_rejected() -> None:
 def test_srun_is_understood() -> None:
     topology = topology_from(SRUN)
     assert topology is not None
-    assert (topology.rank, topology.world_size, topology.local_rank, topology.local_world_size) == (
-        5,
-        8,
-        1,
-        4,
-    )
+    assert (topology.rank, topology.world_size, topology.local_rank, topology.local_world_size) == (5, 8, 1, 4)
     assert topology.master_addr == "gpu007"
     assert not topology.agent_hosts_store
 

@@ -41,13 +41,7 @@ def test_each_start_has_a_folder_and_the_one_before_stays_a_while(watch: WatchFo
 def test_a_diagnosis_is_read_once_it_is_complete(watch: WatchFolder) -> None:
     folder = watch.begin(0)
     assert folder is not None
-    for text in (
-        "",
-        "{",
-        "[]",
-        '{"alarm": "hang"}',
-        json.dumps({"alarm": "stall", "action": "", "diagnosis": {}}),
-    ):
+    for text in ("", "{", "[]", '{"alarm": "hang"}', json.dumps({"alarm": "stall", "action": "", "diagnosis": {}})):
         (folder / "diagnosis.json").write_text(text)
         assert watch.diagnosis() is None, text
     record = {"alarm": "hang", "action": "stop", "diagnosis": DIAGNOSIS}

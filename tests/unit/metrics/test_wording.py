@@ -69,15 +69,7 @@ def test_counts_and_speeds() -> None:
 
 
 def test_the_loss_comes_first_and_the_bookkeeping_stays_out() -> None:
-    event = {
-        "kind": "train",
-        "step": 3,
-        "accuracy": 0.5,
-        "lr": 0.1,
-        "loss": 1.0,
-        "grad_norm": 2.0,
-        "run": "x",
-    }
+    event = {"kind": "train", "step": 3, "accuracy": 0.5, "lr": 0.1, "loss": 1.0, "grad_norm": 2.0, "run": "x"}
 
     assert list(wording.metrics_of(event)) == ["loss", "accuracy"]
 
@@ -124,14 +116,8 @@ def test_a_stream_has_no_number_of_samples(train_samples: int | None, eval_sampl
 @pytest.mark.parametrize(
     ("since", "words"),
     [
-        (
-            "command",
-            "first step 6.1 s after the command: launcher 1.2 s, python and torch 4.0 s, first step 840 ms",
-        ),
-        (
-            "rank",
-            "first step 6.1 s after this rank began: launcher 1.2 s, python and torch 4.0 s, first step 840 ms",
-        ),
+        ("command", "first step 6.1 s after the command: launcher 1.2 s, python and torch 4.0 s, first step 840 ms"),
+        ("rank", "first step 6.1 s after this rank began: launcher 1.2 s, python and torch 4.0 s, first step 840 ms"),
     ],
 )
 def test_the_first_step_is_shown_with_all_that_counts(since: str, words: str) -> None:

@@ -25,10 +25,7 @@ def _registrations_end_with_the_test() -> Iterator[None]:
 
 def test_built_ins_take_facts_from_the_data_and_settings_from_the_config() -> None:
     resnet = build_model(
-        "mini_resnet",
-        facts={"in_channels": 2, "num_classes": 5},
-        settings={**SETTINGS, "blocks": 2},
-        options={},
+        "mini_resnet", facts={"in_channels": 2, "num_classes": 5}, settings={**SETTINGS, "blocks": 2}, options={}
     )
     gpt = build_model("gpt", facts={"vocab_size": 17}, settings={**SETTINGS, "layers": 3, "context": 9}, options={})
 

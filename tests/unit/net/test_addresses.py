@@ -35,12 +35,7 @@ def test_the_first_node_must_have_the_address_of_the_rendezvous(monkeypatch: pyt
     [
         ("127.0.0.1", ["127.0.0.1"], [], "127.0.0.1"),
         ("localhost", ["::1", "127.0.0.1"], [], "127.0.0.1"),
-        (
-            "node-a",
-            ["127.0.1.1"],
-            ["127.0.0.2"],
-            "127.0.0.2",
-        ),  # Debian: the other stands for the host's only network
+        ("node-a", ["127.0.1.1"], ["127.0.0.2"], "127.0.0.2"),  # Debian: the other stands for the host's only network
         ("node-a", ["127.0.1.1"], ["127.0.0.2", "127.0.0.3"], "0.0.0.0"),
         ("service", ["192.0.2.1"], ["127.0.0.2"], "0.0.0.0"),
         ("nowhere.invalid", [], ["127.0.0.2"], "0.0.0.0"),

@@ -85,9 +85,7 @@ def test_a_clock_that_is_off_is_measured_by_the_probe(monkeypatch: pytest.Monkey
     opened = ProbeListener("127.0.0.1")
     # The door's thread has another clock than the one that knocks.
     monkeypatch.setattr(
-        time,
-        "time",
-        lambda: real() + (shift_s if threading.current_thread().name == "drumline-probe" else 0.0),
+        time, "time", lambda: real() + (shift_s if threading.current_thread().name == "drumline-probe" else 0.0)
     )
     begun = time.monotonic()
     (ahead,) = probe_hosts([ProbeTarget(0, "here", "lo", "127.0.0.1", opened.port, opened.token)]).clocks.values()

@@ -7,16 +7,7 @@ from typing import Any
 import pytest
 
 from drumline.net.frames import FrameError, Message
-from drumline.net.handshake import (
-    NOT_TAKEN,
-    STRANGE,
-    WRONG_SECRET,
-    Agreed,
-    Handshake,
-    RefusedError,
-    answer,
-    dial,
-)
+from drumline.net.handshake import NOT_TAKEN, STRANGE, WRONG_SECRET, Agreed, Handshake, RefusedError, answer, dial
 
 SECRET = b"a secret of these tests"
 

@@ -43,13 +43,7 @@ def test_a_record_says_where_its_rank_is(tmp_path: Path) -> None:
     writer.next_micro()
     writer.next_micro()
     now = beat_of(path)
-    assert (now.num_marks, now.step, now.phase, now.micro, now.collective) == (
-        3,
-        812,
-        Phase.BACKWARD,
-        2,
-        4410,
-    )
+    assert (now.num_marks, now.step, now.phase, now.micro, now.collective) == (3, 812, Phase.BACKWARD, 2, 4410)
     writer.begin_step(813)
     assert (beat_of(path).step, beat_of(path).micro) == (813, 0)
     assert (now.num_moves, now.moved_ns, writer.num_marks) == (0, 0, 3)
@@ -94,10 +88,7 @@ def test_the_last_word_is_kept(tmp_path: Path, said: str, read: str) -> None:
     writer.fail(said)
     writer.mark(Phase.LEFT)
     writer.fail("an error in cleaning up")
-    assert (beat_of(tmp_path / "heartbeat").phase, beat_of(tmp_path / "heartbeat").failure) == (
-        Phase.FAILED,
-        read,
-    )
+    assert (beat_of(tmp_path / "heartbeat").phase, beat_of(tmp_path / "heartbeat").failure) == (Phase.FAILED, read)
 
 
 def test_what_is_no_record_is_none(tmp_path: Path) -> None:
@@ -158,13 +149,7 @@ def test_a_reader_is_never_misled_by_a_rank_that_marks_without_a_pause(tmp_path:
         assert after.num_marks >= before.num_marks
         assert after.step >= before.step
     assert beats[-1].num_marks > 1000
-    assert {beat.phase for beat in beats} <= {
-        Phase.START,
-        Phase.DATA,
-        Phase.FORWARD,
-        Phase.BACKWARD,
-        Phase.OPTIMIZER,
-    }
+    assert {beat.phase for beat in beats} <= {Phase.START, Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER}
     assert now - beats[-1].since_ns < 5e9
 
 

@@ -25,11 +25,7 @@ def holdings(*hashes: tuple[int, ...], kinds: dict[int, str] | None = None) -> l
 @pytest.mark.parametrize(
     ("hashes", "last_agreed", "sentence"),
     [
-        (
-            [(1, 2), (1, 9), (1, 2)],
-            5,
-            "rank 1 (node-1) differs from the other 2 ranks in t1; all agreed at step 5",
-        ),
+        ([(1, 2), (1, 9), (1, 2)], 5, "rank 1 (node-1) differs from the other 2 ranks in t1; all agreed at step 5"),
         (
             [(8, 9, 7, 1), (1, 2, 3, 1), (1, 2, 3, 1), (1, 2, 3, 1)],
             None,

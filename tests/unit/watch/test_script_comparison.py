@@ -11,13 +11,7 @@ import pytest
 
 from drumline.watch.rank.script_recorder import arguments_by_name, is_secret, script_facts
 from drumline.watch.script_differences import ScriptComparison, is_own_value
-from drumline.watch.script_report import (
-    LoaderReport,
-    ModuleHashes,
-    ModuleReport,
-    ScriptReport,
-    script_report_from_json,
-)
+from drumline.watch.script_report import LoaderReport, ModuleHashes, ModuleReport, ScriptReport, script_report_from_json
 
 HOSTS = ("a", "a", "b", "b")
 

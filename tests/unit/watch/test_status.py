@@ -42,12 +42,7 @@ def test_what_is_written_is_read_and_nothing_else(tmp_path: Path) -> None:
     assert read_status(file) is None
     file.write_text(json.dumps(record))
     assert read_status(file) == record
-    assert (record["leader"], record["world_size"], record["hang_s"], record["has_ended"]) == (
-        "node-a",
-        4,
-        60,
-        False,
-    )
+    assert (record["leader"], record["world_size"], record["hang_s"], record["has_ended"]) == ("node-a", 4, 60, False)
     assert record["notices"] == [notice._asdict() for notice in notices[2:]]
     assert record["ranks"][0] == {
         "rank": 0, "host": "node-a", "step": 812, "phase": "forward", "age_s": 0.04, "rate": 3.142, "state": "R",
@@ -87,11 +82,7 @@ WAITS = {"phase": Phase.BACKWARD, "age_s": 5.0, "cpu": 0.01, "state": "S"}
         ({"phase": Phase.SAVE, "age_s": 9.0, "cpu": 0.0}, "saves, 3 ranks waiting", RowLevel.SUSPECT),
         (WAITS, "waits for others", RowLevel.GOOD),
         ({"phase": Phase.DATA, "age_s": 5.0}, "loads data, 3 ranks waiting", RowLevel.SUSPECT),
-        (
-            {"phase": Phase.DATA, "age_s": 5.0, "cpu": 0.0},
-            "blocked in data, 3 ranks waiting",
-            RowLevel.SUSPECT,
-        ),
+        ({"phase": Phase.DATA, "age_s": 5.0, "cpu": 0.0}, "blocked in data, 3 ranks waiting", RowLevel.SUSPECT),
         ({"age_s": 5.0}, "computes, 3 ranks waiting", RowLevel.SUSPECT),
         (
             {"age_s": 5.0, "state": "D", "cpu": 0.0},
@@ -143,12 +134,7 @@ def test_256_ranks_fit_and_the_odd_ones_are_seen(room: int, odd: int) -> None:
     if room == 40 and odd == 1:
         assert len(rows) == 33
         assert (rows[0].rank, rows[1].rank, rows[2].rank) == ("1", "7 ranks", "8 ranks")
-        assert (rows[2].host, rows[2].step, rows[2].rate, rows[2].state) == (
-            "node-01",
-            "812",
-            "2.0",
-            "trains",
-        )
+        assert (rows[2].host, rows[2].step, rows[2].rate, rows[2].state) == ("node-01", "812", "2.0", "trains")
     if room == 12 and odd == 0:
         assert rows[-1].host == "21 hosts"
         assert rows[-1].state == "trains"

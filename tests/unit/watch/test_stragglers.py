@@ -15,13 +15,7 @@ from drumline.watch.heartbeat import Phase
 from drumline.watch.stragglers import SlowPhases, Straggler, Stragglers
 from tests.unit.watch.simulated_run import SimulatedRun
 
-USUAL = {
-    Phase.DATA: 0.002,
-    Phase.FORWARD: 0.02,
-    Phase.BACKWARD: 0.04,
-    Phase.OPTIMIZER: 0.005,
-    Phase.BETWEEN: 0.001,
-}
+USUAL = {Phase.DATA: 0.002, Phase.FORWARD: 0.02, Phase.BACKWARD: 0.04, Phase.OPTIMIZER: 0.005, Phase.BETWEEN: 0.001}
 FOUR = ("node-a", "node-a", "node-b", "node-b")
 Times = Callable[[int, int, Phase], float]
 
@@ -142,10 +136,7 @@ def test_it_is_named_within_seconds() -> None:
     [
         (lambda r, s, p: 1.0, {}),
         (lambda r, s, p: 1.9 if r == 1 else 1.0, {}),  # below the factor
-        (
-            lambda r, s, p: 2.5 if r == 1 and p is Phase.DATA else 1.0,
-            {"steps": 100},
-        ),  # a small part of a step
+        (lambda r, s, p: 2.5 if r == 1 and p is Phase.DATA else 1.0, {"steps": 100}),  # a small part of a step
         (lambda r, s, p: 900.0 if r == 1 and s == 60 and p is Phase.DATA else 1.0, {}),  # one slow step
         (lambda r, s, p: 100.0 if r == 1 and s < 5 else 1.0, {}),  # the first ones
         (lambda r, s, p: 6.0 if s % 4 == r else 1.0, {}),  # all in turn

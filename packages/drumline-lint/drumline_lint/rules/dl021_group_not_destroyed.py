@@ -11,11 +11,7 @@ from drumline_lint.flow.distributed import framework
 from drumline_lint.flow.run_order import MOST_STEPS, Run, runs_through
 from drumline_lint.program.names import DESTROY, INIT
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import (
-    enclosing_function,
-    is_called,
-    last_name,
-)
+from drumline_lint.program.tree import enclosing_function, is_called, last_name
 from drumline_lint.reading.source import Source
 
 RULE = rule("DL021")

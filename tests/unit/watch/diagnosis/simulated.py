@@ -104,10 +104,7 @@ class Run:
         )
         if closely:
             facts = replace(
-                facts,
-                answers=True,
-                stack=IN_BACKWARD if waits else (),
-                collectives=flight(here.entered, waits=waits),
+                facts, answers=True, stack=IN_BACKWARD if waits else (), collectives=flight(here.entered, waits=waits)
             )
         begun, change = self.broken.get(rank, (FOR_EVER, None))
         return replace(facts, **change(now - begun)) if change and now >= begun else facts
@@ -126,11 +123,7 @@ def _silent(node: NodeState, no_heartbeat_s: float) -> LostNode:
 def flight(entered: int, *, waits: bool) -> tuple[Collective, ...]:
     return tuple(
         Collective(
-            group="default_pg",
-            number=number,
-            op="all_reduce",
-            sizes=((77290,),),
-            is_done=number < entered or not waits,
+            group="default_pg", number=number, op="all_reduce", sizes=((77290,),), is_done=number < entered or not waits
         )
         for number in range(max(1, entered - 5), entered + 1)
     )

@@ -11,15 +11,7 @@ import pytest
 
 import drumline
 from drumline.net.reasons import Reason
-from drumline.watch.cluster_state import (
-    ANSWER_OF,
-    Answer,
-    ClusterState,
-    LostNode,
-    NodeState,
-    RankState,
-    node_from_json,
-)
+from drumline.watch.cluster_state import ANSWER_OF, Answer, ClusterState, LostNode, NodeState, RankState, node_from_json
 from drumline.watch.diagnosis.diagnose import diagnose
 from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis
 from drumline.watch.diagnosis.stack_frames import is_in_collective, is_loading, users_frame
@@ -65,13 +57,7 @@ def ended(rank: int, exit: int | None, **changes: Any) -> RankState:
 def dragged(rank: int, **changes: Any) -> RankState:
     return rank_state(
         rank,
-        **{
-            "phase": Phase.FAILED,
-            "failure": CLOSED,
-            "failure_kind": FailureKind.LOST_PEER,
-            "age_s": 0.5,
-            **changes,
-        },
+        **{"phase": Phase.FAILED, "failure": CLOSED, "failure_kind": FailureKind.LOST_PEER, "age_s": 0.5, **changes},
     )
 
 
@@ -366,11 +352,7 @@ def test_a_lost_connection_is_certain_when_the_other_nodes_were_heard_since(endi
 def test_who_is_told_to_end_is_no_cause_unless_it_is_alone() -> None:
     stopped = [
         rank_state(
-            rank,
-            phase=Phase.FAILED,
-            failure="KeyboardInterrupt",
-            failure_kind=FailureKind.INTERRUPTED,
-            exit=130,
+            rank, phase=Phase.FAILED, failure="KeyboardInterrupt", failure_kind=FailureKind.INTERRUPTED, exit=130
         )
         for rank in range(8)
     ]
@@ -442,13 +424,7 @@ def test_on_many_hosts_a_sentence_stays_one() -> None:
         return blocked_rank(rank, collectives=(replace(one, group=f"group {rank}"),))
 
     away = tuple(
-        LostNode(
-            node=n,
-            host=f"node-{n}",
-            ranks=tuple(range(8 * n, 8 * n + 8)),
-            no_heartbeat_s=4.0,
-            how="no answer",
-        )
+        LostNode(node=n, host=f"node-{n}", ranks=tuple(range(8 * n, 8 * n + 8)), no_heartbeat_s=4.0, how="no answer")
         for n in range(1, 24)
     )
     states = {
@@ -721,11 +697,7 @@ def test_an_outdated_silence_is_no_unreachable_host() -> None:
             0,
         ),
         (
-            [
-                "PIL/Image.py:3 in open",
-                "sets/images.py:9 in read",
-                "torch/utils/data/_utils/fetch.py:54 in fetch",
-            ],
+            ["PIL/Image.py:3 in open", "sets/images.py:9 in read", "torch/utils/data/_utils/fetch.py:54 in fetch"],
             "sets/images.py:9 in read",
             1,
             0,
@@ -734,21 +706,12 @@ def test_an_outdated_silence_is_no_unreachable_host() -> None:
         (["<frozen runpy>:198 in _run", "/opt/conda/lib/python3.12/site-packages/x/y.py:1 in z"], "", 0, 0),
         (["/home/me/drumline/train.py:3 in main"], "drumline/train.py:3 in main", 0, 0),
         # A step of the user's that a collective's frames lie outside of is not in one.
-        (
-            ["model.py:2 in forward", "torch/distributed/fsdp/_state.py:62 in hook"],
-            "model.py:2 in forward",
-            0,
-            0,
-        ),
+        (["model.py:2 in forward", "torch/distributed/fsdp/_state.py:62 in hook"], "model.py:2 in forward", 0, 0),
     ],
 )
 def test_whose_code_a_stack_is_in(stack: list[str], users: str, loads: int, meets: int) -> None:
     """Paths whole, or as a sidecar shortens them."""
-    assert (users_frame(stack), is_loading(stack), is_in_collective(stack)) == (
-        users,
-        bool(loads),
-        bool(meets),
-    )
+    assert (users_frame(stack), is_loading(stack), is_in_collective(stack)) == (users, bool(loads), bool(meets))
 
 
 def test_every_module_of_ours_is_known_as_ours() -> None:

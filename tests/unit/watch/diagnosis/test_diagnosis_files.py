@@ -17,19 +17,11 @@ from drumline.watch.diagnosis.diagnose import diagnose
 from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis
 from drumline.watch.diagnosis.diagnosis_files import read_diagnoses, write_diagnosis
 from drumline.watch.heartbeat import Phase
-from tests.unit.watch.diagnosis.sample_ranks import (
-    IN_QUEUE,
-    WORKER_IN_SAMPLE,
-    cluster,
-    late_rank,
-    rank_state,
-    worker,
-)
+from tests.unit.watch.diagnosis.sample_ranks import IN_QUEUE, WORKER_IN_SAMPLE, cluster, late_rank, rank_state, worker
 
 PAGE = Path(__file__).with_name("stopped_worker.txt")
 STUCK = cluster(
-    late_rank(2, Phase.DATA, stack=IN_QUEUE, workers=(worker(0), worker(1, "T", WORKER_IN_SAMPLE))),
-    world_size=4,
+    late_rank(2, Phase.DATA, stack=IN_QUEUE, workers=(worker(0), worker(1, "T", WORKER_IN_SAMPLE))), world_size=4
 )
 
 
@@ -53,11 +45,7 @@ def test_remarks_on_hosts_and_last_words(tmp_path: Path) -> None:
     mute = rank_state(2, answers=False, phase=Phase.FORWARD, tracer="gdb", collective=7)
     failed = rank_state(3, exit=1, failure="ValueError: bad label", phase=Phase.FAILED)
     odd = cluster(
-        killed,
-        mute,
-        failed,
-        lost=(gone,),
-        node_0={"link": "eth0 is down", "kernel": ("oom-kill: task=python",)},
+        killed, mute, failed, lost=(gone,), node_0={"link": "eth0 is down", "kernel": ("oom-kill: task=python",)}
     )
     odd = replace(odd, never_seen=(LostNode(node=2, host="node-c", ranks=(), no_heartbeat_s=3.1, how="no answer"),))
     text = told(tmp_path, odd, alarm="failure", action="stop").with_suffix(".txt").read_text()

@@ -18,16 +18,7 @@ from drumline.watch.diagnosis.watchdog import Watchdog
 from drumline.watch.failure_kind import FailureKind
 from drumline.watch.heartbeat import Phase
 from tests.unit.watch.diagnosis.sample_ranks import CLOSED, IN_QUEUE, cluster, late_rank, worker
-from tests.unit.watch.diagnosis.simulated import (
-    FOR_EVER,
-    Change,
-    Run,
-    Step,
-    end_of,
-    flight,
-    simulate,
-    watch,
-)
+from tests.unit.watch.diagnosis.simulated import FOR_EVER, Change, Run, Step, end_of, flight, simulate, watch
 
 IN_LOSS = ("/home/me/job/losses.py:44 in contrastive",)
 
@@ -114,13 +105,7 @@ def other_shape(s: float) -> dict[str, Any]:
 
 CERTAIN = {
     "killed": (Phase.FORWARD, died(-9), loses_it, Cause.KILLED, Alarm.FAILURE),
-    "no memory": (
-        Phase.DATA,
-        died(-9, memory="the limit of 512 MiB"),
-        loses_it,
-        Cause.OUT_OF_MEMORY,
-        Alarm.FAILURE,
-    ),
+    "no memory": (Phase.DATA, died(-9, memory="the limit of 512 MiB"), loses_it, Cause.OUT_OF_MEMORY, Alarm.FAILURE),
     "exception": (
         Phase.FORWARD,
         lambda s: {"phase": Phase.FAILED, "failure": "ValueError: bad label", "age_s": s},
@@ -143,13 +128,7 @@ CERTAIN = {
         Alarm.HANG,
     ),
     "left": (Phase.DATA, left, None, Cause.LEFT_EARLY, Alarm.HANG),
-    "left and ended": (
-        Phase.DATA,
-        lambda s: {**left(s), **died(0)(s)},
-        loses_it,
-        Cause.LEFT_EARLY,
-        Alarm.FAILURE,
-    ),
+    "left and ended": (Phase.DATA, lambda s: {**left(s), **died(0)(s)}, loses_it, Cause.LEFT_EARLY, Alarm.FAILURE),
     "other shape": (Phase.BACKWARD, other_shape, None, Cause.MISMATCH, Alarm.HANG),
 }
 ALIVE = {
@@ -217,11 +196,7 @@ def test_a_silent_host_is_certain_unless_the_run_moves_or_the_sidecar_slept() ->
     run, begun = broken(Phase.FORWARD, None)
     run.silent_from = {1: begun}
     (said,), _, _ = watch(run, until=begun + 100)
-    assert (said.alarm, said.diagnosis.cause, said.diagnosis.host) == (
-        Alarm.HANG,
-        Cause.UNREACHABLE,
-        "node-b",
-    )
+    assert (said.alarm, said.diagnosis.cause, said.diagnosis.host) == (Alarm.HANG, Cause.UNREACHABLE, "node-b")
     assert said.at - begun <= 5
     moving = Run(simulate([Step()] * 200, world_size=4))
     moving.silent_from = {1: 10.0}
@@ -392,11 +367,7 @@ def test_a_breakpoint_is_waited_at_for_ever() -> None:
     at_prompt = lambda s: {"stack": (*pdb, *IN_LOSS), "cpu": 0.0, "state": "S"}  # noqa: E731
     run, begun = broken(Phase.FORWARD, at_prompt)
     (said,), _, _ = watch(run, until=begun + 2000)
-    assert (said.alarm, said.diagnosis.cause, said.diagnosis.rank) == (
-        Alarm.STALL,
-        Cause.DEBUGGED,
-        FAULT_RANK,
-    )
+    assert (said.alarm, said.diagnosis.cause, said.diagnosis.rank) == (Alarm.STALL, Cause.DEBUGGED, FAULT_RANK)
     # A program that was started under a debugger is not at its prompt for that.
     run, begun = broken(Phase.FORWARD, lambda s: {**at_prompt(s), "stack": (*IN_LOSS, *pdb)})
     assert watch(run, until=begun + 100)[0][-1].alarm is Alarm.HANG

@@ -62,10 +62,7 @@ def test_a_torch_that_cannot_be_observed_is_reported_and_trained_with(tmp_path: 
     )
     path = os.pathsep.join([str(tmp_path), *sys.path])
     done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
+        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
     )
     assert done.stdout == f"{tmp_path}/torch/__init__.py\n"
     assert done.stderr == (

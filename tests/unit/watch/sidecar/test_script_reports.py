@@ -81,8 +81,7 @@ def test_reports_leave_room_for_heartbeats(tmp_path: Path) -> None:
                 assert sending.get_write_buffer_size() < 1.5 * long
             _transport(line).resume_reading()
             await until(
-                lambda: list(reports.update(zero.network)) or len(reports_received(one)) == 3,
-                "not all reports came",
+                lambda: list(reports.update(zero.network)) or len(reports_received(one)) == 3, "not all reports came"
             )
             assert sorted(reports_received(one)) == [(rank, long) for rank in range(3)]
 

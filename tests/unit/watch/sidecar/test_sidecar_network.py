@@ -75,12 +75,7 @@ def test_a_restarted_sidecar_comes_back_on_either_end(monkeypatch: pytest.Monkey
 
 
 def test_it_is_said_how_a_node_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (
-        ("RETRY_S", 0.1),
-        ("PROBE_AFTER_S", 0.3),
-        ("CHECK_S", 0.1),
-        ("CLOSE_AFTER_S", 2.0),
-    ):
+    for name, value in (("RETRY_S", 0.1), ("PROBE_AFTER_S", 0.3), ("CHECK_S", 0.1), ("CLOSE_AFTER_S", 2.0)):
         monkeypatch.setattr(timing, name, value)
 
     async def run() -> None:
@@ -140,10 +135,7 @@ def test_a_full_line_drops_and_goes_on(caplog: pytest.LogCaptureFixture) -> None
             await until(lambda: sum("text" in one for one in one.heard[0]) == sent, "what was taken did not arrive")
             await until(lambda: zero.network.send(1, {"small": 2}), "it did not go on")
             await until(lambda: {"small": 2} in one.heard[0], "it did not arrive")
-            for message, why in (
-                ({"text": "x" * MAX_BYTES}, "a frame of"),
-                ({"cpu": math.nan}, "NaN is not a number"),
-            ):
+            for message, why in (({"text": "x" * MAX_BYTES}, "a frame of"), ({"cpu": math.nan}, "NaN is not a number")):
                 assert not zero.network.send(1, message)
                 assert f"a message to node 1 was not sent: {why}" in caplog.text
             assert zero.network.send(1, {"text": "NaN is a word here"})
