@@ -23,7 +23,7 @@ from torch import Tensor
 
 from drumline.checkpoint import disk, store
 from drumline.checkpoint.manifest import FileRecord
-from drumline.launch.node.sealed_store import SealedStore
+from drumline.net.sealed_store import SealedStore
 
 POLL_S = 0.02
 # Another host's files may appear late on a network file system.

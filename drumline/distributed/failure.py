@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, field
 import torch.distributed as dist
 
 from drumline.errors import Place
-from drumline.launch.node.sealed_store import SealedStore
 from drumline.launch.rank_environment import FailureRecord
+from drumline.net.sealed_store import SealedStore
 from drumline.processes import parent_of
 
 FIRST = "failure/first"

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from drumline.launch.node.sealed_store import SealedStore
+from drumline.net.sealed_store import SealedStore
 
 PREFIX = "preemption"
 AHEAD_S = 1.0

@@ -28,10 +28,10 @@ from drumline.distributed.stop_vote import StopVote
 from drumline.engine.job import Progress
 from drumline.engine.output import screen
 from drumline.errors import ExitCode
-from drumline.launch.node.sealed_store import SealedStore
 from drumline.launch.spot_notice import Probe, make_probe
 from drumline.log import log
 from drumline.manager import DDPManager
+from drumline.net.sealed_store import SealedStore
 from drumline.terminal import print_message
 from drumline.text import named_ranks
 

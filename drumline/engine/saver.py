@@ -36,8 +36,8 @@ from drumline.engine.job import Job, Progress
 from drumline.engine.ledger_file import LedgerFile
 from drumline.engine.run_context import RunContext
 from drumline.errors import CheckpointError
-from drumline.launch.node.sealed_store import SealedStore
 from drumline.log import log
+from drumline.net.sealed_store import SealedStore
 from drumline.watch.heartbeat import Phase
 
 # When a run fails, the ranks that are left finish the save in progress; one that has exited is not waited for longer.

@@ -26,9 +26,9 @@ from drumline.distributed.stop_vote import StopVote
 from drumline.errors import Place, PreflightError
 from drumline.launch.node.c10d_rendezvous import NOTHING, RendezvousState, SealedBackend, decode, encode
 from drumline.launch.node.membership import RUNNING, Membership
-from drumline.launch.node.sealed_store import SealedStore, document
 from drumline.launch.node_plan import NodePlan
 from drumline.launch.topology import Topology
+from drumline.net.sealed_store import SealedStore, document
 from drumline.net.secrets import KeyPair, derived, new_secret, x25519
 
 SECRET = "a secret of more than sixteen letters"

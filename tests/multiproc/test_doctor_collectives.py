@@ -27,8 +27,8 @@ from drumline.doctor.collectives.rank_processes import read_result
 from drumline.doctor.collectives.run_collectives import collective_findings, local_collectives, measured
 from drumline.doctor.finding import Finding
 from drumline.errors import Place
-from drumline.launch.node.sealed_store import SealedStore
 from drumline.manager import DDPManager
+from drumline.net.sealed_store import SealedStore
 from tests.ranks import RanksFailed, run_ranks
 
 HOST = socket.gethostname()

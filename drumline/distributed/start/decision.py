@@ -13,8 +13,8 @@ from datetime import timedelta
 from typing import Any
 
 from drumline.errors import PreflightError
-from drumline.launch.node.sealed_store import SealedStore
 from drumline.launch.topology import Topology
+from drumline.net.sealed_store import SealedStore
 
 READ_S = 2.0
 POLL_S = 0.02

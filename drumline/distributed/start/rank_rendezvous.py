@@ -22,9 +22,9 @@ from drumline.distributed.start.decision import Decision, announce, follow, is_a
 from drumline.distributed.start.fact_differences import Facts, check_differences
 from drumline.distributed.start.rank_nodes import RankPlace, group_by_node, outward_address, this_machine
 from drumline.errors import PreflightError
-from drumline.launch.node.sealed_store import SealedStore, check_secret, document
 from drumline.launch.topology import Topology
 from drumline.net.dial import FIRST_NOTICE_S, WaitNotice
+from drumline.net.sealed_store import SealedStore, check_secret, document
 from drumline.net.secrets import VARIABLE, KeyPair, new_secret
 from drumline.terminal import print_message
 from drumline.text import named_ranks, number_ranges

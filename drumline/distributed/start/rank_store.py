@@ -9,11 +9,11 @@ from __future__ import annotations
 import torch.distributed as dist
 
 from drumline.errors import PreflightError
-from drumline.launch.node.sealed_store import SealedStore
-from drumline.launch.node.tcp_store import open_tcp_store, store_binding
 from drumline.launch.topology import Topology
 from drumline.net.dial import FIRST_NOTICE_S, WaitNotice, wait_for_port
 from drumline.net.reasons import CLOSED_S, Reason, closed_data_ports, explained
+from drumline.net.sealed_store import SealedStore
+from drumline.net.tcp_store import open_tcp_store, store_binding
 from drumline.terminal import print_message
 
 CONNECT_S = 2.0

@@ -19,7 +19,6 @@ from typing import Any
 from drumline.distributed.start.decision import agree
 from drumline.distributed.start.rank_rendezvous import Rendezvous
 from drumline.errors import PreflightError, as_list
-from drumline.launch.node.sealed_store import SealedStore
 from drumline.launch.topology import Topology
 from drumline.log import log
 from drumline.net.dial import ProbeListener, ProbeTarget, probe_hosts
@@ -32,6 +31,7 @@ from drumline.net.interfaces import (
     nccl_interface,
 )
 from drumline.net.reasons import explained_closed
+from drumline.net.sealed_store import SealedStore
 from drumline.text import join_names
 
 REACH = "reachability"

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from drumline.doctor.background import in_background
 from drumline.doctor.finding import Finding
 from drumline.errors import Place
-from drumline.launch.node.sealed_store import SealedStore
+from drumline.net.sealed_store import SealedStore
 from drumline.text import join_names
 
 POLL_S = 0.1

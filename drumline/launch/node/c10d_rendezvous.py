@@ -28,7 +28,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     _RendezvousState,
 )
 
-from drumline.launch.node.sealed_store import SealedStore, document
+from drumline.net.sealed_store import SealedStore, document
 
 # How much longer than the last call a node is waited for that is alive, and has not ended its ranks yet.
 LATE_S = 30

@@ -19,10 +19,10 @@ from typing import Any
 import torch.distributed as dist
 
 from drumline.errors import PreflightError
-from drumline.launch.node.sealed_store import SealedStore, check_secret, document
 from drumline.launch.node_plan import NodePlan
 from drumline.net.dial import WaitNotice
 from drumline.net.handshake import nonce
+from drumline.net.sealed_store import SealedStore, check_secret, document
 from drumline.net.secrets import VARIABLE, derived
 
 HEARTBEAT_S = 1.0

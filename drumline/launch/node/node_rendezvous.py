@@ -28,11 +28,11 @@ from drumline.errors import DrumlineError, ExitCode, HangError, PreflightError, 
 from drumline.launch.node.c10d_rendezvous import C10dRendezvous
 from drumline.launch.node.data_ports import NodeCard, check_data_ports, first_node, open_probe_port, unreachable_nodes
 from drumline.launch.node.membership import DONE, JOINING, RUNNING, Membership
-from drumline.launch.node.sealed_store import SealedStore, document
 from drumline.launch.node_plan import NodePlan
 from drumline.net.dial import WaitNotice
 from drumline.net.handshake import nonce
 from drumline.net.interfaces import own_binding
+from drumline.net.sealed_store import SealedStore, document
 from drumline.net.secrets import VARIABLE, KeyPair, derived, new_secret
 from drumline.terminal import print_message
 

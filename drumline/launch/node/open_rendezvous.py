@@ -20,19 +20,19 @@ from drumline.errors import PreflightError
 from drumline.launch.node.c10d_rendezvous import make_c10d_rendezvous
 from drumline.launch.node.membership import Membership
 from drumline.launch.node.node_rendezvous import NodeRendezvous
-from drumline.launch.node.sealed_store import SealedStore
-from drumline.launch.node.tcp_store import (
+from drumline.launch.node_plan import KEEP_ALIVE_ATTEMPTS, OWN_STORE, RUN_ID, NodePlan
+from drumline.net.dial import WaitNotice, wait_for_port
+from drumline.net.interfaces import LOOPBACK, own_address
+from drumline.net.reasons import CLOSED_S, Reason, closed_rendezvous_port, explained
+from drumline.net.sealed_store import SealedStore
+from drumline.net.secrets import VARIABLE, new_secret
+from drumline.net.tcp_store import (
     break_silent_connections,
     listen_for_store,
     local_address,
     open_tcp_store,
     store_binding,
 )
-from drumline.launch.node_plan import KEEP_ALIVE_ATTEMPTS, OWN_STORE, RUN_ID, NodePlan
-from drumline.net.dial import WaitNotice, wait_for_port
-from drumline.net.interfaces import LOOPBACK, own_address
-from drumline.net.reasons import CLOSED_S, Reason, closed_rendezvous_port, explained
-from drumline.net.secrets import VARIABLE, new_secret
 from drumline.terminal import print_message
 
 STORE_TIMEOUT_S = 30

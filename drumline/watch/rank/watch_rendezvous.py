@@ -18,9 +18,9 @@ import torch.distributed as dist
 from drumline.distributed.start.decision import agree
 from drumline.distributed.start.rank_rendezvous import GRACE_S, Rendezvous
 from drumline.errors import PreflightError
-from drumline.launch.node.sealed_store import SealedStore
 from drumline.launch.rank_environment import sidecar_secret
 from drumline.launch.topology import Topology
+from drumline.net.sealed_store import SealedStore
 from drumline.net.secrets import new_secret
 from drumline.watch.rank.node_watch import NodeWatch, listen_for_sidecars, make_watch_folder, sidecar_address
 from drumline.watch.sidecar.sidecar_options import Peer

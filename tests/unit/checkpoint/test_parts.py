@@ -16,7 +16,7 @@ from torch import Tensor
 from drumline.checkpoint import catalog, store, tensor_file
 from drumline.checkpoint.parts import Collector, Files, SaveMessages, WritingRank, assign, write_own_part
 from drumline.errors import CheckpointError
-from drumline.launch.node.sealed_store import SealedStore
+from drumline.net.sealed_store import SealedStore
 
 ZERO, ONE = WritingRank(0, "node-a"), WritingRank(1, "node-b")
 Tensors = dict[str, dict[str, Tensor]]

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from drumline.distributed.device import choose_device, nccl_gpu
 from drumline.distributed.start.rank_rendezvous import join_rendezvous
 from drumline.errors import PreflightError
-from drumline.launch.node.sealed_store import SealedStore
 from drumline.launch.topology import Topology
+from drumline.net.sealed_store import SealedStore
 
 
 def with_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:

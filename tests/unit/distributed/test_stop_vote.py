@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from drumline.distributed import stop_vote
 from drumline.distributed.stop_vote import StopVote
-from drumline.launch.node.sealed_store import SealedStore
+from drumline.net.sealed_store import SealedStore
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 
 from drumline.launch.node import c10d_rendezvous
 from drumline.launch.node.c10d_rendezvous import RendezvousState, SealedBackend
-from drumline.launch.node.sealed_store import SealedStore
+from drumline.net.sealed_store import SealedStore
 
 LIMIT_S = 0.6
 SETTINGS = RendezvousSettings(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from drumline.launch.node.tcp_store import break_silent_connections, listen_for_store
+from drumline.net.tcp_store import break_silent_connections, listen_for_store
 
 
 def test_a_listener_that_only_this_machine_reaches() -> None:
