@@ -1,4 +1,5 @@
-"""From the command to the first step: it is measured, and nothing is loaded on the way that no step needs."""
+"""From the command to the first step: it is measured, nothing is loaded on the way that no step needs, and the modules
+that a reader has to open are counted."""
 
 from __future__ import annotations
 
@@ -19,6 +20,35 @@ NOT_NEEDED = {
 }  # fmt: skip
 # Without torch, when a test gets a Python that has it.
 COLD = sys.executable
+MAX_MODULES_TO_THE_FIRST_STEP = 60
+# Runs a command, and prints which modules of ours had a function called before the first optimizer.step returned.
+TRACE_CALLS = """
+import sys
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+called = set()
+
+def is_import(frame):
+    while frame is not None and frame.f_code.co_name != "<module>":
+        frame = frame.f_back
+    return frame is not None and frame.f_globals["__name__"] != "__main__"
+
+def on_call(frame, event, arg):
+    name = frame.f_globals.get("__name__", "")
+    is_function = frame.f_code.co_flags & 1  # CO_OPTIMIZED: neither a module nor the body of a class
+    if event == "call" and is_function and name.startswith("drumline.") and name not in called and not is_import(frame):
+        called.add(name)
+
+def on_step(*_):
+    if sys.getprofile():
+        sys.setprofile(None)
+        print("called:", *sorted(called))
+
+register_optimizer_step_post_hook(on_step)
+from drumline.cli import main
+sys.setprofile(on_call)
+sys.exit(main(sys.argv[1:]))
+"""
 # Python that says in the end what is loaded in it.
 LOOK = """
 import sys
@@ -74,3 +104,20 @@ def test_a_launcher_computes_nothing_and_is_counted_too(tmp_path: Path, warm: No
         assert event["since"] == "command"
         assert list(event["parts"])[:3] == ["launcher", "python and torch", "rendezvous"]
     assert output.count(" after the command: launcher ") == 1
+
+
+def test_a_reader_follows_a_batch_through_few_modules(tmp_path: Path) -> None:
+    """From `drumline train` to optimizer.step: the modules with a function that is called, imports left out."""
+    done = subprocess.run(
+        [COLD, "-c", TRACE_CALLS, "train", "digits", *SMALL, "--train.steps", "1", "--run", "run"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("called: "))
+    called = line.split()[1:]
+    assert {"drumline.cli.train_command", "drumline.engine.loop", "drumline.models.mini_resnet"} <= set(called)
+    assert len(called) <= MAX_MODULES_TO_THE_FIRST_STEP, called

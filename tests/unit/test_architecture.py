@@ -1,4 +1,4 @@
-"""The house: imports go one way, the public names are pinned, and what must start fast does not load torch."""
+"""Imports go one way, sizes have limits, the public names are pinned, and what must start fast does not load torch."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import pytest
 import drumline
 
 PACKAGE = Path(drumline.__file__).parent
-# Each room may import from the floors above it in this list, and from its own room.
-FLOORS = (
+# Each part (a folder, or a module beside them) may import from the layers above it in this list, and from itself.
+LAYERS = (
     {"terminal", "text"},
     {"errors"},
     {"untrusted", "processes"},
@@ -35,7 +35,7 @@ FLOORS = (
     {"cli"},
     {"__main__"},
 )
-FLOOR_OF = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+LAYER_OF = {part: number for number, parts in enumerate(LAYERS) for part in parts}
 
 
 @functools.cache
@@ -47,19 +47,19 @@ def modules() -> list[Path]:
     return [path for path in sorted(PACKAGE.rglob("*.py")) if path != PACKAGE / "__init__.py"]
 
 
-def room_of(path: Path) -> str:
+def part_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-def imported_rooms(path: Path) -> set[str]:
-    """Every room that a module imports, anywhere in it, function bodies included."""
-    rooms = set()
+def imported_parts(path: Path) -> set[str]:
+    """Every part that a module imports, anywhere in it, function bodies included."""
+    parts = set()
     for node in ast.walk(parsed(path)):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom) and node.module:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
-        rooms.update(name.split(".")[1] for name in names if name.startswith("drumline."))
-    return rooms
+        parts.update(name.split(".")[1] for name in names if name.startswith("drumline."))
+    return parts
 
 
 def reads_environment(path: Path) -> bool:
@@ -71,17 +71,17 @@ def is_module(name: str) -> bool:
     return path.is_dir() or path.with_suffix(".py").is_file()
 
 
-def test_every_room_has_its_floor() -> None:
+def test_every_part_has_its_layer() -> None:
     assert modules()
-    assert {room_of(path) for path in modules()} == set(FLOOR_OF)
+    assert {part_of(path) for path in modules()} == set(LAYER_OF)
 
 
 def test_imports_go_one_way() -> None:
     wrong = [
-        f"{path.relative_to(PACKAGE)} imports {room}"
+        f"{path.relative_to(PACKAGE)} imports {part}"
         for path in modules()
-        for room in imported_rooms(path) - {room_of(path)}
-        if FLOOR_OF[room] >= FLOOR_OF[room_of(path)]
+        for part in imported_parts(path) - {part_of(path)}
+        if LAYER_OF[part] >= LAYER_OF[part_of(path)]
     ]
     assert not wrong
 
@@ -113,7 +113,7 @@ def test_there_are_no_cycles_between_modules() -> None:
 
 
 def test_environment_variables_are_read_by_launch_alone() -> None:
-    readers = {room_of(path) for path in modules() if reads_environment(path)}
+    readers = {part_of(path) for path in modules() if reads_environment(path)}
     assert readers == {"launch", "cli", "manager"}, "cli and manager hand the environment to launch and config"
 
 

@@ -13,7 +13,7 @@ import drumline_lint
 
 PACKAGE = Path(drumline_lint.__file__).parent
 # Each room may import from those before it, and every room from the modules beside them that are below the rules.
-FLOORS = ("reading", "program", "flow", "training", "rules", "output")
+LAYERS = ("reading", "program", "flow", "training", "rules", "output")
 TREES = {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
 LONGEST_FILE = 450
 
@@ -28,14 +28,14 @@ def imports(tree: ast.Module) -> Iterator[str]:
 
 
 def test_imports_go_one_way() -> None:
-    assert {path.name for path in PACKAGE.iterdir() if path.is_dir()} - {"__pycache__"} == set(FLOORS)
+    assert {path.name for path in PACKAGE.iterdir() if path.is_dir()} - {"__pycache__"} == set(LAYERS)
     wrong = [
         f"{path.relative_to(PACKAGE)} imports {name}"
-        for number, floor in enumerate(FLOORS)
+        for number, layer in enumerate(LAYERS)
         for path, tree in TREES.items()
-        if path.parent.name == floor
+        if path.parent.name == layer
         for name in imports(tree)
-        if name.startswith(tuple(f"drumline_lint.{above}" for above in FLOORS[number + 1 :]))
+        if name.startswith(tuple(f"drumline_lint.{above}" for above in LAYERS[number + 1 :]))
     ]
     assert wrong == []
 
