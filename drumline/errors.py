@@ -1,4 +1,4 @@
-"""The exception tree: what every room raises, and the exit code each kind of failure ends with.
+"""Errors, with the exit code that each kind ends with, and warnings.
 
 A message answers three questions: what happened (with values), where (host, rank, step) and what to do next.
 Code that raises knows the what and the next; the boundary that reports adds the where with `located`.
@@ -7,13 +7,16 @@ Code that raises knows the what and the next; the boundary that reports adds the
 from __future__ import annotations
 
 import difflib
+import logging
 import re
-from collections.abc import Iterable
+import threading
+import traceback
+from collections.abc import Iterable, MutableMapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Self
+from typing import Any, Self
 
-from drumline.terminal import one_line
+from drumline.terminal import one_line, print_message
 
 # Where an item of a list begins; any other newline in a message came with a value.
 _ITEM = re.compile(r"\n  (?=[-|] )")
@@ -76,11 +79,6 @@ class DrumlineError(Exception):
 
     def __str__(self) -> str:
         return "\n  ".join(self.lines())
-
-    @property
-    def in_a_line(self) -> str:
-        """For a warning."""
-        return f"{self.what}. Next: {self.next_step}" if self.next_step else self.what
 
 
 class UsageError(DrumlineError):
@@ -161,3 +159,34 @@ def did_you_mean(word: str, choices: Iterable[str], *, known_as: str = "known") 
     known = sorted(choices)
     nearest = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     return f"did you mean {nearest[0]!r}?" if nearest else f"{known_as}: {', '.join(known)}"
+
+
+class _HarmlessLog(logging.LoggerAdapter[logging.Logger]):
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        if isinstance(msg, DrumlineError):
+            msg = f"{msg.what}. Next: {msg.next_step}" if msg.next_step else msg.what
+        below = traceback.format_exc().splitlines() if kwargs.pop("exc_info", None) else []
+        return "\n  ".join([*as_lines(str(msg)), *map(one_line, below)]), kwargs
+
+
+log = _HarmlessLog(logging.getLogger("drumline"), {})
+"""For warnings: `log.warning(...)` goes to the logger `drumline`, as lines that steer no terminal. In a loop of the
+user's own nobody may have set logging up; Python then prints them as they are."""
+
+
+class _AsMessage(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        print_message(*self.format(record).splitlines())
+
+
+def report_uncaught_errors() -> None:
+    """For a command: what a thread or an asyncio task raises would else be printed by Python as it is."""
+
+    def report(failed: threading.ExceptHookArgs) -> None:
+        lines = traceback.format_exception(failed.exc_type, failed.exc_value, failed.exc_traceback)
+        print_message(f"error: a thread failed: {failed.exc_value!r}", *"".join(lines).splitlines())
+
+    threading.excepthook = report
+    if not (asyncio_log := logging.getLogger("asyncio")).handlers:
+        asyncio_log.addHandler(_AsMessage())
+        asyncio_log.propagate = False

@@ -37,10 +37,9 @@ from drumline.distributed.failure import Failure, claim_failure, summary
 from drumline.distributed.start.rank_facts import rank_facts
 from drumline.distributed.start.rank_rendezvous import Rendezvous
 from drumline.distributed.wrap import small_batch_warning, unwrap_model, wrap_model
-from drumline.errors import ExitCode, Place, UsageError
+from drumline.errors import ExitCode, Place, UsageError, log
 from drumline.launch.rank_environment import write_failure
 from drumline.launch.topology import Topology, topology_from
-from drumline.log import log
 from drumline.net.sealed_store import SealedStore
 from drumline.terminal import paragraph
 from drumline.watch.failure_kind import failure_kind

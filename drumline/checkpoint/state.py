@@ -21,8 +21,7 @@ from drumline.checkpoint import catalog, manifest, store
 from drumline.checkpoint.optimizer_state import load_optimizer_state, optimizer_state
 from drumline.checkpoint.store import Snapshot
 from drumline.distributed.wrap import unwrap_model
-from drumline.errors import CheckpointError, CheckpointMismatchError, as_list
-from drumline.log import log
+from drumline.errors import CheckpointError, CheckpointMismatchError, as_list, log
 
 
 def capture(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib
 import io
 import sys
+import traceback
 from collections.abc import Sequence
 
-from drumline.errors import DrumlineError, ExitCode, did_you_mean
+from drumline.errors import DrumlineError, ExitCode, did_you_mean, report_uncaught_errors
 from drumline.terminal import print_message, show
 
 VERBS = {
@@ -55,8 +56,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     except Exception as error:
-        import traceback
-
         frames = traceback.format_exc().splitlines()
         print_message(f"error: {type(error).__name__}: {error}", *frames, UNEXPECTED)
         return ExitCode.TRAINING_FAILED
@@ -83,9 +82,6 @@ def _dispatch(arguments: list[str]) -> int:
     if verb not in VERBS:
         print_message(f"error: there is no verb {verb!r}; {did_you_mean(verb, VERBS)}")
         return ExitCode.USAGE
-    if verb in ("train", "launch", "doctor"):  # they have threads
-        from drumline.log import report_uncaught_errors
-
-        report_uncaught_errors()
+    report_uncaught_errors()
     run: int = importlib.import_module(f"drumline.cli.{verb.replace('-', '_')}_command").run(rest)
     return run

@@ -13,8 +13,7 @@ from torch import Tensor
 from drumline.data.dataset import TwoPartDataset, checked_length, is_in_two_parts, is_stream
 from drumline.data.delivery import leaves, map_leaves
 from drumline.data.draws import Draws
-from drumline.errors import UsageError
-from drumline.log import log
+from drumline.errors import UsageError, log
 
 _CHUNK_BYTES = 1 << 26
 _MOST = 0.9  # of the free memory: the model and its activations need room too

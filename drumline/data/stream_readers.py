@@ -24,8 +24,7 @@ from drumline.data.draws import hash_integers
 from drumline.data.fingerprint import content_hash
 from drumline.data.sharding import Cursor, Sharding, StepPlan, own_shards, plan_step
 from drumline.data.workers import BatchProducer, LoadingOptions
-from drumline.errors import DataError, UsageError
-from drumline.log import log
+from drumline.errors import DataError, UsageError, log
 
 END = object()
 """What `StreamPass.take` gives after the last sample."""

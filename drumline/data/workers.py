@@ -28,8 +28,7 @@ from torch.utils.data._utils import signal_handling
 
 from drumline.data.batch_maker import BatchMaker
 from drumline.data.delivery import pin
-from drumline.errors import TrainingError
-from drumline.log import log
+from drumline.errors import TrainingError, log
 from drumline.processes import read_stat
 
 FORK_ATTEMPTS = 5

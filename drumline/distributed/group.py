@@ -24,9 +24,8 @@ from drumline.distributed.device import nccl_gpu
 from drumline.distributed.start.rank_rendezvous import Rendezvous, join_rendezvous
 from drumline.distributed.start.rank_store import open_store
 from drumline.distributed.start.reachability import check_reachability
-from drumline.errors import PreflightError
+from drumline.errors import PreflightError, log
 from drumline.launch.topology import Topology
-from drumline.log import log
 
 QUIET_S = 0.02
 LEAVE_S = 30.0

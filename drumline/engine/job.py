@@ -32,8 +32,7 @@ from drumline.distributed.wrap import LiveBuffers, gains_from_channels_last, has
 from drumline.engine.optimizer import make_optimizer, peak_rate
 from drumline.engine.steps.cuda_graph import CAPTURING, CapturedStep, leave_default_stream
 from drumline.engine.steps.finite import FiniteSteps
-from drumline.errors import UsageError
-from drumline.log import log
+from drumline.errors import UsageError, log
 from drumline.manager import DDPManager
 from drumline.metrics.meters import Meter, check_names
 from drumline.tasks.base import Task

@@ -22,7 +22,7 @@ from drumline.checkpoint.disk import flush_folder
 from drumline.data.ledger import Ledger, num_steps, to_json
 from drumline.data.sharding import Cursor
 from drumline.distributed.collectives import gather_json
-from drumline.log import log
+from drumline.errors import log
 from drumline.metrics.json_lines import JsonLines
 
 

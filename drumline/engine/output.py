@@ -15,7 +15,7 @@ from typing import Literal, TextIO
 
 from drumline.config.schema import LogConfig
 from drumline.engine.run_folder import RunFolder
-from drumline.log import log
+from drumline.errors import log
 from drumline.manager import DDPManager
 from drumline.metrics.display import Display, PlainDisplay
 from drumline.metrics.events import EventLog, Reporter, Sink

@@ -27,9 +27,8 @@ from drumline.distributed.failure import FIRST
 from drumline.distributed.stop_vote import StopVote
 from drumline.engine.job import Progress
 from drumline.engine.output import screen
-from drumline.errors import ExitCode
+from drumline.errors import ExitCode, log
 from drumline.launch.spot_notice import Probe, make_probe
-from drumline.log import log
 from drumline.manager import DDPManager
 from drumline.net.sealed_store import SealedStore
 from drumline.terminal import print_message

@@ -35,8 +35,7 @@ from drumline.distributed.wrap import LiveBuffers
 from drumline.engine.job import Job, Progress
 from drumline.engine.ledger_file import LedgerFile
 from drumline.engine.run_context import RunContext
-from drumline.errors import CheckpointError
-from drumline.log import log
+from drumline.errors import CheckpointError, log
 from drumline.net.sealed_store import SealedStore
 from drumline.watch.heartbeat import Phase
 

@@ -19,8 +19,7 @@ from torch.optim import Optimizer
 from drumline.distributed.collectives import gather_json
 from drumline.distributed.tensor_hash import combine, hash_tensors
 from drumline.distributed.wrap import unwrap_model
-from drumline.errors import TrainingError
-from drumline.log import log
+from drumline.errors import TrainingError, log
 from drumline.watch.replica_differences import ReplicaDifference, find_difference
 
 

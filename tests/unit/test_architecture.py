@@ -22,7 +22,7 @@ LAYERS = (
     {"terminal", "text"},
     {"errors"},
     {"untrusted", "processes"},
-    {"log", "user_code", "config"},
+    {"user_code", "config"},
     {"net"},
     {"launch"},
     {"distributed"},
@@ -163,7 +163,7 @@ def terminal_writes(path: Path) -> Iterator[tuple[ast.expr, str]]:
         of_stream = name.startswith("sys.") and name.endswith((".write", ".writelines"))
         of_others = name.startswith(("traceback.print_", "rich.print", "pprint.")) or name == "logging.getLogger"
         of_rich = name.rpartition(".")[2] == "Console"
-        is_log = name == "logging.getLogger" and path.name in ("log.py", "local.py")
+        is_log = name == "logging.getLogger" and path.name in ("errors.py", "local.py")
         if not is_log and (name == "print" or is_number or of_stream or of_others or of_rich):
             yield node, name
 

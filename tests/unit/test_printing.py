@@ -10,8 +10,7 @@ import sys
 
 import pytest
 
-from drumline.errors import DrumlineError, as_list
-from drumline.log import log
+from drumline.errors import DrumlineError, as_list, log
 from drumline.terminal import coloured_line, make_console, one_line, paragraph, print_message, show, shown
 
 
@@ -88,7 +87,7 @@ def test_a_reader_that_leaves_is_no_failure(words: list[str]) -> None:
 def test_what_a_thread_or_a_task_raises_steers_no_terminal() -> None:
     code = (
         "import asyncio, threading\n"
-        "from drumline.log import report_uncaught_errors\n"
+        "from drumline.errors import report_uncaught_errors\n"
         "report_uncaught_errors()\n"
         "def fail(): raise ValueError('\\x1b]52;c;eA==\\a\\ndrumline: all is well')\n"
         "async def fail_later(): fail()\n"

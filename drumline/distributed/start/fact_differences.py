@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from drumline.errors import PreflightError, as_list
-from drumline.log import log
+from drumline.errors import PreflightError, as_list, log
 from drumline.text import by_rank
 
 Facts = Mapping[str, Mapping[str, Any]]

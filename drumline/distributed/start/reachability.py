@@ -18,9 +18,8 @@ from typing import Any
 
 from drumline.distributed.start.decision import agree
 from drumline.distributed.start.rank_rendezvous import Rendezvous
-from drumline.errors import PreflightError, as_list
+from drumline.errors import PreflightError, as_list, log
 from drumline.launch.topology import Topology
-from drumline.log import log
 from drumline.net.dial import ProbeListener, ProbeTarget, probe_hosts
 from drumline.net.interfaces import (
     GLOO_VARIABLE,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from drumline.data.steps import Step
 from drumline.engine.job import Job
 from drumline.engine.steps.eager import LossFunction, LossParts, TrainStep, loss_function
-from drumline.log import log
+from drumline.errors import log
 
 _EARLY = "force_non_lazy_backward_lowering"
 

@@ -21,7 +21,7 @@ from drumline.engine.job import Job
 from drumline.engine.steps.capture_checks import find_hook, find_uncopyable, observed, user_line
 from drumline.engine.steps.cuda_graph import CapturedStep, Shape, end_failed_capture, undo_partial_step
 from drumline.engine.steps.eager import AnyStep
-from drumline.log import log
+from drumline.errors import log
 from drumline.watch.heartbeat import FORWARD, OPTIMIZER
 
 # Every graph holds on to the memory of its inputs; data of more shapes than this has no usual one.

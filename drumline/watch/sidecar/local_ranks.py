@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from drumline.log import log
+from drumline.errors import log
 from drumline.net.frames import MAX_BYTES
 from drumline.processes import EXITED, descendants, send_signal
 from drumline.untrusted import parse_json

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
-from drumline.log import log
+from drumline.errors import log
 from drumline.net.connection import MAX_UNSENT_BYTES, Acceptor, PeerConnection, PendingConnections
 from drumline.net.frames import FrameError, Message
 from drumline.net.handshake import answer, dial
