@@ -21,7 +21,6 @@ from pathlib import Path
 
 from drumline.errors import UsageError
 from drumline.net.secrets import derived, secret_from
-from drumline.processes import TICKS_PER_S, read_stat
 from drumline.untrusted import parse_json, whole_number
 
 RESTARTED = "DRUMLINE_RESTARTED"
@@ -59,8 +58,11 @@ def process_start() -> float:
     """When this process began, Python's own start included; now, where the system does not say."""
     if _task_began is not None:
         return _task_began
-    stat = read_stat(os.getpid())
-    return now() if stat is None else min(stat.start_ticks / TICKS_PER_S, now())
+    try:
+        after_name = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return now()
+    return min(int(after_name[19]) / os.sysconf("SC_CLK_TCK"), now())
 
 
 def command_start(environment: Mapping[str, str]) -> float | None:
