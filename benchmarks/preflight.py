@@ -24,7 +24,7 @@ import torch  # noqa: E402
 
 from benchmarks.ranks import start_ranks  # noqa: E402
 from drumline.config.schema import Config, DataConfig, ModelConfig  # noqa: E402
-from drumline.data.fingerprint import fingerprint  # noqa: E402
+from drumline.data.dataset import fingerprint  # noqa: E402
 from drumline.distributed.agree import check_same, check_same_weights  # noqa: E402
 from drumline.distributed.collectives import gather_json  # noqa: E402
 from drumline.distributed.determinism import seed_shared  # noqa: E402
@@ -35,7 +35,7 @@ from drumline.engine.job import flat, make_manager  # noqa: E402
 from drumline.launch.topology import topology_from  # noqa: E402
 from drumline.manager import DDPManager  # noqa: E402
 from drumline.models import GPT  # noqa: E402
-from drumline.tasks.task_registry import load_task  # noqa: E402
+from drumline.tasks.built_in import load_task  # noqa: E402
 
 CONFIG = Config(data=DataConfig(name="digits"), model=ModelConfig(widths=(16, 32, 64)))
 GOAL_MS = 300

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from drumline.config.resolve import check_section
 from drumline.config.schema import WatchConfig
+from drumline.data.dataset import fingerprint
 from drumline.data.evaluation_loader import make_evaluation_loader
-from drumline.data.fingerprint import fingerprint
 from drumline.data.loader import make_loader
 from drumline.data.resident import make_resident
 from drumline.data.sharding import Sharding

@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from drumline.config.schema import WatchConfig
 from drumline.data import workers
-from drumline.data.batch_maker import BatchMaker, BatchRequest
+from drumline.data.dataset import BatchMaker, BatchRequest
 from drumline.data.workers import BatchProducer, LoadingOptions
 from drumline.manager import DDPManager
 from tests.ranks import run_ranks

@@ -139,7 +139,7 @@ def _defaults(task: str | None) -> Mapping[str, Any]:
         return PRESETS[task].defaults if task and task in PRESETS else {}
 
     with loading():
-        from drumline.tasks.task_registry import load_task
+        from drumline.tasks.built_in import load_task
 
     try:
         return load_task(task).defaults

@@ -20,7 +20,7 @@ from drumline.launch.interrupts import interrupted
 from drumline.launch.topology import topology_from
 from drumline.launch.torch_import import load_compiler_late
 from drumline.manager import DDPManager
-from drumline.tasks.task_registry import load_task
+from drumline.tasks.built_in import load_task
 from drumline.terminal import print_message
 from drumline.watch.failure_kind import failure_kind
 

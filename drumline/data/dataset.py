@@ -1,25 +1,35 @@
-"""What a dataset has to offer: whole batches (`BatchDataset`), samples by index (any map-style dataset), or samples
-one after another (a stream).
+"""What a dataset offers, and how a batch is made from it.
 
-The built-in datasets make whole batches, because a Python call for each sample is what limits a fast step. They make
-them in two parts (`TwoPartDataset`), so that the second runs on the device.
+A dataset gives whole batches (`BatchDataset`), samples by index (any map-style dataset), or samples one after another
+(a stream). The built-in ones make whole batches, because a Python call for each sample is what limits a fast step, in
+two parts (`TwoPartDataset`), so that the second runs on the device.
+
+A batch (`BatchMaker`) depends on the request and the seed alone. For samples by index the global generators of torch,
+numpy and `random` are seeded from (seed, epoch, index) before each, so that an augmentation that uses them is the same
+in any rank or worker.
 """
 
 from __future__ import annotations
 
+import hashlib
+import random
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from drumline.data.draws import Draws
+from drumline.data.draws import Draws, permute
 from drumline.errors import DataError, UsageError
 
 Split = Literal["train", "eval"]
+_SAMPLE_SEEDS = 0x5EED  # the stream of draws that the seeds of samples are taken from
+_NUM_COMPARED = 4
 
 
 @runtime_checkable
@@ -145,3 +155,132 @@ def gather_rows(array: NDArray[Any], indices: NDArray[np.int64], *, pinned: bool
 def _native(rows: NDArray[Any]) -> Tensor:
     """As a tensor, in this machine's byte order."""
     return torch.from_numpy(rows if rows.dtype.isnative else rows.astype(rows.dtype.newbyteorder("=")))
+
+
+class BatchRequest(NamedTuple):
+    """Positions [low, high) of an epoch: shuffled and augmented for training, as they are for evaluation."""
+
+    epoch: int
+    low: int
+    high: int
+    shuffled: bool
+
+
+class BatchMaker(Dataset[Any]):
+    """`maker[request]` is a batch. With `defer_finish` it is only the first part of it for a dataset in two parts, and
+    `finish` makes the batch; `pinned` is the kind of memory for that first part."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        seed: int,
+        collate: Callable[[list[Any]], Any] | None = None,
+        defer_finish: bool = False,
+        pinned: bool = False,
+    ) -> None:
+        self.dataset = dataset
+        self.length = checked_length(dataset)
+        self._seed = seed
+        self._collate = collate or default_collate
+        self._makes_batches = makes_batches(dataset)
+        self._defer_finish = defer_finish and is_in_two_parts(dataset)
+        self._pinned = pinned
+
+    def __getitem__(self, request: BatchRequest) -> Any:
+        indices = np.arange(request.low, request.high, dtype=np.int64)
+        if request.shuffled:
+            indices = permute(indices, length=self.length, seed=self._seed, epoch=request.epoch)
+        draws = Draws(self._seed, request.epoch, indices)
+        if self._defer_finish:
+            choices = self.dataset.choose(draws if request.shuffled else None)
+            return PartialBatch(self.dataset.gather(indices, pinned=self._pinned), choices)
+        if self._makes_batches:
+            return self.dataset.batch(indices, draws if request.shuffled else None)
+        with restored_generators():
+            return self._collate(self._samples(draws))
+
+    def finish(self, made: Any) -> Any:
+        """The batch, from what `maker[request]` gave, on whatever device that is now."""
+        return self.dataset.finish(*made) if isinstance(made, PartialBatch) else made
+
+    def _samples(self, draws: Draws) -> list[Any]:
+        seeds = draws.bits(1, stream=_SAMPLE_SEEDS)[:, 0].tolist()
+        samples = []
+        for index, seed in zip(draws.indices.tolist(), seeds, strict=True):
+            seed_generators(seed)
+            try:
+                samples.append(self.dataset[index])
+            except Exception as error:
+                error.add_note(f"while reading sample {index} of {type(self.dataset).__name__}")
+                raise
+        return samples
+
+
+def seed_generators(seed: int) -> None:
+    # Not torch.manual_seed: that would also reset the generators of the GPUs, which belong to the model.
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+
+
+@contextmanager
+def restored_generators() -> Iterator[None]:
+    """Afterwards the global generators of torch, numpy and `random` are as they were."""
+    states = torch.default_generator.get_state(), random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(states[0])
+        random.setstate(states[1])
+        np.random.set_state(states[2])
+
+
+def fingerprint(dataset: Any) -> str:
+    """The same text on every rank that has the same dataset; ranks compare it before the first step.
+
+    It has the number of samples, and a hash of a few of them. A stream is not read for this: only its kind counts.
+    """
+    if is_stream(dataset):
+        return f"a {'resumable ' if is_resumable(dataset) else ''}stream, {type(dataset).__qualname__}"
+    maker = BatchMaker(dataset, seed=0, collate=lambda samples: samples)
+    spread = np.linspace(0, maker.length - 1, num=min(_NUM_COMPARED, maker.length)).astype(np.int64)
+    digest = hashlib.blake2b(digest_size=8)
+    for index in spread.tolist():
+        request = BatchRequest(0, index, index + 1, shuffled=False)
+        first, second = (content_hash(maker[request]) for _ in range(2))
+        # A sample that is not the same twice (a dataset with a generator of its own) does not count: ranks that have
+        # the same such dataset must not be reported as different.
+        digest.update(first if first == second else b"")
+    return f"{maker.length} samples, {digest.hexdigest()}"
+
+
+def content_hash(sample: Any) -> bytes:
+    """The same for samples of the same content, in any process."""
+    digest = hashlib.blake2b()
+    for piece in _content(sample):
+        digest.update(len(piece).to_bytes(8, "little") + piece)
+    return digest.digest()
+
+
+def _content(value: Any) -> Iterator[bytes]:
+    if isinstance(value, torch.Tensor):
+        yield f"{value.dtype} {list(value.shape)}".encode()
+        yield value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    elif isinstance(value, np.ndarray) and value.dtype.kind != "O":
+        yield f"{value.dtype.str} {list(value.shape)}".encode()
+        yield value.tobytes()
+    elif isinstance(value, Mapping):
+        yield b"mapping"
+        for name, item in value.items():
+            yield repr(name).encode()
+            yield from _content(item)
+    elif isinstance(value, tuple | list):
+        yield f"sequence of {len(value)}".encode()
+        for item in value:
+            yield from _content(item)
+    elif isinstance(value, str | bytes | int | float | complex | np.generic | None):
+        yield repr(value).encode()
+    else:
+        # Not its repr, which may hold an address: that differs between processes.
+        yield type(value).__qualname__.encode()

@@ -13,10 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import Dataset, default_collate
 
-from drumline.data.batch_maker import BatchRequest, restored_generators
-from drumline.data.dataset import check_stream, is_stream
+from drumline.data.dataset import BatchRequest, check_stream, content_hash, is_stream, restored_generators
 from drumline.data.delivery import Delivery, to_device
-from drumline.data.fingerprint import content_hash
 from drumline.data.sharding import evaluation_batches
 from drumline.data.steps import LoaderObserver, observed
 from drumline.data.stream_readers import (

@@ -1,4 +1,4 @@
-"""Image datasets that are read from files: the bundled digits, CIFAR-10, and a folder of images for each class."""
+"""Image datasets in files of the user's: CIFAR-10, and a folder of images for each class."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from drumline.data.dataset import Split
 from drumline.data.images import ImageArrays, ImageDataset, LabelledImages, Preparation
 from drumline.errors import DataError, MissingExtraError
 
-_DIGITS = Path(__file__).with_name("files") / "digits.npz"
 _CIFAR_FILES: dict[Split, list[str]] = {
     "train": [f"data_batch_{number}" for number in range(1, 6)],
     "eval": ["test_batch"],
@@ -31,21 +30,6 @@ _SPLIT_FOLDERS: dict[Split, tuple[str, ...]] = {"train": ("train",), "eval": ("e
 _FOLDER_NEXT_STEP = (
     "lay the images out as DIR/train/CLASS/NAME.png and DIR/eval/CLASS/NAME.png; DIR is --data.dir or DATASET_DIR"
 )
-
-
-def digits(*, split: Split, augment: bool) -> ImageArrays:
-    """Handwritten digits: 1,797 real images of [1, 8, 8], so that a first run needs no download. Every fifth is for
-    evaluation. Augmentation shifts by up to one pixel; a mirrored digit is none. Their licence is in `files/`."""
-    with np.load(_DIGITS, allow_pickle=False) as arrays:
-        images, labels = arrays["images"], arrays["labels"]
-    chosen = (np.arange(len(labels)) % 5 == 0) == (split == "eval")
-    return ImageArrays(
-        images[chosen][:, np.newaxis],
-        labels[chosen].astype(np.int64),
-        num_classes=10,
-        # Of the training part; pixels go from 0 to 16.
-        prepare=Preparation(mean=(4.88,), std=(6.02,), padding=1 if augment else 0),
-    )
 
 
 def cifar10(*, split: Split, dir: str | None, augment: bool) -> ImageArrays:

@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from drumline.data.batch_maker import BatchRequest
-from drumline.data.dataset import is_stream
+from drumline.data.dataset import BatchRequest, is_stream
 from drumline.data.delivery import Delivery
 from drumline.data.sharding import Cursor, Sharding, StepPlan, check_sharding, micro_batches_per_epoch, plan_epoch
 from drumline.data.steps import MicroBatch, Step, StepLoader, incomplete_step

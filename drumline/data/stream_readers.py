@@ -19,9 +19,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import Dataset, default_collate
 
-from drumline.data.batch_maker import restored_generators, seed_generators
+from drumline.data.dataset import content_hash, restored_generators, seed_generators
 from drumline.data.draws import hash_integers
-from drumline.data.fingerprint import content_hash
 from drumline.data.sharding import Cursor, Sharding, StepPlan, own_shards, plan_step
 from drumline.data.workers import BatchProducer, LoadingOptions
 from drumline.errors import DataError, UsageError, log

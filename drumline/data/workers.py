@@ -26,7 +26,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data._utils import signal_handling
 
-from drumline.data.batch_maker import BatchMaker
+from drumline.data.dataset import BatchMaker
 from drumline.data.delivery import pin
 from drumline.errors import TrainingError, log
 from drumline.processes import read_stat

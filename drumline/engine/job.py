@@ -20,8 +20,8 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from drumline.config.schema import Config, TrainConfig
+from drumline.data.dataset import fingerprint
 from drumline.data.evaluation_loader import EvaluationLoader
-from drumline.data.fingerprint import fingerprint
 from drumline.data.loader import AnyLoader
 from drumline.data.sharding import Cursor
 from drumline.data.stream_loader import StreamLoader

@@ -25,7 +25,7 @@ from blake3 import blake3
 from torch import Tensor
 
 from drumline.checkpoint.state import capture
-from drumline.data.permutation import permute
+from drumline.data.draws import permute
 from drumline.data.sharding import Span
 from drumline.data.steps import MicroBatch, Step
 from drumline.engine.run_context import RunContext

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from drumline.tasks.base import Loss, Task
-from drumline.tasks.built_in import ImageClassification, LanguageModel
-from drumline.tasks.task_registry import load_task
+from drumline.tasks.built_in import ImageClassification, LanguageModel, load_task
 
 __all__ = ["ImageClassification", "LanguageModel", "Loss", "Task", "load_task"]

@@ -1,8 +1,12 @@
-"""The built-in tasks: image classification, language modelling, and either one on synthetic data."""
+"""The built-in tasks, and the names that `drumline train TASK` and `--data.name` accept.
+
+A class of the user's is named as `path/to/file.py:ClassName` or `package.module:ClassName`.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -11,13 +15,25 @@ from torch.nn import functional
 
 from drumline.config.schema import Config
 from drumline.data.dataset import Split
-from drumline.data.dataset_registry import build_dataset
-from drumline.errors import UsageError
+from drumline.data.image_files import ImageFolder, cifar10
+from drumline.data.images import digits
+from drumline.data.synthetic import SyntheticImages, SyntheticTokens
+from drumline.data.tokens import tokens
+from drumline.errors import UsageError, did_you_mean
 from drumline.models.model_registry import build_model
 from drumline.tasks.base import Loss, Task
+from drumline.user_code import build_accepted, is_class_spec, load_class
 
 # Attributes of a dataset that its model needs.
 _FACTS = ("in_channels", "num_classes", "vocab_size")
+DATASETS: dict[str, Callable[..., Any]] = {
+    "digits": digits,
+    "cifar10": cifar10,
+    "image_folder": ImageFolder,
+    "tokens": tokens,
+    "synthetic_images": SyntheticImages,
+    "synthetic_tokens": SyntheticTokens,
+}
 
 
 class ConfiguredTask(Task):
@@ -112,3 +128,41 @@ class Synthetic(ConfiguredTask):
 
     def report(self, means: dict[str, float]) -> dict[str, float]:
         return self._kind.report(means)
+
+
+def build_dataset(name: str, **settings: Any) -> Any:
+    """The dataset of that name, given those settings that it accepts."""
+    if is_class_spec(name):
+        builder: Callable[..., Any] = load_class(name)
+    elif name in DATASETS:
+        builder = DATASETS[name]
+    else:
+        raise UsageError(
+            f"there is no dataset {name!r}; {did_you_mean(name, DATASETS)}",
+            next_step="name a built-in dataset, or your own as path/to/file.py:ClassName",
+        )
+    return build_accepted(builder, settings, options={}, what=f"the dataset {name}")
+
+
+# Their settings are in config/presets.py under the same names.
+BUILT_IN: Mapping[str, type[Task]] = {
+    "digits": ImageClassification,
+    "cifar10": ImageClassification,
+    "text": LanguageModel,
+    "synthetic": Synthetic,
+}
+
+
+def load_task(spec: str) -> type[Task]:
+    """The task class of a built-in name, `path/to/file.py:ClassName` or `package.module:ClassName`."""
+    if spec in BUILT_IN:
+        return BUILT_IN[spec]
+    if not is_class_spec(spec):
+        raise UsageError(
+            f"there is no task {spec!r}; {did_you_mean(spec, BUILT_IN)}",
+            next_step="name a task of your own as path/to/file.py:ClassName",
+        )
+    found = load_class(spec, Task)
+    if not issubclass(found, Task):
+        raise UsageError(f"{spec} is not a Task", next_step=f"write `class {found.__name__}(drumline.Task)`")
+    return found

@@ -15,13 +15,11 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from drumline.config.schema import Config
-from drumline.data.batch_maker import BatchMaker, BatchRequest
-from drumline.data.dataset import TwoPartDataset, gather_rows
+from drumline.data.dataset import BatchMaker, BatchRequest, TwoPartDataset, gather_rows
 from drumline.data.delivery import Delivery
 from drumline.data.draws import Draws
 from drumline.data.evaluation_loader import IndexedEvaluationLoader
-from drumline.data.image_files import digits
-from drumline.data.images import ImageArrays, Preparation, normalize
+from drumline.data.images import ImageArrays, Preparation, digits, normalize
 from drumline.data.loader import Loader
 from drumline.data.resident import ResidentDataset, make_resident
 from drumline.data.sharding import Cursor, Sharding

@@ -27,7 +27,7 @@ from drumline.engine.run_settings import RunRequest
 from drumline.engine.steps.choice import make_step
 from drumline.engine.train import train
 from drumline.manager import DDPManager
-from drumline.tasks.task_registry import load_task
+from drumline.tasks.built_in import load_task
 from tests.jobs import assert_same_bits, newest
 from tests.ranks import RanksFailed, run_ranks
 from tests.schedules import digest

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from drumline.data.batch_maker import BatchMaker, BatchRequest
-from drumline.data.image_files import digits
+from drumline.data.dataset import BatchMaker, BatchRequest
+from drumline.data.images import digits
 from drumline.data.loader import Loader
 from drumline.data.sharding import Sharding
 from drumline.data.workers import BatchProducer, LoadingOptions

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from drumline.checkpoint import catalog, store
 from drumline.config.schema import CheckpointConfig, Config, LogConfig, OptimConfig
-from drumline.data.permutation import permute
+from drumline.data.draws import permute
 from drumline.metrics.events import read_events
 from tests.jobs import Classify, Points, make_config, newest, train_on
 from tests.ranks import RanksFailed

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, IterableDataset
 from drumline.audit.verify import verify_run
 from drumline.checkpoint import catalog, store
 from drumline.config.schema import CheckpointConfig, Config, DistConfig, LogConfig, OptimConfig
-from drumline.data.permutation import permute
+from drumline.data.draws import permute
 from drumline.engine.preemption import Preemption
 from drumline.errors import TrainingError
 from drumline.metrics.events import read_events

@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from drumline.config.schema import Config, OptimConfig
-from drumline.data.permutation import permute
+from drumline.data.draws import permute
 from drumline.distributed.determinism import seed_shared
 from drumline.engine.job import Progress
 from drumline.engine.run_settings import RunRequest

@@ -11,7 +11,7 @@ import pytest
 
 from drumline.config import PRESETS, read_flags, read_layers, resolve
 from drumline.metrics.events import read_events
-from drumline.tasks.task_registry import BUILT_IN, load_task
+from drumline.tasks.built_in import BUILT_IN, load_task
 from tests.jobs import train_on
 
 SHORT = "--train.steps 3 --train.batch_size 8 --optim.warmup_steps 0 --log.every_steps 1 --log.display none"

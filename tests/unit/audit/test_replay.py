@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from drumline.audit.checkpoint_check import SavedPosition
 from drumline.audit.samples import check_samples
 from drumline.audit.section import Section
+from drumline.data.draws import permute
 from drumline.data.ledger import Ledger, to_json
-from drumline.data.permutation import permute
 from drumline.data.sharding import Cursor, Sharding, plan_step
 
 

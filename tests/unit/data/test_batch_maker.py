@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from drumline.data.batch_maker import BatchMaker, BatchRequest
-from drumline.data.draws import Draws
-from drumline.data.permutation import permute
+from drumline.data.dataset import BatchMaker, BatchRequest
+from drumline.data.draws import Draws, permute
 
 
 class Batches:

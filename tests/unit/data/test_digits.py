@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from drumline.data import image_files as module
+from drumline.data import images as module
 from drumline.data.dataset import makes_batches
 from drumline.data.draws import Draws
-from drumline.data.image_files import digits
+from drumline.data.images import digits
 
 FOLDER = Path(module.__file__).with_name("files")
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from drumline.data.dataset import fingerprint
 from drumline.data.draws import Draws
-from drumline.data.fingerprint import fingerprint
-from drumline.data.image_files import digits
+from drumline.data.images import digits
 from drumline.errors import DataError
 
 

@@ -12,11 +12,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from drumline.data.permutation import _ROUND_PAIRS, _grid, invert, permute
+from drumline.data.draws import _ROUND_PAIRS, _Grid, _grid, permute
 
 
 def order(length: int, *, seed: int = 0, epoch: int = 0) -> list[int]:
     return permute(np.arange(length), length=length, seed=seed, epoch=epoch).tolist()
+
+
+def invert(indices: NDArray[np.int64], *, length: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    """The positions of these samples: the inverse of `permute`."""
+    grid = _grid(length, seed, epoch)
+    positions = unshuffle(indices, grid)
+    while (outside := positions >= length).any():
+        positions[outside] = unshuffle(positions[outside], grid)
+    return positions
+
+
+def unshuffle(cells: NDArray[np.int64], grid: _Grid) -> NDArray[np.int64]:
+    """The rounds of a shuffle in reverse, each undone by subtracting what it added."""
+    row, column = np.divmod(cells, grid.columns)
+    for row_shift, column_shift in zip(grid.row_shifts[::-1], grid.column_shifts[::-1], strict=True):
+        column = (column - column_shift[row]) % grid.columns
+        row = (row - row_shift[column]) % grid.rows
+    return row * grid.columns + column
 
 
 @pytest.mark.slow
@@ -56,8 +74,8 @@ def test_the_inverse_tells_where_each_sample_stands(length: int, seed: int, epoc
     assert permute(invert(everything, **where), **where).tolist() == everything.tolist()
 
 
-def test_nothing_has_no_position() -> None:
-    assert invert(np.arange(0), length=0, seed=0, epoch=0).tolist() == []
+def test_no_positions_have_no_samples() -> None:
+    assert permute(np.arange(0), length=0, seed=0, epoch=0).tolist() == []
 
 
 def test_10_billion_samples_need_ten_megabytes() -> None:

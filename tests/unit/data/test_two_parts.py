@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from drumline.data import resident
-from drumline.data.batch_maker import BatchMaker, BatchRequest
-from drumline.data.dataset import PartialBatch, TwoPartDataset, gather_rows, is_in_two_parts
+from drumline.data.dataset import BatchMaker, BatchRequest, PartialBatch, TwoPartDataset, gather_rows, is_in_two_parts
 from drumline.data.draws import Draws
-from drumline.data.image_files import digits
+from drumline.data.images import digits
 from drumline.data.resident import ResidentDataset, check_fits, make_resident
 from drumline.data.synthetic import SyntheticImages, SyntheticTokens
 from drumline.data.tokens import tokens

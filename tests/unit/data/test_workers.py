@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch.utils.data import _utils
 
-from drumline.data.batch_maker import BatchMaker, BatchRequest
+from drumline.data.dataset import BatchMaker, BatchRequest
 from drumline.data.workers import BatchProducer, LoadingOptions
 from drumline.errors import TrainingError
 

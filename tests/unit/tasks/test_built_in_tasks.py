@@ -19,8 +19,7 @@ from drumline.config.schema import Config, DataConfig, ModelConfig
 from drumline.errors import UsageError
 from drumline.models import GPT, MiniResNet
 from drumline.tasks import ImageClassification, LanguageModel
-from drumline.tasks.built_in import Synthetic
-from drumline.tasks.task_registry import load_task
+from drumline.tasks.built_in import Synthetic, load_task
 
 SMALL_GPT = ModelConfig(name="gpt", layers=1, heads=2, width=16, context=12)
 IMAGES = Config(data=DataConfig(name="synthetic_images", image_size=8, samples=40, classes=3))

@@ -9,7 +9,7 @@ import pytest
 from drumline.config import PRESETS
 from drumline.errors import UsageError
 from drumline.tasks import ImageClassification, LanguageModel, Task, load_task
-from drumline.tasks.task_registry import BUILT_IN
+from drumline.tasks.built_in import BUILT_IN
 
 
 def test_built_in_names_are_those_of_the_presets() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from drumline.config.schema import DataConfig
-from drumline.data.dataset_registry import BUILDERS, build_dataset
 from drumline.errors import UsageError
+from drumline.tasks.built_in import DATASETS, build_dataset
 
 SETTINGS: dict[str, Any] = {
     "split": "train",
@@ -43,7 +43,7 @@ def test_a_built_in_dataset_tells_what_a_model_needs(name: str, facts: dict[str,
 
 def test_every_built_in_dataset_is_in_the_help() -> None:
     help_text = Path(sys.modules[DataConfig.__module__].__file__ or "").read_text()
-    for name in BUILDERS:
+    for name in DATASETS:
         assert f"`{name}`" in help_text
 
 
