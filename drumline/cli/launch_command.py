@@ -28,6 +28,7 @@ from drumline.launch.ssh.client import ssh_client
 from drumline.launch.ssh.hosts_job import HostsJob, variables_for_ranks, wrong_variables
 from drumline.launch.ssh.hosts_launcher import run_on_hosts
 from drumline.launch.ssh.sync import Sync
+from drumline.launch.startup import default_procs
 from drumline.launch.topology import topology_from
 from drumline.net.secrets import secret_from
 from drumline.terminal import print_message, show
@@ -155,8 +156,6 @@ def _print_nodes(node: NodePlan, program: Program, settings: NodeSettings | None
     if settings is not None and settings.other_names:
         show(f"# with these in the environment: {', '.join(settings.other_names)}")
     if node.num_procs is None:
-        from drumline.launch.node.local import default_procs
-
         node = replace(node, num_procs=default_procs())
     if settings is None or node.num_nodes == 1:
         show(shlex.join(torchrun_command(node, program)), is_data=True)

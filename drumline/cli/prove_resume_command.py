@@ -21,8 +21,8 @@ from drumline.cli import train_command
 from drumline.config import PRESETS, Flags, FlagTable, read_flags, read_layers, resolve
 from drumline.config.schema import Count, Seed
 from drumline.errors import ConfigError, DrumlineError, ExitCode, UsageError
+from drumline.launch.startup import loading
 from drumline.launch.topology import topology_from
-from drumline.launch.torch_import import loading
 from drumline.text import plural
 from drumline.untrusted import make_own_folder
 from drumline.user_code import is_class_spec

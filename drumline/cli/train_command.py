@@ -11,10 +11,9 @@ from pathlib import Path
 from drumline.config import PRESETS, Flags, FlagTable, Layers, check_layers, read_flags, read_layers, resolve
 from drumline.config.schema import Count, CountOrZero
 from drumline.errors import ConfigError, ExitCode, UsageError, did_you_mean
-from drumline.launch.interrupts import INTERRUPTED_EARLY, interruptible
 from drumline.launch.node_plan import TASK_RESTARTS
+from drumline.launch.startup import INTERRUPTED_EARLY, default_procs, interruptible, loading
 from drumline.launch.topology import let_first_rank_report, topology_from
-from drumline.launch.torch_import import loading
 from drumline.terminal import show
 from drumline.user_code import is_class_spec
 
@@ -92,16 +91,13 @@ def settle_before_torch(task: str | None, flags: Flags) -> Layers:
 
 def _start_ranks(flags: Flags, layers: Layers, folder: Path, argv: Sequence[str]) -> int | None:
     """Start several ranks and wait for them; None when one is enough, which is then this process."""
-    num_procs = flags.own.get("procs") or (1 if _wants_cpu(layers) else None)
+    num_procs = flags.own.get("procs") or (1 if _wants_cpu(layers) else default_procs())
     max_restarts = flags.own.get("max-restarts")
     if num_procs == 1 and not max_restarts:
         return None
 
-    from drumline.launch.node.local import default_procs, run_ranks
+    from drumline.launch.node.local import run_ranks
 
-    num_procs = num_procs or default_procs()
-    if num_procs == 1 and not max_restarts:
-        return None
     if max_restarts is None:
         max_restarts = TASK_RESTARTS
     return run_ranks(num_procs, ["train", *argv], max_restarts=max_restarts, run=folder)

@@ -16,9 +16,8 @@ from drumline.engine.run_events import start_clock
 from drumline.engine.run_settings import RunRequest
 from drumline.engine.train import train
 from drumline.errors import ExitCode
-from drumline.launch.interrupts import interrupted
+from drumline.launch.startup import interrupted, load_compiler_late
 from drumline.launch.topology import topology_from
-from drumline.launch.torch_import import load_compiler_late
 from drumline.manager import DDPManager
 from drumline.tasks.built_in import load_task
 from drumline.terminal import print_message

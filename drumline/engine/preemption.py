@@ -29,6 +29,7 @@ from drumline.engine.job import Progress
 from drumline.engine.output import screen
 from drumline.errors import ExitCode, log
 from drumline.launch.spot_notice import Probe, make_probe
+from drumline.launch.startup import SAME_SIGNAL_S
 from drumline.manager import DDPManager
 from drumline.net.sealed_store import SealedStore
 from drumline.terminal import print_message
@@ -38,8 +39,6 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 POLL_S, BUSY_POLL_S = 0.5, 0.05
 # A launcher that ends its ranks mostly kills them 30 seconds after its signal.
 MAX_WAIT_FOR_SAVE_S = 20.0
-# A scheduler may signal a process and its parent, which passes it on: that is one signal, not two.
-SAME_SIGNAL_S = 2.0
 BEFORE_FIRST_STEP = "stopped by {} before the first step; rerun the same command to resume"
 EXITS_WITHOUT_SAVE = (
     "rank {rank} on {host} received {signal} and exits without a save: {who} did not answer",

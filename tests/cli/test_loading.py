@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from drumline.launch.torch_import import loading
+from drumline.launch.startup import loading
 
 
 @pytest.fixture(autouse=True)

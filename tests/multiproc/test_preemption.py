@@ -22,10 +22,11 @@ from drumline.engine import hooks
 from drumline.engine import train as engine
 from drumline.engine.job import Progress, make_manager
 from drumline.engine.loop import Loop
-from drumline.engine.preemption import SAME_SIGNAL_S, Preemption
+from drumline.engine.preemption import Preemption
 from drumline.engine.run_settings import RunRequest
 from drumline.engine.saver import Saver
 from drumline.errors import ExitCode
+from drumline.launch.startup import SAME_SIGNAL_S
 from drumline.metrics.events import read_events
 from tests.jobs import Everything, make_config, train_on
 from tests.ranks import RanksFailed, run_ranks

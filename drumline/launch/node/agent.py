@@ -27,7 +27,6 @@ from torch.distributed.elastic.multiprocessing.api import LogsDest, _terminate_p
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
 from drumline.errors import DrumlineError, ExitCode
-from drumline.launch.interrupts import ENDING_SIGNALS
 from drumline.launch.node.node_rendezvous import NodeRendezvous
 from drumline.launch.node.open_rendezvous import SingleNodeRendezvous
 from drumline.launch.node.supervision import RankOutput, Supervision, failure_time, rank_output
@@ -43,12 +42,11 @@ from drumline.launch.rank_environment import (
     process_start,
     read_failure,
 )
+from drumline.launch.startup import ENDING_SIGNALS, SAME_SIGNAL_S
 from drumline.net.secrets import VARIABLE as SECRET
 from drumline.processes import has_signal, read_status
 from drumline.terminal import print_message
 
-# A shell, a scheduler or `timeout` may send one signal twice.
-SAME_SIGNAL_S = 1.0
 # Ranks of a task that exit with one of these would do so again.
 FINAL_CODES = frozenset({ExitCode.USAGE, ExitCode.PREFLIGHT_FAILED, ExitCode.HANG})
 TASK_RESTART, SCRIPT_RESTART = ("they resume from the newest checkpoint", "the script starts from the beginning")

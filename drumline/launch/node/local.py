@@ -17,13 +17,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drumline.errors import ExitCode
-from drumline.launch.interrupts import ENDING_SIGNALS, INTERRUPTED_EARLY, exit_handler, interrupted, set_handler
 from drumline.launch.node import guard
 from drumline.launch.node.standby import Standby
 from drumline.launch.node.supervision import Supervision
 from drumline.launch.node.watch_folder import SidecarDiagnosis, WatchFolder
 from drumline.launch.node_plan import NodePlan, Program
-from drumline.launch.torch_import import LateModule, loading
+from drumline.launch.startup import (
+    ENDING_SIGNALS,
+    INTERRUPTED_EARLY,
+    default_procs,
+    exit_handler,
+    interrupted,
+    load_torch_quietly,
+    set_handler,
+)
 from drumline.net.interfaces import check_is_own
 from drumline.terminal import print_message
 from drumline.text import signal_name
@@ -32,24 +39,13 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.api import RunResult
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-STORE_LOG = "TORCH_CPP_LOG_LEVEL"
 # All that a task's rank loads before it knows what to do.
 RANK_MODULE = "drumline.cli.train_rank"
-# What torch knows of tensors without data takes a third of its import, and is for compilers.
-TENSOR_RULES = "torch._meta_registrations"
 # Read by torch's agent: the signals that end it and its ranks.
 HANDLED_SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 HANG_ENDED = "the job was stopped; rerun the same command to resume from the newest checkpoint"
 STOPPED = "interrupted; all ranks were stopped"
 STOPPED_EARLY = "stopped before the first step; rerun the same command to resume"
-
-
-def default_procs() -> int:
-    """One rank per GPU, or one on a machine without."""
-    _load_torch_quietly(computes=True)  # when it is one, that will be this process
-    import torch
-
-    return max(1, torch.cuda.device_count())
 
 
 def run_ranks(num_procs: int, arguments: Sequence[str], *, max_restarts: int, run: Path) -> ExitCode:
@@ -89,7 +85,7 @@ def run_node(
 def _run_guarded(
     node: NodePlan, program: Program, log_dir: Path | None, supervision: Supervision, watch: WatchFolder
 ) -> int:
-    _load_torch_quietly(computes=False)
+    load_torch_quietly(computes=False)
     from torch.distributed.elastic.multiprocessing import SignalException
 
     from drumline.launch.node.agent import Preempted
@@ -202,24 +198,8 @@ def standby_for(program: Program, num_procs: int | None, *, at_once: bool) -> St
 
 def load_agent() -> None:
     """Import what a node's agent needs, before there is anything to run: most of the time it takes to start."""
-    _load_torch_quietly(computes=False)
+    load_torch_quietly(computes=False)
     import drumline.launch.node.agent  # noqa: F401
-
-
-def _load_torch_quietly(*, computes: bool) -> None:
-    """PyTorch's store logs a lost connection with a stack of its own code; ours is one sentence. The ranks' log level
-    stays as it was. `computes`: whether this process may come to work on tensors."""
-    if "torch" in sys.modules:
-        return
-    if not computes:
-        sys.modules[TENSOR_RULES] = LateModule(TENSOR_RULES)
-    is_ours = STORE_LOG not in os.environ
-    os.environ.setdefault(STORE_LOG, "ERROR")
-    with loading():
-        import torch.distributed.launcher.api  # noqa: F401
-
-    if is_ours:
-        del os.environ[STORE_LOG]
 
 
 # How they ended

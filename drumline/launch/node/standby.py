@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from drumline.launch.rank_environment import begin_now
-from drumline.launch.torch_import import loading
+from drumline.launch.startup import loading
 
 # The ranks of a start are busy at first, with loading the same.
 AFTER_S = 10.0

@@ -12,12 +12,12 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from drumline.errors import ExitCode
-from drumline.launch.interrupts import interrupted
 from drumline.launch.node.local import STOPPED, exit_code_of
 from drumline.launch.ssh.controller import PREEMPT_SIGNALS, Controller
 from drumline.launch.ssh.hosts_job import HostsJob
 from drumline.launch.ssh.remote import RankFailure
 from drumline.launch.ssh.screen import Screen
+from drumline.launch.startup import interrupted
 from drumline.text import plural
 
 SIGNALS = (signal.SIGINT, signal.SIGHUP, *PREEMPT_SIGNALS)

@@ -8,7 +8,6 @@ import pytest
 
 from drumline.launch.env_file import NodeSettings, node_from_settings, settings_defaults
 from drumline.launch.hosts import Host
-from drumline.launch.interrupts import interrupted
 from drumline.launch.node_plan import (
     NodePlan,
     Program,
@@ -19,6 +18,7 @@ from drumline.launch.node_plan import (
     torchrun_command,
     two_node_command,
 )
+from drumline.launch.startup import interrupted
 
 SETTINGS = NodeSettings(num_nodes=2, node_rank=1, num_procs=4, master_addr="node-a", master_port=29501, timeout_s=60)
 

@@ -1,7 +1,8 @@
-"""How a command imports torch: with the garbage collector off, and without the parts that no step may ever need.
+"""How a command starts: what Ctrl-C does until its ranks run, and how torch is imported.
 
-Modules are some hundred thousand objects that stay to the end; the collector would search them several times while they
-load, now and then during training, and once more at the exit.
+Python's own handler raises KeyboardInterrupt wherever the main thread is. While modules are imported that may be in a
+callback of importlib, which drops it: 8 of 40 interrupts in the first 4 s of `--procs 2` were lost. So until then a
+handler exits at once.
 
 torch loads its compiler (torch._dynamo, 800 modules) at the first call of an optimizer or of DDP, a third of the time
 to the first step, for three things that are known while nothing is compiled: that a function is left out, that a graph
@@ -14,30 +15,115 @@ from __future__ import annotations
 import gc
 import importlib
 import importlib.util
+import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from pathlib import Path
+from types import FrameType, ModuleType
 from typing import Any
 
+from drumline.errors import ExitCode
+from drumline.terminal import paragraph
+
+ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+"""What ends a launcher and its ranks."""
+SAME_SIGNAL_S = 2.0
+"""A scheduler, a shell or `timeout` may signal a process and its parent, which passes it on: within so many seconds
+that is one signal, not two."""
+INTERRUPTED_EARLY = "interrupted before the first step; rerun the same command"
 COMPILER = "torch._dynamo"
 # Where torch keeps the result of leaving a function out.
 DISABLED = "__dynamo_disable"
+# What torch knows of tensors without data takes a third of its import, and is for compilers.
+TENSOR_RULES = "torch._meta_registrations"
+STORE_LOG = "TORCH_CPP_LOG_LEVEL"
 # Programs that search through all modules ask each for names like these; only these two mean that it is used.
 NEEDS_REAL = ("__path__", "__all__")
+Handler = Callable[[int, FrameType | None], object]
+
+
+# Signals
+
+
+def set_handler(number: signal.Signals, handler: Handler | signal.Handlers) -> None:
+    """Unless the signal was ignored when the command began (nohup, a shell's `&`): then it stays ignored."""
+    if signal.getsignal(number) is not signal.SIG_IGN:
+        signal.signal(number, handler)
+
+
+def exit_handler(code: ExitCode, message: str) -> Handler:
+    """A handler for as long as there is nothing to save and nobody to inform."""
+    data = paragraph(message).encode() if message else b""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        if data:
+            os.write(2, data)  # past Python's buffers, which may be in use
+        os._exit(code)
+
+    return end
+
+
+@contextmanager
+def interruptible(message: str) -> Iterator[None]:
+    """For imports that take long."""
+    set_handler(signal.SIGINT, exit_handler(ExitCode.INTERRUPTED, message))
+    try:
+        yield
+    finally:
+        set_handler(signal.SIGINT, signal.default_int_handler)
+
+
+def interrupted(run: Path | None, arguments: Sequence[str]) -> str:
+    """The last line after Ctrl-C. `run`: the run folder, where it is known here; `arguments` of `drumline train`."""
+    again = "rerun the same command without --fresh" if "--fresh" in arguments else "rerun the same command"
+    if run is None:
+        return f"interrupted; {again} to resume from the newest checkpoint, if one was saved"
+    if any((run / "checkpoints").glob("step-*")):
+        return f"interrupted; {again} to resume from the newest checkpoint"
+    return "interrupted before the first save; rerun the same command to start from the beginning"
+
+
+# Importing torch
 
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Import what stays to the end in here: the garbage collector is off, and never looks at it."""
+    """Import what stays to the end in here: the garbage collector is off, and never looks at these modules. It would
+    search their hundred thousands of objects while they load, now and then during training, and at the exit."""
     gc.disable()
     try:
         yield
     finally:
         gc.freeze()
         gc.enable()
+
+
+def load_torch_quietly(*, computes: bool) -> None:
+    """PyTorch's store logs a lost connection with a stack of its own code; ours is one sentence. The ranks' log level
+    stays as it was. `computes`: whether this process may come to work on tensors."""
+    if "torch" in sys.modules:
+        return
+    if not computes:
+        sys.modules[TENSOR_RULES] = LateModule(TENSOR_RULES)
+    is_ours = STORE_LOG not in os.environ
+    os.environ.setdefault(STORE_LOG, "ERROR")
+    with loading():
+        import torch.distributed.launcher.api  # noqa: F401
+
+    if is_ours:
+        del os.environ[STORE_LOG]
+
+
+def default_procs() -> int:
+    """One rank per GPU, or one on a machine without."""
+    load_torch_quietly(computes=True)  # when it is one, that will be this process
+    import torch
+
+    return max(1, torch.cuda.device_count())
 
 
 class LateModule(ModuleType):

@@ -14,7 +14,7 @@ from types import ModuleType
 
 import pytest
 
-from drumline.launch.torch_import import LateModule, load_compiler_late
+from drumline.launch.startup import LateModule, load_compiler_late
 
 
 @pytest.mark.slow
