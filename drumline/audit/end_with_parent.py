@@ -6,13 +6,11 @@ ends its ranks on a SIGTERM; a rank alone ends at once.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
 from collections.abc import Sequence
-
-PR_SET_PDEATHSIG = 1
+from pathlib import Path
 
 
 def ending_with_parent(command: Sequence[str]) -> list[str]:
@@ -24,8 +22,10 @@ def ending_with_parent(command: Sequence[str]) -> list[str]:
 
 
 def main(parent: str, *command: str) -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != int(parent):  # it has died in between
+    sys.path.append(str(Path(__file__).parents[2]))  # this process has no path to the package
+    from drumline.processes import end_with_parent
+
+    if not end_with_parent(int(parent)):
         sys.exit(128 + signal.SIGTERM)
     os.execvp(command[0], command)  # noqa: S606 - the same command, without a shell
 

@@ -10,12 +10,10 @@ whatever is left.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import logging
 import os
 import select
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -28,10 +26,9 @@ from drumline.launch.node.supervision import Supervision
 from drumline.launch.node_plan import NodePlan, Program
 from drumline.launch.rank_environment import RESTARTED, ScriptWatch
 from drumline.net.frames import MAX_PIPE_BYTES, FrameReader, FrameWriter, encode
-from drumline.processes import descendants
+from drumline.processes import descendants, end_with_parent
 from drumline.untrusted import open_append
 
-PR_SET_PDEATHSIG = 1
 # How often an agent that waits checks whether another of its ranks may load.
 FILL_S = 1.0
 
@@ -91,8 +88,7 @@ class AgentProcess:
 
 
 def main(fd: int, supervisor: int) -> int:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != supervisor:  # it was gone already
+    if not end_with_parent(supervisor):
         return 1
     os.set_inheritable(fd, False)
     logging.disable(logging.CRITICAL)  # ours is better than what torch's agent logs
