@@ -30,10 +30,9 @@ from drumline.data.resident import make_resident
 from drumline.data.sharding import Sharding
 from drumline.data.workers import LoadingOptions
 from drumline.distributed import determinism, group
-from drumline.distributed.agree import check_same, check_same_weights
-from drumline.distributed.collectives import all_sum
-from drumline.distributed.device import choose_backend, choose_device
+from drumline.distributed.collectives import all_sum, check_same, check_same_weights
 from drumline.distributed.failure import Failure, claim_failure, summary
+from drumline.distributed.group import choose_backend, choose_device
 from drumline.distributed.start.rank_facts import rank_facts
 from drumline.distributed.start.rank_rendezvous import Rendezvous
 from drumline.distributed.wrap import small_batch_warning, unwrap_model, wrap_model

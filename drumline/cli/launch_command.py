@@ -18,7 +18,7 @@ from drumline.cli.launch_flags import GROUPS, OWN_FLAGS, wrong_flags, wrong_targ
 from drumline.cli.launch_request import LaunchRequest, launch_folder
 from drumline.cli.train_command import run_name
 from drumline.config import read_flags
-from drumline.config.values import SWITCHES
+from drumline.config.fields import SWITCHES
 from drumline.errors import ConfigError, ExitCode, UsageError
 from drumline.launch.env_file import NodeSettings, node_from_settings, read_env_file, settings_defaults
 from drumline.launch.hosts import Host, hosts_from_file, hosts_from_flag, least_nodes, spares_from_flag

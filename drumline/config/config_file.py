@@ -11,10 +11,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from drumline.config.fields import FIELDS, SECTIONS, values_of
-from drumline.config.layer import Layer, Setting, check_layer
+from drumline.config.fields import FIELDS, SECTIONS, show, values_of
+from drumline.config.flags import Layer, Setting, check_layer
 from drumline.config.schema import Config
-from drumline.config.values import show
 from drumline.errors import did_you_mean
 from drumline.untrusted import TEXT_BYTES, parse_toml, read_regular
 

@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from drumline.config.fields import FIELDS, SECTIONS, docs
+from drumline.config.fields import FIELDS, SECTIONS, describe, docs, show
 from drumline.config.flags import FlagTable
 from drumline.config.presets import PRESETS
-from drumline.config.values import describe, show
 
 MIN_WIDTH, MAX_WIDTH = 64, 100
 DOC_INDENT = 6

@@ -6,16 +6,15 @@ Two stages, because a task of the user's own imports torch: `check_layers` finds
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from drumline.config.config_file import read_file
 from drumline.config.fields import FIELDS, SECTIONS
-from drumline.config.flags import Flags
-from drumline.config.layer import EXCLUSIVE_PAIRS, SCHEMA_DEFAULT, Layer, Setting, check_layer
-from drumline.config.rules import broken_rules
+from drumline.config.flags import EXCLUSIVE_PAIRS, SCHEMA_DEFAULT, Flags, Layer, Setting, check_layer, evidence
 from drumline.config.schema import Config
 from drumline.errors import ConfigError
 
@@ -107,3 +106,141 @@ def _build(settled: Mapping[str, Setting]) -> Config:
             value = settled[path].value
         values[section][name] = value
     return Config(**{section: cls(**values[section]) for section, cls in SECTIONS.items()})
+
+
+# Settings that are valid one by one but not together
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`is_broken` takes the values of `fields`, in that order."""
+
+    fields: tuple[str, ...]
+    is_broken: Callable[..., bool]
+    message: str
+
+
+WEB_ADDRESS = re.compile(r"https?://(\[[^]]+\]|[^][/:@?#]+)(:\d+)?([/?#]|$)")
+RULES = (
+    Rule(
+        ("train.epochs", "train.steps"),
+        lambda epochs, steps: epochs is None and steps is None,
+        "the length of the run is not set; give --train.epochs or --train.steps",
+    ),
+    Rule(
+        ("train.batch_size", "train.batch_size_per_rank"),
+        lambda whole, per_rank: whole is None and per_rank is None,
+        "the batch size is not set; give --train.batch_size or --train.batch_size_per_rank",
+    ),
+    Rule(
+        ("train.accumulate", "train.batch_size"),
+        lambda accumulate, batch: batch is not None and accumulate > batch,
+        "a batch cannot be cut into more micro-batches than it has samples",
+    ),
+    Rule(
+        ("train.accumulate", "train.batch_size_per_rank"),
+        lambda accumulate, batch: batch is not None and accumulate > batch,
+        "a rank's batch cannot be cut into more micro-batches than it has samples",
+    ),
+    Rule(
+        ("train.accumulate", "train.micro_batch_size"),
+        lambda accumulate, size: accumulate > 1 and size is not None,
+        "train.accumulate sets the number of micro-batches, train.micro_batch_size their size: give one of them",
+    ),
+    Rule(
+        ("train.shards", "train.batch_size", "train.exact"),
+        lambda shards, batch, exact: exact == "elastic" and batch is not None and shards > batch,
+        "a batch cannot be cut into more shards than it has samples",
+    ),
+    Rule(
+        ("train.exact", "dist.sync_batchnorm"),
+        lambda exact, sync: exact == "elastic" and sync,
+        "in the elastic mode batch statistics belong to the shard, not to the ranks",
+    ),
+    Rule(
+        ("train.exact", "dist.broadcast_buffers"),
+        lambda exact, broadcast: exact == "elastic" and not broadcast,
+        "in the elastic mode every rank needs the same buffers",
+    ),
+    Rule(
+        ("train.step", "train.exact"),
+        lambda step, exact: exact == "elastic" and step != "eager",
+        "the elastic mode computes shard by shard, operation by operation: it needs --train.step eager",
+    ),
+    Rule(
+        ("train.step", "train.deterministic"),
+        lambda step, deterministic: deterministic and step == "auto",
+        "auto chooses by measured time, so its choice may change between runs; with --train.deterministic name a step",
+    ),
+    Rule(
+        ("train.step", "dist.device"),
+        lambda step, device: device == "cpu" and step in ("graph", "compiled_graph"),
+        "CUDA graphs need a GPU; give --train.step eager or compile for the CPU",
+    ),
+    Rule(
+        ("train.cudnn_benchmark", "train.deterministic"),
+        lambda benchmark, deterministic: benchmark and deterministic,
+        "cuDNN's search goes by measured time, so it may find another kernel in each run",
+    ),
+    Rule(
+        ("optim.scale_lr", "train.batch_size_per_rank"),
+        lambda scale, per_rank: scale != "none" and per_rank is None,
+        "the rate is scaled only where the batch grows with the world size: optim.scale_lr needs "
+        "train.batch_size_per_rank",
+    ),
+    Rule(
+        ("optim.warmup_steps", "train.steps"),
+        lambda warmup, steps: steps is not None and warmup > steps,
+        "the warm-up is longer than the run",
+    ),
+    Rule(
+        ("optim.nesterov", "optim.momentum", "optim.name"),
+        lambda nesterov, momentum, name: name == "sgd" and nesterov and momentum == 0,
+        "Nesterov's form needs momentum; give --no-optim.nesterov or a momentum above 0",
+    ),
+    Rule(
+        ("optim.betas", "optim.name"), lambda betas, name: name == "adamw" and 1.0 in betas, "adamw needs betas below 1"
+    ),
+    Rule(
+        ("model.heads", "model.width", "model.name"),
+        lambda heads, width, name: name == "gpt" and width % heads != 0,
+        "the heads must divide the width",
+    ),
+    Rule(
+        ("dist.backend", "dist.device"),
+        lambda backend, device: backend == "nccl" and device == "cpu",
+        "NCCL works between GPUs only; give --dist.backend gloo (or auto) for the CPU",
+    ),
+    Rule(
+        ("dist.sync_batchnorm", "dist.device"),
+        lambda sync, device: sync and device == "cpu",
+        "torch has no synchronized BatchNorm for the CPU",
+    ),
+    Rule(
+        ("dist.static_graph", "dist.find_unused_parameters"),
+        lambda static, unused: static and unused,
+        "a static graph uses the same parameters in every step, so there are no unused ones to find",
+    ),
+    Rule(
+        ("watch.notice",),
+        lambda notice: notice is not None and "://" in notice and not WEB_ADDRESS.match(notice),
+        "watch.notice is a file, http://HOST/PATH or https://HOST/PATH (without a name or password), or "
+        "path/to/file.py:function",
+    ),
+    Rule(
+        ("watch.notice",),
+        lambda notice: notice is not None and bool(re.search(r"\.py(?!:[^\W\d]\w*$)(:|$)", notice)),
+        "the function is missing: write path/to/file.py:function",
+    ),
+)
+
+
+def broken_rules(settled: Mapping[str, Setting], *, besides: Collection[str]) -> Iterator[str]:
+    """A message for each broken rule, of those whose fields all have a value and are not in `besides`."""
+    for rule in RULES:
+        if not all(path in settled and path not in besides for path in rule.fields):
+            continue
+        involved = [settled[path] for path in rule.fields]
+        if rule.is_broken(*(setting.value for setting in involved)):
+            values = evidence(involved)
+            yield f"{rule.message}: {values}" if values else rule.message

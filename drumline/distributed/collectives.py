@@ -1,4 +1,4 @@
-"""What ranks send each other besides gradients: small sums, JSON, and a checkpoint's tensors. No pickle.
+"""What ranks send each other besides gradients: sums, JSON, a checkpoint's tensors, values to compare. No pickle.
 
 Every function here is collective: all ranks call it, in the same order. One rank alone, in a group or not, sends
 nothing, and does not wait for its device.
@@ -10,9 +10,14 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import blake3
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+
+from drumline.distributed.tensor_hash import hash_tensors
+from drumline.errors import PreflightError
+from drumline.text import by_rank
 
 
 def all_sum(tensor: Tensor) -> Tensor:
@@ -70,6 +75,42 @@ def broadcast_tensors(tensors: Mapping[str, Tensor] | None, *, device: torch.dev
         dist.broadcast(buffer.reshape(-1).view(torch.uint8), 0)  # as bytes: not every backend knows every type
         received[name] = buffer.cpu()
     return received
+
+
+def check_same(values: Mapping[str, Any], *, host: str, device: torch.device, next_step: str) -> None:
+    """Collective: raise on every rank if any of these (JSON) values differs between ranks."""
+    digest = blake3.blake3(json.dumps(values, sort_keys=True).encode()).digest(16)
+    digests = gather_tensors(torch.frombuffer(bytearray(digest), dtype=torch.uint8), device=device)
+    if all(torch.equal(one, digests[0]) for one in digests):
+        return
+    everyone = gather_json({"host": host, "values": dict(values)}, device=device)
+    hosts = [one["host"] for one in everyone]
+    for name in dict.fromkeys(name for one in everyone for name in one["values"]):
+        found = [one["values"].get(name) for one in everyone]
+        if any(value != found[0] for value in found):
+            raise PreflightError(f"ranks differ in {name}: {by_rank(found, hosts)}", next_step=next_step)
+
+
+def check_same_weights(model: nn.Module, *, host: str, device: torch.device) -> None:
+    """Collective: raise on every rank if the models do not start from the same bits, naming the first difference."""
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    next_step = "build the model after the seed is set and from the same settings on every rank"
+    check_same(
+        {"the model's tensors": {name: list(tensor.shape) for name, tensor in tensors.items()}},
+        host=host,
+        device=device,
+        next_step=next_step,
+    )
+    digests = gather_tensors(hash_tensors(list(tensors.values()), device), device=device)
+    for position, name in enumerate(tensors):
+        found = [int(one[position]) for one in digests]
+        if any(value != found[0] for value in found):
+            hosts = gather_json(host, device=device)
+            shown = [f"{value & (2**64 - 1):016x}" for value in found]
+            raise PreflightError(
+                f"ranks start from different weights; first difference in {name}: {by_rank(shown, hosts)}",
+                next_step=next_step,
+            )
 
 
 def _is_alone() -> bool:

@@ -25,8 +25,7 @@ from drumline.data.evaluation_loader import EvaluationLoader
 from drumline.data.loader import AnyLoader
 from drumline.data.sharding import Cursor
 from drumline.data.stream_loader import StreamLoader
-from drumline.distributed.agree import check_same
-from drumline.distributed.collectives import gather_json
+from drumline.distributed.collectives import check_same, gather_json
 from drumline.distributed.determinism import machine_facts
 from drumline.distributed.wrap import LiveBuffers, gains_from_channels_last, has_batchnorm, unwrap_model
 from drumline.engine.optimizer import make_optimizer, peak_rate

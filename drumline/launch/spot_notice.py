@@ -1,7 +1,7 @@
 """Spot notices: how the owner of a machine (a spot market, a cluster's own scripts) says that it will be taken back.
 
 A probe is called again and again; it returns the text of the notice, or None. Nothing is read or reached before a run
-calls it: `config/rules.py` checks that a setting has the right form.
+calls it: `config/resolve.py` checks that a setting has the right form.
 """
 
 from __future__ import annotations

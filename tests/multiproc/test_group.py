@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from drumline.distributed import agree, collectives, determinism, group
+from drumline.distributed import collectives, determinism, group
 from drumline.errors import PreflightError
 from drumline.launch.topology import Topology, topology_from
 from tests.ports import listening_addresses
@@ -66,7 +66,7 @@ def test_with_no_group_collectives_act_on_one_rank() -> None:
 def differ() -> str:
     topology = join()
     try:
-        agree.check_same(
+        collectives.check_same(
             {"torch": 1, "config": {"lr": 0.1 * (topology.rank == 1)}}, host="h", device=CPU, next_step="look"
         )
     except PreflightError as error:
@@ -91,7 +91,7 @@ def weights_differ(where: str) -> str:
     if where == "shape" and topology.rank == 1:
         model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     try:
-        agree.check_same_weights(model, host=f"node-{topology.rank}", device=CPU)
+        collectives.check_same_weights(model, host=f"node-{topology.rank}", device=CPU)
     except PreflightError as error:
         return str(error)
     return "no error"

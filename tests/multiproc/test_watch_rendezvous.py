@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from drumline.distributed.start import decision
+from drumline.distributed.start import rank_store
 from drumline.distributed.start.rank_rendezvous import Rendezvous, join_rendezvous
 from drumline.distributed.start.rank_store import open_store
 from drumline.errors import PreflightError
@@ -73,7 +73,7 @@ def watched(open_folder: Path, memory: Path) -> dict[str, Any]:
     me, found = Rank(), {}
     watch_folder.MEMORY = memory  # others use the real one at the same time
     # How long rank 0 waits for ranks to read an error that are not there; all else takes no time.
-    decision.READ_S = watch_rendezvous.GRACE_S = 0.3
+    rank_store.READ_S = watch_rendezvous.GRACE_S = 0.3
 
     found["one node"] = facts(me.watch(me.join("one node")))
 

@@ -14,16 +14,24 @@ import secrets
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import blake3
 
-from drumline.distributed.start.decision import Decision, announce, follow, is_announced, wait_for
 from drumline.distributed.start.fact_differences import Facts, check_differences
-from drumline.distributed.start.rank_nodes import RankPlace, group_by_node, outward_address, this_machine
+from drumline.distributed.start.rank_store import Decision, announce, follow, is_announced, wait_for
 from drumline.errors import PreflightError
 from drumline.launch.topology import Topology
 from drumline.net.dial import FIRST_NOTICE_S, WaitNotice
+from drumline.net.interfaces import (
+    GLOO_VARIABLE,
+    NCCL_VARIABLE,
+    gloo_interface,
+    interface_towards,
+    interfaces,
+    nccl_interface,
+)
 from drumline.net.sealed_store import SealedStore, check_secret, document
 from drumline.net.secrets import VARIABLE, KeyPair, new_secret
 from drumline.terminal import print_message
@@ -31,6 +39,8 @@ from drumline.text import named_ranks, number_ranges
 
 FIRST_POLL_S, LAST_POLL_S = 0.01, 0.2
 GRACE_S = 2.0  # what rank 0 finds at its deadline is better reported than what each other rank does at its own
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+PROCESSES = Path("/proc/self/ns/pid")
 CURRENT, JOINED = "rendezvous", "joined"
 CARD: dict[str, type] = {"name": str, "host": str, "machine": str, "local_rank": int, "digest": str}
 
@@ -296,3 +306,64 @@ def _node_name(node: int, hosts: Mapping[int, str], topology: Topology) -> str:
     size = topology.local_world_size
     known = [hosts[rank] for rank in range(node * size, (node + 1) * size) if rank in hosts]
     return known[0] if known else f"node {node}"
+
+
+# Which ranks share a node, and by which address others reach it. A host's name alone does not show that: containers
+# on two machines may have the same one, and two launchers on one machine do. So ranks are grouped by the machine (and
+# process namespace) that they see, then each group is split by its local ranks.
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """Where a rank runs."""
+
+    host: str
+    machine: str
+    local_rank: int
+
+
+def this_machine() -> str:
+    """The same for two processes if they see each other in /proc."""
+    try:
+        return f"{BOOT.read_text(encoding='utf-8').strip()}/{PROCESSES.stat().st_ino}"
+    except OSError:  # not Linux, or hidden: then the host's name must do
+        return ""
+
+
+def outward_address(environment: Mapping[str, str], master_addr: str) -> str | None:
+    """This host's address on the network that a variable names for the backend, else on the one that leads to rank 0's
+    store. None: that store is on this host."""
+    found = interfaces()
+    if environment.get(GLOO_VARIABLE):
+        one = gloo_interface(found, environment)
+    elif environment.get(NCCL_VARIABLE):
+        one = nccl_interface(found, environment)
+    else:
+        one = interface_towards(found, master_addr)
+    return None if one is None else one.address
+
+
+def group_by_node(places: Mapping[int, RankPlace]) -> list[tuple[int, ...]]:
+    """The ranks of each node, that with the lowest local rank first. Nodes are in the order of their lowest ranks."""
+    machines: dict[tuple[str, str], list[int]] = {}
+    for rank, one in sorted(places.items()):
+        machines.setdefault((one.host, one.machine), []).append(rank)
+    nodes = [node for ranks in machines.values() for node in _split(ranks, places)]
+    return sorted(nodes, key=min)
+
+
+def _split(ranks: list[int], places: Mapping[int, RankPlace]) -> list[tuple[int, ...]]:
+    """Ranks of one machine: as many nodes as there are ranks with its lowest local rank."""
+    by_local: dict[int, list[int]] = {}
+    for rank in ranks:
+        by_local.setdefault(places[rank].local_rank, []).append(rank)
+    lowest = min(by_local)
+    nodes = {first: [first] for first in by_local.pop(lowest)}
+    # torchrun numbers a node's ranks consecutively; srun may distribute them round robin.
+    first_of = {rank: rank - places[rank].local_rank + lowest for rank in ranks}
+    are_consecutive = set(first_of.values()) <= nodes.keys()
+    firsts = list(nodes)
+    for _, same in sorted(by_local.items()):
+        for position, rank in enumerate(same):
+            nodes[first_of[rank] if are_consecutive else firsts[position % len(firsts)]].append(rank)
+    return [tuple(node) for node in nodes.values()]

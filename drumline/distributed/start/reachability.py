@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
 
-from drumline.distributed.start.decision import agree
 from drumline.distributed.start.rank_rendezvous import Rendezvous
+from drumline.distributed.start.rank_store import agree
 from drumline.errors import PreflightError, as_list, log
 from drumline.launch.topology import Topology
 from drumline.net.dial import ProbeListener, ProbeTarget, probe_hosts

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from drumline.distributed.start.decision import agree
 from drumline.distributed.start.rank_rendezvous import GRACE_S, Rendezvous
+from drumline.distributed.start.rank_store import agree
 from drumline.errors import PreflightError
 from drumline.launch.rank_environment import sidecar_secret
 from drumline.launch.topology import Topology

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from drumline.config import PRESETS
-from drumline.config.fields import FIELDS, SECTIONS, docs
+from drumline.config.fields import FIELDS, SECTIONS, describe, docs
 from drumline.config.help import render_entry, render_help
-from drumline.config.values import describe
 
 
 def one_line(text: str) -> str:

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from drumline.config.fields import FIELDS, annotation_of
-from drumline.config.values import Mismatch, describe, from_text, from_value
+from drumline.config.fields import FIELDS, Mismatch, annotation_of, describe, from_text, from_value
 
 ACCEPTED_TEXT = [
     ("model.blocks", "3", 3),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from drumline.config import PRESETS, Layers, check_layers, read_flags, read_layers, resolve
-from drumline.config.rules import RULES
+from drumline.config.resolve import RULES
 from drumline.config.schema import Config
 from drumline.errors import ConfigError, ExitCode
 

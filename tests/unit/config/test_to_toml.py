@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 
 from drumline.config import PRESETS, read_flags, read_layers, resolve
 from drumline.config.config_file import to_toml
-from drumline.config.fields import FIELDS, SECTIONS, values_of
-from drumline.config.layer import EXCLUSIVE_PAIRS
-from drumline.config.rules import RULES
+from drumline.config.fields import FIELDS, SECTIONS, UNIONS, values_of
+from drumline.config.flags import EXCLUSIVE_PAIRS
+from drumline.config.resolve import RULES
 from drumline.config.schema import Bounds, Config, ModelConfig, TrainConfig
-from drumline.config.values import UNIONS
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)

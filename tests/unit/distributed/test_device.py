@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from drumline.distributed.device import choose_device, nccl_gpu
+from drumline.distributed.group import choose_device, nccl_gpu
 from drumline.distributed.start.rank_rendezvous import join_rendezvous
 from drumline.errors import PreflightError
 from drumline.launch.topology import Topology

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from drumline.distributed.start.rank_nodes import RankPlace, group_by_node, outward_address, this_machine
+from drumline.distributed.start.rank_rendezvous import RankPlace, group_by_node, outward_address, this_machine
 from drumline.errors import PreflightError
 from drumline.launch.node import watch_folder
 from drumline.net.interfaces import interfaces
@@ -46,7 +46,7 @@ def test_ranks_that_see_each_other_make_up_a_node(places: dict[int, RankPlace], 
 def test_this_machine_is_told_by_what_it_sees(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(this_machine()) > 36
     assert this_machine() == this_machine()
-    monkeypatch.setattr("drumline.distributed.start.rank_nodes.BOOT", Path("/nowhere"))
+    monkeypatch.setattr("drumline.distributed.start.rank_rendezvous.BOOT", Path("/nowhere"))
     assert this_machine() == ""
 
 
