@@ -24,7 +24,7 @@ from benchmarks.in_memory import MINI_RESNET, WORK, InMemoryTask
 from benchmarks.ways.ours import engine_steps
 from drumline.data.ledger import Ledger
 from drumline.data.sharding import Cursor, Sharding, plan_epoch
-from drumline.engine.ledger_file import LedgerFile
+from drumline.engine.saver import LedgerFile
 from drumline.manager import DDPManager
 
 NAME = MINI_RESNET

@@ -25,11 +25,7 @@ import torch  # noqa: E402
 from benchmarks.ranks import start_ranks  # noqa: E402
 from drumline.config.schema import Config, DataConfig, ModelConfig  # noqa: E402
 from drumline.data.dataset import fingerprint  # noqa: E402
-from drumline.distributed.collectives import (  # noqa: E402
-    check_same,
-    check_same_weights,  # noqa: E402
-    gather_json,  # noqa: E402
-)
+from drumline.distributed.collectives import check_same, check_same_weights, gather_json  # noqa: E402
 from drumline.distributed.determinism import seed_shared  # noqa: E402
 from drumline.distributed.start.rank_facts import rank_facts  # noqa: E402
 from drumline.distributed.start.rank_rendezvous import join_rendezvous  # noqa: E402

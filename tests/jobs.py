@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from drumline.checkpoint import catalog, store
 from drumline.config.schema import CheckpointConfig, Config, DataConfig, LogConfig, OptimConfig, TrainConfig
 from drumline.engine.job import Progress, make_manager
-from drumline.engine.run_settings import RunRequest
+from drumline.engine.run_context import RunRequest
 from drumline.engine.train import train
 from drumline.tasks.base import Loss, Task
 from tests.ranks import run_ranks

@@ -20,10 +20,9 @@ from drumline.data.sharding import Cursor, plan_epoch
 from drumline.data.steps import MicroBatch, Step
 from drumline.distributed.determinism import seed_shared
 from drumline.engine.job import Job, Progress, build_job
-from drumline.engine.ledger_file import LedgerFile
 from drumline.engine.loop import Loop
-from drumline.engine.run_context import RunContext
-from drumline.engine.run_settings import RunRequest
+from drumline.engine.run_context import RunContext, RunRequest
+from drumline.engine.saver import LedgerFile
 from drumline.engine.steps.choice import make_step
 from drumline.engine.train import train
 from drumline.manager import DDPManager

@@ -11,9 +11,9 @@ from drumline.config import PRESETS, Layers, resolve
 from drumline.distributed.failure import summary
 from drumline.engine.failure_report import report_failure
 from drumline.engine.job import Progress, make_manager
+from drumline.engine.output import start_clock
 from drumline.engine.preemption import Preemption
-from drumline.engine.run_events import start_clock
-from drumline.engine.run_settings import RunRequest
+from drumline.engine.run_context import RunRequest
 from drumline.engine.train import train
 from drumline.errors import ExitCode
 from drumline.launch.startup import interrupted, load_compiler_late

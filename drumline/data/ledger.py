@@ -2,7 +2,7 @@
 
 The training loop adds every step; consecutive steps that each move on by one global batch are one entry of five
 numbers. An epoch is one entry, or two when its last batch is short. Before each save rank 0 writes down the entries of
-all ranks (`engine/ledger_file.py`); `drumline verify` replays them. (The samples of a stream are assigned round-robin,
+all ranks (`engine/saver.py`); `drumline verify` replays them. (The samples of a stream are assigned round-robin,
 so there an entry states how many of a global batch a rank had, not which.)
 """
 

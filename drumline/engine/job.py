@@ -28,9 +28,8 @@ from drumline.data.stream_loader import StreamLoader
 from drumline.distributed.collectives import check_same, gather_json
 from drumline.distributed.determinism import machine_facts
 from drumline.distributed.wrap import LiveBuffers, gains_from_channels_last, has_batchnorm, unwrap_model
-from drumline.engine.optimizer import make_optimizer, peak_rate
+from drumline.engine.optimizer import FiniteSteps, make_optimizer, peak_rate
 from drumline.engine.steps.cuda_graph import CAPTURING, CapturedStep, leave_default_stream
-from drumline.engine.steps.finite import FiniteSteps
 from drumline.errors import UsageError, log
 from drumline.manager import DDPManager
 from drumline.metrics.meters import Meter, check_names

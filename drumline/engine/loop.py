@@ -5,13 +5,12 @@ from __future__ import annotations
 from drumline.data.steps import Step
 from drumline.distributed.group import collective_counter
 from drumline.engine import hooks
-from drumline.engine.ledger_file import LedgerFile
 from drumline.engine.non_finite import NonFinite
-from drumline.engine.notices import WatchNotices
 from drumline.engine.optimizer import rate_factor, set_rate
+from drumline.engine.output import WatchNotices
 from drumline.engine.preemption import Preemption
 from drumline.engine.run_context import RunContext
-from drumline.engine.saver import Saver
+from drumline.engine.saver import LedgerFile, Saver
 from drumline.engine.steps.eager import AnyStep
 from drumline.engine.trace import TracedStep
 from drumline.watch.heartbeat import DATA, Phase

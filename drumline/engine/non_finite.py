@@ -1,6 +1,6 @@
 """`--train.on_nan`: what the loop does about steps that were not finite, and how it finds where that began.
 
-Steps are counted on the device (`steps/finite`). The loop reads the count where it waits for the device anyway: with a
+Steps are counted on the device (`FiniteSteps`). The loop reads the count where it waits for the device anyway: with a
 log line, and before replicas are compared or saved. After the first such step all ranks run its batch once more and
 check the output of every module.
 """
@@ -20,8 +20,8 @@ from drumline.checkpoint.state import capture
 from drumline.data.loader import Loader
 from drumline.distributed.collectives import all_sum, gather_json
 from drumline.engine.job import Job
+from drumline.engine.optimizer import largest
 from drumline.engine.run_context import RunContext
-from drumline.engine.steps.finite import largest
 from drumline.engine.steps.warm_up import dry_run
 from drumline.errors import NonFiniteError, Place
 

@@ -1,4 +1,5 @@
-"""Where a rank's output goes: its event file, its log file, and the user's screen.
+"""What a rank reports, and where to: its event file, its log file and the user's screen; the events at the start and at
+the end of a run; and what the sidecars noticed.
 
 Rank 0 shows the run on the screen. The other ranks write to log files of their own; the screen is kept for a failure.
 """
@@ -8,19 +9,27 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TextIO
+from typing import Any, Literal, TextIO
 
+from drumline.checkpoint.retention import best
 from drumline.config.schema import LogConfig
+from drumline.data.sharding import Cursor, plan_step
+from drumline.engine.run_context import RunContext
 from drumline.engine.run_folder import RunFolder
 from drumline.errors import log
+from drumline.launch.node_plan import resume_command, two_node_command
+from drumline.launch.rank_environment import command_start, now, process_start
 from drumline.manager import DDPManager
 from drumline.metrics.display import Display, PlainDisplay
 from drumline.metrics.events import EventLog, Reporter, Sink
+from drumline.metrics.json_lines import parse_line
 from drumline.metrics.tensorboard import TensorBoard
 from drumline.untrusted import APPEND, descriptor_of, open_log
+from drumline.watch.sidecar.sidecar_reporter import NOTICES
 
 _screen: TextIO | None = None
 
@@ -87,3 +96,135 @@ def make_display(mode: Literal["auto", "live", "plain", "none"], stream: TextIO)
 
     live = LiveDisplay(stream)
     return live if mode == "live" or live.can_animate else PlainDisplay(stream)
+
+
+@dataclass
+class StartClock:
+    """Divides the time from the command to the end of the first step into parts: each stage of the start marks its end.
+    No later step pays for it."""
+
+    began: float = field(default_factory=now)
+    since: str = "rank"
+    """What began then: the `command`, or only this `rank`."""
+    parts: dict[str, float] = field(default_factory=dict)
+    """Seconds by name, in the order of the run."""
+
+    def mark(self, part: str) -> None:
+        """All time since the last mark belongs to this part."""
+        past = sum(self.parts.values())
+        self.parts[part] = self.parts.get(part, 0.0) + now() - self.began - past
+
+    def report(self, reporter: Reporter, *, step: int) -> None:
+        """After the first step, once the device has finished it."""
+        self.mark("first step")
+        seconds = sum(self.parts.values())
+        reporter.report("first_step", step=step, seconds=seconds, since=self.since, parts=self.parts)
+
+
+def start_clock(environment: Mapping[str, str], *, is_alone: bool) -> StartClock:
+    """The clock of this rank, once all that it needs is loaded. `is_alone`: this process is the command."""
+    own = process_start()
+    start = own if is_alone else command_start(environment)
+    clock = StartClock(own if start is None else start, "rank" if start is None else "command")
+    if clock.began < own:
+        clock.parts["launcher"] = own - clock.began
+    clock.mark("python and torch")
+    return clock
+
+
+def report_start(context: RunContext) -> None:
+    request, job = context.request, context.job
+    train, world_size, per_epoch = request.config.train, job.ddp.world_size, job.loader.steps_per_epoch
+    context.reporter.report(
+        "start",
+        task=request.task,
+        run=str(request.run),
+        world_size=world_size,
+        device=str(job.ddp.device.type),
+        backend=job.ddp.backend,
+        model_parameters=sum(parameter.numel() for parameter in job.model.parameters()),
+        train_samples=job.loader.num_samples,
+        eval_samples=0 if job.eval_loader is None else job.eval_loader.num_samples,
+        batch_size=job.batch.size,
+        batch_size_per_rank=job.batch.size / world_size,
+        accumulate=len(plan_step(Cursor(), length=job.batch.size, sharding=job.loader.sharding).spans),
+        shards=train.shards if train.exact == "elastic" else None,
+        precision=train.precision,
+        lr=job.peak_lr,
+        epochs=train.epochs or (per_epoch and -(-context.total_steps // per_epoch)),
+        total_steps=context.total_steps,
+    )
+
+
+def report_end(context: RunContext, notices: WatchNotices) -> None:
+    request, job, ddp = context.request, context.job, context.job.ddp
+    throughput = context.throughput
+    notices.report(context.reporter)
+    # On several nodes the command to resume with is the launcher's, which a rank does not know.
+    is_one_node = ddp.world_size == ddp.local_world_size
+    two_nodes = two_node_command(request.task, request.command, procs=ddp.local_world_size)
+    context.reporter.report(
+        "end",
+        step=context.progress.step,
+        epoch=context.epoch,
+        seconds=throughput.seconds_since_start(),
+        samples_per_s=throughput.samples_per_s,
+        data_share=min(1.0, job.loader.waited_s / max(throughput.seconds, 1e-9)),
+        metrics=context.metrics,
+        best_step=best(
+            context.folder.checkpoints, metric=job.task.best_metric, higher_is_better=job.task.higher_is_better
+        ),
+        stragglers=notices.stragglers,
+        run=str(request.run),
+        resume_command=resume_command(request.command, procs=ddp.world_size) if is_one_node else None,
+        two_node_command=two_nodes if is_one_node else None,
+    )
+
+
+class WatchNotices:
+    """Reports what the sidecars noticed (stragglers, stalls, recoveries). Their leader appends to a file in the watch
+    folder; rank 0 looks there with each log line, which costs it one `stat`."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._file = None if folder is None else folder / NOTICES
+        if self._file is not None:
+            with suppress(OSError):
+                self._file.touch()  # where it exists, the sidecar does not print
+        self._read = 0
+        self._slow: dict[tuple[Any, Any], str] = {}
+
+    @property
+    def stragglers(self) -> list[str]:
+        """Of the whole run: the latest notice about each rank or host."""
+        return list(self._slow.values())
+
+    def report(self, reporter: Reporter) -> None:
+        """Report what is new."""
+        for notice in self._new():
+            kind, rank, host = notice["kind"], notice.get("rank"), notice.get("host")
+            if kind == "recovery":
+                reporter.report("note", message=notice["message"])
+            elif kind in ("straggler", "stall"):
+                reporter.report(kind, message=notice["message"], about_rank=rank, about_host=host)
+            if kind == "straggler":
+                self._slow[host, rank] = str(notice.get("what", ""))
+
+    def _new(self) -> list[dict[str, Any]]:
+        if self._file is None:
+            return []
+        try:
+            if self._file.stat().st_size <= self._read:
+                return []
+            with self._file.open("rb") as file:
+                file.seek(self._read)
+                text = file.read()
+        except OSError:
+            return []
+        whole = text[: text.rfind(b"\n") + 1]  # the rest is being written
+        self._read += len(whole)
+        found = (parse_line(line) for line in whole.splitlines())
+        return [
+            notice
+            for notice in found
+            if notice is not None and all(isinstance(notice.get(name), str) for name in ("kind", "message"))
+        ]

@@ -11,6 +11,7 @@ Only the rank process of `drumline train` listens; in a user's own loop signals 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import signal
@@ -27,6 +28,8 @@ from drumline.distributed.failure import FIRST
 from drumline.distributed.stop_vote import StopVote
 from drumline.engine.job import Progress
 from drumline.engine.output import screen
+from drumline.engine.run_context import RunContext
+from drumline.engine.run_folder import write_whole
 from drumline.errors import ExitCode, log
 from drumline.launch.spot_notice import Probe, make_probe
 from drumline.launch.startup import SAME_SIGNAL_S
@@ -206,6 +209,18 @@ class Preemption:
             for number in self._pipe.wait(BUSY_POLL_S):
                 self._receive(number)
         os._exit(code)
+
+
+def report_preemption(context: RunContext, preemption: Preemption) -> None:
+    """Collective: leave a marker, report, and wait for each other, so that no rank exits before all is written."""
+    ddp, step, cause = context.job.ddp, context.progress.step, preemption.cause
+    if ddp.is_main_process():
+        write_whole(context.folder.preempted_file, json.dumps({"step": step, **cause}, indent=1) + "\n")
+    context.reporter.report(
+        "preempted", step=step, signal=cause["signal"], told_rank=cause["rank"], told_host=cause["host"]
+    )
+    preemption.ignore_signals()
+    ddp.barrier()
 
 
 def _is_running(pid: int) -> bool:

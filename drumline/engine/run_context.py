@@ -1,17 +1,134 @@
-"""What everything around the steps of a run works with."""
+"""What everything around the steps of a run works with: what the user asked for, how that differs from what the
+checkpoint was trained with, and how fast the run is."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from drumline.config.schema import Config
-from drumline.engine.job import Job, Progress
+from drumline.distributed.determinism import machine_facts
+from drumline.engine.job import Job, Progress, flat
 from drumline.engine.run_folder import RunFolder
-from drumline.engine.run_settings import RunRequest
+from drumline.errors import UsageError
 from drumline.metrics.events import Reporter
+
+# Settings that do not change what a run computes.
+FREE_TO_CHANGE = (
+    "log.",
+    "checkpoint.",
+    "watch.",
+    "dist.device",  # the machine's facts show it
+    "dist.threads",
+    "dist.same_code",
+    "dist.start_timeout_s",
+    "dist.train_timeout_s",
+    "data.dir",
+    "data.workers",
+    "data.pin_memory",
+    "data.persistent",
+    "data.prefetch",
+    "data.resident",
+    "optim.reset",
+)
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """A task, its settings and folder, and the arguments of the command."""
+
+    task: str
+    config: Config
+    run: Path
+    fresh: bool
+    command: tuple[str, ...]
+
+
+def facts_of(
+    request: RunRequest, job: Job, *, before: Mapping[str, Any] | None = None, step: int = 0
+) -> dict[str, Any]:
+    """What a checkpoint records about the run. `before`: the same of the checkpoint at `step` that it resumes from."""
+    history = []
+    if before is not None:
+        changed = {name: {"from": a, "to": b} for name, (a, b) in changed_settings(before, request).items()}
+        reset = {"optimizer": "reset"} if resets_optimizer(before, request) else {}
+        history = [*before.get("history", [])]
+        if changed or reset:
+            history.append({"step": step, "changed": changed, **reset})
+    return {
+        "task": request.task,
+        "config": flat(request.config),
+        "world_size": job.ddp.world_size,
+        "batch_size": job.batch.size,
+        "data": job.data_fingerprint,
+        "machine": machine_facts(job.ddp.device),
+        # What `--train.step auto` chose: measured again, it might choose another.
+        "step": (before or {}).get("step"),
+        "history": history,
+    }
+
+
+def changed_settings(before: Mapping[str, Any], request: RunRequest) -> dict[str, tuple[Any, Any]]:
+    """The settings by name, from -> to, that are not those of the checkpoint and may change the result."""
+    old, new = before["config"], flat(request.config)
+    changed = {
+        name: (old[name], new[name])
+        for name in new
+        if name in old and old[name] != new[name] and not name.startswith(FREE_TO_CHANGE)
+    }
+    # The task's file may be named by another path.
+    tasks = (before["task"].rpartition("/")[2], request.task.rpartition("/")[2])
+    return changed if tasks[0] == tasks[1] else {"task": tasks, **changed}
+
+
+def resets_optimizer(before: Mapping[str, Any], request: RunRequest) -> bool:
+    """Whether --optim.reset applies now: not if the checkpoint was already trained under it."""
+    old, optim = before["config"], request.config.optim
+    return optim.reset and not (old.get("optim.reset", False) and old["optim.name"] == optim.name)
+
+
+def check_not_finished(before: Mapping[str, Any], request: RunRequest, *, step: int, total_steps: int) -> None:
+    """Refuse to show the result of a finished run as that of other settings."""
+    changed = changed_settings(before, request)
+    changed.pop("train.on_nan", None)
+    if step < total_steps or not changed:
+        return
+    texts = ", ".join(f"{name} {old} -> {new}" for name, (old, new) in changed.items())
+    reached = f"has finished at step {step}"
+    if not changed.keys().isdisjoint({"train.epochs", "train.steps"}):
+        reached = f"is at step {step}, at or after the end that train.epochs or train.steps now set"
+    raise UsageError(
+        f"the run in {request.run} {reached}, and was trained with other settings: {texts}",
+        next_step="start a new run with --fresh (the earlier run is moved aside) or --run DIR; to train further, raise "
+        "train.epochs or train.steps",
+    )
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any], request: RunRequest) -> list[str]:
+    """A sentence for everything that changed since the checkpoint and may change bits."""
+    texts = [
+        f"{name} changed since the checkpoint: {old} -> {new}"
+        for name, (old, new) in changed_settings(before, request).items()
+    ]
+    if before["data"] != now["data"]:
+        texts.append("the training data changed since the checkpoint")
+    if before["world_size"] != now["world_size"] and request.config.train.exact != "elastic":
+        texts.append(
+            f"the number of ranks changed since the checkpoint: {before['world_size']} -> {now['world_size']}; the "
+            "samples are the same, but not the bits (--train.exact elastic keeps both)"
+        )
+        return texts
+    machine = before.get("machine", now["machine"])
+    texts += [
+        f"the {name} changed since the checkpoint: {machine.get(name)} -> {value}; bits may differ from here on"
+        for name, value in now["machine"].items()
+        if machine.get(name) != value
+    ]
+    return texts
 
 
 class Throughput:

@@ -18,19 +18,14 @@ from drumline.distributed.determinism import explain_refused_kernels
 from drumline.distributed.failure import summary
 from drumline.engine.hooks import FirstStep
 from drumline.engine.job import Progress, build_job, check_streams, choose_batch, count_steps
-from drumline.engine.ledger_file import LedgerFile
 from drumline.engine.loop import Loop, between_steps
 from drumline.engine.non_finite import NonFinite
-from drumline.engine.notices import WatchNotices
-from drumline.engine.output import divert_output, open_reporter
-from drumline.engine.preemption import Preemption, watching_for_notice
-from drumline.engine.recovery import EarlierFailure, begin_launch
-from drumline.engine.resume import find_newest, resume
-from drumline.engine.run_context import RunContext
-from drumline.engine.run_events import StartClock, report_end, report_preemption, report_resume, report_start
+from drumline.engine.output import StartClock, WatchNotices, divert_output, open_reporter, report_end, report_start
+from drumline.engine.preemption import Preemption, report_preemption, watching_for_notice
+from drumline.engine.resume import EarlierFailure, begin_launch, find_newest, report_resume, resume
+from drumline.engine.run_context import RunContext, RunRequest, facts_of
 from drumline.engine.run_folder import RunFolder, locked, set_aside, write_whole
-from drumline.engine.run_settings import RunRequest, facts_of
-from drumline.engine.saver import Saver
+from drumline.engine.saver import LedgerFile, Saver
 from drumline.engine.steps.choice import make_step
 from drumline.engine.steps.eager import AnyStep
 from drumline.engine.steps.warm_up import warm_up

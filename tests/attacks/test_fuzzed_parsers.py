@@ -18,8 +18,8 @@ from drumline.checkpoint import manifest
 from drumline.cli.watch_status import RunStatusReader
 from drumline.config.config_file import read_file as read_settings
 from drumline.data.array_pickle import load_arrays
-from drumline.engine.notices import WatchNotices
-from drumline.engine.recovery import _failure_in, _read_launch, check_same_step, diagnoses_of_launch
+from drumline.engine.output import WatchNotices
+from drumline.engine.resume import _failure_in, _read_launch, check_same_step, diagnoses_of_launch
 from drumline.engine.run_folder import RunFolder
 from drumline.errors import DrumlineError
 from drumline.launch.env_file import read_env_file

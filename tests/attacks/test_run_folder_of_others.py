@@ -14,8 +14,8 @@ import pytest
 
 from drumline import untrusted
 from drumline.engine.failure_report import _append
-from drumline.engine.ledger_file import LedgerFile
 from drumline.engine.run_folder import RunFolder, job_at_work, locked, set_aside, write_whole
+from drumline.engine.saver import LedgerFile
 from drumline.errors import UsageError
 from drumline.launch.ssh.log_follower import LogFollower, last_lines
 from drumline.launch.ssh.supervisor import refusals

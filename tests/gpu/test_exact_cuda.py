@@ -23,7 +23,7 @@ from drumline.config.schema import (
 from drumline.data.steps import Step
 from drumline.engine.job import Progress, build_job
 from drumline.engine.loop import Loop
-from drumline.engine.run_settings import RunRequest
+from drumline.engine.run_context import RunRequest
 from drumline.engine.steps.choice import make_step
 from drumline.engine.train import train
 from drumline.manager import DDPManager

@@ -30,7 +30,7 @@ from drumline.data.sharding import Cursor, Sharding, plan_step
 from drumline.data.steps import MicroBatch, Step
 from drumline.engine.job import Progress, build_job, make_manager
 from drumline.engine.optimizer import set_rate
-from drumline.engine.run_settings import RunRequest
+from drumline.engine.run_context import RunRequest
 from drumline.engine.steps import graph
 from drumline.engine.steps.choice import make_step
 from drumline.engine.steps.cuda_graph import CapturedStep, Shape, leave_default_stream

@@ -13,7 +13,7 @@ from torch import nn
 from drumline.checkpoint import catalog, store
 from drumline.config.schema import CheckpointConfig, Config, DataConfig, DistConfig, LogConfig, OptimConfig, TrainConfig
 from drumline.engine.job import Progress, build_job
-from drumline.engine.run_settings import RunRequest
+from drumline.engine.run_context import RunRequest
 from drumline.engine.steps.eager import TrainStep
 from drumline.engine.train import train
 from drumline.manager import DDPManager

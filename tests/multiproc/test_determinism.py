@@ -12,7 +12,7 @@ from torch import nn
 
 from drumline.config.schema import Config
 from drumline.engine.job import Progress
-from drumline.engine.run_settings import RunRequest
+from drumline.engine.run_context import RunRequest
 from drumline.engine.train import train
 from drumline.errors import TrainingError
 from drumline.manager import DDPManager

@@ -25,7 +25,7 @@ from drumline.config.schema import Config, WatchConfig
 from drumline.data.loader import Loader
 from drumline.distributed.group import collective_counter
 from drumline.engine.job import Progress, make_manager
-from drumline.engine.run_settings import RunRequest
+from drumline.engine.run_context import RunRequest
 from drumline.engine.train import train
 from drumline.errors import ExitCode
 from drumline.tasks.base import Loss

@@ -18,7 +18,7 @@ from drumline.config.schema import Config, OptimConfig
 from drumline.data.draws import permute
 from drumline.distributed.determinism import seed_shared
 from drumline.engine.job import Progress
-from drumline.engine.run_settings import RunRequest
+from drumline.engine.run_context import RunRequest
 from drumline.engine.train import train
 from drumline.manager import DDPManager
 from drumline.metrics.events import read_events

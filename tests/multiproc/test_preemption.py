@@ -23,7 +23,7 @@ from drumline.engine import train as engine
 from drumline.engine.job import Progress, make_manager
 from drumline.engine.loop import Loop
 from drumline.engine.preemption import Preemption
-from drumline.engine.run_settings import RunRequest
+from drumline.engine.run_context import RunRequest
 from drumline.engine.saver import Saver
 from drumline.errors import ExitCode
 from drumline.launch.startup import SAME_SIGNAL_S

@@ -20,7 +20,7 @@ from drumline.engine.hooks import Save
 from drumline.engine.job import Progress, make_manager
 from drumline.engine.loop import Loop
 from drumline.engine.preemption import Preemption
-from drumline.engine.run_settings import RunRequest
+from drumline.engine.run_context import RunRequest
 from drumline.errors import ExitCode
 from drumline.launch.spot_notice import make_probe
 from drumline.metrics.events import read_events

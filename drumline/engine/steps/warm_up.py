@@ -29,7 +29,6 @@ from drumline.checkpoint.rng import capture_rng, restore_rng
 from drumline.config.schema import Config
 from drumline.distributed.collectives import gather_json
 from drumline.distributed.wrap import LiveBuffers
-from drumline.engine.evaluate import evaluation_mode
 from drumline.engine.job import Job
 from drumline.engine.steps.eager import FIND_UNUSED, LossParts, loss_function
 from drumline.errors import UsageError
@@ -118,7 +117,8 @@ def _try_loss(job: Job, batch: Any) -> LossParts | None:
     """With a new copy of the task, and the same random numbers each time. None: it failed; if that is an error, the
     first step raises it too."""
     try:
-        with dry_run(job) as task, evaluation_mode(job.model), job.autocast:
+        with dry_run(job) as task, job.autocast:
+            job.model.eval()  # `dry_run` puts the modes back
             return loss_function(task)(job.model, batch)
     except Exception:
         return None

@@ -14,10 +14,9 @@ from drumline.config.schema import CheckpointConfig, Config, LogConfig, TrainCon
 from drumline.data.sharding import Cursor
 from drumline.engine.hooks import AT_EPOCH_END, FirstStep, Hook
 from drumline.engine.job import Progress
-from drumline.engine.ledger_file import LedgerFile
 from drumline.engine.loop import Loop, between_steps
-from drumline.engine.run_context import RunContext
-from drumline.engine.run_settings import RunRequest
+from drumline.engine.run_context import RunContext, RunRequest
+from drumline.engine.saver import LedgerFile
 from drumline.watch.heartbeat import HeartbeatWriter
 
 ORDER = [

@@ -10,7 +10,7 @@ import pytest
 
 from drumline.audit.verify import verify_run
 from drumline.engine.loop import Loop
-from drumline.engine.notices import WatchNotices
+from drumline.engine.output import WatchNotices
 from drumline.manager import DDPManager
 from drumline.metrics.events import Reporter, read_events
 from drumline.metrics.json_lines import JsonLines

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from drumline.engine import recovery
-from drumline.engine.recovery import EarlierFailure, look_back
+from drumline.engine import resume
+from drumline.engine.resume import EarlierFailure, look_back
 from drumline.engine.run_folder import RunFolder
 from drumline.metrics.events import Event, Reporter
 from drumline.metrics.wording import recovered_line
@@ -113,7 +113,7 @@ def test_the_time_from_fault_to_step_is_told(
     monkeypatch: pytest.MonkeyPatch, fault_step: int | None, rank: int | None, cause: str, words: str
 ) -> None:
     events: list[Event] = []
-    monkeypatch.setattr(recovery.time, "time", lambda: 112.0)
+    monkeypatch.setattr(resume.time, "time", lambda: 112.0)
     failure = EarlierFailure(cause=cause, rank=rank, host="b", step=fault_step, failed_at=100.0, diagnosed_at=103.0)
     with Reporter([events.append], rank=0, host="a") as reporter:
         failure.report(reporter, step=51)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from drumline.engine.run_events import StartClock, start_clock
+from drumline.engine.output import StartClock, start_clock
 from drumline.launch.rank_environment import COMMAND_START, now, process_start
 from drumline.metrics.events import Reporter
 
