@@ -22,7 +22,7 @@ from drumline.config.fields import SWITCHES
 from drumline.errors import ConfigError, ExitCode, UsageError
 from drumline.launch.env_file import NodeSettings, node_from_settings, read_env_file, settings_defaults
 from drumline.launch.hosts import Host, hosts_from_file, hosts_from_flag, least_nodes, spares_from_flag
-from drumline.launch.node.guard import GRACE_S, new_job
+from drumline.launch.node.guard import DEFAULT_GRACE_S, new_job
 from drumline.launch.node_plan import DEFAULT_PORT, NodePlan, Program, nodes_of_hosts, torchrun_command
 from drumline.launch.ssh.client import ssh_client
 from drumline.launch.ssh.hosts_job import HostsJob, variables_for_ranks, wrong_variables
@@ -219,7 +219,7 @@ def _hosts_job(
         logs=logs,
         task_logs=None if program.run is None else Path(program.run) / "logs",
         environment=variables_for_ranks(given.get("env", []), os.environ),
-        grace_s=given.get("grace", GRACE_S),
+        grace_s=given.get("grace", DEFAULT_GRACE_S),
         min_nodes=nodes[0].min_nodes,
         script_watch=request.script_watch(logs),
         spares=spares,

@@ -14,7 +14,7 @@ from drumline.config.schema import Bounds, Count, CountOrZero
 from drumline.launch.hosts import wrong_counts
 from drumline.launch.hosts import wrong_name as wrong_host
 from drumline.launch.kubernetes import wrong_object_name
-from drumline.launch.node.guard import GRACE_S
+from drumline.launch.node.guard import DEFAULT_GRACE_S
 from drumline.launch.node_plan import (
     DEFAULT_PORT,
     JOIN_TIMEOUT_S,
@@ -38,7 +38,7 @@ ANYWHERE: FlagTable = {
     "grace": (
         Annotated[float, Bounds(low=0)],
         "SECONDS",
-        f"How long ranks may take to save and exit after a SIGTERM [{GRACE_S:g}].",
+        f"How long ranks may take to save and exit after a SIGTERM [{DEFAULT_GRACE_S:g}].",
     ),
     "print": (bool, "", "Show the torchrun line of each node, or the batch file, and start nothing."),
     "help": (bool, "", "Show this text."),

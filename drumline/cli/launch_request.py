@@ -12,7 +12,7 @@ from typing import Any
 from drumline.cli import train_command
 from drumline.config import read_flags
 from drumline.errors import UsageError
-from drumline.launch.node.guard import GRACE_S, new_job
+from drumline.launch.node.guard import DEFAULT_GRACE_S, new_job
 from drumline.launch.node.supervision import Supervision
 from drumline.launch.node_plan import NodePlan, Program, default_restarts, task_program
 from drumline.launch.rank_environment import DEFAULT_ON_HANG, ScriptWatch
@@ -79,7 +79,7 @@ class LaunchRequest:
         return Supervision(
             job=job,
             secret=secret,
-            grace_s=self.given.get("grace", GRACE_S),
+            grace_s=self.given.get("grace", DEFAULT_GRACE_S),
             script_watch=self.script_watch(launch_folder(job)),
         )
 

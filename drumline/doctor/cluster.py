@@ -28,7 +28,7 @@ from drumline.launch.ssh.hosts_job import variables_for_ranks
 
 NODE_SERVER = "drumline.doctor.pairs.node_server"
 # Within the time that a host has to answer, so that ssh itself reports what is wrong: it knows best.
-CONNECT_S = 6
+SSH_CONNECT_S = 6
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ async def check_over_ssh(
 ) -> DoctorResult:
     """From anywhere that reaches the hosts by ssh."""
     survey = Survey([HostRecord(host.name, host.address) for host in hosts], port)
-    ssh = [*client, "-o", f"ConnectTimeout={CONNECT_S}"]
+    ssh = [*client, "-o", f"ConnectTimeout={SSH_CONNECT_S}"]
 
     def opener(host: Host) -> Opener:
         words = ssh_words(ssh, host, [python, "-m", NODE_SERVER], cwd=Path.cwd())

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from drumline.launch.node_plan import DEFAULT_PORT, OWN_STORE, RUN_ID, Program
-from drumline.net.secrets import VARIABLE
+from drumline.net.secrets import SECRET_ENV
 
 Api = Literal["v2", "v1", "job"]
 Object = dict[str, Any]
@@ -83,7 +83,7 @@ def manifest_text(job: KubernetesJob, api: Api) -> str:
     if job.has_secret:
         namespace = f" --namespace {job.namespace}" if job.namespace else ""
         comments += [
-            f"First create its secret, so that nobody else in the cluster can end or misdirect the job ({VARIABLE}):",
+            f"First create its secret, so that nobody else in the cluster can end or misdirect the job ({SECRET_ENV}):",
             f"  openssl rand -hex 32 | tr -d '\\n' | kubectl create secret generic {job.secret}{namespace} "
             f"--from-file={SECRET_KEY}=/dev/stdin",
         ]
@@ -185,7 +185,7 @@ def _pod(job: KubernetesJob, command: list[str], *, container: str = "node") -> 
     variables: list[Object] = [dict(POD_ADDRESS), {"name": store_name, "value": store_value}]
     if job.has_secret:
         reference = {"name": job.secret, "key": SECRET_KEY, "optional": True}
-        variables.append({"name": VARIABLE, "valueFrom": {"secretKeyRef": reference}})
+        variables.append({"name": SECRET_ENV, "valueFrom": {"secretKeyRef": reference}})
     if job.claim and not program.is_task:
         variables.append({"name": "OUTPUT_DIR", "value": _literal(job.run_folder)})
     # A container's own /dev/shm has 64 MB: too little for NCCL and for loader workers.

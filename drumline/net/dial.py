@@ -20,6 +20,8 @@ from drumline.net.reasons import Reason, reason_of
 from drumline.terminal import print_message, show_progress
 
 PROBE_S = 3.0
+# SYN is sent again after 1 s: a port that accepts the second one is open, if on a lossy network.
+CONNECT_S = 2.0
 REPLY_S = 10.0
 MAX_PROBES = 256
 TIME_BYTES = 20
@@ -74,20 +76,14 @@ class Blocked:
 
 
 def wait_for_port(
-    host: str,
-    port: int,
-    *,
-    timeout_s: float,
-    connect_s: float,
-    limits: Mapping[str, float],
-    report: Callable[[str], None],
+    host: str, port: int, *, timeout_s: float, limits: Mapping[str, float], report: Callable[[str], None]
 ) -> Blocked | None:
     """None when something listens there: processes start in any order, and torch would wait in silence.
 
     `limits`: reasons for which the wait ends before the timeout, once they have lasted so long. `report` is called with
     the reason, again and again."""
     begin, before, since, pause_s = time.monotonic(), "", 0.0, FIRST_POLL_S
-    while reason := connect_error(host, port, timeout_s=max(0.1, min(connect_s, timeout_s))):
+    while reason := connect_error(host, port, timeout_s=max(0.1, min(CONNECT_S, timeout_s))):
         now = time.monotonic()
         if reason != before:
             before, since = reason, now

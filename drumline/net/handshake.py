@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from drumline.net.frames import NOT_JSON, FrameError, Message, Session, encode
-from drumline.net.secrets import VARIABLE, keyed_hash
+from drumline.net.secrets import SECRET_ENV, keyed_hash
 
 # Of a line before the other side has proved who it is.
 MAX_STRANGER_BYTES = 1 << 10
@@ -30,7 +30,7 @@ HANDSHAKE_S = 3.0
 NONCE = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 STRANGE = "not a node that connects to this one"
-WRONG_SECRET, NOT_TAKEN = f"another {VARIABLE}", f"refused our {VARIABLE}"
+WRONG_SECRET, NOT_TAKEN = f"another {SECRET_ENV}", f"refused our {SECRET_ENV}"
 
 
 class RefusedError(FrameError):
@@ -85,14 +85,14 @@ def answer(
     if hello.get("secret") is not (secret is not None):
         has, lacks = (me, node) if secret is not None else (node, me)
         raise RefusedError(
-            f"{VARIABLE} is set on node {has} and not on node {lacks}",
+            f"{SECRET_ENV} is set on node {has} and not on node {lacks}",
             next_step="set it to one value on all nodes, or on none",
         )
     challenge = {"nonce": nonce()}
     proof = (yield challenge).get("proof")
     if not _is_proof(proof, _proof(secret, "dialler", hello, challenge)):
         raise RefusedError(
-            f"{VARIABLE} of node {node} differs from that of node {me}", next_step="set it to one value on all nodes"
+            f"{SECRET_ENV} of node {node} differs from that of node {me}", next_step="set it to one value on all nodes"
         )
     admit(hello)
     session = _session(secret, ("to dialler", "to listener"), hello, challenge)

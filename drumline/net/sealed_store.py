@@ -17,7 +17,7 @@ from typing import Any
 import torch.distributed as dist
 
 from drumline.errors import PreflightError
-from drumline.net.secrets import VARIABLE, derived
+from drumline.net.secrets import SECRET_ENV, derived
 from drumline.terminal import print_message
 from drumline.untrusted import parse_json
 
@@ -170,8 +170,9 @@ class SealedStore:
         if not self.strange:
             where = f"{getattr(self._base, 'host', '')}:{getattr(self._base, 'port', '')}".strip(":")
             print_message(
-                f"WARNING: {self.prefix}/{key} in the store{where and f' at {where}'} was not written by this job, and "
-                f"is ignored. Next: set the same {VARIABLE} on all nodes; if it is set, see who else reaches that port"
+                f"warning: {self.prefix}/{key} in the store{where and f' at {where}'} was not written by this job, "
+                f"and is ignored. Next: set the same {SECRET_ENV} on all nodes; if it is set, see who else reaches "
+                "that port"
             )
         self.strange.add(f"{self.prefix}/{key}")
 
@@ -180,7 +181,7 @@ def check_secret(store: SealedStore, who: str) -> None:
     """Where `who` has sealed what it wrote and this process has no secret, nothing will be believed: raise."""
     if store.secret is None and store.strange:
         raise PreflightError(
-            f"{VARIABLE} is set for {who}, and not on {socket.gethostname()}",
+            f"{SECRET_ENV} is set for {who}, and not on {socket.gethostname()}",
             next_step="set it to one value on all nodes, or on none",
         )
 

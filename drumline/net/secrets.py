@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from drumline.errors import UsageError
 
-VARIABLE = "DRUMLINE_SECRET"
+SECRET_ENV = "DRUMLINE_SECRET"
 # Who records a proof can try secrets until one fits: short ones are found.
 LEAST_LETTERS = 16
 KEY_BYTES = 32
@@ -28,11 +28,11 @@ def new_secret() -> str:
 
 def secret_from(environment: Mapping[str, str]) -> str | None:
     """What the launcher or the user has set; None: nothing."""
-    secret = environment.get(VARIABLE) or None
+    secret = environment.get(SECRET_ENV) or None
     if secret is not None and len(secret) < LEAST_LETTERS:
         raise UsageError(
-            f"{VARIABLE} has {len(secret)} characters; fewer than {LEAST_LETTERS} can be guessed",
-            next_step=f"export {VARIABLE}=$(openssl rand -hex 32) on one node, and set the same value on all others",
+            f"{SECRET_ENV} has {len(secret)} characters; fewer than {LEAST_LETTERS} can be guessed",
+            next_step=f"export {SECRET_ENV}=$(openssl rand -hex 32) on one node, and set the same value on all others",
         )
     return secret
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from drumline.net.dial import CONNECT_S
 from drumline.net.interfaces import EVERYWHERE, LOOPBACK, own_binding
 from drumline.terminal import print_message
 
 OPEN_FILES = Path("/proc/self/fd")
 TCP_RTO_MAX_MS = 44
 RESEND_MS = 1000
-CONNECT_S = 4.0
 BACKLOG = 4096
 
 
@@ -50,7 +50,7 @@ def store_binding(host: str, *, name: str) -> str:
     """The address of this machine at which a store listens that others reach by `host`. `name`: what the user set."""
     if (bound := own_binding(host)) == EVERYWHERE != host:
         print_message(
-            f"WARNING: {name} {host} does not tell which address of {socket.gethostname()} the others reach: the store "
+            f"warning: {name} {host} does not tell which address of {socket.gethostname()} the others reach: the store "
             f"listens on all networks. Next: set {name} to an address of this host"
         )
     return bound

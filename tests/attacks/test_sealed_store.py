@@ -66,7 +66,7 @@ def test_what_a_stranger_writes_is_not_there(
     assert store.there(["key", "other"]) == {}
     store.under("x").check(["y"])
     assert capsys.readouterr().err == (
-        "drumline: WARNING: drumline/part/key in the store was not written by this job, and is ignored. Next: set the "
+        "drumline: warning: drumline/part/key in the store was not written by this job, and is ignored. Next: set the "
         "same DRUMLINE_SECRET on all nodes; if it is set, see who else reaches that port\n"
     ), "it is reported once"
     assert store.compare_set("key", "", "ours") == b"ours", "nor does it keep the place"

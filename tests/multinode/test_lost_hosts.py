@@ -74,7 +74,7 @@ def test_what_is_lost_is_started_again_by_itself(make_testbed: Callable[..., Tes
     kill_agent(bed["b"])
     wait_for_start(2)
     assert (
-        "drumline: WARNING: the launcher's agent on b was killed by SIGKILL; restarting all ranks "
+        "drumline: warning: the launcher's agent on b was killed by SIGKILL; restarting all ranks "
         "(restart 1 of 20), the script starts from the beginning\n"
     ) in job.text()
     assert "rank 0 on a: start 2, restarted 1\n" in job.text()

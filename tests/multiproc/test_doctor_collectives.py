@@ -243,7 +243,7 @@ class Watched:
 
 
 def test_the_timer_names_who_is_behind_who_does_not_respond_and_when_nobody_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(phase_timer, "GRACE_S", 1.0)
+    monkeypatch.setattr(phase_timer, "LATE_START_S", 1.0)
     behind = Watched(SealedStore(dist.HashStore(), "a secret"), (0.1, 60))
     with behind.timers[1].phase("A"):
         with behind.timers[0].phase("A", limit_s=60):

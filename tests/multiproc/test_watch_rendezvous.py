@@ -73,7 +73,7 @@ def watched(open_folder: Path, memory: Path) -> dict[str, Any]:
     me, found = Rank(), {}
     watch_folder.MEMORY = memory  # others use the real one at the same time
     # How long rank 0 waits for ranks to read an error that are not there; all else takes no time.
-    rank_store.READ_S = watch_rendezvous.GRACE_S = 0.3
+    rank_store.READ_S = watch_rendezvous.DECISION_GRACE_S = 0.3
 
     found["one node"] = facts(me.watch(me.join("one node")))
 

@@ -33,12 +33,12 @@ from drumline.net.interfaces import (
     nccl_interface,
 )
 from drumline.net.sealed_store import SealedStore, check_secret, document
-from drumline.net.secrets import VARIABLE, KeyPair, new_secret
+from drumline.net.secrets import SECRET_ENV, KeyPair, new_secret
 from drumline.terminal import print_message
 from drumline.text import named_ranks, number_ranges
 
 FIRST_POLL_S, LAST_POLL_S = 0.01, 0.2
-GRACE_S = 2.0  # what rank 0 finds at its deadline is better reported than what each other rank does at its own
+DECISION_GRACE_S = 2.0  # what rank 0 finds at its deadline is better reported than what each other rank does at its own
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 PROCESSES = Path("/proc/self/ns/pid")
 CURRENT, JOINED = "rendezvous", "joined"
@@ -142,7 +142,7 @@ class _Joining:
                     if other == self.name or (other is None and "what" not in decision):
                         return decision
             check_secret(self.store, "rank 0")
-            if time.monotonic() > deadline + (GRACE_S if self.room_name else 0):
+            if time.monotonic() > deadline + (DECISION_GRACE_S if self.room_name else 0):
                 raise _duplicate(self.topology, host) if other else self._too_late()
             self._wait()
 
@@ -175,7 +175,7 @@ class _Joining:
             if secret is None:
                 raise PreflightError(
                     f"rank 0 did not give rank {rank} on {self.topology.host} a secret: another version, or a stranger",
-                    next_step=f"install the same version on all nodes, and set {VARIABLE} to one value on all",
+                    next_step=f"install the same version on all nodes, and set {SECRET_ENV} to one value on all",
                 )
             self.secret = secret
         return self.room.resealed(self.secret)

@@ -22,7 +22,6 @@ from drumline.net.sealed_store import SealedStore
 from drumline.net.tcp_store import open_tcp_store, store_binding
 from drumline.terminal import print_message
 
-CONNECT_S = 2.0
 UNKNOWN_NAME_S = 30.0  # a pod's name may exist later than the pod
 PREFIX = "drumline"
 READ_S = 2.0
@@ -73,7 +72,7 @@ def _wait_until_open(topology: Topology, *, timeout_s: float) -> None:
     if topology.agent_hosts_store:
         # torchrun's agent listens there since before there were ranks: it will not start later.
         limits[Reason.NO_ANSWER] = CLOSED_S
-    blocked = wait_for_port(host, port, timeout_s=timeout_s, connect_s=CONNECT_S, limits=limits, report=report)
+    blocked = wait_for_port(host, port, timeout_s=timeout_s, limits=limits, report=report)
     if blocked is None:
         return
     if topology.agent_hosts_store and blocked.reason == Reason.NO_ANSWER and blocked.lasted_s >= CLOSED_S:

@@ -23,7 +23,7 @@ from drumline.text import join_names
 
 POLL_S = 0.1
 # What is late on one rank is late on all, but for the difference of their starts.
-GRACE_S = 2.0
+LATE_START_S = 2.0
 NO_CONNECTION_FIX = "open high ports between hosts, and check which network they use: drumline doctor --hosts"
 LOST_FIX = "find the pair of hosts that loses large messages (MTU, firewall): drumline doctor --hosts"
 INSPECT_FIX = "inspect that process (py-spy dump, dmesg), and check its host: drumline doctor --hosts"
@@ -61,7 +61,7 @@ class PhaseTimer:
 
     def _late(self, name: str, limit_s: float) -> None:
         try:
-            findings = in_background(lambda: self._find_blocked(name, limit_s)).result(2 * GRACE_S)
+            findings = in_background(lambda: self._find_blocked(name, limit_s)).result(2 * LATE_START_S)
         except (TimeoutError, dist.DistError, RuntimeError):
             what = f"rank {self._rank} did not finish {name} within {limit_s:g} s, and rank 0, which runs the store, "
             what += "does not respond: it is stopped, or its host is cut off"
@@ -76,7 +76,7 @@ class PhaseTimer:
             what += "each other"
             return [_finding(place.host or "?", what, NO_CONNECTION_FIX)]
         self._write("late", name)
-        deadline = time.monotonic() + GRACE_S
+        deadline = time.monotonic() + LATE_START_S
         while True:
             at, late = self._read("at"), self._read("late")
             here = [rank for rank, mark in at.items() if mark["number"] == self._number]

@@ -69,7 +69,7 @@ class RankProcesses:
         outputs = [(tempfile.TemporaryFile(), tempfile.TemporaryFile()) for _ in range(ranks.num_procs)]  # noqa: SIM115
         try:
             for number, (out, err) in enumerate(outputs):
-                variables = {**environment, **ranks.variables(number), guard.VARIABLE: job}
+                variables = {**environment, **ranks.variables(number), guard.JOB_ENV: job}
                 self._start(ranks.backend, variables, out, err)
             self._wait(ranks, [out for out, _ in outputs])
             codes = [process.poll() for process in self._running]  # None: it hangs

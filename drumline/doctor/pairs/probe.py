@@ -33,12 +33,11 @@ from drumline.doctor.pairs.listeners import (
     read_exactly,
 )
 from drumline.doctor.pairs.survey import OPEN
+from drumline.net.dial import CONNECT_S
 from drumline.net.reasons import Reason, reason_of
 
 # The resolver's own limit is 5 s a try and more; nobody who starts a job waits that long for a name.
 RESOLVE_S = 3.0
-# SYN is sent again after 1 s: a port that accepts the second one is open, if on a lossy network.
-CONNECT_S = 2.0
 # Some full-size packets, also of 9000 bytes; and little enough to be sent to 255 hosts at once.
 LARGE_BYTES = 1 << 16
 # Tried when large packets vanish, to find those that pass: usual MTUs, also of tunnels and jumbo frames.

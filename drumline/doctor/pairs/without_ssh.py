@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from drumline.doctor.pairs.node_client import NodeClient, NodeLostError
 from drumline.doctor.pairs.node_server import MAX_NODES, HostSettings, NodeServer
 from drumline.errors import PreflightError, UsageError
+from drumline.net.dial import CONNECT_S
 from drumline.net.frames import MAX_BYTES, SEAL_BYTES, FrameError, FrameReader, Message, decode, encode, write_all
 from drumline.net.handshake import MAX_STRANGER_BYTES, WRONG_SECRET, Agreed, RefusedError, answer, dial
 from drumline.net.interfaces import interfaces
 from drumline.net.reasons import Reason, explained, reason_of
-from drumline.net.secrets import VARIABLE
+from drumline.net.secrets import SECRET_ENV
 
 PURPOSE = "doctor"
-CONNECT_S = 2.0
 RETRY_S = 0.3
 HANDSHAKE_S = 5.0
 PROGRESS_S = 2.0
@@ -111,7 +111,7 @@ def _prove(line: socket.socket, options: NodeOptions) -> FrameReader:
         raise PreflightError(what, next_step=next_step) from error
     except (FrameError, OSError) as error:
         if isinstance(error, FrameError) and error.kind == WRONG_SECRET:
-            what = f"what answers at {options.endpoint} does not know {VARIABLE}"
+            what = f"what answers at {options.endpoint} does not know {SECRET_ENV}"
             next_step = "set the same value on all nodes, and check --master"
         else:
             what = f"what listens at {options.endpoint} is not drumline's doctor"

@@ -43,7 +43,7 @@ from drumline.launch.rank_environment import (
     read_failure,
 )
 from drumline.launch.startup import ENDING_SIGNALS, SAME_SIGNAL_S
-from drumline.net.secrets import VARIABLE as SECRET
+from drumline.net.secrets import SECRET_ENV
 from drumline.processes import has_signal, read_status
 from drumline.terminal import print_message
 
@@ -176,7 +176,7 @@ class NodeAgent(LocalElasticAgent):
         variables = {
             COMMAND_START: f"{process_start():.2f}" if is_first else "",
             LOGS_SHOWN: "1" if self.is_task and is_remote else "",
-            SECRET: self.rendezvous.ranks_secret,
+            SECRET_ENV: self.rendezvous.ranks_secret,
         }
         if (folder := self.watch.begin(self.files.num_starts)) is not None:
             variables |= {WATCH_FOLDER: str(folder), **(script.variables() if script else {})}

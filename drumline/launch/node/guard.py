@@ -17,8 +17,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-VARIABLE = "DRUMLINE_JOB"
-GRACE_S = 15.0
+JOB_ENV = "DRUMLINE_JOB"
+DEFAULT_GRACE_S = 15.0
 SUCCEEDED = b"succeeded"
 
 
@@ -31,13 +31,13 @@ def job_processes(*jobs: str) -> list[int]:
     """The processes that carry the name of one of these jobs, this one excluded."""
     from drumline.processes import processes_with_variable
 
-    return processes_with_variable(*(f"{VARIABLE}={job}" for job in jobs))
+    return processes_with_variable(*(f"{JOB_ENV}={job}" for job in jobs))
 
 
 class Guard:
     """While it is open, the end of this process is the end of the job."""
 
-    def __init__(self, job: str, grace_s: float = GRACE_S, *, folder: str = "") -> None:
+    def __init__(self, job: str, grace_s: float = DEFAULT_GRACE_S, *, folder: str = "") -> None:
         """`folder`: removed with the job."""
         # Without the environment: the guard of a job inside a job must outlive what the outer one's guard ends.
         self._process = subprocess.Popen(

@@ -68,7 +68,7 @@ def run_node(
     set_handler(signal.SIGTERM, preempted if program.is_task else stopped)
     set_handler(signal.SIGUSR1, preempted)
     supervision = supervision or Supervision()
-    os.environ[guard.VARIABLE] = supervision.job
+    os.environ[guard.JOB_ENV] = supervision.job
     watch, code = WatchFolder(supervision.job), None
     watcher = guard.Guard(supervision.job, supervision.grace_s, folder=str(watch.root or ""))
     try:

@@ -23,7 +23,7 @@ from drumline.launch.node_plan import NodePlan
 from drumline.net.dial import WaitNotice
 from drumline.net.handshake import nonce
 from drumline.net.sealed_store import SealedStore, check_secret, document
-from drumline.net.secrets import VARIABLE, derived
+from drumline.net.secrets import SECRET_ENV, derived
 
 HEARTBEAT_S = 1.0
 # A node whose heartbeat has not changed for so many is not alive.
@@ -95,10 +95,10 @@ class Membership:
             found = None
         check_secret(self.store, "node 0")
         if found is None:
-            differs = f" of this job: it has another {VARIABLE}" if self.store.strange else ""
+            differs = f" of this job: it has another {SECRET_ENV}" if self.store.strange else ""
             raise PreflightError(
                 f"what listens at {where} is not the launcher of node 0{differs}",
-                next_step=f"set the same {VARIABLE} on all nodes, and see what listens there"
+                next_step=f"set the same {SECRET_ENV} on all nodes, and see what listens there"
                 if differs
                 else "see what it is, or take another port: --port, --master ADDRESS:PORT or MASTER_PORT",
             )

@@ -33,7 +33,7 @@ from drumline.net.dial import WaitNotice
 from drumline.net.handshake import nonce
 from drumline.net.interfaces import own_binding
 from drumline.net.sealed_store import SealedStore, document
-from drumline.net.secrets import VARIABLE, KeyPair, derived, new_secret
+from drumline.net.secrets import SECRET_ENV, KeyPair, derived, new_secret
 from drumline.terminal import print_message
 
 POLL_S = 0.05
@@ -87,7 +87,7 @@ class NodeRendezvous(RendezvousHandler):
             self.membership.read()
         if self.missing:
             it = "it" if len(self.missing) == 1 else "them"
-            print_message(f"WARNING: {self._missing_nodes('is', 'are')}; training continues without {it}")
+            print_message(f"warning: {self._missing_nodes('is', 'are')}; training continues without {it}")
         return info
 
     def _join(self) -> RendezvousInfo:
@@ -141,7 +141,7 @@ class NodeRendezvous(RendezvousHandler):
     def _forged(self) -> PreflightError:
         return PreflightError(
             f"a node at {self.node.endpoint} did not write what a launcher writes: another version, or a stranger",
-            next_step=f"install the same version on all nodes, and set {VARIABLE} to one value on all",
+            next_step=f"install the same version on all nodes, and set {SECRET_ENV} to one value on all",
         )
 
     def _cards(self, store: SealedStore, info: RendezvousInfo, more: Mapping[str, Any]) -> list[dict[str, Any]] | None:
@@ -196,7 +196,7 @@ class NodeRendezvous(RendezvousHandler):
     def warn_of_missing_nodes(self) -> None:
         """At the end: what was trained on fewer nodes should not look like the rest."""
         if self.missing:
-            print_message(f"WARNING: this ended with {self._missing_nodes('was', 'were')}")
+            print_message(f"warning: this ended with {self._missing_nodes('was', 'were')}")
 
     def _missing_nodes(self, one: str, several: str) -> str:
         missing = self.missing

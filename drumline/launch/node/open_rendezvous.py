@@ -25,7 +25,7 @@ from drumline.net.dial import WaitNotice, wait_for_port
 from drumline.net.interfaces import LOOPBACK, own_address
 from drumline.net.reasons import CLOSED_S, Reason, closed_rendezvous_port, explained
 from drumline.net.sealed_store import SealedStore
-from drumline.net.secrets import VARIABLE, new_secret
+from drumline.net.secrets import SECRET_ENV, new_secret
 from drumline.net.tcp_store import (
     break_silent_connections,
     listen_for_store,
@@ -36,7 +36,6 @@ from drumline.net.tcp_store import (
 from drumline.terminal import print_message
 
 STORE_TIMEOUT_S = 30
-CONNECT_S = 4.0
 # How long a reason may last between hosts that are up; a launcher that refuses connections may still load torch.
 LIMITS_S: dict[str, float] = {
     Reason.NO_ANSWER: CLOSED_S,
@@ -135,8 +134,8 @@ def open_rendezvous(node: NodePlan, secret: str | None) -> SingleNodeRendezvous 
     membership.join()
     if secret is None:
         print_message(
-            f"WARNING: {VARIABLE} is not set: whoever reaches {node.endpoint} can end or misdirect this job. Next: set "
-            "it to one value on all nodes"
+            f"warning: {SECRET_ENV} is not set: whoever reaches {node.endpoint} can end or misdirect this job. Next: "
+            "set it to one value on all nodes"
         )
     settings = RendezvousSettings(
         RUN_ID,
@@ -165,7 +164,7 @@ def wait_for_first_node(
         notice.report(f"waiting for the first node at {endpoint}, {waited}: {explained(reason)}")
 
     try:
-        blocked = wait_for_port(host, int(port), timeout_s=timeout_s, connect_s=CONNECT_S, limits=limits, report=report)
+        blocked = wait_for_port(host, int(port), timeout_s=timeout_s, limits=limits, report=report)
     finally:
         notice.clear()
     if blocked is None:

@@ -28,7 +28,7 @@ class Supervision:
     """The options of a node's job."""
 
     job: str = field(default_factory=guard.new_job)
-    grace_s: float = guard.GRACE_S
+    grace_s: float = guard.DEFAULT_GRACE_S
     """Between the SIGTERM and the SIGKILL of ranks that are to end."""
     folder: Path | None = None
     """Where ranks write to; None leaves their output to the screen."""

@@ -40,7 +40,7 @@ class AgentProcess:
         """`waits`: for the attempt after that of `spec`. It carries the name of that one, so it does not end with this
         one."""
         reading, writing = os.pipe()
-        mark = {guard.VARIABLE: spec["next_job"], RESTARTED: "1"} if waits else {guard.VARIABLE: spec["job"]}
+        mark = {guard.JOB_ENV: spec["next_job"], RESTARTED: "1"} if waits else {guard.JOB_ENV: spec["job"]}
         try:
             with open_append(log) as file:
                 self.process = subprocess.Popen(

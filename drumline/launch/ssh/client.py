@@ -14,7 +14,7 @@ from typing import NamedTuple
 from drumline.errors import DrumlineError, PreflightError, TrainingError, UsageError
 from drumline.launch.hosts import Host
 
-VARIABLE = "DRUMLINE_SSH"
+SSH_ENV = "DRUMLINE_SSH"
 CONNECT_TIMEOUT_S = 10
 # A cut network shows as silence, not as an end. Our own heartbeats notice first (`connection.py`), and say so.
 ALIVE_EVERY_S = 5
@@ -86,7 +86,7 @@ STUCK = (
 
 def ssh_client(given: str | None, environment: Mapping[str, str]) -> list[str]:
     """The words that call ssh: `--ssh 'ssh -F file'`, else DRUMLINE_SSH, else plain `ssh`."""
-    text = given or environment.get(VARIABLE) or "ssh"
+    text = given or environment.get(SSH_ENV) or "ssh"
     try:
         words = shlex.split(text)
     except ValueError as error:

@@ -252,7 +252,7 @@ class Controller:
         self.dropped.append(remote)
         names = ", ".join(other.name for other in left if other.is_running)
         others = f"the job continues with {names}" if names else "the others are done"
-        self.screen.report(f"WARNING: {why}; {others}", is_error=True)
+        self.screen.report(f"warning: {why}; {others}", is_error=True)
         return True
 
     # Ending

@@ -63,7 +63,7 @@ def _next_attempt(lost: Controller, *, max_restarts: int) -> Controller:
     is_task = lost.job.program.is_task
     how = "resuming from the newest checkpoint" if is_task else "the script starts from the beginning"
     lost.screen.report(
-        f"WARNING: {lost.lost}; restarting all ranks (restart {max_restarts - left} of {max_restarts}), {how}",
+        f"warning: {lost.lost}; restarting all ranks (restart {max_restarts - left} of {max_restarts}), {how}",
         is_error=True,
     )
     job = lost.job.again(

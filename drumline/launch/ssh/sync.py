@@ -35,7 +35,7 @@ EXCLUDED = (
 )
 MAX_AT_ONCE = 32
 MAX_NAMED = 5
-GRACE_S = 2.0
+COPY_GRACE_S = 2.0
 # As shells say it: `bash: line 1: rsync: command not found`, `sh: 1: rsync: not found`.
 NOT_FOUND = re.compile(r"rsync: (command )?not found")
 INSTALL = "apt-get install rsync (or your system's way), or copy the code yourself and leave --sync out"
@@ -59,7 +59,7 @@ class Sync:
         files = file_hashes(self.folder, code_files(self.folder, exclude))
         if not files:
             raise UsageError(f"--sync: there is no file to copy in {self.folder}")
-        watcher = guard.Guard(self.job, GRACE_S)
+        watcher = guard.Guard(self.job, COPY_GRACE_S)
         with ThreadPoolExecutor(min(MAX_AT_ONCE, len(hosts))) as pool:
             try:
                 copies = [pool.submit(self._copy_to, host, files) for host in hosts]
@@ -125,7 +125,7 @@ class Sync:
     def _run(self, words: Sequence[str], text: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             words,
-            env={**own_variables(), guard.VARIABLE: self.job},
+            env={**own_variables(), guard.JOB_ENV: self.job},
             input=text,
             capture_output=True,
             encoding="utf-8",

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from drumline.distributed.start.rank_rendezvous import GRACE_S, Rendezvous
+from drumline.distributed.start.rank_rendezvous import DECISION_GRACE_S, Rendezvous
 from drumline.distributed.start.rank_store import agree
 from drumline.errors import PreflightError
 from drumline.launch.rank_environment import sidecar_secret
@@ -44,7 +44,7 @@ def join_watch(
             topology,
             SIDECARS,
             lambda: _gather(store, rendezvous, deadline, timeout_s),
-            deadline=deadline + GRACE_S,
+            deadline=deadline + DECISION_GRACE_S,
         )
     except BaseException as error:
         if listener is not None:

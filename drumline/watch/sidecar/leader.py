@@ -34,7 +34,7 @@ from drumline.watch.stragglers import Stragglers
 LOST_AFTER_S = 1.5
 INSPECT_S = 2.0
 # Sidecars start after the rendezvous of all ranks, so nearly at once; on a busy host that takes a while.
-CONNECT_S = 30.0
+FIRST_CONNECTION_S = 30.0
 MAX_NAMED = 3
 
 
@@ -111,7 +111,7 @@ class Leader:
             never_seen=tuple(
                 self._lost_node(peer, None, open_s)
                 for peer in self.options.peers
-                if ages.get(peer.node) == math.inf and open_s < CONNECT_S
+                if ages.get(peer.node) == math.inf and open_s < FIRST_CONNECTION_S
             ),
         )
 
@@ -169,7 +169,7 @@ class Leader:
     def _check_connections(self, now: float) -> None:
         """Warn once of nodes whose sidecar never connected though their ranks train: most often a closed port."""
         network = self.network
-        if network is None or self._has_checked_connections or now < CONNECT_S:
+        if network is None or self._has_checked_connections or now < FIRST_CONNECTION_S:
             return
         self._has_checked_connections = True
         missing = [network.peers[node] for node, age in network.heartbeat_ages().items() if age == math.inf]

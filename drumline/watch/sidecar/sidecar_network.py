@@ -24,11 +24,11 @@ from drumline.watch.sidecar.sidecar_options import Peer
 
 NUM_HUBS = 3
 PURPOSE = "watch"
-CONNECT_S = 1.5
+DIAL_S = 1.5
 RETRY_S = 1.0
 CHECK_S = 0.25
 PROBE_AFTER_S = 1.1
-"""Without a message; with CONNECT_S the reason is known within 3 s."""
+"""Without a message; with DIAL_S the reason is known within 3 s."""
 CLOSE_AFTER_S = 6.0
 """Without a message. Long enough for TCP to get over a short gap by itself."""
 LATE_S = 0.5
@@ -234,7 +234,7 @@ async def _connect(peer: Peer) -> socket.socket:
     call = socket.socket(socket.AF_INET6 if ":" in peer.address else socket.AF_INET)
     call.setblocking(False)
     try:
-        async with asyncio.timeout(CONNECT_S):
+        async with asyncio.timeout(DIAL_S):
             await asyncio.get_running_loop().sock_connect(call, (peer.address, peer.port))
     except BaseException:
         call.close()

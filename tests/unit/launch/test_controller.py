@@ -221,7 +221,7 @@ def test_a_job_that_may_have_fewer_nodes_continues_without_one(make: Make, said:
     code, lines = conclude(asyncio.run(go()), said)
     assert code == 1
     assert lines[0] == "drumline: 3 ranks run on 3 hosts (a, b, c)", "with spares it may be any of them"
-    assert lines[1] == "drumline: WARNING: the connection to c was lost: it was closed; the job continues with a, b"
+    assert lines[1] == "drumline: warning: the connection to c was lost: it was closed; the job continues with a, b"
     assert lines[2] == "drumline: error: the connection to me@b was lost: it was closed"
 
     async def lose_first() -> None:
@@ -248,7 +248,7 @@ def test_a_host_that_is_shut_down_takes_its_own_part_alone(make: Make, said: Pat
 
     code, lines = conclude(asyncio.run(shut_down()), said)
     assert code == 75, "all that were left have saved"
-    assert "drumline: WARNING: the job was ended on c; the job continues with a, b" in lines
+    assert "drumline: warning: the job was ended on c; the job continues with a, b" in lines
 
 
 def test_a_host_that_is_found_lost_when_the_others_are_done_is_no_failure(make: Make, said: Path) -> None:
@@ -267,7 +267,7 @@ def test_a_host_that_is_found_lost_when_the_others_are_done_is_no_failure(make: 
     assert code == 0
     assert lines[1:] == [
         "drumline: 2 ranks run on 2 hosts",
-        "drumline: WARNING: the connection to c was lost: it was closed; the others are done",
+        "drumline: warning: the connection to c was lost: it was closed; the others are done",
         "drumline: done; logs in logs on each host",
     ]
 

@@ -45,7 +45,7 @@ def test_who_cannot_reach_the_first_node_is_an_error_with_the_rule_and_others_a_
     assert capsys.readouterr().err == ""
     check_data_ports(claims, [{}, {}, {"0": Reason.NO_ANSWER}])
     assert capsys.readouterr().err == (
-        "drumline: WARNING: data ports are closed from c to b: port 40001 (no answer: packets are dropped, as a "
+        "drumline: warning: data ports are closed from c to b: port 40001 (no answer: packets are dropped, as a "
         "security group or firewall does it); ranks that send data there will block. Next: open TCP 1024-65535 "
         "on b for the job's hosts (AWS: all traffic from the security group itself)\n"
     )

@@ -100,7 +100,7 @@ def test_a_killed_agent_is_one_restart_of_all_and_a_host_that_is_down_is_replace
     assert code == 0, lines
     assert [line for line in lines if "ranks run on" not in line] == [
         "drumline: 2 hosts; logs in logs on each",
-        "drumline: WARNING: the launcher's agent on b was killed by SIGKILL; "
+        "drumline: warning: the launcher's agent on b was killed by SIGKILL; "
         "restarting all ranks (restart 1 of 3), resuming from the newest checkpoint",
         "drumline: c replaces b, which is unreachable (ssh: connect to host x port 22: Connection refused)",
         "drumline: d replaces c, which is unreachable (ssh: connect to host x port 22: Connection refused)",

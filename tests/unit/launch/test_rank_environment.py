@@ -89,7 +89,7 @@ def test_watch_settings_are_read_and_the_secret_is_not_shown() -> None:
     terms = watch_settings_from(
         {
             rank_environment.WATCH_FOLDER: "/dev/shm/x",
-            secrets.VARIABLE: secret,
+            secrets.SECRET_ENV: secret,
             rank_environment.WATCH_NODES: "10.0.0.1:4000,fe80::1:4001",
             **ScriptWatch(run="/runs/a", on_hang="stop", hang_s=7.5).variables(),
         }

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from drumline.watch.sidecar.leader import CONNECT_S, Leader
+from drumline.watch.sidecar.leader import FIRST_CONNECTION_S, Leader
 from drumline.watch.sidecar.local_ranks import LocalRanks
 from drumline.watch.sidecar.main import LINGER_S, ExitCondition, Sidecar
 from drumline.watch.sidecar.sidecar_network import SidecarNetwork
@@ -124,10 +124,10 @@ def test_nodes_that_never_connected_are_a_warning_once(tmp_path: Path, capsys: p
     network._results[1] = "timed out"
     options = options_of(tmp_path)
     leader = Leader(options, LocalRanks(options), network, SidecarReporter(options), lambda *_: None)
-    leader._check_connections(CONNECT_S - 1)
+    leader._check_connections(FIRST_CONNECTION_S - 1)
     assert leader.notices == []
     for _ in range(2):
-        leader._check_connections(CONNECT_S + 1)
+        leader._check_connections(FIRST_CONNECTION_S + 1)
     ((kind, warning),) = leader.notices
     assert kind == "warning"
     assert "the sidecar on node-a has no connection with node-1 (10.0.0.1 port 4001: timed out), " in warning

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from drumline.watch.cluster_state import Answer, NodeState
-from drumline.watch.sidecar.leader import CONNECT_S, Leader
+from drumline.watch.sidecar.leader import FIRST_CONNECTION_S, Leader
 from drumline.watch.sidecar.local_ranks import LocalRanks
 from drumline.watch.sidecar.sidecar_network import SidecarNetwork
 from drumline.watch.sidecar.sidecar_options import Peer, SidecarOptions
@@ -41,5 +41,5 @@ def test_a_node_that_never_connected_is_not_a_lost_one(tmp_path: Path) -> None:
     ages = seen.nodes[0].heartbeat_age_s
     assert (round(ages[1]), round(ages[2]), len(ages)) == (0, 3, 2)
     # By then the warning of a closed port is out.
-    network._started_at = now - CONNECT_S - 1
+    network._started_at = now - FIRST_CONNECTION_S - 1
     assert leader.cluster().never_seen == ()
