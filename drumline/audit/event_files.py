@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from drumline.audit.section import Section
-from drumline.metrics.json_lines import Line, read_lines
+from drumline.metrics.events import Line, read_lines
 from drumline.text import plural
 
 UNREADABLE = "unreadable; an event is lost"

@@ -12,7 +12,7 @@ from typing import Any
 
 from drumline.audit.section import Section
 from drumline.data.ledger import LedgerEntry, from_json, num_steps
-from drumline.metrics.json_lines import Line, read_lines
+from drumline.metrics.events import Line, read_lines
 from drumline.text import span
 
 FILE = "ledger.jsonl"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from drumline.engine.run_folder import RunFolder, job_at_work
-from drumline.metrics.json_lines import parse_line
+from drumline.metrics.events import parse_line
 from drumline.untrusted import open_regular
 from drumline.watch.status_file import STATUS_FILE, read_status
 

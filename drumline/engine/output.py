@@ -25,8 +25,7 @@ from drumline.launch.node_plan import resume_command, two_node_command
 from drumline.launch.rank_environment import command_start, now, process_start
 from drumline.manager import DDPManager
 from drumline.metrics.display import Display, PlainDisplay
-from drumline.metrics.events import EventLog, Reporter, Sink
-from drumline.metrics.json_lines import parse_line
+from drumline.metrics.events import EventLog, Reporter, Sink, parse_line
 from drumline.metrics.tensorboard import TensorBoard
 from drumline.untrusted import APPEND, descriptor_of, open_log
 from drumline.watch.sidecar.sidecar_reporter import NOTICES

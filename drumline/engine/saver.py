@@ -39,7 +39,7 @@ from drumline.distributed.wrap import LiveBuffers
 from drumline.engine.job import Job, Progress
 from drumline.engine.run_context import RunContext
 from drumline.errors import CheckpointError, log
-from drumline.metrics.json_lines import JsonLines
+from drumline.metrics.events import JsonLines
 from drumline.net.sealed_store import SealedStore
 from drumline.watch.heartbeat import Phase
 

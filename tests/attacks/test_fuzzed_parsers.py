@@ -25,7 +25,7 @@ from drumline.errors import DrumlineError
 from drumline.launch.env_file import read_env_file
 from drumline.launch.hosts import hosts_from_file
 from drumline.launch.rank_environment import read_failure
-from drumline.metrics.json_lines import read_lines
+from drumline.metrics.events import read_lines
 from drumline.net.frames import FrameError, decode
 from drumline.untrusted import parse_json, parse_toml
 from drumline.watch.heartbeat import read_heartbeat

@@ -19,7 +19,7 @@ from drumline.engine.saver import LedgerFile
 from drumline.errors import UsageError
 from drumline.launch.ssh.log_follower import LogFollower, last_lines
 from drumline.launch.ssh.supervisor import refusals
-from drumline.metrics.json_lines import JsonLines
+from drumline.metrics.events import JsonLines
 from drumline.untrusted import check_own_folder, open_append, open_log, replace_text
 from drumline.watch.diagnosis.diagnosis_files import read_diagnoses
 from drumline.watch.sidecar.sidecar_reporter import write_status_file

@@ -26,8 +26,8 @@ from drumline.launch.env_file import _unquoted, read_env_file
 from drumline.launch.hosts import Host, hosts_from_file, read_counts
 from drumline.launch.kubernetes import _literal
 from drumline.launch.ssh.sync import _listed, code_files
-from drumline.metrics import json_lines
-from drumline.metrics.json_lines import parse_line, read_lines
+from drumline.metrics import events
+from drumline.metrics.events import parse_line, read_lines
 from drumline.net.frames import FrameError, decode
 from drumline.untrusted import DOCUMENT_BYTES, TEXT_BYTES, parse_json, parse_toml, read_regular
 from drumline.watch.status_file import read_status
@@ -194,7 +194,7 @@ def test_verify_waits_for_nothing(tmp_path: Path, kind: str) -> None:
 
 
 def test_a_line_without_end_is_not_held_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_lines, "MAX_LINE_BYTES", 1 << 20)
+    monkeypatch.setattr(events, "MAX_LINE_BYTES", 1 << 20)
     with (tmp_path / "lines").open("wb") as file:
         file.write(b'{"a": 1}\n')
         file.truncate(64 << 20)  # a hole: zeros

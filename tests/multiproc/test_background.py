@@ -16,8 +16,7 @@ from drumline.audit.verify import verify_run
 from drumline.checkpoint import catalog, store
 from drumline.config.schema import CheckpointConfig
 from drumline.errors import CheckpointError
-from drumline.metrics.events import read_events
-from drumline.metrics.json_lines import JsonLines
+from drumline.metrics.events import JsonLines, read_events
 from drumline.tasks.base import Loss
 from tests.jobs import Classify, Normalised, assert_same_bits, make_config, newest, train_here, train_on
 

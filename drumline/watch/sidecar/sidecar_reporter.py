@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from drumline.errors import as_lines
-from drumline.metrics.json_lines import JsonLines
+from drumline.metrics.events import JsonLines
 from drumline.terminal import print_message
 from drumline.untrusted import check_own_folder, make_own_folder, parse_json, read_regular, replace_text
 from drumline.watch.cluster_state import ClusterState

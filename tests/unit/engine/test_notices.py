@@ -12,8 +12,7 @@ from drumline.audit.verify import verify_run
 from drumline.engine.loop import Loop
 from drumline.engine.output import WatchNotices
 from drumline.manager import DDPManager
-from drumline.metrics.events import Reporter, read_events
-from drumline.metrics.json_lines import JsonLines
+from drumline.metrics.events import JsonLines, Reporter, read_events
 from drumline.watch.sidecar.sidecar_reporter import NOTICES
 from tests.jobs import Classify, make_config, train_here
 
