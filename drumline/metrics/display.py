@@ -1,17 +1,43 @@
-"""The display of rank 0: live on a terminal, plain lines elsewhere, or none. It shows no errors."""
+"""The display of rank 0: how events read, and the plain lines for log files and pipes. `live` draws on a terminal.
+
+Errors are not shown here.
+"""
 
 from __future__ import annotations
 
+import math
+import re
 import time
-from typing import Self, TextIO
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Self, TextIO
 
 from drumline.errors import as_lines
-from drumline.metrics import wording
-from drumline.metrics.events import Event
+from drumline.metrics.events import RESERVED, Event
 from drumline.terminal import show_lines
-from drumline.text import clock
+from drumline.text import clock, duration, file_size, plural
 
 _LABEL_WIDTH = 12
+# Everything in a train or evaluation event that is not a metric of the task.
+_BOOKKEEPING = RESERVED | {"grad_norm"}
+_MIN_DATA_SHARE = 0.05
+# By the cause that a diagnosis names: what happened to the rank, or to its host.
+_FAULTS = {
+    "killed": "was killed",
+    "out_of_memory": "ran out of memory",
+    "stopped": "was stopped",
+    "debugged": "was held by a debugger",
+    "dataset": "was blocked in its dataset",
+    "user_code": "was blocked in its code",
+    "gil": "was blocked with the GIL held",
+    "not_entered": "did not enter a collective",
+    "mismatch": "was in a different collective",
+    "left_early": "left the loop early",
+    "teardown": "did not exit",
+    "unreachable": "was unreachable",
+    "storage": "was blocked in storage",
+    "slow": "was too slow",
+    "unknown": "was blocked",
+}
 
 
 class Display:
@@ -27,7 +53,7 @@ class Display:
             self.epochs, self.total_steps = event["epochs"], event["total_steps"]
         if (show := getattr(self, f"show_{event['kind']}", None)) is not None:
             show(event)
-        elif (words := wording.line(event)) is not None:
+        elif (words := event_line(event)) is not None:
             self.show_line(event, words)
 
     def show_line(self, event: Event, words: str) -> None:
@@ -53,33 +79,181 @@ class PlainDisplay(Display):
         self._last_train_time = float("-inf")
 
     def show_start(self, event: Event) -> None:
-        self._show_page(wording.opening(event))
+        self._show_page(opening_page(event))
 
     def show_train(self, event: Event) -> None:
         if event["time"] - self._last_train_time < self._seconds_between_steps:
             return
         self._last_train_time = event["time"]
-        parts = [
-            wording.step_of(event, self.total_steps),
-            f"loss {wording.number(event['loss'])}",
-            *wording.rates(event),
-            f"{clock(event['seconds_left'])} left",
-        ]
-        self.show_line(event, "   ".join(parts))
+        loss, left = f"loss {number_text(event['loss'])}", f"{clock(event['seconds_left'])} left"
+        self.show_line(event, "   ".join([step_of(event, self.total_steps), loss, *rates(event), left]))
 
     def show_evaluation(self, event: Event) -> None:
-        self.show_line(event, wording.evaluation_line(event, self.epochs))
+        self.show_line(event, evaluation_line(event, self.epochs))
 
     def show_end(self, event: Event) -> None:
-        self._show_page(wording.closing(event))
+        self._show_page(closing_page(event))
 
     def show_line(self, event: Event, words: str) -> None:
         now = time.strftime("%H:%M:%S", time.localtime(event["time"]))
         first, *more = as_lines(words)
         show_lines([f"{now} {first}", *(f"  {line}" for line in more)], stream=self._stream)
 
-    def _show_page(self, page: wording.Page) -> None:
+    def _show_page(self, page: Page) -> None:
         lines = [page.heading, *(f"  {label:<{_LABEL_WIDTH}} {value}" for label, value in page.rows)]
         for label, command in page.commands:
-            lines += [f"  {label}", *wording.wrap_command(command, width=80, indent="    ")]
+            lines += [f"  {label}", *wrap_command(command, width=80, indent="    ")]
         show_lines(lines, stream=self._stream)
+
+
+class Page(NamedTuple):
+    """What is shown for a `start` or `end` event."""
+
+    heading: str
+    rows: list[tuple[str, str]]
+    commands: list[tuple[str, str]]
+
+
+def opening_page(event: Event) -> Page:
+    ranks = plural(event["world_size"], "rank")
+    low, high = math.floor(event["batch_size_per_rank"]), math.ceil(event["batch_size_per_rank"])
+    per_rank = f"{low:,}" if low == high else f"{low:,} or {high:,}"
+    batch = f"{event['batch_size']:,} a step: {ranks} x {per_rank}"
+    if event["accumulate"] > 1:
+        batch += f", in {event['accumulate']} micro-batches"
+    if event.get("shards"):
+        batch += f"; {event['shards']} shards, the same bits on any number of ranks"
+    steps = plural(event["total_steps"], "step")
+    rows = [
+        ("model", f"{event['model_parameters']:,} parameters, {event['precision']}"),
+        ("data", _data(event["train_samples"], event["eval_samples"])),
+        ("batch", batch),
+        ("rate", f"{event['lr']:.3g} at its peak"),
+        ("length", f"{plural(event['epochs'], 'epoch')}, {steps}" if event["epochs"] else steps),
+        ("run folder", str(event["run"])),
+    ]
+    place = ", ".join(name for name in (event["device"], event["backend"]) if name)
+    return Page(f"{event['task']} on {ranks} ({place})", rows, [])
+
+
+def _data(train_samples: int | None, eval_samples: int | None) -> str:
+    """`1,437 samples for training, 360 for evaluation`; None: a stream of unknown length."""
+    training = "a stream" if train_samples is None else f"{train_samples:,} samples"
+    if eval_samples == 0:
+        return f"{training} for training"
+    return f"{training} for training, {'a stream' if eval_samples is None else f'{eval_samples:,}'} for evaluation"
+
+
+def closing_page(event: Event) -> Page:
+    rows = [(name, metric_text(name, value)) for name, value in metrics_of(event["metrics"]).items()]
+    if event["samples_per_s"] > 0:  # a finished run that was started again took no step
+        rows.append(("speed", speed(event["samples_per_s"])))
+    if event.get("data_share", 0.0) >= _MIN_DATA_SHARE:
+        rows.append(("waiting", f"for data {event['data_share']:.0%} of the time"))
+    if event.get("best_step") is not None:
+        rows.append(("best", f"the checkpoint of step {event['best_step']}"))
+    rows += [("straggler", words) for words in event.get("stragglers", [])]
+    rows.append(("run folder", str(event["run"])))
+    commands = [("to resume", event.get("resume_command")), ("on two nodes", event.get("two_node_command"))]
+    known = [(label, command) for label, command in commands if command]
+    return Page(f"done: {plural(event['step'], 'step')} in {duration(event['seconds'])}", rows, known)
+
+
+def event_line(event: Event) -> str | None:
+    """An event as a line; None: its kind is shown in another way, or not at all."""
+    match event["kind"]:
+        case "resume":
+            return f"resumed at step {event['step']} from {event['path']}"
+        case "recovered":
+            return _recovered_line(event)
+        case "first_step":
+            since = "the command" if event["since"] == "command" else "this rank began"
+            total = event["seconds"]
+            # Parts of less than a hundredth are left out.
+            parts = [f"{name} {duration(part)}" for name, part in event["parts"].items() if part >= total / 100]
+            return f"first step {duration(total)} after {since}: {', '.join(parts)}"
+        case "checkpoint":
+            # Without a copy, training was paused until all was written.
+            paused = "" if event.get("copy", "none") == "none" else f", training paused {duration(event['blocked_s'])}"
+            return f"saved step {event['step']} ({file_size(event['bytes'])} in {duration(event['seconds'])}{paused})"
+        case "preempted":
+            by, rank = event["signal"], f"rank {event['told_rank']} on {event['told_host']}"
+            cause = f"{by} to {rank}" if by.startswith("SIG") else f"{by} (seen by {rank})"
+            return f"preempted by {cause}: saved step {event['step']}; rerun the same command to resume"
+        case "note" | "straggler" | "stall":
+            return str(event["message"])
+        case "warning":
+            return f"warning: {event['message']}"
+    return None
+
+
+def _recovered_line(event: Event) -> str:
+    rank = "" if event["told_rank"] is None else f"rank {event['told_rank']} on "
+    fault = f"{rank}{event['told_host']} {_FAULTS.get(event['cause'], 'failed')}"
+    line, lost = f"resumed {duration(event['seconds'])} after {fault}", event["lost_steps"]
+    if lost is None:
+        return line
+    return f"{line} at step {event['step'] - 1 + lost}; {plural(lost, 'step') if lost else 'no step'} lost"
+
+
+def evaluation_line(event: Event, epochs: int | None) -> str:
+    parts = [f"{name} {metric_text(name, value)}" for name, value in metrics_of(event).items()]
+    return "   ".join([epoch_of(event, epochs), *parts, f"in {duration(event['seconds'])}"])
+
+
+def step_of(event: Event, total_steps: int) -> str:
+    """`step  70/460`, as wide for the first step as for the last."""
+    return f"step {event['step']:>{len(str(total_steps))}}/{total_steps}"
+
+
+def epoch_of(event: Event, epochs: int | None) -> str:
+    """`epoch  7/20`, as wide for the first epoch as for the last."""
+    return f"epoch {event['epoch']:>{len(str(epochs))}}/{epochs}" if epochs else f"epoch {event['epoch']}"
+
+
+def rates(event: Event) -> list[str]:
+    """`lr 0.0983`, `8,123 samples/s` and, where it matters, `waits for data 12%`, from a `train` event."""
+    parts = [f"lr {event['lr']:.3g}", speed(event["samples_per_s"])]
+    share = event.get("data_share", 0.0)
+    return [*parts, f"waits for data {share:.0%}"] if share >= _MIN_DATA_SHARE else parts
+
+
+def speed(samples_per_s: float) -> str:
+    """`8,123 samples/s`."""
+    return f"{samples_per_s:{',.0f' if samples_per_s >= 100 else '.3g'}} samples/s"
+
+
+def metrics_of(values: Mapping[str, Any]) -> dict[str, float]:
+    """The task's own numbers in an event, the loss first."""
+    found = {
+        name: value for name, value in values.items() if name not in _BOOKKEEPING and isinstance(value, int | float)
+    }
+    return {name: found[name] for name in sorted(found, key=lambda name: name != "loss")}
+
+
+def metric_text(name: str, value: float) -> str:
+    """A metric as people write it: an accuracy in percent."""
+    return f"{value:.2%}" if name.endswith("accuracy") else number_text(value)
+
+
+def number_text(value: float) -> str:
+    """Four decimals, or three digits of a small one: `2.3026`, `0.0400`, `1.20e-05`, `12,346`."""
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4f}" if abs(value) >= 0.1 else f"{value:#.3g}"
+
+
+def wrap_command(command: str, *, width: int, indent: str) -> list[str]:
+    """Lines of a shell command that fit the width and can be pasted as they are; no word is ever cut."""
+    lines: list[str] = []
+    for one in command.splitlines():
+        # A word may have quoted pieces with blanks; each option stays with its value.
+        words = re.findall(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""", one)
+        line = indent
+        for option in re.split(r"\0(?=-)", "\0".join(words)):
+            if line.strip() and len(line) + len(option) + 2 > width:
+                lines.append(line + "\\")
+                line = indent + "  "
+            line += option.replace("\0", " ") + " "
+        lines.append(line.rstrip())
+    return lines

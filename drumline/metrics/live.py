@@ -15,8 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from drumline.errors import as_lines
-from drumline.metrics import wording
-from drumline.metrics.display import Display
+from drumline.metrics import display
+from drumline.metrics.display import Display, Page
 from drumline.metrics.events import Event
 from drumline.terminal import make_console, one_line
 from drumline.text import clock
@@ -49,7 +49,7 @@ class LiveDisplay(Display):
         self._live.stop()
 
     def show_start(self, event: Event) -> None:
-        self._print_page(wording.opening(event), "bold cyan")
+        self._print_page(display.opening_page(event), "bold cyan")
 
     def show_train(self, event: Event) -> None:
         self._train = event
@@ -62,7 +62,7 @@ class LiveDisplay(Display):
             self._live.refresh()
 
     def show_evaluation(self, event: Event) -> None:
-        line = Text(wording.evaluation_line(event, self.epochs))
+        line = Text(display.evaluation_line(event, self.epochs))
         line.highlight_regex(r"\b[a-z]\w*", "dim")  # the names of the numbers
         self._print(line)
 
@@ -72,23 +72,21 @@ class LiveDisplay(Display):
     def show_error(self, event: Event) -> None:
         self.close()  # the error is printed below the bar, where training was
 
-    def show_preempted(self, event: Event) -> None:
-        self.close()
-        self.show_line(event, wording.preempted_line(event))
-
     def show_end(self, event: Event) -> None:
         self._live.transient = True  # the summary takes the bar's place
         self.close()
-        self._print_page(wording.closing(event), "bold green")
+        self._print_page(display.closing_page(event), "bold green")
 
     def show_line(self, event: Event, words: str) -> None:
+        if event["kind"] == "preempted":
+            self.close()
         self._print(Text(words, _STYLES.get(event["kind"], "")))
 
     def _print(self, line: Text) -> None:
         line.plain = "\n  ".join(as_lines(line.plain))
         self._console.print(Padding(line, (0, 0, 0, len(_MARGIN)), expand=False))
 
-    def _print_page(self, page: wording.Page, style: str) -> None:
+    def _print_page(self, page: Page, style: str) -> None:
         self._console.print()
         self._print(Text(page.heading, style))
         self._console.print()
@@ -99,7 +97,7 @@ class LiveDisplay(Display):
         for label, command in page.commands:
             self._console.print()
             self._print(Text(f"  {label}", "dim"))
-            for line in wording.wrap_command(command, width=self._console.width, indent=f"{_MARGIN}    "):
+            for line in display.wrap_command(command, width=self._console.width, indent=f"{_MARGIN}    "):
                 self._console.print(Text(line, "cyan"), soft_wrap=True)
         self._console.print()
 
@@ -112,16 +110,16 @@ class LiveDisplay(Display):
         bar.add_column(ratio=1)
         bar.add_column(no_wrap=True)
         bar.add_row(
-            _MARGIN + wording.epoch_of(event, self.epochs),
+            _MARGIN + display.epoch_of(event, self.epochs),
             ProgressBar(self.total_steps, event["step"], complete_style="cyan", finished_style="cyan"),
-            f"{wording.step_of(event, self.total_steps)}  {clock(event['seconds_left'])} left",
+            f"{display.step_of(event, self.total_steps)}  {clock(event['seconds_left'])} left",
         )
         # The last line is empty: the cursor is there, so what another rank prints starts on a line of its own.
         return Group(Text(), bar, self._numbers(event), Text())
 
     def _numbers(self, event: Event) -> Text:
-        parts = [f"{name} {wording.metric(name, value)}" for name, value in wording.metrics_of(event).items()]
-        parts += wording.rates(event)
+        parts = [f"{name} {display.metric_text(name, value)}" for name, value in display.metrics_of(event).items()]
+        parts += display.rates(event)
         if self._saved_step is not None:
             parts.append(f"saved step {self._saved_step}")
         return Text(one_line(_MARGIN + "   ".join(parts)), "dim", no_wrap=True, overflow="ellipsis")

@@ -11,8 +11,8 @@ import pytest
 from drumline.engine import resume
 from drumline.engine.resume import EarlierFailure, look_back
 from drumline.engine.run_folder import RunFolder
+from drumline.metrics.display import event_line
 from drumline.metrics.events import Event, Reporter
-from drumline.metrics.wording import recovered_line
 
 
 class Run:
@@ -126,4 +126,4 @@ def test_the_time_from_fault_to_step_is_told(
     )
     assert event["lost_steps"] == (None if fault_step is None else fault_step - 50)
     assert (event["told_rank"], event["told_host"], event["cause"]) == (rank, "b", cause)
-    assert recovered_line(event) == words
+    assert event_line(event) == words

@@ -8,7 +8,7 @@ import shlex
 import pytest
 
 from drumline import text
-from drumline.metrics import wording
+from drumline.metrics import display
 
 
 @pytest.mark.parametrize(
@@ -52,32 +52,32 @@ def test_file_sizes(num_bytes: float, words: str) -> None:
     ],
 )
 def test_numbers(value: float, words: str) -> None:
-    assert wording.number(value) == words
+    assert display.number_text(value) == words
 
 
 def test_an_accuracy_is_a_percentage() -> None:
-    assert wording.metric("accuracy", 0.98611) == "98.61%"
-    assert wording.metric("top5_accuracy", 1.0) == "100.00%"
-    assert wording.metric("perplexity", 12.5) == "12.5000"
+    assert display.metric_text("accuracy", 0.98611) == "98.61%"
+    assert display.metric_text("top5_accuracy", 1.0) == "100.00%"
+    assert display.metric_text("perplexity", 12.5) == "12.5000"
 
 
 def test_counts_and_speeds() -> None:
     assert text.plural(1, "step") == "1 step"
     assert text.plural(1437, "step") == "1,437 steps"
-    assert wording.speed(8123.4) == "8,123 samples/s"
-    assert wording.speed(3.42) == "3.42 samples/s"
+    assert display.speed(8123.4) == "8,123 samples/s"
+    assert display.speed(3.42) == "3.42 samples/s"
 
 
 def test_the_loss_comes_first_and_the_bookkeeping_stays_out() -> None:
     event = {"kind": "train", "step": 3, "accuracy": 0.5, "lr": 0.1, "loss": 1.0, "grad_norm": 2.0, "run": "x"}
 
-    assert list(wording.metrics_of(event)) == ["loss", "accuracy"]
+    assert list(display.metrics_of(event)) == ["loss", "accuracy"]
 
 
 def test_a_long_command_is_cut_before_options_and_can_be_pasted() -> None:
     command = "torchrun --nnodes 2 --rdzv-endpoint 'the first host':29500 -m drumline train digits --run \"my runs/1\""
 
-    lines = wording.wrap_command(command, width=40, indent="  ")
+    lines = display.wrap_command(command, width=40, indent="  ")
 
     assert lines == [
         "  torchrun --nnodes 2 \\",
@@ -89,7 +89,7 @@ def test_a_long_command_is_cut_before_options_and_can_be_pasted() -> None:
 
 
 def test_a_short_command_stays_one_line_and_lines_stay_lines() -> None:
-    assert wording.wrap_command("a --b c\nd", width=80, indent=" ") == [" a --b c", " d"]
+    assert display.wrap_command("a --b c\nd", width=80, indent=" ") == [" a --b c", " d"]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_a_stream_has_no_number_of_samples(train_samples: int | None, eval_sampl
         "train_samples": train_samples, "eval_samples": eval_samples, "batch_size_per_rank": 8.0, "accumulate": 1,
         "precision": "fp32", "lr": 0.1, "epochs": None, "total_steps": 20, "run": "runs/a",
     }  # fmt: skip
-    rows = dict(wording.opening(event).rows)
+    rows = dict(display.opening_page(event).rows)
     assert rows["data"] == words
     assert rows["length"] == "20 steps"
 
@@ -122,5 +122,5 @@ def test_a_stream_has_no_number_of_samples(train_samples: int | None, eval_sampl
 )
 def test_the_first_step_is_shown_with_all_that_counts(since: str, words: str) -> None:
     parts = {"launcher": 1.2, "python and torch": 4.0, "folder": 0.06, "data": 0.0, "first step": 0.84}
-    event = {"seconds": sum(parts.values()), "since": since, "parts": parts}
-    assert wording.first_step_line(event) == words
+    event = {"kind": "first_step", "seconds": sum(parts.values()), "since": since, "parts": parts}
+    assert display.event_line(event) == words
