@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from drumline.checkpoint import disk, store
+from drumline.checkpoint import store
 from drumline.config.schema import Config
 from drumline.data import delivery, stream_loader
 from drumline.distributed.wrap import LiveBuffers
@@ -89,7 +89,7 @@ def _install(fault: Fault) -> None:
         "exchange": (LiveBuffers, "broadcast", before),  # gradients are there, and nothing has been made of them
         "optimizer": (TrainStep, "_update", behind),
         "gather": (saver, "gather_tensors", before),
-        "write": (disk, "write_file", behind),
+        "write": (store, "write_file", behind),
         "rename": (store, "_put_in_place", behind),
         "prune": (saver, "prune", before),
         "saved": (saver.Saver, "save", behind),

@@ -1,26 +1,32 @@
-"""Which checkpoints a folder holds and which of them are complete. Reads only, and needs no torch: `drumline verify`
-uses it. `store` writes what is read here.
+"""Which checkpoints a folder holds and which of them are complete; and the reasons of a disk that refuses.
+
+Reads only, and needs no torch: `drumline verify` uses it. `store` writes what is read here.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-from drumline.checkpoint import disk, manifest
+from blake3 import blake3
+
+from drumline.checkpoint import manifest
 from drumline.checkpoint.manifest import CorruptCheckpointError, Manifest
 from drumline.errors import CheckpointError
-from drumline.untrusted import parse_json, read_regular, size_of
-
-Result = TypeVar("Result")
+from drumline.text import file_size
+from drumline.untrusted import descriptor_of, parse_json, read_regular, size_of
 
 STEP_NAME = re.compile(r"step-(\d{8,})")
 HIDDEN_NAME = re.compile(r"\.(step-\d{8,})\.(partial|replaced|removed)")
 DOCUMENT = ".json"
 MAX_DOCUMENT_BYTES = 1 << 28
 """One of them holds the state of the datasets of all ranks."""
+_READ_BYTES = 1 << 20
 
 
 class Skipped(NamedTuple):
@@ -39,7 +45,9 @@ def verify(path: Path) -> Manifest:
     """Compare every byte of a checkpoint with its manifest."""
     found = check_sizes(path)
     for name, record in found.files.items():
-        if _attempt(path, name, disk.checksum_of) != record.blake3:
+        with manifest.reading(path, name):
+            checksum = checksum_of(path / name)
+        if checksum != record.blake3:
             raise CorruptCheckpointError(path, f"{name}: its checksum differs from the manifest's")
     return found
 
@@ -51,7 +59,8 @@ def check_sizes(path: Path) -> Manifest:
     if named and int(named[1]) != found.step:
         raise CorruptCheckpointError(path, f"{manifest.FILE_NAME} belongs to step {found.step}")
     for name, record in found.files.items():
-        size = _attempt(path, name, size_of)
+        with manifest.reading(path, name):
+            size = size_of(path / name)
         if size != record.size:
             raise CorruptCheckpointError(path, f"{name} has {size} of {record.size} bytes")
     return found
@@ -96,16 +105,10 @@ def folder_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def is_step_folder(path: Path) -> bool:
-    return STEP_NAME.fullmatch(path.name) is not None
-
-
 def read_document(path: Path, name: str) -> Any:
     file = f"{name}{DOCUMENT}"
-    try:
-        return parse_json(_attempt(path, file, lambda found: read_regular(found, most=MAX_DOCUMENT_BYTES)))
-    except ValueError as error:
-        raise CorruptCheckpointError(path, f"{file} cannot be read: {error}") from error
+    with manifest.reading(path, file):
+        return parse_json(read_regular(path / file, most=MAX_DOCUMENT_BYTES))
 
 
 def folders(root: Path) -> list[Path]:
@@ -115,14 +118,48 @@ def folders(root: Path) -> list[Path]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        reason, next_step = disk.explain(error, folder=root)
+        reason, next_step = explain_os_error(error, folder=root)
         raise CheckpointError(f"the checkpoints in {root} cannot be listed: {reason}", next_step=next_step) from error
 
 
-def _attempt(folder: Path, name: str, operation: Callable[[Path], Result]) -> Result:
+def checksum_of(path: Path) -> str:
+    """The checksum of a file; read rather than mapped, so that a bad disk is an error and not a signal."""
+    checksum, buffer = blake3(), bytearray(_READ_BYTES)
+    view = memoryview(buffer)
+    with os.fdopen(descriptor_of(path, os.O_RDONLY), "rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            checksum.update(view[:count])
+    return checksum.hexdigest()
+
+
+def explain_os_error(error: OSError, *, folder: Path, needed: int | None = None) -> tuple[str, str]:
+    """The reason of an OSError in a folder, and what to do next."""
+    free = _free(folder)
+    room = "" if needed is None or free is None else f" ({file_size(needed)} needed, {file_size(free)} free)"
+    make_room = (
+        f"delete some files on the disk of {folder}: it has bytes left but may have no inodes (see df -i)"
+        if (free or 0) > (needed or 0)
+        else f"free some space on the disk of {folder}"
+    )
+    permission = ("no permission", f"let user id {os.geteuid()} read and write {folder}")
+    in_the_way = ("a file is where a folder should be", f"move away {error.filename2 or error.filename}")
+    reasons = {
+        errno.ENOSPC: ("the disk is full", make_room),
+        errno.EDQUOT: ("the disk quota is used up", "free some space, or ask for a larger quota"),
+        errno.EACCES: permission,
+        errno.EPERM: permission,
+        errno.EROFS: ("the file system is read-only", f"mount the disk of {folder} for writing"),
+        errno.EEXIST: in_the_way,
+        errno.ENOTDIR: in_the_way,
+    }
+    unknown = (error.strerror or str(error), f"check the disk of {folder}, and that no other run uses it")
+    reason, next_step = reasons.get(error.errno or 0, unknown)
+    return reason + room, next_step
+
+
+def _free(folder: Path) -> int | None:
+    nearest = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
     try:
-        return operation(folder / name)
-    except FileNotFoundError as error:
-        raise CorruptCheckpointError(folder, f"{name} is missing") from error
-    except OSError as error:
-        raise CorruptCheckpointError(folder, f"{name} cannot be read: {error.strerror}") from error
+        return shutil.disk_usage(nearest).free
+    except OSError:
+        return None

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from drumline.untrusted import parse_json, read_regular
 FORMAT = 1
 FILE_NAME = "manifest.json"
 NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]+")
-"""Of a file in a checkpoint: it cannot lead out of the folder."""
+"""A name of a file in a checkpoint: it cannot lead out of the folder."""
 
 
 class CorruptCheckpointError(CheckpointError):
@@ -104,14 +105,21 @@ def _record(name: str, entry: Any) -> FileRecord:
 
 def read(folder: Path) -> Manifest:
     """The manifest of a checkpoint folder, checked against its own digest."""
-    try:
+    with reading(folder, FILE_NAME):
         return parse(read_regular(folder / FILE_NAME))
+
+
+@contextmanager
+def reading(folder: Path, name: str) -> Iterator[None]:
+    """Raise what fails here as a fault of this file of a checkpoint."""
+    try:
+        yield
     except FileNotFoundError as error:
-        raise CorruptCheckpointError(folder, f"{FILE_NAME} is missing") from error
+        raise CorruptCheckpointError(folder, f"{name} is missing") from error
     except OSError as error:
-        raise CorruptCheckpointError(folder, f"{FILE_NAME} cannot be read: {error.strerror}") from error
+        raise CorruptCheckpointError(folder, f"{name} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise CorruptCheckpointError(folder, f"{FILE_NAME}: {error}") from error
+        raise CorruptCheckpointError(folder, f"{name}: {error}") from error
 
 
 def _to_bytes(content: Mapping[str, Any]) -> bytes:

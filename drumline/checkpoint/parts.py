@@ -14,15 +14,16 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
 
-from drumline.checkpoint import disk, store
+from drumline.checkpoint import catalog, store
 from drumline.checkpoint.manifest import FileRecord
+from drumline.checkpoint.store import WritingRank
 from drumline.net.sealed_store import SealedStore
 
 POLL_S = 0.02
@@ -31,15 +32,6 @@ SEEN_S = 10.0
 SHARE_THE_FOLDER = "give a --run on a volume that all nodes share, or --checkpoint.writers one"
 
 Files = dict[str, dict[str, Tensor]]
-
-
-@dataclass(frozen=True)
-class WritingRank:
-    rank: int
-    host: str
-
-    def __str__(self) -> str:
-        return f"rank {self.rank} on {self.host}"
 
 
 def assign(tensors: Mapping[str, Mapping[str, Tensor]], ranks: Sequence[int]) -> dict[int, Files]:
@@ -100,7 +92,7 @@ class Collector:
         self._expected = expected
         self._seen_s = seen_s
 
-    def begin(self, partial: Path) -> None:
+    def begin(self) -> None:
         self._messages.send("open", str(self._me))
 
     def cancel(self) -> None:
@@ -174,9 +166,10 @@ def _written(partial: Path, tensors: Files, stream: store.Stream) -> dict[str, A
     # Before they are written, which empties the groups to free their memory.
     names = {store.file_name(name): sorted(group) for name, group in tensors.items()}
     try:
-        files = store.write_part(partial, tensors, stream)
+        files = store.write_tensors(partial, tensors, stream)
+        store.flush_folder(partial)
     except OSError as error:
-        return {"failure": list(disk.explain(error, folder=partial.parent))}
+        return {"failure": list(catalog.explain_os_error(error, folder=partial.parent))}
     except Exception as error:
         return {"failure": [f"{type(error).__name__}: {error}", "see the output of that rank"]}
     return {"files": {name: asdict(record) for name, record in files.items()}, "tensors": names}

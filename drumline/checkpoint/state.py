@@ -157,7 +157,7 @@ def _find_checkpoint(path: Path) -> Path:
     next_step = "give a run folder, or one of the folders in its checkpoints/"
     if not path.is_dir():
         raise CheckpointError(f"there is no folder {path} (looked in {Path.cwd()})", next_step=next_step)
-    if (path / manifest.FILE_NAME).exists() or catalog.is_step_folder(path):
+    if (path / manifest.FILE_NAME).exists() or catalog.STEP_NAME.fullmatch(path.name):
         catalog.verify(path)
         return path
     inner = path / "checkpoints"

@@ -12,23 +12,30 @@ Hidden folders beside it are unfinished work:
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
+from blake3 import blake3
 from torch import Tensor
 
-from drumline.checkpoint import catalog, disk, manifest, tensor_file
+from drumline.checkpoint import catalog, manifest, tensor_file
 from drumline.checkpoint.manifest import FileRecord, Manifest
 from drumline.errors import CheckpointError
 
 _TENSORS = ".safetensors"
 _PART = re.compile(r"-part-\d{5,}$")
+# Large enough that a thread which hashes or writes seldom needs the GIL, which the training thread has.
+_PIECE_BYTES = 8 << 20
+_WORTH_A_THREAD = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -39,10 +46,21 @@ class Snapshot:
     documents: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class WritingRank:
+    """A rank that writes a checkpoint, or a part of it."""
+
+    rank: int
+    host: str
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} on {self.host}"
+
+
 class PartWriters(Protocol):
     """Processes that write parts of the same checkpoint (`parts`)."""
 
-    def begin(self, partial: Path) -> None:
+    def begin(self) -> None:
         """Called when the folder exists."""
 
     def collect(self, partial: Path) -> Mapping[str, FileRecord]:
@@ -81,46 +99,47 @@ def write(
     `others`: the other processes that write to the folder.
     """
     final = root / catalog.folder_name(step)
-    contents = {file_name(name): stream(group) for name, group in tensors.items()}
     texts = {f"{name}{catalog.DOCUMENT}": _to_json(document) for name, document in documents.items()}
     needed = sum(map(tensor_file.num_bytes, tensors.values())) + sum(map(len, texts.values()))
-    if manifest.FILE_NAME in texts:
-        raise ValueError(f"the name {manifest.FILE_NAME} is taken")
+    partial = _hidden(final, "partial")
     try:
-        disk.make_folder(root)
+        make_folder(root)
         _tidy(root)
-        partial = _hidden(final, "partial")
-        files = _fill(partial, {**contents, **{name: [text] for name, text in texts.items()}}, others)
+        partial.mkdir()
+        if others is not None:
+            others.begin()
+        files = write_tensors(partial, tensors, stream)
+        files |= {name: write_file(partial / name, [text]) for name, text in texts.items()}
+        if others is not None:
+            files |= others.collect(partial)
         created = datetime.now(UTC).isoformat(timespec="seconds")
         numbers = {name: float(value) for name, value in metrics.items()}
         record = Manifest(step, created, numbers, files, non_finite)
-        disk.write_file(partial / manifest.FILE_NAME, [manifest.render(record)])
-        disk.flush_folder(partial)
+        write_file(partial / manifest.FILE_NAME, [manifest.render(record)])
+        flush_folder(partial)
         _put_in_place(partial, final)
     except BaseException as error:
         if others is not None:
             others.cancel()
         with contextlib.suppress(OSError):
-            disk.delete_folder(_hidden(final, "partial"))
+            delete_folder(partial)
         with contextlib.suppress(OSError):
             if not final.exists():
                 _hidden(final, "replaced").rename(final)
         if isinstance(error, OSError):
-            raise _not_saved(final, *disk.explain(error, folder=root, needed=needed)) from error
+            raise _not_saved(final, *catalog.explain_os_error(error, folder=root, needed=needed)) from error
         if isinstance(error, PartError):
             raise _not_saved(final, error.reason, error.next_step) from error
         raise
     return final
 
 
-def write_part(
+def write_tensors(
     partial: Path, tensors: Mapping[str, Mapping[str, Tensor]], stream: Stream = tensor_file.stream
 ) -> dict[str, FileRecord]:
-    """Write files of tensors into a checkpoint that another process makes, and flush them to the device."""
+    """Write files of tensors into a checkpoint that this process or another makes."""
     named = {file_name(name): group for name, group in tensors.items()}
-    files = {name: disk.write_file(partial / name, stream(group)) for name, group in named.items()}
-    disk.flush_folder(partial)
-    return files
+    return {name: write_file(partial / name, stream(group)) for name, group in named.items()}
 
 
 def partial_folder(root: Path, step: int) -> Path:
@@ -135,51 +154,31 @@ def part_name(name: str, number: int) -> str:
     return f"{name}-part-{number:05d}"
 
 
-def read(path: Path, *, device: str | torch.device = "cpu") -> Snapshot:
-    """Read a complete checkpoint; verify it first."""
-    names = manifest.read(path).files
-    documents = [name.removesuffix(catalog.DOCUMENT) for name in names if name.endswith(catalog.DOCUMENT)]
-    return Snapshot(
-        tensors={name: read_tensors(path, name, device=device) for name in dict.fromkeys(_tensor_files(names))},
-        documents={name: catalog.read_document(path, name) for name in documents},
-    )
-
-
-def read_tensors(path: Path, name: str, *, device: str | torch.device = "cpu") -> dict[str, Tensor]:
-    """The tensors of one file, in parts or not. On the CPU they are mapped from it: copy what is to be kept."""
-    files = [file for file in manifest.read(path).files if name in _tensor_files([file])]
-    parts = [tensor_file.read(path / file, device=device) for file in files]
-    return {key: tensor for part in parts for key, tensor in part.items()}
-
-
-def _tensor_files(files: Iterable[str]) -> Iterator[str]:
-    """The names of the tensor files among these, without the number of a part."""
-    return (_PART.sub("", file.removesuffix(_TENSORS)) for file in files if file.endswith(_TENSORS))
+def read(path: Path) -> Snapshot:
+    """Read a complete checkpoint; verify it first. Tensors are mapped from their files: copy what is to be kept."""
+    tensors: dict[str, dict[str, Tensor]] = {}
+    documents: dict[str, Any] = {}
+    for file in manifest.read(path).files:
+        if file.endswith(_TENSORS):
+            name = _PART.sub("", file.removesuffix(_TENSORS))
+            tensors.setdefault(name, {}).update(tensor_file.read(path / file))
+        elif file.endswith(catalog.DOCUMENT):
+            name = file.removesuffix(catalog.DOCUMENT)
+            documents[name] = catalog.read_document(path, name)
+    return Snapshot(tensors, documents)
 
 
 def remove(path: Path) -> None:
     """Delete a checkpoint; a kill in the middle leaves no incomplete one under a valid name."""
     hidden = _hidden(path, "removed")
     try:
-        disk.delete_folder(hidden)
+        delete_folder(hidden)
         path.rename(hidden)
-        disk.delete_folder(hidden)
+        delete_folder(hidden)
     except OSError as error:
-        reason, next_step = disk.explain(error, folder=path.parent)
+        reason, next_step = catalog.explain_os_error(error, folder=path.parent)
         what = f"the checkpoint {path} could not be removed: {reason}"
         raise CheckpointError(what, next_step=next_step) from error
-
-
-def _fill(
-    partial: Path, contents: Mapping[str, Iterable[bytes | memoryview]], others: PartWriters | None
-) -> dict[str, FileRecord]:
-    partial.mkdir()
-    if others is not None:
-        others.begin(partial)
-    files: dict[str, FileRecord] = {name: disk.write_file(partial / name, chunks) for name, chunks in contents.items()}
-    if others is not None:
-        files.update(others.collect(partial))
-    return files
 
 
 def _put_in_place(partial: Path, final: Path) -> None:
@@ -189,9 +188,9 @@ def _put_in_place(partial: Path, final: Path) -> None:
     if final.is_dir():
         final.rename(replaced)
     partial.rename(final)
-    disk.flush_folder(final.parent)
+    flush_folder(final.parent)
     with contextlib.suppress(OSError):  # the next write deletes what is left of the old one
-        disk.delete_folder(replaced)
+        delete_folder(replaced)
 
 
 def _tidy(root: Path) -> None:
@@ -202,7 +201,7 @@ def _tidy(root: Path) -> None:
         if name[2] == "replaced" and not (root / name[1]).exists():
             path.rename(root / name[1])
         else:
-            disk.delete_folder(path)
+            delete_folder(path)
 
 
 def _not_saved(final: Path, reason: str, next_step: str) -> CheckpointError:
@@ -225,3 +224,54 @@ def _hidden(final: Path, kind: str) -> Path:
 def _to_json(document: Any) -> bytes:
     # Not indented: that encoder is written in Python, and would hold the GIL for milliseconds beside the steps.
     return json.dumps(document).encode() + b"\n"
+
+
+def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> FileRecord:
+    """Write a new file and wait until it is on the device; its size and checksum come from the same pass."""
+    # A second thread hashes what is being written. blake3's own default pool of threads does not survive a fork, so a
+    # forked process that hashes would hang; this one lasts as long as the file. It has a few threads on many cores.
+    checksum, size = blake3(max_threads=max(1, min(4, len(os.sched_getaffinity(0)) // 4))), 0
+    with path.open("xb") as file, ThreadPoolExecutor(1, "drumline-checksum") as beside:
+        for chunk in chunks:
+            for start in range(0, len(chunk), _PIECE_BYTES):
+                piece = chunk[start : start + _PIECE_BYTES]
+                if len(piece) < _WORTH_A_THREAD:
+                    checksum.update(piece)
+                    file.write(piece)
+                else:
+                    hashed = beside.submit(checksum.update, piece)
+                    file.write(piece)
+                    hashed.result()
+                size += len(piece)
+        file.flush()
+        os.fsync(file.fileno())
+    return FileRecord(size, checksum.hexdigest())
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and its parents, and wait until their names are on the device."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        flush_folder(folder.parent)
+
+
+def flush_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on the device."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems have no such call
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def delete_folder(folder: Path) -> None:
+    """Delete a folder if it exists; of a link only the link."""
+    if folder.is_symlink():
+        folder.unlink()
+        return
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(folder)

@@ -62,11 +62,11 @@ def stream(tensors: Mapping[str, Tensor], staging: Staging | None = None) -> Ite
         yield as_bytes(tensor).cpu().numpy().data
 
 
-def read(path: Path, *, device: str | torch.device = "cpu") -> dict[str, Tensor]:
-    """The tensors of a file. On the CPU they are mapped from it: copy what is to be kept."""
+def read(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file. They are mapped from it: copy what is to be kept."""
     try:
         open_regular(path).close()  # the package would wait for a FIFO
-        tensors: dict[str, Tensor] = load_file(path, device=str(device))
+        tensors: dict[str, Tensor] = load_file(path)
     except (OSError, SafetensorError) as error:
         raise CorruptCheckpointError(path.parent, f"{path.name} cannot be read: {error}") from error
     return tensors

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from drumline.checkpoint import disk
+from drumline.checkpoint.catalog import explain_os_error
 from drumline.distributed.failure import Failure, summary
 from drumline.engine.job import Progress
 from drumline.engine.output import is_diverted, screen
@@ -134,7 +134,7 @@ def describe_failure(error: BaseException, place: Place, *, run: Path) -> str:
 def _explained(error: OSError, run: Path) -> TrainingError:
     """Its traceback is in the rank's log, if that can be written."""
     path = error.filename2 or error.filename
-    reason, next_step = disk.explain(error, folder=Path(str(path)).parent if path else run)
+    reason, next_step = explain_os_error(error, folder=Path(str(path)).parent if path else run)
     frames = traceback.extract_tb(error.__traceback__)
     where = str(path) if path else f"{frames[-1].filename}:{frames[-1].lineno}" if frames else str(run)
     return TrainingError(f"{reason}: {where}", next_step=f"{next_step}, then rerun the same command")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.optim import SGD, AdamW, Optimizer
+from torch.optim import AdamW, Optimizer
 
 from drumline.checkpoint import store
 from drumline.checkpoint.rng import RNG_BYTES, capture_rng, restore_rng
@@ -100,14 +100,6 @@ def test_a_rate_on_the_gpu_stays_there(tmp_path: Path) -> None:
     load_checkpoint(path, model, resumed)
     rate = resumed.param_groups[0]["lr"]
     assert (rate.item(), rate.device) == (0.5, GPU)
-
-
-def test_reads_straight_to_the_gpu(tmp_path: Path) -> None:
-    model = nn.Linear(4, 4).to(GPU)
-    path = save(tmp_path, model, SGD(model.parameters()))
-    read = store.read_tensors(path, "model", device=GPU)["weight"]
-    assert read.device == GPU
-    assert torch.equal(read, model.weight)
 
 
 def test_the_scale_of_fp16_goes_on(tmp_path: Path) -> None:

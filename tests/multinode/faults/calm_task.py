@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Dataset
 
-from drumline.checkpoint import disk
+from drumline.checkpoint import store
 from drumline.config.schema import Config
 from drumline.tasks.base import Loss, Task
 from tests.multinode.faults.points import Points, make_model
@@ -72,13 +72,13 @@ class Calm(Task):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.pauses = Pauses(config)
-        write_file = disk.write_file
+        write_file = store.write_file
 
         def slowly(*args: Any, **options: Any) -> Any:
             self.pauses.take("save", time.sleep)
             return write_file(*args, **options)
 
-        disk.write_file = slowly
+        store.write_file = slowly
 
     def model(self) -> nn.Module:
         return make_model()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from drumline.checkpoint import catalog, disk, store
+from drumline.checkpoint import catalog, store
 from drumline.errors import CheckpointError
 
 NOBODY = 65534
@@ -179,14 +179,14 @@ def test_an_error_that_only_shows_when_a_file_is_flushed(
 
 
 def test_a_partial_folder_taken_away_by_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    flush = disk.flush_folder
+    flush = store.flush_folder
 
     def flush_and_lose(folder: Path) -> None:
         flush(folder)
         if folder.name.endswith(".partial"):
-            disk.delete_folder(folder)
+            store.delete_folder(folder)
 
-    monkeypatch.setattr(disk, "flush_folder", flush_and_lose)
+    monkeypatch.setattr(store, "flush_folder", flush_and_lose)
     text = failure(tmp_path, 2)
     assert "could not be saved: No such file or directory (" in text
     assert f"check the disk of {tmp_path}, and that no other run uses it" in text
@@ -209,4 +209,7 @@ def test_a_disk_that_does_not_tell_its_free_space(tmp_path: Path, monkeypatch: p
         raise OSError(errno.EIO, "x")
 
     monkeypatch.setattr("shutil.disk_usage", fail)
-    assert disk.explain(OSError(errno.EDQUOT, "x"), folder=tmp_path, needed=5)[0] == "the disk quota is used up"
+    assert (
+        catalog.explain_os_error(OSError(errno.EDQUOT, "x"), folder=tmp_path, needed=5)[0]
+        == "the disk quota is used up"
+    )
