@@ -1,6 +1,7 @@
-"""The copy that a save pauses training for: tensors that the next step changes, into memory that it does not touch.
+"""A save beside the steps: the copy that training pauses for, and the thread that writes it.
 
-Where the copy goes is decided here, by what there is room for:
+The tensors that the next step changes are copied into memory that it does not touch. Where the copy goes is decided
+here, by what there is room for:
 
 - `device`: on the GPU, beside the model. The copy is queued like any other work of the step, without a wait;
 - `pinned`: in pinned host memory, which the GPU writes to; it is allocated once, and reused by later saves;
@@ -10,20 +11,22 @@ Where the copy goes is decided here, by what there is room for:
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 from drumline.checkpoint import tensor_file
-from drumline.checkpoint.staging import Staging, make_event
+from drumline.checkpoint.tensor_file import Staging, make_event
 
 Kind = Literal["device", "pinned", "host", "none"]
 Files = Mapping[str, Mapping[str, Tensor]]
+Result = TypeVar("Result")
 _ALIGNMENT = 512
 # Tensors are copied as integers of their size: every type has a kernel that way, and there are few groups. float32,
 # which most of a state is, needs no view.
@@ -239,3 +242,53 @@ def _num_bytes(files: Files) -> int:
 
 def _aligned(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+class Writer(Generic[Result]):
+    """The thread that writes a checkpoint while training continues: one job at a time.
+
+    The training thread reads `has_news` after each step and nothing else; there is no lock between the two. The
+    result, or the error, is kept here until it is taken.
+    """
+
+    def __init__(self) -> None:
+        self.has_news = False
+        """Whether there is a result that has not been taken."""
+        self._thread: threading.Thread | None = None
+        self._result: Result | None = None
+        self._error: BaseException | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        thread = self._thread
+        return thread is not None and thread.is_alive()
+
+    def start(self, work: Callable[[], Result]) -> None:
+        """Start a job; the result of the one before must have been taken."""
+        assert self._thread is None
+        # Not a daemon: a process that ends by itself first completes the checkpoint.
+        self._thread = threading.Thread(target=self._run, args=(work,), name="drumline-checkpoint")
+        self._thread.start()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until the job is done; False: it is still running after that time. Any thread may wait."""
+        if (thread := self._thread) is not None:
+            thread.join(timeout_s)
+        return not self.is_busy
+
+    def take(self) -> Result | None:
+        """Wait for the job and return its result, or raise its error; None: there was no job."""
+        self.wait()
+        result, error = self._result, self._error
+        self._thread = self._result = self._error = None
+        self.has_news = False
+        if error is not None:
+            raise error
+        return result
+
+    def _run(self, work: Callable[[], Result]) -> None:
+        try:
+            self._result = work()
+        except BaseException as error:
+            self._error = error
+        self.has_news = True

@@ -19,7 +19,7 @@ from typing import Any
 from drumline.checkpoint import catalog, state, store
 from drumline.checkpoint.manifest import CorruptCheckpointError
 from drumline.checkpoint.optimizer_state import decode
-from drumline.checkpoint.rng import CorruptRandomStateError, check_rng, restore_rng
+from drumline.checkpoint.state import CorruptRandomStateError, check_rng, restore_rng
 from drumline.data.sharding import Cursor
 from drumline.distributed.collectives import broadcast_json, broadcast_tensors
 from drumline.engine.job import Job, Progress

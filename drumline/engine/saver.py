@@ -25,13 +25,12 @@ import torch
 from torch import Tensor
 
 from drumline.checkpoint import state, store, tensor_file
-from drumline.checkpoint.copying import Copier, Copy, Kind
+from drumline.checkpoint.copying import Copier, Copy, Kind, Writer
 from drumline.checkpoint.optimizer_state import encode
 from drumline.checkpoint.parts import Collector, SaveMessages, assign, write_own_part
 from drumline.checkpoint.retention import is_best, prune
-from drumline.checkpoint.rng import capture_rng
+from drumline.checkpoint.state import capture_rng
 from drumline.checkpoint.store import WritingRank, flush_folder
-from drumline.checkpoint.writer import Writer
 from drumline.data.ledger import Ledger, num_steps, to_json
 from drumline.data.sharding import Cursor
 from drumline.distributed.collectives import all_sum, gather_json, gather_tensors

@@ -22,8 +22,7 @@ from drumline.audit.verify import verify_run
 from drumline.checkpoint import catalog, manifest, store
 from drumline.checkpoint.manifest import CorruptCheckpointError
 from drumline.checkpoint.optimizer_state import encode
-from drumline.checkpoint.rng import RNG_BYTES, capture_rng, restore_rng
-from drumline.checkpoint.state import load_checkpoint
+from drumline.checkpoint.state import RNG_BYTES, capture_rng, load_checkpoint, restore_rng
 from drumline.engine.resume import find_newest
 from drumline.engine.run_folder import RunFolder
 from drumline.errors import CheckpointError

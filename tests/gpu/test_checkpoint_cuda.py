@@ -12,8 +12,7 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 
 from drumline.checkpoint import store
-from drumline.checkpoint.rng import RNG_BYTES, capture_rng, restore_rng
-from drumline.checkpoint.state import capture, load_checkpoint, restore
+from drumline.checkpoint.state import RNG_BYTES, capture, capture_rng, load_checkpoint, restore, restore_rng
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")

@@ -25,7 +25,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
-from drumline.checkpoint.rng import capture_rng, restore_rng
+from drumline.checkpoint.state import capture_rng, restore_rng
 from drumline.config.schema import Config
 from drumline.distributed.collectives import gather_json
 from drumline.distributed.wrap import LiveBuffers

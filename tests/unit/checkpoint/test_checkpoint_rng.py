@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from drumline.checkpoint.rng import RNG_BYTES, capture_rng, restore_rng
+from drumline.checkpoint.state import RNG_BYTES, capture_rng, restore_rng
 from drumline.errors import CheckpointError
 
 CPU = torch.device("cpu")

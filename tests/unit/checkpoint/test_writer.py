@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from drumline.checkpoint.writer import Writer
+from drumline.checkpoint.copying import Writer
 
 
 def test_a_result_waits_until_it_is_taken() -> None:
