@@ -51,6 +51,11 @@ class Place:
         when = None if self.step is None else f"step {self.step}"
         return ", ".join(part for part in (who, when) if part)
 
+    def clause(self, verb: str) -> str:
+        """`rank 3 on gpu-02 crashed at step 1841`, with the verb `crashed`."""
+        at = "" if self.step is None else f" at step {self.step}"
+        return f"{replace(self, step=None)} {verb}{at}"
+
 
 class DrumlineError(Exception):
     """The root: one sentence of what happened, and one of what to do next."""

@@ -157,7 +157,7 @@ class DDPManager:
             error.add_note(f"[{self.place()}]")
         self.cleanup(broken=error is not None)
         if first is not None:
-            text = f"{self.place()} stopped because {first.place} failed first: {first.error}"
+            text = f"{self.place()} stopped because {first.place.clause('crashed')}: {first.error}"
             raise SystemExit(paragraph(text).rstrip()) from None  # Python prints it
 
     @property

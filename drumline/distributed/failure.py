@@ -1,4 +1,5 @@
-"""Who failed first. When one rank raises, its peers soon raise too, for want of it; only the first is the cause.
+"""Who failed first. When one rank raises, its peers soon raise too, because they lost it; only the first is the
+cause.
 
 The first rank to fail claims that through the store, which outlives the broken group. The others see the claim and
 stay quiet, so that the user reads one traceback, and it is the right one.
@@ -65,7 +66,7 @@ def claim_failure(
             return _reported(_wait_for_claim(store), mine)
     except (dist.DistError, RuntimeError):
         if rank_0_hosts_store and mine.origin.rank != 0:
-            return Failure(Place(rank=0), "it has ended, and the store with it", mine.exit_code)
+            return Failure(Place(rank=0), "the connection to the store, which it hosts, was lost", mine.exit_code)
         return None
     if rank_0_hosts_store and mine.origin.rank == 0:
         time.sleep(CLAIM_WAIT_S)  # the store ends with this process; the others are to read it first

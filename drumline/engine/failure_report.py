@@ -84,7 +84,7 @@ def _print_once(
         if not (is_log_shown and _append(log_file, text)):
             show(text, end="", stream=screen())
         return
-    line = paragraph(f"{place} stopped because {first.place} failed first: {first.error}")
+    line = paragraph(f"{place.clause('stopped')} because {first.place.clause('crashed')}: {first.error}")
     _append(log_file, line)
     if first.place.host != place.host and not environment.get(LOGS_SHOWN):  # its screen may be another one
         show(line, end="", stream=sys.stderr)
@@ -128,7 +128,7 @@ def describe_failure(error: BaseException, place: Place, *, run: Path) -> str:
     frames = "".join(traceback.format_exception(error)).rstrip("\n").split("\n")
     if isinstance(error, SystemExit):
         return paragraph(f"error: {summary(error)} [{place}]", *frames)
-    return paragraph(f"{place} failed: {summary(error)}", *frames)
+    return paragraph(f"error: {place.clause('crashed')}: {summary(error)}", *frames)
 
 
 def _explained(error: OSError, run: Path) -> TrainingError:

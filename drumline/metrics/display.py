@@ -22,6 +22,7 @@ _BOOKKEEPING = RESERVED | {"grad_norm"}
 _MIN_DATA_SHARE = 0.05
 # By the cause that a diagnosis names: what happened to the rank, or to its host.
 _FAULTS = {
+    "exception": "crashed",
     "killed": "was killed",
     "out_of_memory": "ran out of memory",
     "stopped": "was stopped",

@@ -227,8 +227,8 @@ def test_the_rank_that_raises_is_shown_first_and_once(tmp_path: Path, launcher: 
     assert result.returncode == 1
     assert time.monotonic() - started < 60, "it did not wait for a timeout"
     assert result.stderr.count("ValueError: boom at four\n".replace("\\\n", "\n")) >= 1
-    first = result.stderr.index("drumline: rank 1 on ")
-    assert "step 3 failed: ValueError: boom at four" in result.stderr[first:].splitlines()[0]
+    first = result.stderr.index("drumline: error: rank 1 on ")
+    assert "crashed at step 3: ValueError: boom at four" in result.stderr[first:].splitlines()[0]
     assert result.stderr.count("Traceback (most recent call last)") == (1 if launcher == "procs" else 2), result.stderr
     assert "in loss" in result.stderr
     assert "restarting the ranks" not in result.stderr, "it would fail at the same step"
@@ -243,7 +243,7 @@ def test_a_task_that_cannot_be_loaded_is_told_once(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("import a_package_that_is_not_there\n")
     result = drumline("train", "broken.py:Broken", "--procs", "2", cwd=tmp_path)
     assert result.returncode == 1
-    assert "failed: ModuleNotFoundError: No module named 'a_package_that_is_not_there'" in result.stderr
+    assert "crashed: ModuleNotFoundError: No module named 'a_package_that_is_not_there'" in result.stderr
     assert result.stderr.count("Traceback") == 1, result.stderr
     (tmp_path / "wrong.py").write_text(
         "import drumline\nclass Wrong(drumline.Task):\n    defaults = {'optim.lr': -1, 'train.epoch': 3}\n"

@@ -43,7 +43,7 @@ def test_a_kill_is_survived_and_an_error_that_repeats_is_not_tried_a_third_time(
     assert result.returncode == 1, result.stderr
     again = "drumline: restarting the ranks (restart {} of 3); "
     assert [result.stderr.count(again.format(number)) for number in (1, 2, 3)] == [1, 1, 0], result.stderr
-    told = f"drumline: rank 1 on {socket.gethostname()}, step 5 failed: ValueError: label 7 of 3 classes\n"
+    told = f"drumline: error: rank 1 on {socket.gethostname()} crashed at step 5: ValueError: label 7 of 3 classes\n"
     assert result.stderr.count(told) == 2, result.stderr
     assert result.stderr.index(again.format(1)) < result.stderr.index(told), "first it was killed"
     assert result.stderr.count("Traceback") == 2, "once for each start"
@@ -125,6 +125,6 @@ def test_the_rank_that_failed_first_has_reported_before_another_ends(tmp_path: P
     (tmp_path / "mine.py").write_text(BOTH_FAIL)
     result = drumline("train", "mine.py:Both", "--procs", "2", cwd=tmp_path)
     assert result.returncode == 1, result.stderr
-    assert f"drumline: rank 0 on {socket.gethostname()} failed: SlowToPrintError: the first\n" in result.stderr
+    assert f"drumline: error: rank 0 on {socket.gethostname()} crashed: SlowToPrintError: the first\n" in result.stderr
     assert result.stderr.count("Traceback") == 1, result.stderr
     assert "the second" not in result.stderr

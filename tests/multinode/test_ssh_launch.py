@@ -303,7 +303,7 @@ def test_a_rank_that_raises_is_reported_once_and_named_at_the_end(make_desk: Mak
     assert code == 1, text
     assert "restarting the ranks" not in text, "it would raise at the same step"
     assert text.count("Traceback (most recent call last)") == 1, text
-    report = "[b 1] drumline: rank 1 on b, step 3 failed: ValueError: label 7 of 3 classes\n"
+    report = "[b 1] drumline: error: rank 1 on b crashed at step 3: ValueError: label 7 of 3 classes\n"
     assert text.count(report) == 1, text
     closing = "drumline: rank 1 on b (exit code 1) failed first: ValueError: label 7 of 3 classes\n"
     assert text.count(closing) == 1, text

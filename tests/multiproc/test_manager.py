@@ -256,7 +256,7 @@ def test_the_first_failure_keeps_its_traceback_and_the_others_point_to_it() -> N
     assert "ValueError: boom\n[rank 1 on " in errors[1]
     assert "SystemExit: drumline: rank 0 on " in errors[0]
     assert "stopped because rank 1 on " in errors[0]
-    assert errors[0].rstrip().endswith("failed first: ValueError: boom")
+    assert errors[0].rstrip().endswith(" crashed: ValueError: boom")
 
 
 def leave_with_an_open_group() -> bool:

@@ -34,7 +34,7 @@ def test_a_wrong_command_is_wrong_everywhere() -> None:
 
 def test_other_errors_show_their_traceback_below_where_they_happened() -> None:
     lines = described(ValueError("boom")).splitlines()
-    assert lines[0] == "drumline: rank 3 on node-b, step 12 failed: ValueError: boom"
+    assert lines[0] == "drumline: error: rank 3 on node-b crashed at step 12: ValueError: boom"
     assert lines[1] == "  Traceback (most recent call last):"
     assert lines[-1] == "  ValueError: boom"
 

@@ -106,7 +106,7 @@ def test_a_launch_file_that_was_lost_or_torn_is_a_new_launch(run: Run) -> None:
         (57, 1, "killed", "resumed 12 s after rank 1 on b was killed at step 57; 7 steps lost"),
         (51, 1, "gil", "resumed 12 s after rank 1 on b was blocked with the GIL held at step 51; 1 step lost"),
         (50, None, "unreachable", "resumed 12 s after b was unreachable at step 50; no step lost"),
-        (None, 0, "exception", "resumed 12 s after rank 0 on b failed"),
+        (None, 0, "exception", "resumed 12 s after rank 0 on b crashed"),
     ],
 )  # fmt: skip
 def test_the_time_from_fault_to_step_is_told(
