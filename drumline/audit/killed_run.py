@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import dedent
-from typing import Any
+from typing import Any, Self
 
-from drumline.audit.job_processes import JobProcesses
-from drumline.audit.kill_schedule import Kill
+from drumline.audit.end_with_parent import ending_with_parent
+from drumline.audit.proof_plan import Kill
 from drumline.engine.run_folder import RunFolder
 from drumline.errors import DrumlineError, ExitCode
+from drumline.processes import descendants, read_stat
 from drumline.terminal import one_line
 
 POLL_S = 0.0005
@@ -164,3 +169,71 @@ def describe(kill: Kill, leg: Leg, last_step: int) -> str:
     }[kill.moment]
     who = ", ".join(map(str, kill.ranks))
     return f"killed with -9 {where} (rank{'s' if len(kill.ranks) > 1 else ''} {who})"
+
+
+GRACE_S = 10.0
+
+
+class JobProcesses:
+    """A running command and all that it starts; none of it outlives the context."""
+
+    def __init__(self, command: Sequence[str], *, log: Path) -> None:
+        with log.open("wb") as file:
+            # A session of its own: a Ctrl-C reaches only this process, which then ends the job in order.
+            self._root = subprocess.Popen(
+                ending_with_parent(command),
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._known: dict[int, int] = {}
+        """By pid, when it was started: pids are reused."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    @property
+    def pid(self) -> int:
+        return self._root.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return self._root.poll()
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """Its exit code; None when it still runs after that time."""
+        with suppress(subprocess.TimeoutExpired):
+            return self._root.wait(timeout_s)
+        return None
+
+    def kill(self, pids: Sequence[int]) -> None:
+        """End some of its processes with SIGKILL."""
+        # What a killed rank has started outlives it; `end` ends it.
+        self._note_descendants()
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def end(self) -> None:
+        """End what is left; first by SIGTERM, on which torchrun's agent ends its ranks."""
+        if self._root.poll() is None:
+            self._note_descendants()
+            self._root.terminate()
+            if self.wait(GRACE_S) is None:
+                self._note_descendants()
+                self._root.kill()
+                self._root.wait()
+        for pid, start_ticks in self._known.items():
+            if (stat := read_stat(pid)) is not None and stat.start_ticks == start_ticks:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def _note_descendants(self) -> None:
+        for pid in descendants(self._root.pid):
+            if (stat := read_stat(pid)) is not None:
+                self._known[pid] = stat.start_ticks

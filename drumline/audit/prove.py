@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from drumline.audit.kill_schedule import MAX_ATTEMPTS, Kill, ProofOptions, RunPattern, draw_kills, too_early
 from drumline.audit.killed_run import Leg, RunFailedError, describe, run_and_kill, run_to_the_end
+from drumline.audit.proof_plan import MAX_ATTEMPTS, Kill, ProofOptions, RunPattern, draw_kills, too_early
 from drumline.audit.run_comparison import (
     Comparison,
     DifferenceCause,

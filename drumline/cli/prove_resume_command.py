@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from drumline import terminal
-from drumline.audit.kill_schedule import ProofOptions, worlds_of, wrong_options
-from drumline.audit.proof_settings import ProofSettings, wrong_settings
+from drumline.audit.proof_plan import ProofOptions, ProofSettings, worlds_of, wrong_options, wrong_settings
 from drumline.audit.prove import Outcome, Proof
 from drumline.cli import train_command
 from drumline.config import PRESETS, Flags, FlagTable, read_flags, read_layers, resolve

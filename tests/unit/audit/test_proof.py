@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from drumline.audit import prove as proof
-from drumline.audit.kill_schedule import Kill, ProofOptions
 from drumline.audit.killed_run import Leg, RunFailedError
+from drumline.audit.proof_plan import Kill, ProofOptions
 from drumline.audit.prove import Proof
 from drumline.cli.prove_resume_command import outcome_lines
 from drumline.errors import ConfigError

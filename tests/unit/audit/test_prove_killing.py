@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from drumline.audit import end_with_parent, killed_run
-from drumline.audit.job_processes import JobProcesses
-from drumline.audit.kill_schedule import Kill, Moment
 from drumline.audit.killed_run import (
+    JobProcesses,
     Leg,
     LegProgress,
     RunFailedError,
@@ -23,6 +22,7 @@ from drumline.audit.killed_run import (
     run_and_kill,
     run_to_the_end,
 )
+from drumline.audit.proof_plan import Kill, Moment
 from drumline.errors import ExitCode
 from drumline.processes import descendants
 from tests.conftest import child_processes, children_that_stay

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from drumline.audit.kill_schedule import ProofOptions
-from drumline.audit.proof_settings import ProofSettings, wrong_settings
+from drumline.audit.proof_plan import ProofOptions, ProofSettings, wrong_settings
 from drumline.config import PRESETS, Layers, read_flags, read_layers
 
 OWN_TASK = "mine.py:Task"

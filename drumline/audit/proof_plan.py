@@ -1,0 +1,220 @@
+"""What a proof runs: its options, the settings of its runs, and when each leg is killed.
+
+`--world 4,2,3`: a reference run on 4 ranks without a kill, and a run in three legs: on 4 ranks until a kill, on 2 until
+another, on 3 to the end. Kills are drawn from one seed, so that a failure can be repeated.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+from drumline.config import Layers
+from drumline.config.fields import FIELDS
+from drumline.text import plural
+
+Moment = Literal["step", "save", "evaluation"]
+MOMENTS: tuple[Moment, ...] = get_args(Moment)
+MAX_ATTEMPTS = 3
+
+
+@dataclass(frozen=True)
+class ProofOptions:
+    """The flags of prove-resume; None: random."""
+
+    worlds: tuple[int, ...]
+    """Ranks of each leg; the reference run has as many as the first."""
+    steps: int
+    seed: int
+    at: tuple[int, ...] | None = None
+    moment: Moment | None = None
+    rank: str | None = None
+    """A number, or `all`."""
+
+    @property
+    def num_kills(self) -> int:
+        return len(self.worlds) - 1
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the legs have different numbers of ranks."""
+        return len(set(self.worlds)) > 1
+
+
+def worlds_of(given: Sequence[int]) -> tuple[int, ...]:
+    """One number means one kill, with as many ranks before and after it."""
+    return (*given, *given) if len(given) == 1 else tuple(given)
+
+
+def wrong_options(options: ProofOptions) -> Iterator[str]:
+    """A sentence for each option that is out of range."""
+    kills, steps, at = options.num_kills, options.steps, options.at or ()
+    if at and len(at) != kills:
+        legs = ",".join(map(str, options.worlds))
+        yield f"--kill-at: {plural(len(at), 'step')} for {plural(kills, 'kill')} (--world {legs})"
+    elif list(at) != sorted(set(at)) or max(at, default=0) >= steps:
+        listed = ",".join(map(str, at))
+        yield f"--kill-at: {listed} must {'rise and stay' if kills > 1 else 'be'} below --steps {steps}"
+    rank, smallest = options.rank, min(options.worlds[:-1])
+    if rank not in (None, "all") and not (rank.isdecimal() and int(rank) < smallest):
+        yield f"--kill-rank: {rank!r} is neither 'all' nor a rank of every leg that is killed (0 to {smallest - 1})"
+
+
+def too_few_steps(options: ProofOptions, *, first_save: int) -> str | None:
+    """What is wrong, if anything: a kill before the first save is complete would leave nothing to resume from."""
+    least = first_save + 1 + options.num_kills
+    if options.steps >= least:
+        return None
+    return (
+        f"--steps: {options.steps} is too few: the first checkpoint is that of step {first_save}, and each kill needs "
+        f"a step of its own after it and before the end; give at least {least}"
+    )
+
+
+# Settings
+
+# What the proof sets itself, and what the user gives instead.
+OWN = {
+    "train.steps": "--steps says how long to train here",
+    "train.epochs": "--steps says how long to train here",
+    "log.trace": "it is always on here",
+    "log.display": "what the runs print goes to files here",
+}
+SAVES, WARM_UP = "checkpoint.every_steps", "optim.warmup_steps"
+SAVE_EVERY = 2
+
+
+def wrong_settings(layers: Layers, options: ProofOptions) -> Iterator[str]:
+    """A sentence for each flag that the proof sets itself, or that contradicts it."""
+    flags = layers.flags.settings
+    yield from (f"--{path}: {reason}" for path, reason in OWN.items() if path in flags)
+    if options.is_elastic and "train.exact" in flags and flags["train.exact"].value != "elastic":
+        legs = ", ".join(map(str, options.worlds))
+        yield f"--train.exact: {flags['train.exact'].value} needs one number of ranks, and the legs have {legs}"
+
+
+class ProofSettings:
+    """The job's settings, and what is changed for the proof. `defaults` are those of the task."""
+
+    def __init__(self, layers: Layers, defaults: Mapping[str, Any], options: ProofOptions) -> None:
+        self._layers = layers
+        self._defaults = defaults
+        self._options = options
+
+    def problems(self) -> Iterator[str]:
+        """A sentence for each setting that the proof cannot work with."""
+        every = self.changes().get(SAVES, self._value(SAVES))
+        # The end of an epoch is saved too, but when that is is known only once the job runs.
+        by_epochs = "checkpoint.every_epochs" in self._layers.flags.settings
+        if not by_epochs and (problem := too_few_steps(self._options, first_save=every)):
+            yield problem
+        shards, most = self._value("train.shards"), max(self._options.worlds)
+        if self._options.is_elastic and most > shards:
+            yield f"--world: {most} ranks cannot share {shards} shards (train.shards): some would have none"
+
+    def changes(self) -> dict[str, Any]:
+        """Settings that are changed because the proof would be impossible or refused; flags are never changed."""
+        changes: dict[str, Any] = {}
+        flags, steps, saves = self._layers.flags.settings, self._options.steps, self._value(SAVES)
+        if saves == 0 or (SAVES not in flags and too_few_steps(self._options, first_save=saves)):
+            changes[SAVES] = SAVE_EVERY
+        if WARM_UP not in flags and self._value(WARM_UP) > steps:
+            changes[WARM_UP] = steps // 2
+        return changes
+
+    def describe_changes(self) -> str:
+        """`checkpoint.every_steps 2 (it was 0)`."""
+        return ", ".join(f"{path} {value} (it was {self._value(path)})" for path, value in self.changes().items())
+
+    def arguments(self, task: str, *, config_file: str | None) -> list[str]:
+        """The arguments of `drumline train`, without the folder and the number of ranks."""
+        settings = {path: setting.value for path, setting in self._layers.flags.settings.items()}
+        settings |= self.changes() | {"train.steps": self._options.steps, "log.trace": True, "log.display": "none"}
+        if self._options.is_elastic:
+            settings["train.exact"] = "elastic"
+        flags = [f"--{path}={_as_text(value)}" for path, value in settings.items()]
+        return [task, *([f"--config={config_file}"] if config_file else []), *flags]
+
+    def _value(self, path: str) -> Any:
+        for layer in self._layers.strongest_first():
+            if path in layer.settings:
+                return layer.settings[path].value
+        return self._defaults.get(path, FIELDS[path].default)
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(_as_text, value))
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
+# Kills
+
+
+@dataclass(frozen=True)
+class RunPattern:
+    """How long each save and evaluation of the reference run took, by step."""
+
+    save_s: dict[int, float]
+    evaluation_s: dict[int, float]
+
+
+@dataclass(frozen=True)
+class Kill:
+    """When a leg is ended with -9."""
+
+    moment: Moment
+    step: int
+    """The leg is killed after this step, or in its save or evaluation."""
+    ranks: tuple[int, ...]
+    wait: float
+    """How long into that moment, as a fraction of its usual length."""
+    usual_s: float | None
+    """That length; None: as long as the step before."""
+
+
+def too_early(options: ProofOptions, pattern: RunPattern) -> str | None:
+    """What is wrong with the options, given when the reference run saved."""
+    first = min(pattern.save_s)
+    if options.at is not None and options.at[0] <= first:
+        return f"--kill-at: {options.at[0]} is too early: the first checkpoint is that of step {first}"
+    return too_few_steps(options, first_save=first)
+
+
+def draw_kills(options: ProofOptions, pattern: RunPattern, *, attempt: int = 0) -> list[Kill]:
+    """One kill for each leg but the last. A later attempt follows one whose kill came too late: it kills earlier, and
+    the last attempt as early as possible."""
+    draw = random.Random(options.seed)  # noqa: S311 - a schedule, not a secret
+    moments: list[Moment] = [one for one in MOMENTS if one != "evaluation" or pattern.evaluation_s]
+    first_save = min(pattern.save_s)
+    # Each kill has a range of steps of its own, so that it comes after the one before.
+    length = (options.steps - 1 - first_save) / options.num_kills
+    kills = []
+    for number, world in enumerate(options.worlds[:-1]):
+        before, last = (first_save + int(one * length) for one in (number, number + 1))
+        step, earliest = draw.randint(before + 1, last), first_save + 1 + number
+        step = step if options.at is None else options.at[number]
+        moment = draw.choice(moments) if options.moment is None else options.moment
+        rank, wait = draw.randrange(world), draw.random()
+        if attempt:
+            step, wait = max(earliest, first_save + (step - first_save) // 2), 0.0
+        if attempt == MAX_ATTEMPTS - 1:
+            step, moment = earliest, "step"
+        kill = _kill(moment, step, wait, pattern)
+        if options.rank is None and kill.moment == "save" and kill.step == options.steps:
+            rank = 0  # the others have nothing left to do: if one is killed, rank 0 completes the save and the run
+        ranks = tuple(range(world)) if options.rank == "all" else (int(options.rank or rank),)
+        kills.append(replace(kill, ranks=ranks))
+    return kills
+
+
+def _kill(moment: Moment, step: int, wait: float, pattern: RunPattern) -> Kill:
+    """In the next save or evaluation from this step on, if that is the moment; where there is none, after the step."""
+    times = {"save": pattern.save_s, "evaluation": pattern.evaluation_s}.get(moment, {})
+    chosen = next((one for one in sorted(times) if one >= step), None)
+    if chosen is None:
+        return Kill("step", step, (), wait, None)
+    # In the first third: near its end it has often ended by itself.
+    return Kill(moment, chosen, (), wait / 3, times[chosen])
