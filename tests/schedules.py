@@ -25,8 +25,8 @@ from threading import Lock
 
 import torch
 
-from drumline.audit.epoch_coverage import pieces_of
 from drumline.audit.ledger_history import read_history
+from drumline.audit.samples import pieces_of
 from drumline.audit.section import Section
 from drumline.audit.verify import verify_run
 from drumline.config.schema import CheckpointConfig, Config, DistConfig, OptimConfig

@@ -44,16 +44,26 @@ def check_checkpoints(root: Path, section: Section, progress: Progress) -> list[
             complete[path] = found
     for name in sorted(filter(catalog.HIDDEN_NAME.fullmatch, names)):
         section.note(f"{root.name}/{name}", "left by a save that did not finish; the next save deletes it")
-    num_bytes = sum(record.size for found in complete.values() for record in found.files.values())
     count = len(complete) + len(section.problems)  # one that a running job has just removed does not count
-    section.summary = _summary(count, [found.step for found in complete.values()], num_bytes)
+    num_bytes = sum(record.size for found in complete.values() for record in found.files.values())
+    saved = [found.step for found in complete.values()]
+    listed = ", ".join(map(str, saved)) if len(saved) <= 4 else f"{saved[0]} ... {saved[-1]}"
+    named = f" (step {listed})" if saved else ""
+    section.summary = f"{len(saved)} of {count} complete{named}, {file_size(num_bytes)}" if count else "none yet"
     positions = [_position(path, found, section) for path, found in complete.items()]
     non_finite = {path: found.non_finite for path, found in complete.items() if found.non_finite is not None}
-    sizes = {"whole": len(complete), "non_finite": len(non_finite), "bytes": num_bytes}
+    sizes = {"complete": len(complete), "non_finite": len(non_finite), "bytes": num_bytes}
     section.counts = {"checkpoints": count, **sizes}
     for path, tensor in non_finite.items():
         section.problem(f"{root.name}/{path.name}", f"{tensor} is not finite (NaN or infinity)")
     return [position for position in positions if position is not None]
+
+
+def _size(path: Path) -> str:
+    try:
+        return f", {file_size(sum(file.stat().st_size for file in path.iterdir()))}"
+    except OSError:
+        return ""
 
 
 def _check(path: Path, section: Section) -> Manifest | None:
@@ -85,33 +95,18 @@ def _position(path: Path, manifest: Manifest, section: Section) -> SavedPosition
         if path.is_dir():
             section.problem(where, "has no valid step and position")
         return None
-    named = int(path.name.removeprefix("step-"))
-    if found.step != named:
+    if found.step != int(path.name.removeprefix("step-")):
         section.problem(where, f"belongs to step {found.step}")
     return found
-
-
-def _size(path: Path) -> str:
-    try:
-        return f", {file_size(sum(file.stat().st_size for file in path.iterdir()))}"
-    except OSError:
-        return ""
-
-
-def _summary(count: int, complete: list[int], num_bytes: int) -> str:
-    if not count:
-        return "none yet"
-    steps = ", ".join(map(str, complete)) if len(complete) <= 4 else f"{complete[0]} ... {complete[-1]}"
-    named = f" (step {steps})" if complete else ""
-    return f"{len(complete)} of {count} complete{named}, {file_size(num_bytes)}"
 
 
 def check_newest_save(root: Path, section: Section, reported: EventSummary, *, is_at_work: bool) -> None:
     """The checkpoint of the latest save is kept until a newer one is complete. (A running job may be saving.)"""
     if reported.has_saved and not section.counts.get("checkpoints", 1):
         section.summary = "none is left"
-    if (newest := reported.newest) is None or is_at_work:
+    if not reported.saves or is_at_work:
         return
+    newest = reported.saves[-1]
     name = catalog.folder_name(newest.step)
     # Killed while it replaced one of the same step, a save leaves the earlier one under that name, to resume from.
     if (root / name).exists() or (root / f".{name}.replaced").exists():
@@ -125,7 +120,8 @@ def check_newest_save(root: Path, section: Section, reported: EventSummary, *, i
 
 def check_saves_are_reported(saved: list[SavedPosition], section: Section, reported: EventSummary) -> None:
     """Rank 0 reports each save before the next begins; it may have been killed before it reported the newest one."""
-    unknown = [position.step for position in saved[:-1] if position.step not in reported.known]
-    if unknown and reported.is_numbered and reported.has_rank_0:
+    known = {event.step for event in reported.saves}
+    unknown = [position.step for position in saved[:-1] if position.step not in known]
+    if unknown and reported.has_rank_0 and reported.num_events:
         steps = f"step{'s' if len(unknown) > 1 else ''} {join_names(unknown)}"
         section.problem("events/rank-00000.jsonl", f"has no event of the checkpoints of {steps}")

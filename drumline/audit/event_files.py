@@ -31,8 +31,7 @@ class Attempt:
     """What one process reported."""
 
     events: list[SeenEvent] = field(default_factory=list)
-    next_number: int | None = None
-    """None: an older version, which did not number its events."""
+    next_number: int = 0
 
     def last_of(self, *kinds: str) -> SeenEvent | None:
         return next((event for event in reversed(self.events) if event.kind in kinds), None)
@@ -65,7 +64,6 @@ class RankEvents:
     where: str
     attempts: list[Attempt] = field(default_factory=list)
     num_events: int = 0
-    num_unnumbered: int = 0
     is_readable: bool = True
 
 
@@ -87,61 +85,51 @@ def read_rank(path: Path, rank: int, section: Section) -> RankEvents:
         section.problem(f"{events.where}, line {unread.number}", UNREADABLE)
     elif unread is not None:
         section.note(f"{events.where}, line {unread.number}", "cut off by a kill, or being written")
-    if events.num_unnumbered:
-        old = "has events without numbers, of an older version: lost ones would not be noticed"
-        section.note(events.where, old)
     return events
 
 
 def _add(events: RankEvents, line: Line, unread: Line | None, section: Section) -> None:
     """Add an event to its attempt. `unread`: the line above, if it is incomplete."""
     record, where = line.record or {}, f"{events.where}, line {line.number}"
-    current = events.attempts[-1] if events.attempts else None
-    expected = None if current is None else current.next_number
-    damage = _damage(record, in_numbered=expected is not None)
-    if damage is not None:
+    expected = events.attempts[-1].next_number if events.attempts else 0
+    number = record["number"] if _is_count(record.get("number")) else expected
+    if (damage := _damage(record)) is not None:
         section.problem(where, f"damaged: {damage}")
-    number = record.get("number")
-    if not _is_count(number):
-        number = expected if damage is not None else None
-    begins = number == 0 or current is None or (number is None and record.get("kind") == "start")
+    begins = number == 0 or not events.attempts
     if unread is not None and begins:
         section.note(f"{events.where}, line {unread.number}", "cut off by a kill, at the end of an attempt")
     elif unread is not None:
         section.problem(f"{events.where}, line {unread.number}", UNREADABLE)
-    if begins and number not in (None, 0):
+    missing = number - expected - (unread is not None)  # that line was one of them, and has been reported
+    if begins and number > 0:
         section.problem(where, f"the first {plural(number, 'event')} are missing above it")
-    elif not begins and number != expected and number is not None and expected is not None:
-        missing = number - expected - (unread is not None)  # that line was one of them, and has been reported
-        if missing > 0:
-            what = f"{plural(missing, 'event')} missing above it: its number is {number}, not {expected}"
-            section.problem(where, what)
-        elif number == expected - 1:
-            section.problem(where, f"event {number} is there twice")
-        elif number < expected:
-            section.problem(where, f"the first {plural(number, 'event')} of an attempt are missing above it")
-        begins = number < expected - 1
-    if begins or current is None:
-        current = Attempt()
-        events.attempts.append(current)
-    current.next_number = None if number is None else number + 1
+    elif not begins and missing > 0:
+        what = f"{plural(missing, 'event')} missing above it: its number is {number}, not {expected}"
+        section.problem(where, what)
+    elif not begins and number == expected - 1:
+        section.problem(where, f"event {number} is there twice")
+    elif not begins and number < expected:
+        section.problem(where, f"the first {plural(number, 'event')} of an attempt are missing above it")
+        begins = True
+    if begins:
+        events.attempts.append(Attempt())
+    events.attempts[-1].next_number = number + 1
     events.num_events += 1
-    events.num_unnumbered += number is None
     if damage is None:
-        current.events.append(SeenEvent(line.number, str(record.get("kind")), record.get("step", 0), record))
+        seen = SeenEvent(line.number, record["kind"], record.get("step", 0), record)
+        events.attempts[-1].events.append(seen)
 
 
-def _damage(record: dict[str, Any], *, in_numbered: bool) -> str | None:
-    """What is wrong with a record: something that no version of Drumline writes."""
-    kind = record.get("kind")
+def _damage(record: dict[str, Any]) -> str | None:
+    """What is wrong with a record: something that Drumline does not write."""
+    kind, world_size = record.get("kind"), record.get("world_size", 1)
     if not isinstance(kind, str):
         return f"kind is {kind!r}"
     for name in ("number", "step"):
         if name in record and not _is_count(record[name]):
             return f"{name} is {record[name]!r}"
-    if in_numbered and "number" not in record and kind != "start":
+    if "number" not in record:
         return "it has no number"
-    world_size = record.get("world_size", 1)
     if kind == "start" and not (_is_count(world_size) and world_size > 0):
         return f"world_size is {world_size!r}"
     return None

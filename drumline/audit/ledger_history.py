@@ -12,7 +12,7 @@ from typing import Any
 
 from drumline.audit.section import Section
 from drumline.data.ledger import LedgerEntry, from_json, num_steps
-from drumline.metrics.events import Line, read_lines
+from drumline.metrics.events import read_lines
 from drumline.text import span
 
 FILE = "ledger.jsonl"
@@ -76,29 +76,28 @@ def read_history(path: Path, section: Section) -> History:
     """Replay a ledger; damaged lines and steps that are missing or recorded twice become problems."""
     history = History([], [])
     for line in read_lines(path):
+        where = f"{FILE}, line {line.number}"
+        if line.record is None:
+            section.note(where, "incomplete: cut off by a kill or a full disk")
+            continue
         try:
-            entry = _entry(line, history)
+            entry = _entry(line.number, line.record, history)
         except ValueError as error:
-            section.problem(f"{FILE}, line {line.number}", str(error))
+            section.problem(where, str(error))
             continue
         if isinstance(entry, LedgerStart):
-            _add_start(history, entry, section)
-        elif isinstance(entry, StepRange):
-            _add_range(history, entry, section)
+            _add_start(history, entry, section, where)
         else:
-            section.note(f"{FILE}, line {line.number}", "incomplete: cut off by a kill or a full disk")
+            _add_range(history, entry, section, where)
     return history
 
 
-def _entry(line: Line, history: History) -> LedgerStart | StepRange | None:
-    record = line.record
-    if record is None:
-        return None
+def _entry(line: int, record: dict[str, Any], history: History) -> LedgerStart | StepRange:
     kind = record.get("kind")
     if kind == "start":
         counts = _numbers(record, "step", "epoch", "position", "world_size", "batch_size")
         samples = [None] if record.get("samples") is None else _numbers(record, "samples")
-        return LedgerStart(line.number, *counts, *samples, *_numbers(record, "seed", least=None))
+        return LedgerStart(line, *counts, *samples, *_numbers(record, "seed", least=None))
     if kind != "steps":
         raise ValueError(f"its kind is {kind!r}, which this version of Drumline does not know")
     if not history.starts:
@@ -114,7 +113,7 @@ def _entry(line: Line, history: History) -> LedgerStart | StepRange | None:
     for rank, runs in enumerate(entries):
         if num_steps(runs) != last - first + 1:
             raise ValueError(f"damaged: {span(first, last, 'step')}, but rank {rank} has {num_steps(runs)}")
-    return StepRange(line.number, first, last, entries, history.starts[-1])
+    return StepRange(line, first, last, entries, history.starts[-1])
 
 
 def _numbers(record: dict[str, Any], *names: str, least: int | None = 0) -> list[int]:
@@ -125,12 +124,9 @@ def _numbers(record: dict[str, Any], *names: str, least: int | None = 0) -> list
     return [record[name] for name in names]
 
 
-def _add_start(history: History, start: LedgerStart, section: Section) -> None:
-    where, known = f"{FILE}, line {start.line}", history.last_step
-    if not history.starts and start.step > 0:
-        section.note(where, f"begins after step {start.step}; earlier steps are not recorded")
-    elif start.step > known:
-        lost = span(known + 1, start.step, "step")
+def _add_start(history: History, start: LedgerStart, section: Section, where: str) -> None:
+    if start.step > history.last_step:
+        lost = span(history.last_step + 1, start.step, "step")
         section.problem(where, f"the run resumed from step {start.step:,}; not recorded: {lost}")
     history.starts.append(start)
     history.saves.append([])
@@ -139,8 +135,8 @@ def _add_start(history: History, start: LedgerStart, section: Section) -> None:
     ]
 
 
-def _add_range(history: History, steps: StepRange, section: Section) -> None:
-    where, expected = f"{FILE}, line {steps.line}", history.last_step + 1
+def _add_range(history: History, steps: StepRange, section: Section, where: str) -> None:
+    expected = history.last_step + 1
     if len(steps.ranks) != steps.start.world_size:
         section.problem(where, f"{len(steps.ranks)} ranks, but the job had {steps.start.world_size}")
     if steps.first > expected:

@@ -25,7 +25,7 @@ class RunReport:
     sections: list[Section]
     job_at_work: str | None
     """The job that is training in it, if any: then it was checked as far as it is written."""
-    last_whole_step: int | None
+    last_valid_step: int | None
     """The step of the newest checkpoint that is complete and finite."""
 
     @property
@@ -46,20 +46,20 @@ def verify_run(run: Path, progress: Progress) -> RunReport:
     # In this order, because a running job keeps writing: ledger before checkpoint, events after both.
     saved = check_checkpoints(folder.checkpoints, checkpoints, progress)
     history = check_samples(folder.ledger, samples, saved)
-    hosts, missing = check_settings(folder, settings)
+    hosts = _check_settings(folder, settings)
     reported = check_events(folder.events, events, history=history, hosts=hosts, is_at_work=is_at_work)
     check_newest_save(folder.checkpoints, checkpoints, reported, is_at_work=is_at_work)
     check_saves_are_reported(saved, events, reported)
     has_saved = bool(saved) or reported.has_saved
     if history is None and not samples.problems:
-        if has_saved and reported.is_numbered:
+        if has_saved and reported.num_events:
             samples.problem(FILE, "is missing, though the run has taken steps")
         else:
-            samples.note(FILE, "is missing: no step was saved, or an older version trained")
+            samples.note(FILE, "is missing: `drumline train` saved no step here")
     expected = {folder.config_file.name} if has_saved else set()
     if has_saved or reported.has_started or history is not None:
         expected.add(folder.environment_file.name)
-    report_missing(missing, settings, expected=expected, is_at_work=is_at_work)
+    _report_missing(folder, settings, expected=expected, is_at_work=is_at_work)
     last = max((position.step for position in saved if position.is_finite), default=None)
     return RunReport(run, [checkpoints, samples, events, settings], holder, last)
 
@@ -88,25 +88,25 @@ def _is_run(path: Path) -> bool:
     return folder.config_file.is_file() or folder.events.is_dir() or folder.checkpoints.is_dir()
 
 
-def check_settings(folder: RunFolder, section: Section) -> tuple[dict[int, str], list[str]]:
-    """Returns the host of each rank of the latest start, and the missing files, which are not reported here."""
-    paths = (folder.config_file, folder.environment_file)
-    missing = [path.name for path in paths if not os.path.lexists(path)]
+def _check_settings(folder: RunFolder, section: Section) -> dict[int, str]:
+    """Returns the host of each rank of the latest start. Files that are missing are not reported here."""
     settings = _read_file(folder.config_file, parse_toml, section)
     environment = _read_file(folder.environment_file, parse_json, section)
     readable = (settings is not None) + (environment is not None)
     section.counts = {"readable": readable}
     section.summary = "config.toml and environment.json can be read" if readable == 2 else "cannot all be read"
     try:
-        return {int(entry["rank"]): str(entry["host"]) for entry in (environment or {})["ranks"]}, missing
+        return {int(entry["rank"]): str(entry["host"]) for entry in (environment or {})["ranks"]}
     except (KeyError, TypeError, ValueError, OverflowError):
         if environment is not None:
             section.problem(folder.environment_file.name, "does not list the ranks and their hosts")
-        return {}, missing
+        return {}
 
 
-def report_missing(missing: list[str], section: Section, *, expected: set[str], is_at_work: bool) -> None:
+def _report_missing(folder: RunFolder, section: Section, *, expected: set[str], is_at_work: bool) -> None:
     """environment.json is written before a job reports its start, config.toml after its first step."""
+    paths = (folder.config_file, folder.environment_file)
+    missing = [path.name for path in paths if not os.path.lexists(path)]
     for name in missing:
         if is_at_work:
             section.note(name, "is not written yet: a job is starting")

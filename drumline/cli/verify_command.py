@@ -54,12 +54,12 @@ def run(argv: Sequence[str]) -> int:
     progress = show_progress if sys.stderr.isatty() else lambda text: None
     reports = [verify_run(folder, progress) for folder in folders]
     progress("")
-    is_good = not any(report.problems for report in reports)
+    is_valid = not any(report.problems for report in reports)
     if flags.own.get("json"):
-        show(json.dumps({"whole": is_good, "runs": list(map(_as_json, reports))}, indent=1))
+        show(json.dumps({"valid": is_valid, "runs": list(map(_as_json, reports))}, indent=1))
     else:
         show("\n\n".join(map(_as_text, reports)))
-    return ExitCode.SUCCESS if is_good else ExitCode.SOMETHING_WRONG
+    return ExitCode.SUCCESS if is_valid else ExitCode.SOMETHING_WRONG
 
 
 def _as_text(report: RunReport) -> str:
@@ -78,17 +78,17 @@ def _summary(report: RunReport) -> str:
     summary = f"{plural(len(report.problems), 'problem')} found"
     if not any(problem.part == "checkpoints" for problem in report.problems):
         return summary
-    if report.last_whole_step is None:
+    if report.last_valid_step is None:
         return f"{summary}; no checkpoint is complete and finite"
-    return f"{summary}; the newest checkpoint to resume from is of step {report.last_whole_step:,}"
+    return f"{summary}; the newest checkpoint to resume from is of step {report.last_valid_step:,}"
 
 
 def _as_json(report: RunReport) -> dict[str, Any]:
     return {
         "run": str(report.run),
-        "whole": not report.problems,
+        "valid": not report.problems,
         "job_at_work": report.job_at_work,
-        "last_whole_step": report.last_whole_step,
+        "last_valid_step": report.last_valid_step,
         "parts": {one.name: {"summary": one.summary, **one.counts} for one in report.sections},
         "problems": list(map(asdict, report.problems)),
         "notes": list(map(asdict, report.notes)),

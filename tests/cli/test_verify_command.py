@@ -47,7 +47,7 @@ def copy_run(trained: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_whole_run(runs: Path) -> None:
+def test_a_run_without_problems(runs: Path) -> None:
     result = verify("runs/spirals", cwd=runs)
     assert (result.returncode, result.stderr) == (0, "")
     assert re.sub(r"[\d.]+ kB", "9 kB", result.stdout).splitlines() == [
@@ -79,17 +79,17 @@ def test_what_is_wrong_is_listed_and_the_exit_code_is_1(runs: Path) -> None:
 
 
 def test_json_for_scripts(runs: Path) -> None:
-    whole = verify("runs/spirals", "--json", cwd=runs)
-    assert whole.returncode == 0
-    (run,) = json.loads(whole.stdout)["runs"]
-    assert (run["run"], run["whole"], run["job_at_work"], run["last_whole_step"]) == ("runs/spirals", True, None, 10)
+    valid = verify("runs/spirals", "--json", cwd=runs)
+    assert valid.returncode == 0
+    (run,) = json.loads(valid.stdout)["runs"]
+    assert (run["run"], run["valid"], run["job_at_work"], run["last_valid_step"]) == ("runs/spirals", True, None, 10)
     assert run["parts"]["samples"]["steps"] == 10
     assert run["problems"] == run["notes"] == []
     (runs / "runs/spirals/config.toml").unlink()
     wrong = verify("--json", "runs/spirals", cwd=runs)
     assert wrong.returncode == 1
     answer = json.loads(wrong.stdout)
-    assert answer["whole"] is False
+    assert answer["valid"] is False
     assert answer["runs"][0]["problems"] == [{"part": "settings", "where": "config.toml", "what": "is missing"}]
 
 

@@ -153,7 +153,7 @@ def test_warn_goes_on_but_keeps_the_finite_checkpoint_and_resumes_from_it(tmp_pa
     assert [str(one) for one in found.problems] == [
         f"checkpoints/step-{last:08d}: model/1.weight is not finite (NaN or infinity)"
     ]
-    assert found.last_whole_step == bad - 1
+    assert found.last_valid_step == bad - 1
     with pytest.raises(TrainingError):
         train_here(config_of("stop"), Breaks, tmp_path)
     skipped = tmp_path / "checkpoints" / catalog.folder_name(last)

@@ -72,7 +72,7 @@ def test_the_run_has_no_problems(run: Path) -> None:
     assert events.counts["ranks"] == 3
     assert events.counts["attempts"] == 3
     assert settings.counts == {"readable": 2}
-    assert report.last_whole_step == 10
+    assert report.last_valid_step == 10
     assert report.job_at_work is None
 
 

@@ -302,20 +302,25 @@ def test_a_dataset_that_changes_between_epochs_is_a_note(tmp_path: Path) -> None
     assert "the dataset changed: 32 samples before step 5, 40 samples after" in str(part.notes[0])
 
 
-def test_an_incomplete_line_and_a_late_begin_are_notes(tmp_path: Path) -> None:
+def test_an_incomplete_line_is_a_note(tmp_path: Path) -> None:
     job = Job(37, 8)
-    job.attempt(2, 4)
-    job.lines.clear()  # as if an older version had trained so far
     job.attempt(3, 4)
     path, part = tmp_path / "ledger.jsonl", Section("samples")
     text = "".join(json.dumps(line) + "\n" for line in job.lines)
     path.write_text(text + text.splitlines()[-1][:30])
-    check_samples(path, part, [SavedPosition(8, 1, 24)])
+    check_samples(path, part, [SavedPosition(4, 0, 32)])
     assert part.problems == []
-    assert [str(note) for note in part.notes] == [
-        "ledger.jsonl, line 1: begins after step 4; earlier steps are not recorded",
-        "ledger.jsonl, line 4: incomplete: cut off by a kill or a full disk",
-    ]
+    assert [str(note) for note in part.notes] == ["ledger.jsonl, line 4: incomplete: cut off by a kill or a full disk"]
+
+
+def test_a_ledger_that_lacks_its_beginning_is_reported(tmp_path: Path) -> None:
+    job = Job(37, 8)
+    job.attempt(2, 4)
+    job.lines.clear()
+    job.attempt(3, 4)
+    resumed, missing = job.texts(tmp_path)[:2]
+    assert resumed == "ledger.jsonl, line 1: the run resumed from step 4; not recorded: steps 1 to 4"
+    assert missing.startswith("ledger.jsonl: epoch 1: positions 0 to 31 (samples ")
 
 
 def test_a_stream_says_that_its_length_is_not_known(tmp_path: Path) -> None:
