@@ -8,17 +8,23 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from drumline import terminal
 from drumline.audit.verify import find_run
-from drumline.cli.watch_status import RunStatus, RunStatusReader
+from drumline.cli.watch_status import FATAL_NOTICES, RunStatus, RunStatusReader
 from drumline.config import FlagTable, read_flags
 from drumline.config.schema import Bounds
 from drumline.errors import ConfigError, ExitCode, UsageError
+from drumline.terminal import is_read, make_console, one_line, show, show_lines
 from drumline.watch.status_file import STATUS_FILE
-from drumline.watch.status_table import HEADINGS, RowLevel, StatusRow, all_rows, summary_line
+from drumline.watch.status_table import HEADINGS, RowLevel, StatusRow, all_rows, fitting_rows, summary_line
 
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+STYLES = {RowLevel.GOOD: "", RowLevel.SUSPECT: "yellow", RowLevel.BAD: "bold red"}
+LINES_AROUND_ROWS = 4
+"""The summary, the heading, one empty, and the one where the cursor waits."""
 HELP = """\
 usage: drumline watch RUN [--once] [--every S] [--json]
 
@@ -56,7 +62,7 @@ def run(argv: Sequence[str]) -> int:
     flags = read_flags(argv, OWN_FLAGS, max_positional=len(argv), no_settings="is a setting of a run; watch takes none")
     given, runs = flags.own, flags.positional
     if given.get("help"):
-        terminal.show(HELP, end="")
+        show(HELP, end="")
         return ExitCode.SUCCESS
     if flags.layer.problems:
         raise ConfigError(flags.layer.problems, next_step="see drumline watch --help")
@@ -67,20 +73,18 @@ def run(argv: Sequence[str]) -> int:
     if not (folder / STATUS_FILE).is_file():
         folder = find_run(folder)
     reader, as_json = RunStatusReader(folder), given.get("json", False)
-    show = _show_json if as_json else _show_text
+    write = _write_json if as_json else _write_text
     if given.get("once"):
-        return _once(reader.read(), show)
+        return _once(reader.read(), write)
     is_screen = sys.stdout.isatty() and not as_json
     every_s = given.get("every", 1.0 if is_screen else 10.0)
     if is_screen:
-        from drumline.cli.watch_screen import follow_on_screen
-
         return follow_on_screen(reader, every_s)
-    return _follow(reader, every_s, show)
+    return _follow(reader, every_s, write)
 
 
-def _once(run: RunStatus, show: Any) -> int:
-    show(run, is_whole=True)
+def _once(run: RunStatus, write: Any) -> int:
+    write(run, is_once=True)
     if run.has_ended:
         return _final_code(run)
     is_well = run.is_live and not any(row.level for row in all_rows(run.status or {}))
@@ -91,31 +95,31 @@ def _final_code(run: RunStatus) -> int:
     return ExitCode.SOMETHING_WRONG if run.is_unknown else ExitCode.SUCCESS
 
 
-def _follow(reader: RunStatusReader, every_s: float, show: Any) -> int:
+def _follow(reader: RunStatusReader, every_s: float, write: Any) -> int:
     shown: list[dict[str, str]] = []
     while True:
         run = reader.read()
         new = [notice for notice in (run.status or {}).get("notices", []) if notice not in shown]
         shown += new
-        show(run, is_whole=False, notices=new)
+        write(run, is_once=False, notices=new)
         if run.has_ended:
             return _final_code(run)
-        if not terminal.is_read():
+        if not is_read():
             return ExitCode.SUCCESS
         time.sleep(every_s)
 
 
-def _show_json(run: RunStatus, **_: Any) -> None:
+def _write_json(run: RunStatus, **_: Any) -> None:
     rows = [] if run.status is None else [asdict(row) for row in all_rows(run.status)]
     record = {"age_s": round(run.age_s, 1), "trouble": run.problem(), "has_ended": run.has_ended}
-    terminal.show(json.dumps({**record, "status": run.status, "rows": rows}))
+    show(json.dumps({**record, "status": run.status, "rows": rows}))
 
 
-def _show_text(run: RunStatus, *, is_whole: bool, notices: Sequence[dict[str, str]] | None = None) -> None:
+def _write_text(run: RunStatus, *, is_once: bool, notices: Sequence[dict[str, str]] | None = None) -> None:
     lines: list[str] = []
     if run.status is not None:
         rows = all_rows(run.status)
-        if is_whole:
+        if is_once:
             lines += [summary_line(run.status), *table(rows)]
         elif not run.has_ended:
             lines += [summary_line(run.status), *table([row for row in rows if row.level > RowLevel.GOOD])[1:]]
@@ -123,9 +127,9 @@ def _show_text(run: RunStatus, *, is_whole: bool, notices: Sequence[dict[str, st
         lines += [notice["message"] for notice in shown]
     if problem := run.problem():
         lines.append(problem)
-    if not is_whole and lines:
+    if not is_once and lines:
         lines[0] = f"{time.strftime('%H:%M:%S')} {lines[0]}"
-    terminal.show_lines(lines)
+    show_lines(lines)
 
 
 def table(rows: Sequence[StatusRow]) -> list[str]:
@@ -135,3 +139,46 @@ def table(rows: Sequence[StatusRow]) -> list[str]:
     return [
         "  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in grid
     ]
+
+
+def follow_on_screen(reader: RunStatusReader, every_s: float) -> int:
+    """On a terminal: a table that is drawn again at each update, and stays when the run has ended."""
+    from rich.live import Live  # the other ways do without rich
+
+    console = make_console()
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            run = reader.read()
+            live.update(render(run, width=console.width, height=console.height), refresh=True)
+            if run.has_ended:
+                return _final_code(run)
+            time.sleep(every_s)
+
+
+def render(run: RunStatus, *, width: int, height: int) -> RenderableType:
+    """Never higher than the terminal: what does not fit could not be drawn over at the next update."""
+    from rich.console import Group
+    from rich.text import Text
+
+    problem = run.problem()
+    below = [] if problem is None else [Text(one_line(problem), "" if run.has_ended else "yellow")]
+    if run.status is None:
+        return Group(*below)
+    notices = [
+        Text(one_line(notice["message"]), "bold red" if notice["kind"] in FATAL_NOTICES else "yellow")
+        for notice in run.status["notices"]
+    ]
+    below = [*notices, *below]
+
+    def num_lines() -> int:  # at least
+        return sum(len(text.plain) // max(1, width - 10) + 1 for text in below)
+
+    # The newest notices; the table keeps half of the screen at least.
+    while below and num_lines() > max(1, height // 2 - 1):
+        del below[0]
+    rows = fitting_rows(run.status, room=max(1, height - LINES_AROUND_ROWS - num_lines()))
+    styles = ["dim", *(STYLES[row.level] for row in rows)]
+    lines = [
+        Text(line, style, no_wrap=True, overflow="ellipsis") for line, style in zip(table(rows), styles, strict=True)
+    ]
+    return Group(Text(one_line(summary_line(run.status)), "bold"), *lines, Text(), *below)

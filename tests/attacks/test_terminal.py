@@ -361,7 +361,7 @@ def status_in_watch(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -
 
 @source
 def status_in_watch_on_a_terminal(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    from drumline.cli.watch_screen import follow_on_screen
+    from drumline.cli.watch_command import follow_on_screen
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FORCE_COLOR", "1")

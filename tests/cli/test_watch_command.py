@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from drumline.cli.watch_command import render
 from drumline.cli.watch_command import run as follow
-from drumline.cli.watch_screen import render
 from drumline.cli.watch_status import FRESH_S, RESTART_S, RunStatusReader
 from drumline.watch.cluster_state import ClusterState, NodeState, RankState
 from drumline.watch.heartbeat import Phase
