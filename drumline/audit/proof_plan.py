@@ -138,7 +138,7 @@ class ProofSettings:
         return [task, *([f"--config={config_file}"] if config_file else []), *flags]
 
     def _value(self, path: str) -> Any:
-        for layer in self._layers.strongest_first():
+        for layer in self._layers:
             if path in layer.settings:
                 return layer.settings[path].value
         return self._defaults.get(path, FIELDS[path].default)

@@ -105,7 +105,7 @@ def _start_ranks(flags: Flags, layers: Layers, folder: Path, argv: Sequence[str]
 
 def _wants_cpu(layers: Layers) -> bool:
     path = "dist.device"
-    given = [layer.settings[path].value for layer in layers.strongest_first() if path in layer.settings]
+    given = [layer.settings[path].value for layer in layers if path in layer.settings]
     return given[:1] == ["cpu"]
 
 

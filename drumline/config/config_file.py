@@ -6,44 +6,41 @@ still describes the same run.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from drumline.config.fields import FIELDS, SECTIONS, show, values_of
+from drumline.config.fields import FIELDS, SECTIONS, show_value, values_of
 from drumline.config.flags import Layer, Setting, check_layer
 from drumline.config.schema import Config
 from drumline.errors import did_you_mean
 from drumline.untrusted import TEXT_BYTES, parse_toml, read_regular
 
-# Of a line without the spaces at its start; neither may try two ways to read the same spaces.
+# For a line without the spaces at its start; neither may try two ways to read the same spaces.
 _HEADER = re.compile(r"\[\[?([^\[\]]+)\]")
 _KEY = re.compile(r"([\w.\-\"' \t]+)=")
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
-_ESCAPES = {**{code: f"\\u{code:04x}" for code in (*range(0x20), 0x7F)}, ord('"'): '\\"', ord("\\"): "\\\\"}
 
 
-def read_file(path: Path) -> Layer:
+def read_config_file(path: Path) -> Layer:
     """The settings in a TOML file; never raises, problems are kept in the layer."""
     try:
         text = read_regular(path, most=TEXT_BYTES, follow_links=True).decode("utf-8-sig")
-    except FileNotFoundError:
-        return _unreadable(f"{path}: there is no such file (looked in {Path.cwd()})")
-    except OSError as error:
-        return _unreadable(f"{path}: cannot be read: {error.strerror}")
-    except UnicodeDecodeError as error:
-        return _unreadable(f"{path}: is not UTF-8 text (byte {error.start})")
-    try:
         document = parse_toml(text)
+    except FileNotFoundError:
+        problem = f"there is no such file (looked in {Path.cwd()})"
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror}"
+    except UnicodeDecodeError as error:
+        problem = f"is not UTF-8 text (byte {error.start})"
     except ValueError as error:
-        return _unreadable(f"{path}: is not valid TOML: {error}")
-    return _read_document(document, _LineNumbers(path, text))
-
-
-def _unreadable(problem: str) -> Layer:
+        problem = f"is not valid TOML: {error}"
+    else:
+        return _read_document(document, _LineNumbers(path, text))
     # What the file would have set is unknown, so no rule may report that something is missing.
-    return Layer({}, (problem,), broken=frozenset(FIELDS))
+    return Layer({}, (f"{path}: {problem}",), broken=frozenset(FIELDS))
 
 
 def _read_document(document: Mapping[str, Any], lines: _LineNumbers) -> Layer:
@@ -54,14 +51,13 @@ def _read_document(document: Mapping[str, Any], lines: _LineNumbers) -> Layer:
         if section in SECTIONS and isinstance(content, dict):
             settings += _settings(section, content, lines)
         elif section in SECTIONS:
-            problems.append(f"{where}: {section} = {show(content)} is not a section; write [{section}]")
+            problems.append(f"{where}: {section} = {show_value(content)} is not a section; write [{section}]")
         elif isinstance(content, dict):
             hint = did_you_mean(section, SECTIONS, known_as="the sections are")
             problems.append(f"{where}: {section}: unknown section; {hint}")
         else:
             settings.append(Setting(section, content, where))
-    layer = check_layer(settings)
-    return Layer(layer.settings, (*problems, *layer.problems), layer.broken)
+    return check_layer(settings, problems=problems)
 
 
 def _settings(section: str, content: Mapping[str, Any], lines: _LineNumbers) -> Iterator[Setting]:
@@ -112,21 +108,12 @@ def to_toml(config: Config, *, header: str | None = None) -> str:
 
 
 def _table(name: str, values: Mapping[str, Any]) -> str:
-    lines = (f"{key if _BARE_KEY.fullmatch(key) else _string(key)} = {_value(value)}" for key, value in values.items())
+    lines = (
+        f"{key if _BARE_KEY.fullmatch(key) else _literal(key)} = {_literal(value)}" for key, value in values.items()
+    )
     return "\n".join([f"[{name}]", *lines])
 
 
-def _value(value: Any) -> str:
-    if value is None:
-        return '"none"'
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return _string(value)
-    if isinstance(value, tuple):
-        return f"[{', '.join(_value(item) for item in value)}]"
-    return repr(value)
-
-
-def _string(text: str) -> str:
-    return f'"{text.translate(_ESCAPES)}"'
+def _literal(value: Any) -> str:
+    """As JSON: TOML writes numbers, true and false, lists and text in the same way, but for one character."""
+    return json.dumps("none" if value is None else value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -17,12 +17,12 @@ from drumline.config.fields import (
     SWITCHES,
     Mismatch,
     annotation_of,
-    describe,
+    describe_type,
     from_text,
     from_value,
     is_optional,
     nearest,
-    show,
+    show_value,
     unknown_setting,
 )
 from drumline.errors import did_you_mean
@@ -67,11 +67,13 @@ class Layer:
     """Settings that the user tried to give: their problem is reported already, so no rule checks them."""
 
 
-def check_layer(given: Iterable[Setting], *, besides: Collection[str] = ()) -> Layer:
-    """Check names, types, bounds and exclusive pairs. `besides`: other names that may have been meant."""
+def check_layer(
+    given: Iterable[Setting], *, besides: Collection[str] = (), problems: Iterable[str] = (), broken: Iterable[str] = ()
+) -> Layer:
+    """Check names, types, bounds and exclusive pairs. `besides`: other names that may have been meant. `problems` and
+    `broken`: what was found before."""
     settings: dict[str, Setting] = {}
-    problems: list[str] = []
-    broken: set[str] = set()
+    problems, broken = list(problems), set(broken)
     for setting in _options_apart(given):
         try:
             settings[setting.path] = setting.coerced(_annotation(setting, besides))
@@ -89,7 +91,7 @@ def check_layer(given: Iterable[Setting], *, besides: Collection[str] = ()) -> L
 def evidence(settings: Iterable[Setting]) -> str:
     """The values behind a problem, and where each comes from; those not set are left out."""
     return ", ".join(
-        f"{setting.path} = {show(setting.value)} ({setting.where})"
+        f"{setting.path} = {show_value(setting.value)} ({setting.where})"
         for setting in settings
         if setting.where != SCHEMA_DEFAULT or setting.value is not None
     )
@@ -110,12 +112,13 @@ def _annotation(setting: Setting, besides: Collection[str]) -> Any:
     annotation = annotation_of(setting.path)
     if annotation is None:
         raise Mismatch(f"{setting.name}: {unknown_setting(setting.path, besides=besides)}")
-    table = next((path for path in FIELDS if setting.path.startswith(f"{path}.")), None)
-    option = setting.path.removeprefix(f"{table}.")
-    if table is not None and not option.isidentifier():
-        raise Mismatch(f"{setting.name}: {option!r} cannot be the name of a keyword argument")
+    _, _, *option = setting.path.split(".", 2)
+    if option and not option[0].isidentifier():
+        raise Mismatch(f"{setting.name}: {option[0]!r} cannot be the name of a keyword argument")
     return annotation
 
+
+# The command line: `--a.b value`, `--a.b=value`, `--a.b` and `--no-a.b` for true and false
 
 FlagTable = Mapping[str, tuple[Any, str, str]]
 """Flags of a verb itself, which are not settings: the type of each, what stands for its value in the help, and its
@@ -145,17 +148,18 @@ def read_flags(
 
     `no_settings`: the verb takes no settings of a run; the end of the message about one that is given all the same.
     """
-    reader = _FlagReader(list(argv), {name: kind for name, (kind, *_) in own.items()}, max_positional)
+    reader = _FlagReader(list(argv), {name: kind for name, (kind, *_) in own.items()})
     while reader.tokens:
         reader.take_one()
     settings = [setting for path, setting in reader.given.items() if path not in own]
-    if no_settings is None:
-        layer = check_layer(settings, besides=frozenset(own))
-    else:
-        layer = Layer({}, tuple(_not_a_flag(setting, own, no_settings) for setting in settings))
-    own_values = reader.own_values()
-    layer = Layer(layer.settings, (*reader.problems, *layer.problems), layer.broken | reader.broken)
-    return Flags(layer, own_values, tuple(reader.positional))
+    unexpected = reader.positional[max_positional:]
+    problems = [f"{token!r}: unexpected argument; a flag is given as --name value" for token in unexpected]
+    problems += reader.problems
+    if no_settings is not None:
+        problems += [_not_a_flag(setting, own, no_settings) for setting in settings]
+        settings = []
+    layer = check_layer(settings, besides=frozenset(own), problems=problems, broken=reader.broken)
+    return Flags(layer, reader.own_values, tuple(reader.positional[:max_positional]))
 
 
 def _not_a_flag(given: Setting, own: FlagTable, no_settings: str) -> str:
@@ -167,12 +171,11 @@ def _not_a_flag(given: Setting, own: FlagTable, no_settings: str) -> str:
 class _FlagReader:
     """Walks over the tokens; what it has found so far is in its attributes."""
 
-    def __init__(self, tokens: list[str], own: Mapping[str, Any], max_positional: int) -> None:
+    def __init__(self, tokens: list[str], own: Mapping[str, Any]) -> None:
         self.tokens = tokens
         self.own = own
-        self.max_positional = max_positional
+        self.own_values: dict[str, Any] = {}
         self.given: dict[str, Setting] = {}
-        self.repeated: dict[str, list[str]] = {}
         self.positional: list[str] = []
         self.problems: list[str] = []
         self.broken: set[str] = set()
@@ -180,7 +183,7 @@ class _FlagReader:
     def take_one(self) -> None:
         token = self.tokens.pop(0)
         if not _is_flag(token):
-            self._take_positional(token)
+            self.positional.append(token)
             return
         flag, equals, text = ("--help" if token == "-h" else token).partition("=")
         path = flag.removeprefix("--")
@@ -196,22 +199,6 @@ class _FlagReader:
             self.problems.append(str(mismatch))
             self.broken.add(path)
 
-    def own_values(self) -> dict[str, Any]:
-        values: dict[str, Any] = dict(self.repeated)
-        for name in (name for name in self.own if name in self.given):
-            try:
-                values[name] = self.given[name].coerced(self.own[name]).value
-            except Mismatch as mismatch:
-                self.problems.append(str(mismatch))
-                self.broken.add(name)
-        return values
-
-    def _take_positional(self, token: str) -> None:
-        if len(self.positional) < self.max_positional:
-            self.positional.append(token)
-        else:
-            self.problems.append(f"{token!r}: unexpected argument; a flag is given as --name value")
-
     def _value_after(self, flag: str, path: str) -> str:
         following = self.tokens[0] if self.tokens else None
         annotation = self._type_of(path)
@@ -221,7 +208,7 @@ class _FlagReader:
             return self.tokens.pop(0)
         if annotation is None:
             return "true"  # an unknown flag: that it is unknown is reported, and nothing else
-        raise Mismatch(f"{flag}: the value is missing ({describe(annotation)})")
+        raise Mismatch(f"{flag}: the value is missing ({describe_type(annotation)})")
 
     def _check_can_be_turned_off(self, flag: str, path: str, *, has_value: bool) -> None:
         annotation = self._type_of(path)
@@ -232,12 +219,15 @@ class _FlagReader:
             raise Mismatch(f"{flag}: only a true | false setting can be turned off this way{hint}")
 
     def _keep(self, setting: Setting) -> None:
-        if self.own.get(setting.path) == REPEATED:
-            self.repeated.setdefault(setting.path, []).append(setting.value)
+        path = setting.path
+        if self.own.get(path) == REPEATED:
+            self.own_values.setdefault(path, []).append(setting.value)
             return
-        before = self.given.setdefault(setting.path, setting)
+        before = self.given.setdefault(path, setting)
         if before.value != setting.value:
             raise Mismatch(f"{setting.where}: given twice, as {before.value!r} and as {setting.value!r}")
+        if path in self.own:
+            self.own_values[path] = setting.coerced(self.own[path]).value
 
     def _type_of(self, path: str) -> Any | None:
         return self.own[path] if path in self.own else annotation_of(path)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import itertools
 import textwrap
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from drumline.config.fields import FIELDS, SECTIONS, describe, docs, show
+from drumline.config import schema
+from drumline.config.fields import FIELDS, SECTIONS, describe_type, show_value
 from drumline.config.flags import FlagTable
 from drumline.config.presets import PRESETS
 
@@ -28,17 +32,31 @@ def render_help(
 ) -> str:
     """The tasks and all settings, as plain text; `task_defaults` are shown in place of the schema's, as `task`'s."""
     width = max(MIN_WIDTH, min(width, MAX_WIDTH))
-    texts = docs()
+    texts = field_docs()
     blocks = ["\n".join([_title("tasks", bold), *_tasks(width)])]
     blocks.append("\n".join([_title("settings", bold), *_wrapped(GRAMMAR, width, indent=2)]))
     for section, cls in SECTIONS.items():
         lines = [f"{_title(section, bold)}  {(cls.__doc__ or '').strip()}"]
         for path in (path for path in FIELDS if path.startswith(f"{section}.")):
             flag = f"--{path}.NAME" if FIELDS[path].is_table else f"--{path}"
-            takes, default = describe(FIELDS[path].annotation), _default(path, task, task_defaults)
+            takes, default = describe_type(FIELDS[path].annotation), _default(path, task, task_defaults)
             lines.append(render_entry(flag, takes, texts[path], default=default, width=width))
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks) + "\n"
+
+
+def field_docs() -> dict[str, str]:
+    """The docstring under each setting, as one line. Python does not keep these, so the source is parsed."""
+    docs: dict[str, str] = {}
+    section_of = {cls.__name__: section for section, cls in SECTIONS.items()}
+    for node in ast.parse(inspect.getsource(schema)).body:
+        if not isinstance(node, ast.ClassDef) or node.name not in section_of:
+            continue
+        for setting, doc in itertools.pairwise(node.body):
+            match setting, doc:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    docs[f"{section_of[node.name]}.{name}"] = " ".join(text.split())
+    return docs
 
 
 def render_entry(flag: str, takes: str, doc: str, *, default: str | None = None, width: int = 80) -> str:
@@ -87,7 +105,7 @@ def _shown(value: Any) -> str:
         return value
     if isinstance(value, Mapping):
         return ", ".join(f"{name}={_shown(item)}" for name, item in value.items()) or "empty"
-    return show(value).strip("[]").replace(" ", "")
+    return show_value(value).strip("[]").replace(" ", "")
 
 
 def _wrapped(text: str, width: int, *, indent: int) -> list[str]:

@@ -10,9 +10,9 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from drumline.config.config_file import read_file
+from drumline.config.config_file import read_config_file
 from drumline.config.fields import FIELDS, SECTIONS
 from drumline.config.flags import EXCLUSIVE_PAIRS, SCHEMA_DEFAULT, Flags, Layer, Setting, check_layer, evidence
 from drumline.config.schema import Config
@@ -23,37 +23,36 @@ DEFAULTS = Layer({path: Setting(path, field.default, SCHEMA_DEFAULT) for path, f
 NEXT_STEP = "`drumline train --help` lists every setting with its type, bounds and default"
 
 
-@dataclass(frozen=True)
-class Layers:
+class Layers(NamedTuple):
     """What the user gave, strongest first."""
 
     flags: Layer
     file: Layer
     environment: Layer
 
-    def strongest_first(self) -> tuple[Layer, ...]:
-        return (self.flags, self.file, self.environment)
-
 
 def read_layers(flags: Flags, *, config_file: Path | None, environment: Mapping[str, str]) -> Layers:
     """Read every source of settings but the task; never raises: `check_layers` or `resolve` reports all problems."""
+    # An empty variable counts as not set.
+    variables = {name: path for name, path in ENVIRONMENT_VARIABLES.items() if environment.get(name)}
     return Layers(
         flags=flags.layer,
-        file=Layer({}) if config_file is None else read_file(config_file),
-        environment=_read_environment(environment),
+        file=Layer({}) if config_file is None else read_config_file(config_file),
+        environment=check_layer(
+            Setting(path, environment[name], where=name, is_text=True) for name, path in variables.items()
+        ),
     )
 
 
 def check_layers(layers: Layers) -> None:
     """Stage 1, before any code of the user is imported: what is wrong whatever the task's defaults are."""
-    _raise_problems(layers.strongest_first(), _settle(layers.strongest_first()))
+    _raise_problems(layers, _settle(layers))
 
 
 def resolve(layers: Layers, task_defaults: Mapping[str, Any], *, task: str = "task") -> Config:
     """Stage 2: the config of the run. `task` names the task in messages about its defaults."""
-    where = f"{task}.defaults"
-    of_task = check_layer(Setting(path, value, where) for path, value in task_defaults.items())
-    everything = (*layers.strongest_first(), of_task, DEFAULTS)
+    of_task = check_layer(Setting(path, value, f"{task}.defaults") for path, value in task_defaults.items())
+    everything = (*layers, of_task, DEFAULTS)
     settled = _settle(everything)
     _raise_problems(everything, settled)
     return _build(settled)
@@ -66,14 +65,6 @@ def check_section(section: str, values: Any) -> None:
         Setting(f"{section}.{field.name}", getattr(values, field.name), where) for field in fields(values)
     )
     _raise_problems([given], given.settings)
-
-
-def _read_environment(environment: Mapping[str, str]) -> Layer:
-    return check_layer(
-        Setting(path, environment[variable], where=variable, is_text=True)
-        for variable, path in ENVIRONMENT_VARIABLES.items()
-        if environment.get(variable)  # an empty variable counts as none
-    )
 
 
 def _settle(strongest_first: Iterable[Layer]) -> dict[str, Setting]:
@@ -90,7 +81,7 @@ def _settle(strongest_first: Iterable[Layer]) -> dict[str, Setting]:
 def _raise_problems(layers: Sequence[Layer], settled: Mapping[str, Setting]) -> None:
     at_fault = frozenset[str]().union(*(layer.broken for layer in layers))
     problems = [problem for layer in layers for problem in layer.problems]
-    problems += broken_rules(settled, besides=at_fault)
+    problems += _broken_rules(settled, besides=at_fault)
     if problems:
         raise ConfigError(problems, next_step=NEXT_STEP)
 
@@ -235,7 +226,7 @@ RULES = (
 )
 
 
-def broken_rules(settled: Mapping[str, Setting], *, besides: Collection[str]) -> Iterator[str]:
+def _broken_rules(settled: Mapping[str, Setting], *, besides: Collection[str]) -> Iterator[str]:
     """A message for each broken rule, of those whose fields all have a value and are not in `besides`."""
     for rule in RULES:
         if not all(path in settled and path not in besides for path in rule.fields):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from drumline.audit.verify import verify_run
 from drumline.checkpoint import manifest
 from drumline.cli.watch_status import RunStatusReader
-from drumline.config.config_file import read_file as read_settings
+from drumline.config.config_file import read_config_file as read_settings
 from drumline.data.array_pickle import load_arrays
 from drumline.engine.output import WatchNotices
 from drumline.engine.resume import _failure_in, _read_launch, check_same_step, diagnoses_of_launch

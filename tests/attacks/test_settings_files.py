@@ -17,7 +17,7 @@ import pytest
 
 from drumline.audit.verify import verify_run
 from drumline.cli.watch_status import RunStatusReader
-from drumline.config.config_file import read_file
+from drumline.config.config_file import read_config_file
 from drumline.doctor.machine.folder_hashes import FileEntry, _code_hash
 from drumline.engine.output import WatchNotices
 from drumline.engine.run_folder import RunFolder
@@ -81,7 +81,7 @@ def test_what_people_write_is_decoded() -> None:
 def test_a_settings_file_is_read_within_limits(tmp_path: Path, name: str) -> None:
     (tmp_path / "run.toml").write_text(HARD_TOML[name])
     with bounded():
-        layer = read_file(tmp_path / "run.toml")
+        layer = read_config_file(tmp_path / "run.toml")
     assert layer.problems
     assert all(len(problem) < 1000 for problem in layer.problems)
 
@@ -127,7 +127,7 @@ def test_a_hostfile_is_read_within_limits(tmp_path: Path) -> None:
     assert read_counts(f"1:{'7' * 6000}") is None
 
 
-@pytest.mark.parametrize("read", [read_env_file, hosts_from_file, read_file])
+@pytest.mark.parametrize("read", [read_env_file, hosts_from_file, read_config_file])
 def test_what_is_no_file_is_refused(tmp_path: Path, read: Callable[[Path], Any]) -> None:
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "large").write_bytes(b"a=1\n" * 300_000)
@@ -165,7 +165,7 @@ def test_a_pipe_of_the_shell_is_read(tmp_path: Path) -> None:
 def test_a_settings_file_may_be_a_link_that_the_user_names(tmp_path: Path) -> None:
     (tmp_path / "real.toml").write_text("[train]\nseed = 3\n")
     (tmp_path / "link.toml").symlink_to("real.toml")
-    assert read_file(tmp_path / "link.toml").settings["train.seed"].value == 3
+    assert read_config_file(tmp_path / "link.toml").settings["train.seed"].value == 3
 
 
 # What is found in a run folder

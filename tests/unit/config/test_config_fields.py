@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from drumline.config.fields import FIELDS, SECTIONS, annotation_of, docs, values_of
+from drumline.config.fields import FIELDS, SECTIONS, annotation_of, values_of
+from drumline.config.help import field_docs
 from drumline.config.schema import Config, OptimConfig
 
 
@@ -41,7 +42,7 @@ def test_a_path_that_is_no_setting_has_no_type() -> None:
 
 
 def test_every_field_has_a_doc_and_every_doc_a_field() -> None:
-    texts = docs()
+    texts = field_docs()
     assert list(texts) == list(FIELDS)
     assert all(texts.values())
     assert texts["optim.lr"] == "Peak learning rate."

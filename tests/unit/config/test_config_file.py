@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from drumline.config.config_file import read_file
+from drumline.config.config_file import read_config_file
 from drumline.config.fields import FIELDS
 
 
@@ -21,7 +21,7 @@ def test_a_file_gives_settings_of_all_kinds(file: Path) -> None:
         'train.epochs = 3\n[optim]\nlr = 1\nclip_norm = "none"\nbetas = [0.8, 0.9]\n'
         "[model]\nwidths = [8, 16]\noptions = { hidden = 64 }\n"
     )
-    layer = read_file(file)
+    layer = read_config_file(file)
     assert layer.problems == ()
     assert {path: setting.value for path, setting in layer.settings.items()} == {
         "train.epochs": 3,
@@ -68,34 +68,34 @@ def test_a_file_gives_settings_of_all_kinds(file: Path) -> None:
 )
 def test_each_problem_names_the_file_the_line_and_the_value(file: Path, text: str, problem: str) -> None:
     file.write_text(text)
-    assert read_file(file).problems == (problem,)
+    assert read_config_file(file).problems == (problem,)
 
 
 def test_a_file_that_is_not_toml_is_a_problem_with_its_line(file: Path) -> None:
     file.write_text("[optim]\nlr = = 3\n")
-    (problem,) = read_file(file).problems
+    (problem,) = read_config_file(file).problems
     assert problem.startswith("run.toml: is not valid TOML: ")
     assert "line 2" in problem
 
 
 def test_a_missing_file_is_a_problem_that_says_where_it_was_looked_for(file: Path) -> None:
-    assert read_file(file).problems == (f"run.toml: there is no such file (looked in {Path.cwd()})",)
+    assert read_config_file(file).problems == (f"run.toml: there is no such file (looked in {Path.cwd()})",)
 
 
 def test_a_file_that_cannot_be_read_is_a_problem(file: Path) -> None:
     file.mkdir()
-    assert read_file(file).problems == ("run.toml: cannot be read: Is a directory",)
+    assert read_config_file(file).problems == ("run.toml: cannot be read: Is a directory",)
 
 
 def test_a_file_that_is_not_text_is_a_problem(file: Path) -> None:
     file.write_bytes(b"[optim]\n\xff\xfe")
-    assert read_file(file).problems == ("run.toml: is not UTF-8 text (byte 8)",)
+    assert read_config_file(file).problems == ("run.toml: is not UTF-8 text (byte 8)",)
 
 
 def test_what_an_unreadable_file_would_have_set_is_left_out_of_all_rules(file: Path) -> None:
-    assert read_file(file).broken == frozenset(FIELDS)
+    assert read_config_file(file).broken == frozenset(FIELDS)
 
 
 def test_a_byte_order_mark_is_no_problem(file: Path) -> None:
     file.write_text("[optim]\nlr = 0.5\n", encoding="utf-8-sig")
-    assert read_file(file).settings["optim.lr"].value == 0.5
+    assert read_config_file(file).settings["optim.lr"].value == 0.5

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from drumline.config import PRESETS
-from drumline.config.fields import FIELDS, SECTIONS, describe, docs
-from drumline.config.help import render_entry, render_help
+from drumline.config.fields import FIELDS, SECTIONS, describe_type
+from drumline.config.help import field_docs, render_entry, render_help
 
 
 def one_line(text: str) -> str:
@@ -15,7 +15,7 @@ def one_line(text: str) -> str:
 
 def test_every_field_is_there_with_what_it_takes_its_default_and_its_doc() -> None:
     text = one_line(render_help())
-    texts = docs()
+    texts = field_docs()
     counted = 0
     for path, field in FIELDS.items():
         default = {"model.widths": "16,32,64", "optim.betas": "0.9,0.95", "model.options": "empty"}.get(
@@ -23,7 +23,7 @@ def test_every_field_is_there_with_what_it_takes_its_default_and_its_doc() -> No
         )
         default = default.lower() if isinstance(field.default, bool) else default
         flag = f"--{path}.NAME" if field.is_table else f"--{path}"
-        assert f"{flag} {describe(field.annotation)} [{default}] {texts[path]}" in text
+        assert f"{flag} {describe_type(field.annotation)} [{default}] {texts[path]}" in text
         counted += 1
     assert counted == len(FIELDS) > 50
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from drumline.config.fields import FIELDS, Mismatch, annotation_of, describe, from_text, from_value
+from drumline.config.fields import FIELDS, Mismatch, annotation_of, describe_type, from_text, from_value
 
 ACCEPTED_TEXT = [
     ("model.blocks", "3", 3),
@@ -141,7 +141,7 @@ def test_a_value_that_does_not_fit_is_refused(path: str, given: Any, complaint: 
     ],
 )
 def test_a_type_is_described_in_words(path: str, words: str) -> None:
-    assert describe(annotation_of(path)) == words
+    assert describe_type(annotation_of(path)) == words
 
 
 def test_every_default_of_the_schema_is_a_value_its_own_field_accepts() -> None:
