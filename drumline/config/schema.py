@@ -56,7 +56,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """What it is trained on, and how batches reach the device."""
+    """What the model is trained on, and how batches reach the device."""
 
     name: str = "digits"
     """`digits`, `cifar10`, `image_folder`, `tokens`, `synthetic_images`, `synthetic_tokens`, or your own
@@ -94,7 +94,7 @@ class OptimConfig:
     lr: Positive = 0.1
     """Peak learning rate."""
     scale_lr: Literal["none", "linear", "sqrt"] = "none"
-    """With `train.batch_size_per_rank`: multiply the rate by the world size, or by its square root."""
+    """With `train.batch_size_per_rank`: multiply the rate by the world size (`linear`) or its square root (`sqrt`)."""
     momentum: Fraction = 0.9
     """sgd: momentum."""
     nesterov: bool = True
@@ -108,11 +108,11 @@ class OptimConfig:
     clip_norm: Positive | None = None
     """Clip the gradient of the whole global batch to this norm."""
     schedule: Literal["constant", "linear", "cosine", "step"] = "cosine"
-    """Shape of the rate after warm-up, over optimizer steps."""
+    """How the rate falls after warm-up, over optimizer steps."""
     warmup_steps: CountOrZero = 0
     """Optimizer steps over which the rate rises to its peak."""
     final_lr_ratio: Fraction = 0.0
-    """linear, cosine: where the rate ends, as a fraction of its peak."""
+    """linear, cosine: the rate at the end of the run, as a fraction of its peak."""
     step_every: Count = 1000
     """step: optimizer steps between drops."""
     step_factor: Fraction = 0.1
@@ -133,21 +133,22 @@ class TrainConfig:
     steps: Count | None = None
     """Optimizer steps. Give this or `train.epochs`."""
     batch_size: Count | None = None
-    """Samples of one optimizer step over all ranks: the run is the same on any number of them."""
+    """The global batch: samples of one optimizer step over all ranks. The run is the same on any number of ranks."""
     batch_size_per_rank: Count | None = None
-    """Samples of one optimizer step on each rank, instead: the global batch follows from the number of ranks that the
-    run begins with, and stays when it is resumed on a different number."""
+    """Use it instead of `train.batch_size`: samples of one optimizer step on each rank. The global batch is then set by
+    the number of ranks that the run begins with; resumed on a different number, the run keeps it."""
     accumulate: Count = 1
-    """Micro-batches that each rank cuts its part of a step into; gradients are synchronized once."""
+    """Micro-batches into which each rank splits its part of the batch; gradients are synchronized once per step."""
     micro_batch_size: Count | None = None
-    """Most samples in a micro-batch, instead: as many micro-batches as that takes."""
+    """Use it instead of `train.accumulate`: the most samples in a micro-batch. Their number follows from it."""
     exact: Literal["world", "elastic"] = "world"
-    """`world`: the same bits after a resume on the same number of ranks. `elastic`: on any number of them."""
+    """When a resumed run has the same bits as an uninterrupted one. `world`: on the same number of ranks. `elastic`: on
+    any number of ranks."""
     shards: Count = 8
-    """elastic: shards of the global batch, whatever the number of ranks; fastest with one for each rank."""
+    """elastic: shards of the global batch, the same on any number of ranks; fastest with one shard per rank."""
     step: Literal["eager", "compile", "graph", "compiled_graph", "auto"] = "eager"
-    """How a step runs: operation by operation; compiled by torch; captured once as a CUDA graph and replayed; both; or
-    whichever of these is fastest in the first steps of the run."""
+    """How a step runs. `eager`: operation by operation. `compile`: compiled by torch. `graph`: captured once as a CUDA
+    graph, then replayed. `compiled_graph`: both. `auto`: whichever is fastest in the first steps of the run."""
     memory_format: Literal["auto", "contiguous", "channels_last"] = "auto"
     """Layout of images and convolutions; `auto`: channels_last for convolutional models on CUDA."""
     tf32: Literal["auto", "on", "off"] = "auto"
@@ -156,12 +157,12 @@ class TrainConfig:
     cudnn_benchmark: bool = False
     """CUDA: let cuDNN try its kernels for each new shape and keep the fastest; bits may then differ between runs."""
     deterministic: bool = False
-    """CUDA: only kernels that give the same bits each time (on the CPU all do). `elastic` turns it on."""
+    """CUDA: only kernels that give the same bits each time (on the CPU all do). `train.exact elastic` turns it on."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Type of autocast arithmetic; fp16 uses loss scaling. Weights stay fp32."""
     on_nan: Literal["stop", "skip", "warn"] = "stop"
-    """When a loss is NaN or infinite: stop the run and name the step, the rank and the module; skip such an update on
-    all ranks (also if a gradient is not finite), and report how many; or only report it."""
+    """When a loss is NaN or infinite. `stop`: stop the run and name the step, the rank and the module. `skip`: skip the
+    update on all ranks, also when a gradient is not finite, and report how many were. `warn`: only report it."""
     eval_every_epochs: CountOrZero = 1
     """Evaluate after this many epochs; 0 evaluates at the end only."""
     eval_batch_size: Count = 256
@@ -175,16 +176,16 @@ class DistConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where ranks compute; `auto` takes a GPU if there is one."""
     backend: Literal["auto", "nccl", "gloo"] = "auto"
-    """`auto`: NCCL on CUDA, gloo on CPU."""
+    """The library for collectives; `auto`: NCCL on CUDA, gloo on the CPU."""
     start_timeout_s: Positive = 180.0
     """How long ranks wait for each other at the start."""
     train_timeout_s: Positive = 600.0
     """How long one collective may take once training runs. With the watchdog at least 90 s more than `watch.hang_s`,
     so that the watchdog, which names the rank, acts first."""
     same_code: bool = True
-    """Refuse ranks whose code differs; turn it off for nodes that each import a module of their own."""
+    """Stop at the start when code differs across ranks; turn it off if nodes import modules of their own."""
     sync_batchnorm: bool = False
-    """Batch statistics over all ranks (CUDA only: torch has no CPU version)."""
+    """BatchNorm with statistics over all ranks (CUDA only: torch has no CPU version)."""
     find_unused_parameters: bool = False
     """For models that use some parameters only in some steps; costs time in every step."""
     threads: Count | None = None
@@ -211,37 +212,37 @@ class CheckpointConfig:
     keep_last: Count = 2
     """How many of the newest checkpoints stay."""
     keep_best: CountOrZero = 1
-    """How many of the best checkpoints stay besides, by the evaluation metric the task names."""
+    """How many of the best checkpoints stay besides these, by the evaluation metric that the task names."""
     background: bool = True
-    """Pause training only to copy the state, and write it while training continues."""
+    """Write checkpoints while training continues: it pauses only while the state is copied."""
     when_busy: Literal["wait", "skip"] = "wait"
-    """When a save is due while the one before is still being written: wait for it, or skip the new one. The last save
-    of a run always waits."""
+    """When a save is due while the one before is still being written: `wait` for that one, or `skip` the new one. The
+    last save of a run always waits."""
     writers: Literal["one", "nodes", "ranks"] = "one"
-    """Who writes: rank 0; or the first rank of each node, or every rank, each a part, to a run folder on a volume that
-    all nodes share."""
+    """Who writes a checkpoint. `one`: rank 0. `nodes`, `ranks`: the first rank of each node, or every rank, writes a
+    part; the run folder must then be on a volume that all nodes share."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WatchConfig:
-    """What is checked while it runs."""
+    """What is checked during the run."""
 
     replicas_every: CountOrZero = 100
     """Compare the replicas' weights, buffers and optimizer state across ranks after this many steps, and before
     each save; 0 turns it off."""
     on_difference: Literal["stop", "broadcast"] = "stop"
-    """When replicas differ: stop the run, or send the majority's tensors to all ranks and warn."""
+    """When replicas differ. `stop`: stop the run. `broadcast`: send the majority's tensors to all ranks, and warn."""
     sidecar: Literal["auto", "on", "off"] = "auto"
-    """A process on each node that watches its ranks, and reports which one blocks the run and why; `auto`: if there are
-    several ranks."""
+    """A process on each node that watches its ranks and reports which one blocks the run, and why; `auto`: when there
+    is more than one rank."""
     on_hang: Literal["restart", "stop", "report"] = "restart"
-    """When the run hangs: end it and restart it from the newest checkpoint, as often as the launcher's --max-restarts
-    allows; or end it; or only report it."""
-    hang_s: Annotated[float, Bounds(above=0)] = 600.0
-    """How long one rank may block the others before `watch.on_hang` is applied. A stall is reported after some seconds,
-    and again at growing intervals. What cannot continue by itself (a stopped rank, a lost host) is handled at once."""
+    """When the run hangs. `restart`: end it and restart it from the newest checkpoint, as often as the launcher's
+    --max-restarts allows. `stop`: end it. `report`: only report it."""
+    hang_s: Positive = 600.0
+    """How long one rank may block the others before `watch.on_hang` applies. A stall is reported after some seconds,
+    and again at growing intervals. What cannot recover by itself (a stopped rank, a lost host) is handled at once."""
     slow_factor: Annotated[float, Bounds(above=1)] = 2.0
-    """Report a rank whose own work takes this many times as long as that of its peers."""
+    """Report a rank whose own work takes this many times as long as that of the others."""
     notice: str | None = None
     """Where a spot reclaim notice appears: a file, an http address (such as a cloud's metadata service), or your own
     function `path/to/file.py:function`. The run then saves and exits, as after a SIGTERM."""
@@ -252,13 +253,13 @@ class LogConfig:
     """What is logged and shown."""
 
     every_steps: Count = 10
-    """Log the loss every so many optimizer steps; steps in between do not wait for the device."""
+    """Log the loss after this many optimizer steps; steps in between do not wait for the device."""
     display: Literal["auto", "live", "plain", "none"] = "auto"
-    """`auto`: a live display on a terminal, plain lines elsewhere."""
+    """How progress is shown; `auto`: a live display on a terminal, plain lines elsewhere."""
     tensorboard: bool = False
     """Write TensorBoard files to RUN/tensorboard (needs the `tensorboard` extra)."""
     trace: bool = False
-    """Write hashes of every sample and tensor at every step to RUN/trace: to compare two runs bit by bit; slow."""
+    """Write hashes of every sample and tensor at every step to RUN/trace, to compare two runs bit by bit; slow."""
 
 
 @dataclass(frozen=True, kw_only=True)
