@@ -20,7 +20,7 @@ from drumline.cli.train_command import run_name
 from drumline.config import read_flags
 from drumline.config.fields import SWITCHES
 from drumline.errors import ConfigError, ExitCode, UsageError
-from drumline.launch.env_file import NodeSettings, node_from_settings, read_env_file, settings_defaults
+from drumline.launch.env_file import EnvFile, read_env_file
 from drumline.launch.hosts import Host, hosts_from_file, hosts_from_flag, least_nodes, spares_from_flag
 from drumline.launch.node.guard import DEFAULT_GRACE_S, new_job
 from drumline.launch.node_plan import DEFAULT_PORT, NodePlan, Program, nodes_of_hosts, torchrun_command
@@ -97,15 +97,12 @@ def split_command(argv: Sequence[str]) -> tuple[list[str], str | None, list[str]
 
 def _launch_here(request: LaunchRequest) -> int:
     """All of a job, or one node of it by an --env-file or by flags."""
-    given, settings = request.given, _node_settings(request)
-    if settings is None:
-        node, defaults = NodePlan(num_procs=given.get("procs"), max_restarts=request.restarts()), []
-    else:
-        node = _node(request, settings)
-        defaults = settings_defaults(settings, run_name(request.target))
-    program = request.program(*defaults)
+    given = request.given
+    file = read_env_file(Path(given["env-file"])) if "env-file" in given else None
+    node = _node(request, file)
+    program = request.program(*(file.task_defaults(run_name(request.target)) if file else ()))
     if given.get("print"):
-        _print_nodes(node, program, settings)
+        _print_nodes(node, program, file.other_names if file else [])
         return ExitCode.SUCCESS
     # A Kubernetes operator sets RANK in every pod; --node-rank overrides that.
     if "node-rank" not in given and topology_from(os.environ) is not None:
@@ -113,8 +110,8 @@ def _launch_here(request: LaunchRequest) -> int:
             "drumline launch starts ranks itself, but a launcher has started this process as a rank",
             next_step="run it without torchrun or srun",
         )
-    if settings is not None:
-        os.environ.update(settings.variables)
+    if file is not None:
+        os.environ.update(file.variables)
     secret = secret_from(os.environ)
     if node.num_nodes > 1:
         print_message(f"node {node.node_rank} of {node.num_nodes} joins at {node.endpoint}", stream=sys.stdout)
@@ -124,46 +121,36 @@ def _launch_here(request: LaunchRequest) -> int:
     return run_node(node, program, supervision=request.supervision(secret))
 
 
-def _node_settings(request: LaunchRequest) -> NodeSettings | None:
-    """This node, from a file or the flags; None if it is all of the job."""
+def _node(request: LaunchRequest, file: EnvFile | None) -> NodePlan:
+    """This node, by a file or the flags; without either it is all of the job."""
     given = request.given
-    if "env-file" in given:
-        return read_env_file(Path(given["env-file"]))
-    if "node-rank" not in given or given.get("nodes", 1) == 1:
-        return None
-    host, _, port = given.get("master", "").partition(":")
-    return NodeSettings(
-        num_nodes=given.get("nodes", 1),
-        node_rank=given["node-rank"],
-        num_procs=given.get("procs"),
-        master_addr=host,
-        master_port=int(port or DEFAULT_PORT),
-    )
-
-
-def _node(request: LaunchRequest, settings: NodeSettings) -> NodePlan:
-    given = request.given
+    num_nodes, node_rank = given.get("nodes", 1), given.get("node-rank")
+    if file is not None:
+        node = file.node
+    elif node_rank is None or num_nodes == 1:
+        return NodePlan(num_procs=given.get("procs"), max_restarts=request.restarts())
+    else:
+        host, _, port = given.get("master", "").partition(":")
+        endpoint = f"{host}:{port or DEFAULT_PORT}"
+        node = NodePlan(num_nodes=num_nodes, node_rank=node_rank, num_procs=given.get("procs"), endpoint=endpoint)
     known_from = given.get("env-file", "--nodes")
-    least = least_nodes(given.get("nnodes"), settings.num_nodes, known_from=known_from) or settings.min_nodes
-    node = node_from_settings(
-        settings, max_restarts=request.restarts(least), min_nodes=least, address=given.get("address")
-    )
+    least = least_nodes(given.get("nnodes"), node.num_nodes, known_from=known_from) or node.min_nodes
+    node = replace(node, min_nodes=least, max_restarts=request.restarts(least), address=given.get("address"))
     return request.with_timeouts(node)
 
 
-def _print_nodes(node: NodePlan, program: Program, settings: NodeSettings | None) -> None:
+def _print_nodes(node: NodePlan, program: Program, variables: Sequence[str]) -> None:
     """The torchrun line of each node; whether the others have as many ranks is not known here."""
-    if settings is not None and settings.other_names:
-        show(f"# with these in the environment: {', '.join(settings.other_names)}")
+    if variables:
+        show(f"# with these in the environment: {', '.join(variables)}")
     if node.num_procs is None:
         node = replace(node, num_procs=default_procs())
-    if settings is None or node.num_nodes == 1:
+    if node.num_nodes == 1:
         show(shlex.join(torchrun_command(node, program)), is_data=True)
         return
     show("# torchrun alone numbers nodes by their addresses; give each its own number of ranks")
     for rank in range(node.num_nodes):
-        address = settings.master_addr if rank == 0 else None
-        one = node if rank == node.node_rank else replace(node, node_rank=rank, address=address)
+        one = node if rank == node.node_rank else replace(node, node_rank=rank, address=None)
         show(f"# node {rank} of {node.num_nodes}{', this one' if one is node else ''}")
         show(shlex.join(torchrun_command(one, program)), is_data=True)
 
@@ -176,15 +163,8 @@ def _launch_on_hosts(request: LaunchRequest) -> int:
     spares = spares_from_flag(given["spare"], hosts) if "spare" in given else []
     program = request.program()
     least = least_nodes(given.get("nnodes"), len(hosts), known_from="the list of hosts")
-    nodes = nodes_of_hosts(
-        hosts,
-        num_procs=given.get("procs"),
-        port=given.get("port", DEFAULT_PORT),
-        max_restarts=request.restarts(least),
-        min_nodes=least,
-        job=new_job(),
-    )
-    nodes = [request.with_timeouts(node) for node in nodes]
+    node = NodePlan(num_procs=given.get("procs"), max_restarts=request.restarts(least), min_nodes=least, job=new_job())
+    nodes = nodes_of_hosts(hosts, given.get("port", DEFAULT_PORT), [request.with_timeouts(node)] * len(hosts))
     if given.get("print"):
         for host, node in zip(hosts, nodes, strict=True):
             show(f"# {host.name}")

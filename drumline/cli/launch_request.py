@@ -13,8 +13,7 @@ from drumline.cli import train_command
 from drumline.config import read_flags
 from drumline.errors import UsageError
 from drumline.launch.node.guard import DEFAULT_GRACE_S, new_job
-from drumline.launch.node.supervision import Supervision
-from drumline.launch.node_plan import NodePlan, Program, default_restarts, task_program
+from drumline.launch.node_plan import NodePlan, Program, Supervision, default_restarts, task_program
 from drumline.launch.rank_environment import DEFAULT_ON_HANG, ScriptWatch
 
 

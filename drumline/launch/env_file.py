@@ -38,19 +38,11 @@ ESCAPED = re.compile(r"\\(.)")
 ESCAPES = {"n": "\n", "t": "\t"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodeSettings:
-    num_nodes: int
-    min_nodes: int | None = None
-    """So many of them are enough; None needs all."""
-    node_rank: int
-    num_procs: int | None
-    master_addr: str
-    master_port: int
-    timeout_s: int | None = None
-    dataset_dir: str | None = None
-    output_dir: str | None = None
-    variables: Mapping[str, str] = field(default_factory=dict, repr=False)
+@dataclass(frozen=True)
+class EnvFile:
+    node: NodePlan
+    """This machine, as the file describes it."""
+    variables: Mapping[str, str] = field(repr=False)
     """All of the file, for the ranks' environment. May hold secrets: never printed."""
 
     @property
@@ -58,43 +50,39 @@ class NodeSettings:
         """The variables that are not ours."""
         return sorted(self.variables.keys() - set(KNOWN))
 
+    def task_defaults(self, run_name: str) -> list[tuple[str, str | None]]:
+        """What the file sets, as flags of `drumline train`."""
+        timeout, data, output = (self.variables.get(name) or None for name in OPTIONAL)
+        run = None if output is None else str(PurePosixPath(output) / run_name)
+        return [("--dist.train_timeout_s", timeout), ("--data.dir", data), ("--run", run)]
 
-@dataclass(frozen=True)
-class _Value:
-    where: str
-    text: str = field(repr=False)
 
-
-def read_env_file(path: Path) -> NodeSettings:
+def read_env_file(path: Path) -> EnvFile:
     """The node that the file describes; all mistakes are listed at once, each with its line."""
-    values, problems = _parse(path, read_lines(path, str(path), flag="--env-file"))
-    problems += _wrong_values(values)
+    values, places, problems = _parse(path)
+    problems += _wrong_values(values, places)
     if missing := [key for key in NEEDED if key not in values]:
         problems.append(f"{path}: missing: {', '.join(missing)}")
     if problems:
         raise UsageError(as_list(f"{plural(len(problems), 'problem')} in {path}:", problems))
-    text = {key: value.text for key, value in values.items()}
-    timeout, counts = text.get("DDP_TIMEOUT_SECONDS"), read_counts(text["NUMBER_OF_NODES"])
-    assert counts is not None
-    assert counts.most is not None
-    return NodeSettings(
-        num_nodes=counts.most,
-        min_nodes=counts.least,
-        node_rank=int(text["NODE_RANK"]),
-        num_procs=int(text["NUMBER_OF_GPUS"]),
-        master_addr=text["MASTER_ADDR"],
-        master_port=int(text["MASTER_PORT"]),
-        timeout_s=int(timeout) if timeout else None,
-        dataset_dir=text.get("DATASET_DIR") or None,
-        output_dir=text.get("OUTPUT_DIR") or None,
-        variables=text,
+    least, most = read_counts(values["NUMBER_OF_NODES"]) or (None, None)
+    assert most is not None
+    node = NodePlan(
+        num_nodes=most,
+        min_nodes=least,
+        node_rank=int(values["NODE_RANK"]),
+        num_procs=int(values["NUMBER_OF_GPUS"]),
+        endpoint=f"{values['MASTER_ADDR']}:{int(values['MASTER_PORT'])}",
     )
+    return EnvFile(node, values)
 
 
-def _parse(path: Path, lines: list[str]) -> tuple[dict[str, _Value], list[str]]:
-    values: dict[str, _Value] = {}
+def _parse(path: Path) -> tuple[dict[str, str], dict[str, str], list[str]]:
+    """The values, the place of each (`FILE:LINE`), and what is wrong with the lines."""
+    values: dict[str, str] = {}
+    places: dict[str, str] = {}
     problems: list[str] = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(read_lines(path, str(path), flag="--env-file"), start=1):
         where = f"{path}:{number}"
         if not line.strip() or line.lstrip().startswith("#"):
             continue
@@ -107,12 +95,12 @@ def _parse(path: Path, lines: list[str]) -> tuple[dict[str, _Value], list[str]]:
         if text is None:
             problems.append(f"{where}: the quotes of {key} are not closed, or text follows them")
         elif key in values:
-            problems.append(f"{where}: {key} is set twice (first in {values[key].where})")
+            problems.append(f"{where}: {key} is set twice (first in {places[key]})")
         elif near:
             problems.append(f"{where}: {key} is not known; did you mean {near[0]!r}?")
         else:
-            values[key] = _Value(where, text)
-    return values, problems
+            values[key], places[key] = text, where
+    return values, places, problems
 
 
 def _unquoted(value: str) -> str | None:
@@ -125,54 +113,19 @@ def _unquoted(value: str) -> str | None:
     return ESCAPED.sub(lambda escape: ESCAPES.get(escape[1], escape[1]), found["escaped"])
 
 
-def _wrong_values(values: Mapping[str, _Value]) -> Iterator[str]:
-    numbers = {}
+def _wrong_values(values: Mapping[str, str], places: Mapping[str, str]) -> Iterator[str]:
+    given = {key: text for key, text in values.items() if text or key in NEEDED}
     for key, (low, high) in NUMBERS.items():
-        if key not in values or (key in OPTIONAL and not values[key].text):
-            continue
-        value = values[key]
-        number = whole_number(value.text)
+        number = whole_number(given.get(key, str(low)))
         if number is None or number < low or (high is not None and number > high):
             limits = f"from {low} up" if high is None else f"from {low} to {high}"
-            yield f"{value.where}: {key} is {value.text!r}; a whole number {limits} is needed"
-        else:
-            numbers[key] = number
-    nodes, rank = None, numbers.get("NODE_RANK")
-    if count := values.get("NUMBER_OF_NODES"):
-        counts = read_counts(count.text)
-        nodes = None if counts is None else counts.most
-        if nodes is None:
-            yield f"{count.where}: NUMBER_OF_NODES is {count.text!r}; give {COUNTS_FORM}"
+            yield f"{places[key]}: {key} is {given[key]!r}; a whole number {limits} is needed"
+    counts, rank = read_counts(given.get("NUMBER_OF_NODES", "")), whole_number(given.get("NODE_RANK", ""))
+    nodes = counts[1] if counts else None
+    if nodes is None and "NUMBER_OF_NODES" in given:
+        yield f"{places['NUMBER_OF_NODES']}: NUMBER_OF_NODES is {given['NUMBER_OF_NODES']!r}; give {COUNTS_FORM}"
     if nodes is not None and rank is not None and rank >= nodes:
-        yield (
-            f"{values['NODE_RANK'].where}: NODE_RANK is {rank}, but NUMBER_OF_NODES is {nodes}: "
-            f"ranks are 0 to {nodes - 1}"
-        )
-    if (address := values.get("MASTER_ADDR")) and (wrong := wrong_name(address.text)):
-        yield f"{address.where}: MASTER_ADDR: {wrong}"
-
-
-def node_from_settings(
-    settings: NodeSettings, *, max_restarts: int, min_nodes: int | None = None, address: str | None = None
-) -> NodePlan:
-    """This machine, as its .env file or the flags describe it."""
-    return NodePlan(
-        min_nodes=min_nodes or settings.min_nodes,
-        num_nodes=settings.num_nodes,
-        node_rank=settings.node_rank,
-        num_procs=settings.num_procs,
-        endpoint=f"{settings.master_addr}:{settings.master_port}",
-        # The others reach the first node by this name; its own name for itself may be its loopback.
-        address=address or (settings.master_addr if settings.node_rank == 0 else None),
-        max_restarts=max_restarts,
-    )
-
-
-def settings_defaults(settings: NodeSettings, run_name: str) -> list[tuple[str, str | None]]:
-    """What a .env file sets, as flags of `drumline train`."""
-    timeout, output = settings.timeout_s, settings.output_dir
-    return [
-        ("--dist.train_timeout_s", None if timeout is None else str(timeout)),
-        ("--data.dir", settings.dataset_dir),
-        ("--run", None if output is None else str(PurePosixPath(output) / run_name)),
-    ]
+        where, ranks = places["NODE_RANK"], f"ranks are 0 to {nodes - 1}"
+        yield f"{where}: NODE_RANK is {rank}, but NUMBER_OF_NODES is {nodes}: {ranks}"
+    if "MASTER_ADDR" in given and (wrong := wrong_name(given["MASTER_ADDR"])):
+        yield f"{places['MASTER_ADDR']}: MASTER_ADDR: {wrong}"

@@ -7,7 +7,7 @@ at once.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,46 +88,37 @@ def wrong_name(name: str) -> str | None:
     return None if NAME.fullmatch(name) else f"{name!r} is not a host's name; {NAME_FORM}"
 
 
-def _checked(entries: list[_Entry]) -> list[Host]:
-    if problems := list(_problems(entries)):
-        raise UsageError(as_list(f"{plural(len(problems), 'problem')} in the list of hosts:", problems))
-    return [Host(entry.name, int(entry.slots) if entry.slots else None) for entry in entries]
-
-
-def _problems(entries: Iterable[_Entry]) -> Iterator[str]:
+def _checked(entries: Iterable[_Entry]) -> list[Host]:
     seen: dict[str, str] = {}
+    problems, hosts = [], []
     for entry in entries:
-        if wrong := entry.problem or wrong_name(entry.name):
-            yield f"{entry.where}: {wrong}"
+        where, name, slots = entry.where, entry.name, entry.slots
+        if wrong := entry.problem or wrong_name(name):
+            problems.append(f"{where}: {wrong}")
             continue
-        if entry.slots is not None and not whole_number(entry.slots):
-            yield f"{entry.where}: {entry.name} has {entry.slots!r} slots; a whole number from 1 up is needed"
-        address = entry.name.rpartition("@")[2].lower()
+        hosts.append(host := Host(name, None if slots is None else whole_number(slots)))
+        if slots is not None and not host.slots:
+            problems.append(f"{where}: {name} has {slots!r} slots; a whole number from 1 up is needed")
+        address = host.address.lower()
         if address in seen:
-            before = "" if seen[address] == entry.where else f" (first in {seen[address]})"
-            yield f"{entry.where}: {address} is listed twice{before}; list it once, with all its slots"
-        seen.setdefault(address, entry.where)
+            before = "" if seen[address] == where else f" (first in {seen[address]})"
+            problems.append(f"{where}: {address} is listed twice{before}; list it once, with all its slots")
+        seen.setdefault(address, where)
+    if problems:
+        raise UsageError(as_list(f"{plural(len(problems), 'problem')} in the list of hosts:", problems))
+    return hosts
 
 
-@dataclass(frozen=True)
-class NodeCounts:
-    """How many nodes a job has: `3`, `2:3` (runs with two of three), or `2:` where the total is known otherwise."""
-
-    least: int | None
-    """None: all of them."""
-    most: int | None
-    """None: the user did not say."""
-
-
-def read_counts(text: str) -> NodeCounts | None:
-    """None when the text is no such thing."""
+def read_counts(text: str) -> tuple[int | None, int | None] | None:
+    """How many nodes a job needs and has: `3` (None, 3), `2:3` (runs with two of three), or `2:` where the total is
+    known otherwise (2, None). None for anything else."""
     found = COUNTS.fullmatch(text.strip())
     if found is None or not text.strip():
         return None
     least, most = ((whole_number(found[name]) or 0) if found[name] else None for name in ("least", "most"))
     if 0 in (least, most) or (least is not None and most is not None and least > most):
         return None
-    return NodeCounts(least, most)
+    return least, most
 
 
 def wrong_counts(text: str) -> str | None:
@@ -140,9 +131,10 @@ def least_nodes(text: str | None, num_nodes: int, *, known_from: str) -> int | N
     counts = None if text is None else read_counts(text)
     if counts is None:
         return None
-    if (counts.most or num_nodes) != num_nodes or (counts.least or 1) > num_nodes:
+    least, most = counts
+    if (most or num_nodes) != num_nodes or (least or 1) > num_nodes:
         raise UsageError(
             f"--nnodes is {text}, but there {'is' if num_nodes == 1 else 'are'} {num_nodes} in {known_from}",
             next_step=f"give `--nnodes MIN:`, with a MIN from 1 to {num_nodes}",
         )
-    return counts.least
+    return least

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from drumline.launch.node_plan import DEFAULT_PORT, OWN_STORE, RUN_ID, Program
+from drumline.launch.node_plan import DEFAULT_PORT, OWN_STORE_ENV, RUN_ID, Program
 from drumline.net.secrets import SECRET_ENV
 
 Api = Literal["v2", "v1", "job"]
@@ -181,8 +181,8 @@ def _object(
 
 
 def _pod(job: KubernetesJob, command: list[str], *, container: str = "node") -> Object:
-    program, (store_name, _, store_value) = job.program, OWN_STORE.partition("=")
-    variables: list[Object] = [dict(POD_ADDRESS), {"name": store_name, "value": store_value}]
+    program = job.program
+    variables: list[Object] = [dict(POD_ADDRESS), {"name": OWN_STORE_ENV, "value": "1"}]
     if job.has_secret:
         reference = {"name": job.secret, "key": SECRET_KEY, "optional": True}
         variables.append({"name": SECRET_ENV, "valueFrom": {"secretKeyRef": reference}})

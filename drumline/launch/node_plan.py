@@ -1,4 +1,4 @@
-"""What each node of a job runs; and the same as a command for a person to type or a manifest to contain.
+"""What each node of a job runs, and how; and the same as a command for a person to type or a manifest to contain.
 
 The node that Drumline starts itself (`node/local.py`) has the same settings, given to torchrun's agent directly.
 """
@@ -6,10 +6,17 @@ The node that Drumline starts itself (`node/local.py`) has the same settings, gi
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from drumline.launch.hosts import Host
+from drumline.launch.node.guard import DEFAULT_GRACE_S, new_job
+from drumline.launch.rank_environment import ScriptWatch
+
+if TYPE_CHECKING:
+    from drumline.launch.node.standby import Standby
 
 RUN_ID = "drumline"
 DEFAULT_PORT = 29500
@@ -18,8 +25,8 @@ JOIN_TIMEOUT_S = 600
 LAST_CALL_S = 30
 LOST_AFTER_S = 15
 KEEP_ALIVE_ATTEMPTS = 3
-# Without it all starts of a job share one store, and gloo finds the addresses of the start before in it.
-OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
+# Unless it is 1, all starts of a job share one store, and gloo finds the addresses of the start before in it.
+OWN_STORE_ENV = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 # Runs a script as Python would, with the watchdog.
 SCRIPT_RUNNER = "drumline.watch.rank.script_runner"
 TASK_RESTARTS = 3
@@ -37,7 +44,7 @@ class NodePlan:
     endpoint: str = ""
     """`HOST:PORT` of the nodes' rendezvous; empty for a single node, which needs no fixed port."""
     address: str | None = None
-    """What the other nodes call this one; None leaves that to torchrun, which takes the host's full name."""
+    """What the other nodes call this one, where it was given."""
     max_restarts: int = 0
     min_nodes: int | None = None
     """The job continues with so many nodes when others are missing; None needs all."""
@@ -56,6 +63,12 @@ class NodePlan:
     def may_shrink(self) -> bool:
         """Whether the job continues without a node that is missing."""
         return self.min_nodes is not None and self.min_nodes < self.num_nodes
+
+    @property
+    def known_address(self) -> str:
+        """What the other nodes call this one; empty where it has to find out. They reach the first one at the
+        endpoint; its own name for itself may be its loopback."""
+        return self.address or (self.endpoint.rpartition(":")[0] if self.node_rank == 0 else "")
 
 
 @dataclass(frozen=True)
@@ -78,6 +91,29 @@ class Program:
         return ["-m", "--", "drumline", *self.words] if self.is_task else ["--", *self.words]
 
 
+@dataclass(frozen=True)
+class Supervision:
+    """How the agent of a node supervises its ranks, and where it reports what they do."""
+
+    job: str = field(default_factory=new_job)
+    grace_s: float = DEFAULT_GRACE_S
+    """Between the SIGTERM and the SIGKILL of ranks that are to end."""
+    folder: Path | None = None
+    """Where ranks write to; None leaves their output to the screen."""
+    report: Callable[[Mapping[str, Any]], None] = lambda _: None
+    """Called with starts and failures of ranks, at once: to end the other ranks may take long, and which rank of all
+    nodes failed first is asked before. Times are by this machine's monotonic clock, which does not jump; the controller
+    knows how it differs from its own."""
+    secret: str | None = field(default=None, repr=False)
+    """What all nodes of the job were given; None: nothing (`net/secrets.py`)."""
+    script_watch: ScriptWatch | None = None
+    """How a script is watched; a task has settings of its own for that."""
+    standby: Standby | None = None
+    """Where ranks of a task begin, as far as processes wait there."""
+    first_start: int = 0
+    """The number of the first start of ranks here: earlier attempts of the launch have those before it."""
+
+
 def task_program(task: str, arguments: Sequence[str], *defaults: tuple[str, str | None]) -> Program:
     """`drumline train TASK`, with each default (a flag and its value) that the user did not set."""
     added = []
@@ -94,29 +130,19 @@ def default_restarts(*, is_task: bool, may_shrink: bool = False) -> int:
     return TASK_RESTARTS if is_task or may_shrink else SCRIPT_RESTARTS
 
 
-def nodes_of_hosts(
-    hosts: Sequence[Host],
-    *,
-    num_procs: int | None,
-    port: int,
-    max_restarts: int,
-    min_nodes: int | None = None,
-    job: str = "",
-) -> list[NodePlan]:
-    """A node for each host; their rendezvous is at the first."""
+def nodes_of_hosts(hosts: Sequence[Host], port: int, nodes: Sequence[NodePlan]) -> list[NodePlan]:
+    """These nodes, each on its host, with as many ranks as that has slots; their rendezvous is at the first."""
     return [
-        NodePlan(
+        replace(
+            node,
             num_nodes=len(hosts),
             node_rank=rank,
-            num_procs=host.slots or num_procs,
+            num_procs=host.slots or node.num_procs,
             endpoint=f"{hosts[0].address}:{port}",
             address=host.address,
-            max_restarts=max_restarts,
-            min_nodes=min_nodes,
             peers=tuple(one.address for one in hosts),
-            job=job,
         )
-        for rank, host in enumerate(hosts)
+        for rank, (host, node) in enumerate(zip(hosts, nodes, strict=True))
     ]
 
 
@@ -127,7 +153,7 @@ def torchrun_command(node: NodePlan, program: Program) -> list[str]:
     flags = ["--nnodes", f"{least}{node.num_nodes}", "--nproc-per-node", procs]
     flags += ["--max-restarts", str(node.max_restarts), *_rendezvous_flags(node)]
     # A single agent's count of restarts is the job's, so there the shared store can tell starts apart.
-    environment = ["env", OWN_STORE] if node.num_nodes > 1 else []
+    environment = ["env", f"{OWN_STORE_ENV}=1"] if node.num_nodes > 1 else []
     return [*environment, "torchrun", *flags, *program.torchrun_arguments()]
 
 
@@ -144,7 +170,7 @@ def _rendezvous_flags(node: NodePlan) -> list[str]:
         settings.append(f"keep_alive_interval={max(1, node.lost_after_s // KEEP_ALIVE_ATTEMPTS)}")
     flags = ["--rdzv-backend", "c10d", "--rdzv-endpoint", node.endpoint, "--rdzv-id", RUN_ID]
     flags += ["--rdzv-conf", ",".join(settings)]
-    return [*flags, "--local-addr", node.address] if node.address else flags
+    return [*flags, "--local-addr", node.known_address] if node.known_address else flags
 
 
 def resume_command(arguments: Sequence[str], *, procs: int) -> str:

@@ -104,13 +104,12 @@ def node_of_step(environment: Mapping[str, str], *, num_procs: int | None) -> No
         )
     if num_nodes == 1:
         return NodePlan(num_procs=num_procs)
-    node_list, node_rank = environment["SLURM_STEP_NODELIST"], int(environment["SLURM_NODEID"])
+    node_list = environment["SLURM_STEP_NODELIST"]
     return NodePlan(
         num_nodes=num_nodes,
-        node_rank=node_rank,
+        node_rank=int(environment["SLURM_NODEID"]),
         num_procs=num_procs,
         endpoint=f"{first_host(node_list)}:{_port(environment)}",
-        address=first_host(node_list) if node_rank == 0 else None,
         peers=tuple(node_names(node_list)),
     )
 

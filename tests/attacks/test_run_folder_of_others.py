@@ -17,7 +17,7 @@ from drumline.engine.failure_report import _append
 from drumline.engine.run_folder import RunFolder, job_at_work, locked, set_aside, write_whole
 from drumline.engine.saver import LedgerFile
 from drumline.errors import UsageError
-from drumline.launch.ssh.log_follower import LogFollower, last_lines
+from drumline.launch.node.rank_logs import LogFollower, last_lines
 from drumline.launch.ssh.supervisor import refusals
 from drumline.metrics.events import JsonLines
 from drumline.untrusted import check_own_folder, open_append, open_log, replace_text
@@ -183,7 +183,7 @@ def test_nothing_is_appended_through(tmp_path: Path, victim: Path, kind: str) ->
         ledger = LedgerFile(path)
         ledger._write({"kind": "start"})  # warns, and the run continues
         ledger.close()
-        assert last_lines(path, 5) == []
+        assert last_lines(path) == []
         assert LogFollower(path).read() == []
     assert is_untouched(victim)
 

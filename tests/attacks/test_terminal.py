@@ -26,12 +26,12 @@ from drumline.doctor.host_differences import ComparedValue
 from drumline.doctor.report import report
 from drumline.errors import PreflightError
 from drumline.launch.hosts import Host, hosts_from_file
-from drumline.launch.node_plan import Program, nodes_of_hosts
+from drumline.launch.node.rank_logs import LogFollower
+from drumline.launch.node_plan import NodePlan, Program, nodes_of_hosts
 from drumline.launch.ssh.client import not_reached
 from drumline.launch.ssh.controller import Controller
 from drumline.launch.ssh.hosts_job import HostsJob
 from drumline.launch.ssh.hosts_launcher import conclude
-from drumline.launch.ssh.log_follower import LogFollower
 from drumline.launch.ssh.remote import Remote
 from drumline.launch.ssh.screen import Screen
 from drumline.launch.ssh.supervisor import PROTOCOL
@@ -110,7 +110,7 @@ def on_screen(act: Callable[[Controller], Any], path: Path) -> str:
     job = HostsJob(
         job="j",
         hosts=hosts,
-        nodes=nodes_of_hosts(hosts, num_procs=1, port=1, max_restarts=0),
+        nodes=nodes_of_hosts(hosts, 1, [NodePlan()] * len(hosts)),
         program=Program(("train.py",)),
         client=["ssh"],
         python="python",

@@ -29,8 +29,9 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import Subproc
 from drumline.errors import DrumlineError, ExitCode
 from drumline.launch.node.node_rendezvous import NodeRendezvous
 from drumline.launch.node.open_rendezvous import SingleNodeRendezvous
-from drumline.launch.node.supervision import RankOutput, Supervision, failure_time, rank_output
+from drumline.launch.node.rank_logs import failure_time, rank_output
 from drumline.launch.node.watch_folder import DIAGNOSIS_S, SidecarDiagnosis, WatchFolder
+from drumline.launch.node_plan import Supervision
 from drumline.launch.rank_environment import (
     COMMAND_START,
     FAILURE_FILE,
@@ -72,8 +73,6 @@ class RankFiles(LogsSpecs):
         self.num_starts = first_start
         self.variables: Mapping[str, str] = {}
         """For all ranks of the next start."""
-        self.current: dict[int, RankOutput] = {}
-        """By global rank."""
 
     @property
     def root_log_dir(self) -> str:
@@ -83,9 +82,12 @@ class RankFiles(LogsSpecs):
         """What that rank of this start wrote about its failure."""
         return read_failure(self.scratch / f"failure-{rank}-{self.num_starts - 1}.json")
 
+    def stderr(self, rank: int) -> Path | None:
+        """Where that rank of this start writes its errors; None: to the screen."""
+        return None if self.folder is None else rank_output(self.folder, rank, self.num_starts - 1)[1]
+
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         start, self.num_starts = self.num_starts, self.num_starts + 1
-        self.current = {}
         dest = LogsDest()
         for local_rank, variables in envs.items():
             rank = int(variables["RANK"])
@@ -97,8 +99,8 @@ class RankFiles(LogsSpecs):
             # An empty name leaves the stream as it is.
             dest.stdouts[local_rank] = dest.stderrs[local_rank] = ""
             if self.folder is not None:
-                output = self.current[rank] = rank_output(self.folder, rank, start)
-                dest.stdouts[local_rank], dest.stderrs[local_rank] = str(output.out), str(output.err)
+                out, err = rank_output(self.folder, rank, start)
+                dest.stdouts[local_rank], dest.stderrs[local_rank] = str(out), str(err)
         dest.filtered_stdout = dest.filtered_stderr = str(self.scratch / "filtered")
         return dest
 
@@ -134,18 +136,15 @@ class NodeAgent(LocalElasticAgent):
     # Starting ranks
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
-        with self.rendezvous.explained():
-            while True:
-                # A node may die while the others wait for it; those that are left try once more.
-                with contextlib.suppress(dist.DistStoreError):
-                    self._rendezvous_once(worker_group)
-                    return
-
-    def _rendezvous_once(self, worker_group: WorkerGroup) -> None:
         """Each node may have failed by itself, or because of another: a restart of all counts once, and for all."""
         most, nodes = worker_group.spec.max_restarts, self.rendezvous
-        nodes.restarts_used = max(nodes.restarts_used, most - max(0, self._remaining_restarts))
-        super()._rendezvous(worker_group)
+        with nodes.explained():
+            while True:
+                nodes.restarts_used = max(nodes.restarts_used, most - max(0, self._remaining_restarts))
+                # A node may die while the others wait for it; those that are left try once more.
+                with contextlib.suppress(dist.DistStoreError):
+                    super()._rendezvous(worker_group)
+                    break
         self._remaining_restarts = max(0, most - nodes.restarts_used)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
@@ -245,8 +244,7 @@ class NodeAgent(LocalElasticAgent):
             if code is not None:
                 self.watch.note_exit(rank, code)
             if code:
-                output = self.files.current.get(rank)
-                failures.append((failure_time(output.err if output else None), rank, code))
+                failures.append((failure_time(self.files.stderr(rank)), rank, code))
         records = self._read_failures([rank for _, rank, _ in failures])
         followers = {rank for rank, record in records.items() if record.rank != rank}
         failures.sort(key=lambda failure: (failure[1] in followers, *failure))

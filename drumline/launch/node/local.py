@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING
 from drumline.errors import ExitCode
 from drumline.launch.node import guard
 from drumline.launch.node.standby import Standby
-from drumline.launch.node.supervision import Supervision
 from drumline.launch.node.watch_folder import SidecarDiagnosis, WatchFolder
-from drumline.launch.node_plan import NodePlan, Program
+from drumline.launch.node_plan import NodePlan, Program, Supervision
 from drumline.launch.startup import (
     ENDING_SIGNALS,
     INTERRUPTED_EARLY,

@@ -20,7 +20,7 @@ from drumline.errors import PreflightError
 from drumline.launch.node.c10d_rendezvous import make_c10d_rendezvous
 from drumline.launch.node.membership import Membership
 from drumline.launch.node.node_rendezvous import NodeRendezvous
-from drumline.launch.node_plan import KEEP_ALIVE_ATTEMPTS, OWN_STORE, RUN_ID, NodePlan
+from drumline.launch.node_plan import KEEP_ALIVE_ATTEMPTS, OWN_STORE_ENV, RUN_ID, NodePlan
 from drumline.net.dial import WaitNotice, wait_for_port
 from drumline.net.interfaces import LOOPBACK, own_address
 from drumline.net.reasons import CLOSED_S, Reason, closed_rendezvous_port, explained
@@ -120,7 +120,7 @@ def open_rendezvous(node: NodePlan, secret: str | None) -> SingleNodeRendezvous 
         hosts = (node.peers[node.node_rank], node.peers[0]) if are_up else None
         wait_for_first_node(node.endpoint, timeout_s=node.join_timeout_s, hosts=hosts)
     # c10d would else wait, on a node that joins later, for a place that was named in an earlier round only.
-    os.environ[OWN_STORE.partition("=")[0]] = OWN_STORE.partition("=")[2]
+    os.environ[OWN_STORE_ENV] = "1"
     address = address_of(node)
     host, port = _host_and_port(node)
     bound = store_binding(host, name="the first node's address") if node.node_rank == 0 else None
@@ -210,4 +210,4 @@ def address_of(node: NodePlan) -> str:
     """What the other nodes call this one."""
     if node.num_nodes == 1:
         return LOOPBACK
-    return node.address or own_address(node.endpoint)
+    return node.known_address or own_address(node.endpoint)

@@ -22,8 +22,7 @@ from typing import Any
 
 from drumline.errors import DrumlineError, ExitCode
 from drumline.launch.node import guard
-from drumline.launch.node.supervision import Supervision
-from drumline.launch.node_plan import NodePlan, Program
+from drumline.launch.node_plan import NodePlan, Program, Supervision
 from drumline.launch.rank_environment import RESTARTED, ScriptWatch
 from drumline.net.frames import MAX_PIPE_BYTES, FrameReader, FrameWriter, encode
 from drumline.processes import descendants, end_with_parent

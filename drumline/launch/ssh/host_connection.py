@@ -17,7 +17,7 @@ from types import NoneType
 from typing import Any
 
 from drumline.launch.hosts import Host
-from drumline.launch.ssh.log_follower import decoded
+from drumline.launch.node.rank_logs import decoded
 from drumline.launch.ssh.screen import Screen
 from drumline.launch.ssh.supervisor import LEASE_S
 from drumline.net.dial import WaitNotice

@@ -10,7 +10,7 @@ from typing import Any
 
 from drumline.launch.hosts import Host
 from drumline.launch.node.guard import new_job
-from drumline.launch.node_plan import NodePlan, Program
+from drumline.launch.node_plan import NodePlan, Program, nodes_of_hosts
 from drumline.launch.rank_environment import RESTARTED, ScriptWatch
 from drumline.launch.ssh.supervisor import PROTOCOL
 from drumline.net.secrets import new_secret
@@ -74,14 +74,8 @@ class HostsJob:
         }
 
     def placed(self, hosts: Sequence[Host]) -> list[NodePlan]:
-        """The nodes on these hosts, of which some may be spares; their rendezvous is at the first."""
-        port = self.nodes[0].endpoint.rpartition(":")[2]
-        endpoint, peers = f"{hosts[0].address}:{port}", tuple(host.address for host in hosts)
-        return [
-            replace(node, endpoint=endpoint, peers=peers, address=host.address, num_procs=num_procs)
-            for node, host in zip(self.nodes, hosts, strict=True)
-            for num_procs in [host.slots or node.num_procs]
-        ]
+        """The nodes on these hosts, of which some may be spares."""
+        return nodes_of_hosts(hosts, int(self.nodes[0].endpoint.rpartition(":")[2]), self.nodes)
 
     def again(self, hosts: Sequence[Host], spares: Sequence[Host], *, restarts_left: int, first_start: int) -> HostsJob:
         nodes = [replace(node, max_restarts=restarts_left, job=self.next_job) for node in self.placed(hosts)]

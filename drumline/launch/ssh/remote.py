@@ -10,7 +10,7 @@ from typing import Any
 
 from drumline.launch.hosts import Host
 from drumline.launch.node.local import how_it_ended
-from drumline.launch.node.supervision import LAST_LINES
+from drumline.launch.node.rank_logs import LAST_LINES
 from drumline.launch.node.watch_folder import SidecarDiagnosis
 from drumline.launch.ssh.host_connection import HostConnection
 from drumline.launch.ssh.screen import Screen

@@ -23,9 +23,8 @@ from types import FrameType
 from typing import Any
 
 from drumline.launch.node.guard import job_processes
-from drumline.launch.node.supervision import LAST_LINES, rank_output
+from drumline.launch.node.rank_logs import LogFollower, last_lines, rank_output
 from drumline.launch.ssh.agent_process import AgentProcess
-from drumline.launch.ssh.log_follower import LogFollower, last_lines
 from drumline.net.frames import MAX_PIPE_BYTES, FrameReader, FrameWriter
 from drumline.processes import Termination, descendants
 from drumline.text import signal_name
@@ -119,7 +118,7 @@ class Supervisor:
         Termination(self._processes, LOST_GRACE_S).wait()
         self._send_news(is_last=True)
         code = agent.wait()
-        lines = self.error or (last_lines(self.node_log, LAST_LINES) if code else [])
+        lines = self.error or (last_lines(self.node_log) if code else [])
         self._log(*self.error)
         self.out.send("ended", code=code, last_lines=lines)
         for number in SIGNALS:
@@ -180,10 +179,9 @@ class Supervisor:
                 if self.waiting and not may_restart:
                     self.waiting.close()
             elif frame["kind"] == "failed":
-                output = rank_output(self.logs, frame["rank"], frame["start"])
-                paths = [output.err, *self._task_log(frame["rank"]), output.out]
-                found = (lines for path in paths if (lines := last_lines(path, LAST_LINES)))
-                frame["last_lines"] = next(found, [])
+                out, err = rank_output(self.logs, frame["rank"], frame["start"])
+                found = map(last_lines, [err, *self._task_log(frame["rank"]), out])
+                frame["last_lines"] = next(filter(None, found), [])
             self.out.send(**frame)
         for (rank, stream), follower in self.followers.items():
             if not self.out.has_room() and not is_last:
@@ -198,9 +196,8 @@ class Supervisor:
                 self.out.send("lines", rank=rank, stream=stream, lines=lines)
         self.followers = {key: follower for key, follower in self.followers.items() if key[0] is None}
         for rank in ranks:
-            output = rank_output(self.logs, rank, start)
-            self.followers[rank, "out"] = LogFollower(output.out)
-            self.followers[rank, "err"] = LogFollower(output.err)
+            for stream, path in zip(("out", "err"), rank_output(self.logs, rank, start), strict=True):
+                self.followers[rank, stream] = LogFollower(path)
             for path in self._task_log(rank):
                 self.followers[rank, "log"] = LogFollower(path, from_end=True)
 

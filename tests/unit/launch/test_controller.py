@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from drumline.launch.hosts import Host
-from drumline.launch.node_plan import Program, nodes_of_hosts
+from drumline.launch.node_plan import NodePlan, Program, nodes_of_hosts
 from drumline.launch.rank_environment import ScriptWatch
 from drumline.launch.ssh import controller as controller_module
 from drumline.launch.ssh import host_connection as connection_module
@@ -45,7 +45,7 @@ def _make(said: Path) -> Iterator[Make]:
             job = HostsJob(
                 job="j",
                 hosts=hosts,
-                nodes=nodes_of_hosts(hosts, num_procs=1, port=1, max_restarts=0),
+                nodes=nodes_of_hosts(hosts, 1, [NodePlan()] * len(hosts)),
                 program=Program(("train.py", "a secret argument")),
                 client=["ssh"],
                 python="/py thon",
@@ -299,7 +299,7 @@ def test_of_many_hosts_one_that_refuses_us_ends_the_start(make: Make, said: Path
     client.write_text(FAKE_SSH.format(log=log, protocol=PROTOCOL))
     client.chmod(0o755)
     hosts = [Host(f"h{number}") for number in range(40)]
-    nodes = nodes_of_hosts(hosts, num_procs=1, port=1, max_restarts=0)
+    nodes = nodes_of_hosts(hosts, 1, [NodePlan()] * len(hosts))
     job = replace(make().job, hosts=hosts, nodes=nodes, client=[str(client)])
     screen = make().screen
     assert asyncio.run(run_attempts(job, screen)) == 3

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from drumline.errors import UsageError
-from drumline.launch.env_file import NodeSettings, read_env_file
+from drumline.launch.env_file import read_env_file
+from drumline.launch.node_plan import NodePlan
 
 WHOLE = """\
 # the first node
@@ -36,28 +37,23 @@ def problems_of(folder: Path, text: str) -> list[str]:
 
 
 def test_a_whole_file_is_read(tmp_path: Path) -> None:
-    settings = read_env_file(env_file(tmp_path, WHOLE))
-    variables = settings.variables
-    assert settings == NodeSettings(
-        num_nodes=2,
-        node_rank=1,
-        num_procs=4,
-        master_addr="node-a",
-        master_port=29500,
-        timeout_s=120,
-        dataset_dir="/data/with space",
-        output_dir="/runs",
-        variables=variables,
-    )
+    file = read_env_file(env_file(tmp_path, WHOLE))
+    variables = file.variables
+    assert file.node == NodePlan(num_nodes=2, node_rank=1, num_procs=4, endpoint="node-a:29500")
+    assert file.task_defaults("digits") == [
+        ("--dist.train_timeout_s", "120"),
+        ("--data.dir", "/data/with space"),
+        ("--run", "/runs/digits"),
+    ]
     assert variables["PASSWORD"] == 'it\'s #1\n"so"'
     assert variables["NUMBER_OF_GPUS"] == "4"
-    assert settings.other_names == ["NCCL_DEBUG", "PASSWORD"]
+    assert file.other_names == ["NCCL_DEBUG", "PASSWORD"]
 
 
 def test_what_may_be_empty_or_missing(tmp_path: Path) -> None:
     short = "NUMBER_OF_NODES=1\nNODE_RANK=0\nNUMBER_OF_GPUS=1\nMASTER_ADDR=10.0.0.1\nMASTER_PORT=1\nOUTPUT_DIR=\n"
-    settings = read_env_file(env_file(tmp_path, short + "DDP_TIMEOUT_SECONDS= # none\n"))
-    assert (settings.timeout_s, settings.dataset_dir, settings.output_dir) == (None, None, None)
+    file = read_env_file(env_file(tmp_path, short + "DDP_TIMEOUT_SECONDS= # none\n"))
+    assert [value for _, value in file.task_defaults("digits")] == [None, None, None]
 
 
 def test_every_mistake_is_named_with_its_line_and_no_secret_is_shown(tmp_path: Path) -> None:
@@ -121,8 +117,8 @@ def test_fewer_nodes_may_do(tmp_path: Path) -> None:
     file = tmp_path / ".env"
     rest = "NODE_RANK=2\nNUMBER_OF_GPUS=1\nMASTER_ADDR=a\nMASTER_PORT=1\n"
     file.write_text(f"NUMBER_OF_NODES=2:3\n{rest}")
-    settings = read_env_file(file)
-    assert (settings.min_nodes, settings.num_nodes) == (2, 3)
+    node = read_env_file(file).node
+    assert (node.min_nodes, node.num_nodes) == (2, 3)
     file.write_text(f"NUMBER_OF_NODES=2:\n{rest}")
     with pytest.raises(UsageError, match="NUMBER_OF_NODES is '2:'; give a number of nodes"):
         read_env_file(file)

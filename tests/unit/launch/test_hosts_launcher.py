@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from drumline.launch.hosts import Host
-from drumline.launch.node_plan import Program, nodes_of_hosts
+from drumline.launch.node_plan import NodePlan, Program, nodes_of_hosts
 from drumline.launch.rank_environment import RESTARTED
 from drumline.launch.ssh import controller as controller_module
 from drumline.launch.ssh import host_connection as connection_module
@@ -31,7 +31,9 @@ def make_job(*names: str, max_restarts: int = 3, **more: Any) -> HostsJob:
     return HostsJob(
         job="first",
         hosts=hosts,
-        nodes=nodes_of_hosts(hosts, num_procs=2, port=29500, max_restarts=max_restarts, job="first"),
+        nodes=nodes_of_hosts(
+            hosts, 29500, [NodePlan(num_procs=2, max_restarts=max_restarts, job="first")] * len(hosts)
+        ),
         program=Program(("train", "digits"), is_task=True),
         python="python",
         cwd=Path("/code"),

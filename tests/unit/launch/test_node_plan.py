@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from drumline.launch.env_file import NodeSettings, node_from_settings, settings_defaults
+from drumline.launch.env_file import EnvFile
 from drumline.launch.hosts import Host
 from drumline.launch.node_plan import (
     NodePlan,
@@ -20,7 +20,7 @@ from drumline.launch.node_plan import (
 )
 from drumline.launch.startup import interrupted
 
-SETTINGS = NodeSettings(num_nodes=2, node_rank=1, num_procs=4, master_addr="node-a", master_port=29501, timeout_s=60)
+FILE = EnvFile(NodePlan(), {"DDP_TIMEOUT_SECONDS": "60", "NCCL_DEBUG": "INFO"})
 
 
 def line(node: NodePlan, program: Program) -> str:
@@ -36,7 +36,7 @@ def test_one_machine_needs_no_fixed_port() -> None:
 
 def test_the_rendezvous_is_at_the_first_host_by_the_name_it_was_given() -> None:
     hosts = [Host("me@a", 4), Host("b")]
-    nodes = nodes_of_hosts(hosts, num_procs=None, port=29500, max_restarts=0)
+    nodes = nodes_of_hosts(hosts, 29500, [NodePlan(num_procs=None)] * 2)
     program = task_program("digits", ["--train.epochs", "1"])
     assert [line(node, program) for node in nodes] == [
         "env TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes 2 --nproc-per-node 4 --max-restarts 0 "
@@ -46,12 +46,12 @@ def test_the_rendezvous_is_at_the_first_host_by_the_name_it_was_given() -> None:
         "--rdzv-backend c10d --rdzv-endpoint a:29500 --rdzv-id drumline --rdzv-conf is_host=false --local-addr b "
         "-m -- drumline train digits --train.epochs 1",
     ]
-    assert [node.num_procs for node in nodes_of_hosts(hosts, num_procs=2, port=1, max_restarts=0)] == [4, 2]
+    assert [node.num_procs for node in nodes_of_hosts(hosts, 1, [NodePlan(num_procs=2)] * 2)] == [4, 2]
 
 
 def test_a_job_that_continues_with_fewer_nodes() -> None:
     hosts = [Host("a"), Host("b"), Host("c")]
-    node = nodes_of_hosts(hosts, num_procs=1, port=1, max_restarts=3, min_nodes=2)[1]
+    node = nodes_of_hosts(hosts, 1, [NodePlan(max_restarts=3, min_nodes=2)] * 3)[1]
     assert (node.min_nodes, node.peers) == (2, ("a", "b", "c"))
     node = replace(node, join_timeout_s=60, last_call_s=5, lost_after_s=30)
     assert line(node, Program(("x.py",))) == (
@@ -60,20 +60,19 @@ def test_a_job_that_continues_with_fewer_nodes() -> None:
         "--rdzv-conf is_host=false,join_timeout=60,last_call_timeout=5,keep_alive_interval=10 "
         "--local-addr b -- x.py"
     )
-    assert node_from_settings(replace(SETTINGS, min_nodes=1), max_restarts=0).min_nodes == 1
     assert default_restarts(is_task=False, may_shrink=True) == 3, "who asks for that says that a restart helps"
 
 
-def test_a_node_of_an_env_file() -> None:
-    node = node_from_settings(SETTINGS, max_restarts=1)
-    assert node == NodePlan(
-        num_nodes=2, node_rank=1, num_procs=4, endpoint="node-a:29501", address=None, max_restarts=1
-    )
+def test_the_others_reach_the_first_node_at_the_endpoint() -> None:
+    first = NodePlan(num_nodes=2, endpoint="node-a:29501")
+    assert first.known_address == "node-a"
+    assert replace(first, address="10.0.0.8").known_address == "10.0.0.8"
+    assert replace(first, node_rank=1).known_address == NodePlan().known_address == ""
 
 
 def test_values_of_the_file_become_flags_of_a_task_unless_the_user_set_them() -> None:
-    defaults = settings_defaults(
-        NodeSettings(**{**vars(SETTINGS), "dataset_dir": "/data", "output_dir": "/runs"}), "digits"
+    defaults = replace(FILE, variables={**FILE.variables, "DATASET_DIR": "/data", "OUTPUT_DIR": "/runs"}).task_defaults(
+        "digits"
     )
     assert task_program("digits", [], *defaults).words == (
         *("train", "digits", "--dist.train_timeout_s", "60", "--data.dir", "/data", "--run", "/runs/digits"),
@@ -82,10 +81,7 @@ def test_values_of_the_file_become_flags_of_a_task_unless_the_user_set_them() ->
     assert task_program("digits", given, *defaults).words == (
         *("train", "digits", *given, "--dist.train_timeout_s", "60"),
     )
-    assert task_program("digits", [], *settings_defaults(SETTINGS, "digits")).words[2:] == (
-        "--dist.train_timeout_s",
-        "60",
-    )
+    assert task_program("digits", [], *FILE.task_defaults("digits")).words[2:] == ("--dist.train_timeout_s", "60")
 
 
 def test_only_what_resumes_by_itself_is_restarted() -> None:

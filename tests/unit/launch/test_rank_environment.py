@@ -14,8 +14,8 @@ from drumline.launch import rank_environment
 from drumline.launch import rank_environment as room
 from drumline.launch.node.agent import NodeAgent, RankFiles
 from drumline.launch.node.open_rendezvous import SingleNodeRendezvous
-from drumline.launch.node.supervision import Supervision
 from drumline.launch.node.watch_folder import WatchFolder
+from drumline.launch.node_plan import Supervision
 from drumline.launch.rank_environment import (
     COMMAND_START,
     ScriptWatch,

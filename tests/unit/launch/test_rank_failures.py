@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from drumline.launch.node.local import how_it_ended
-from drumline.launch.node.supervision import failure_time, rank_output
+from drumline.launch.node.rank_logs import failure_time, rank_output
 from drumline.launch.ssh.hosts_launcher import in_order, last_messages
 from drumline.launch.ssh.remote import RankFailure
 
@@ -47,7 +47,7 @@ def test_the_others_are_one_line() -> None:
 
 
 def test_a_failure_is_as_old_as_its_traceback(tmp_path: Path) -> None:
-    err = rank_output(tmp_path, 3, 1).err
+    _, err = rank_output(tmp_path, 3, 1)
     assert err.name == "rank-00003.restart-1.err"
     now, wall = time.monotonic(), time.time()
     assert failure_time(err) >= now, "nothing was written"

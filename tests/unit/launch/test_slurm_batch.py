@@ -202,7 +202,7 @@ def test_a_node_of_a_step() -> None:
     node = NodePlan(num_nodes=2, node_rank=1, num_procs=4, endpoint="gpu07:20022", peers=("gpu07", "gpu08"))
     assert node_of_step(STEP, num_procs=4) == node
     first = node_of_step({**STEP, "SLURM_NODEID": "0"}, num_procs=4)
-    assert (first.node_rank, first.address) == (0, "gpu07")
+    assert (first.node_rank, first.known_address) == (0, "gpu07")
     alone = {**STEP, "SLURM_NODEID": "0", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1"}
     assert node_of_step(alone, num_procs=None) == NodePlan(num_procs=None)
     with pytest.raises(UsageError, match=r"--srun: the step has 8 tasks on 2 nodes(.|\n)*srun --ntasks=\$SLURM_NNODES"):

@@ -17,7 +17,7 @@ import pytest
 
 from drumline.launch.hosts import Host
 from drumline.launch.node.guard import job_processes
-from drumline.launch.node_plan import Program, nodes_of_hosts
+from drumline.launch.node_plan import NodePlan, Program, nodes_of_hosts
 from drumline.launch.ssh.hosts_job import HostsJob
 from drumline.net.frames import encode
 from drumline.processes import parent_of
@@ -52,7 +52,7 @@ class SupervisorProcess:
         self.job = HostsJob(
             job=f"test-{os.getpid()}-{time.monotonic_ns()}",
             hosts=hosts,
-            nodes=nodes_of_hosts(hosts, num_procs=1, port=29500, max_restarts=3),
+            nodes=nodes_of_hosts(hosts, 29500, [NodePlan(max_restarts=3)] * len(hosts)),
             program=Program(("rank.py",)),
             client=[],
             python=sys.executable,

@@ -1,6 +1,7 @@
-"""Follows a file that a rank writes to, and returns what is new as lines for a screen; the file keeps everything.
+"""The files that ranks write to: their names, their last lines, and what is new in them, as lines for a screen.
 
-A screen is slower than a file: when too much is written, a part is left out, and a line says how much.
+A screen is slower than a file: when too much is written, a part is left out, and a line says how much. The file keeps
+everything.
 """
 
 from __future__ import annotations
@@ -18,9 +19,18 @@ MAX_LAG = 1 << 22
 KEPT_OF_LAG = 1 << 13
 # At the end there is no later: more than a screen can take at once would cost the last lines.
 MAX_REST = 1 << 20
-WITHOUT_TRACEBACK = 20
+LAST_LINES, WITHOUT_TRACEBACK = 80, 20
+# A traceback that was written this short before the end was about the end.
+LAST_WORDS_S = 30.0
 # A progress bar moves on one line, which has no end.
 PROGRESS_EVERY_S = 2.0
+
+
+def rank_output(folder: Path, rank: int, start: int) -> tuple[Path, Path]:
+    """The files of a rank's stdout and stderr. A later start of the same rank has files of its own: `rank-00003.out`,
+    `rank-00003.restart-1.out`."""
+    stem = f"rank-{rank:05d}" + (f".restart-{start}" if start else "")
+    return folder / f"{stem}.out", folder / f"{stem}.err"
 
 
 class LogFollower:
@@ -28,8 +38,7 @@ class LogFollower:
 
     def __init__(self, path: Path, *, from_end: bool = False) -> None:
         self.path = path
-        found = _size_and_inode(path) if from_end else None
-        self._offset, self._inode = found or (0, 0)
+        self._offset, self._inode = _size_and_inode(path) if from_end else (0, 0)
         self._partial = b""
         self._in_long_line = False
         self._shown_at = time.monotonic()
@@ -48,17 +57,16 @@ class LogFollower:
         """When nobody writes any more: what is left, its last line complete or not."""
         lines = self.read(MAX_REST)
         # A process that a rank left behind may still write, faster than this reads.
-        end = (_size_and_inode(self.path) or (0, 0))[0]
+        end = _size_and_inode(self.path)[0]
         while self._offset < end and (more := self._new_bytes()):
             lines += self._take(more)
         last, self._partial = self._partial, b""
         return [*lines, *([] if self._in_long_line or not last else [decoded(last)])]
 
     def _new_bytes(self, most: int = MAX_READ) -> bytes:
-        found = _size_and_inode(self.path)
-        if found is None:
+        size, inode = _size_and_inode(self.path)
+        if not inode:
             return b""
-        size, inode = found
         if inode != (self._inode or inode) or size < self._offset:
             self._offset, self._partial = 0, b""
         self._inode = inode
@@ -74,7 +82,7 @@ class LogFollower:
         return data
 
     def _lag(self) -> int:
-        return (_size_and_inode(self.path) or (self._offset, 0))[0] - self._offset
+        return _size_and_inode(self.path)[0] - self._offset
 
     def _take(self, data: bytes) -> list[str]:
         *whole, self._partial = (self._partial + data).split(b"\n")
@@ -95,31 +103,43 @@ class LogFollower:
         return lines
 
 
+def _size_and_inode(path: Path) -> tuple[int, int]:
+    """Zeros: there is no such file."""
+    try:
+        status = path.stat()
+    except OSError:
+        return 0, 0
+    return status.st_size, status.st_ino
+
+
 def decoded(line: bytes) -> str:
     """A line for a screen: without what a progress bar has overwritten, and not too long."""
     text = line.rstrip(b"\r").rpartition(b"\r")[2][: 4 * MAX_LINE].decode(errors="replace")
     return text if len(text) <= MAX_LINE else f"{text[:MAX_LINE]} ..."
 
 
-def last_lines(path: Path, count: int) -> list[str]:
-    """The end of a file, from a traceback on if there is one within these lines."""
+def last_lines(path: Path) -> list[str]:
+    """The end of a file, from a traceback on if there is one there."""
     try:
         with open_regular(path) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - MAX_READ))
-            lines = [decoded(line) for line in file.read().splitlines()][-count:]
+            lines = [decoded(line) for line in file.read().splitlines()][-LAST_LINES:]
     except OSError:
         return []
-    begins = [number for number, line in enumerate(lines) if is_traceback(line)]
+    begins = [number for number, line in enumerate(lines) if _is_traceback(line)]
     return lines[begins[0] if begins else max(0, len(lines) - WITHOUT_TRACEBACK) :]
 
 
-def is_traceback(line: str) -> bool:
-    return line.lstrip().startswith("Traceback (most recent call last)")
-
-
-def _size_and_inode(path: Path) -> tuple[int, int] | None:
+def failure_time(err: Path | None) -> float:
+    """When a rank that has ended just now failed: a process may take long to exit after its last output."""
+    now = time.monotonic()
     try:
-        status = path.stat()
+        ago_s = time.time() - err.stat().st_mtime if err else 0.0
     except OSError:
-        return None
-    return status.st_size, status.st_ino
+        return now
+    is_last_word = err is not None and 0 < ago_s < LAST_WORDS_S and any(map(_is_traceback, last_lines(err)))
+    return now - ago_s if is_last_word else now
+
+
+def _is_traceback(line: str) -> bool:
+    return line.lstrip().startswith("Traceback (most recent call last)")

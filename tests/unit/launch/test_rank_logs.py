@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from drumline.launch.ssh import log_follower
-from drumline.launch.ssh.log_follower import MAX_LAG, MAX_LINE, LogFollower, decoded, last_lines
+from drumline.launch.node import rank_logs
+from drumline.launch.node.rank_logs import MAX_LAG, MAX_LINE, LogFollower, decoded, last_lines
 
 
 def test_lines_are_given_when_they_are_whole(tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_a_file_that_is_replaced_is_read_from_its_start(tmp_path: Path) -> None:
 
 def test_a_long_line_is_cut_and_the_next_one_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    path.write_bytes(b"y" * 3 * log_follower.MAX_READ + b"\nnext\n")
+    path.write_bytes(b"y" * 3 * rank_logs.MAX_READ + b"\nnext\n")
     follower = LogFollower(path)
     lines = [line for _ in range(5) for line in follower.read()]
     assert lines == ["y" * MAX_LINE + " ...", "next"]
@@ -48,16 +48,16 @@ def test_who_is_far_behind_jumps_and_says_so(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"first\n" + b"many\n" * MAX_LAG)
     lines = LogFollower(path).rest()
-    skipped = 5 * MAX_LAG + 6 - 2 * log_follower.KEPT_OF_LAG
+    skipped = 5 * MAX_LAG + 6 - 2 * rank_logs.KEPT_OF_LAG
     notice = f"... {skipped:,} bytes are not shown; see {path}"
     assert lines[0] == "first"
     assert set(lines[1:]) == {"many", notice}
-    assert len(lines) < log_follower.KEPT_OF_LAG
+    assert len(lines) < rank_logs.KEPT_OF_LAG
 
 
 def test_of_a_flood_at_the_end_the_last_lines_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "out"
-    path.write_bytes(b"many\n" * log_follower.MAX_REST + b"no end")
+    path.write_bytes(b"many\n" * rank_logs.MAX_REST + b"no end")
     lines = LogFollower(path).rest()
     assert lines[-2:] == ["many", "no end"]
     assert any("bytes are not shown; see" in line for line in lines)
@@ -68,7 +68,7 @@ def test_the_rest_has_an_end_though_somebody_writes_on(tmp_path: Path) -> None:
     class Growing(LogFollower):
         num_reads = 0
 
-        def _new_bytes(self, most: int = log_follower.MAX_READ) -> bytes:
+        def _new_bytes(self, most: int = rank_logs.MAX_READ) -> bytes:
             self.num_reads += 1
             assert self.num_reads < 10
             with self.path.open("ab") as file:
@@ -86,7 +86,7 @@ def test_a_progress_bar_is_shown_now_and_then(tmp_path: Path, monkeypatch: pytes
     with path.open("wb", buffering=0) as file:
         file.write(b"\r 10%\r 20%")
         assert follower.read() == []
-        monkeypatch.setattr(log_follower, "PROGRESS_EVERY_S", 0)
+        monkeypatch.setattr(rank_logs, "PROGRESS_EVERY_S", 0)
         assert follower.read() == [" 10%"]
         file.write(b"\r100%\n")
         assert follower.read() == ["100%"]
@@ -100,7 +100,7 @@ def test_bytes_that_are_no_text_are_replaced() -> None:
 def test_last_lines_begin_with_the_traceback(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("noise\n" * 50 + "Traceback (most recent call last):\n  File\nValueError: x\n")
-    assert last_lines(path, 80) == ["Traceback (most recent call last):", "  File", "ValueError: x"]
+    assert last_lines(path) == ["Traceback (most recent call last):", "  File", "ValueError: x"]
     path.write_text("noise\n" * 50)
-    assert last_lines(path, 80) == ["noise"] * 20
-    assert last_lines(tmp_path / "none", 80) == []
+    assert last_lines(path) == ["noise"] * 20
+    assert last_lines(tmp_path / "none") == []
