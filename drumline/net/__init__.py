@@ -1,1 +1,1 @@
-"""What every channel between processes and hosts is made of: secrets, handshakes, framing, addresses and reasons."""
+"""What every channel between processes and hosts is made of: secrets, handshakes, framing, stores and addresses."""

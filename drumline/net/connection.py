@@ -13,9 +13,9 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, Protocol, cast
 
+from drumline.net.dial import Reason, reason_of
 from drumline.net.frames import FrameError, LineBuffer, Message, Session, decode, encode
 from drumline.net.handshake import HANDSHAKE_S, MAX_STRANGER_BYTES, Agreed, Handshake, RefusedError
-from drumline.net.reasons import Reason, reason_of
 
 MAX_UNSENT_BYTES = 2 << 20
 MAX_PENDING = 32
@@ -160,7 +160,7 @@ class Acceptor:
     def __init__(self, listener: socket.socket, make_connection: Callable[[], PeerConnection]) -> None:
         listener.setblocking(False)
         self._listener, self._make_connection = listener, make_connection
-        self._accepting: set[asyncio.Task[None]] = set()
+        self._accepting: set[asyncio.Task[Any]] = set()
         self._pause: asyncio.TimerHandle | None = None
 
     def open(self) -> None:
@@ -187,10 +187,7 @@ class Acceptor:
                 loop.remove_reader(self._listener)
                 self._pause = loop.call_later(ACCEPT_PAUSE_S, self.open)
                 return
-            task = loop.create_task(self._greet(accepted))
+            accepted.setblocking(False)
+            task = loop.create_task(loop.connect_accepted_socket(self._make_connection, accepted))
             self._accepting.add(task)
             task.add_done_callback(self._accepting.discard)
-
-    async def _greet(self, accepted: socket.socket) -> None:
-        accepted.setblocking(False)
-        await asyncio.get_running_loop().connect_accepted_socket(self._make_connection, accepted)

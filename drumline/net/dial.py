@@ -1,4 +1,4 @@
-"""Whether other hosts can be reached: waiting until a port opens, and probing many hosts at once.
+"""Whether a port of another host can be reached, and why not: errno in words, waiting for a port, probing many hosts.
 
 A probe is a TCP connection that the host answers with a token it made up for this start: an address may belong to more
 than one machine (every docker0 has the same), so an answer alone is not enough. With the token comes the host's wall
@@ -7,6 +7,7 @@ clock.
 
 from __future__ import annotations
 
+import errno
 import secrets
 import socket
 import sys
@@ -14,21 +15,93 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
 
-from drumline.net.reasons import Reason, reason_of
+from drumline.errors import PreflightError
 from drumline.terminal import print_message, show_progress
 
-PROBE_S = 3.0
 # SYN is sent again after 1 s: a port that accepts the second one is open, if on a lossy network.
 CONNECT_S = 2.0
 REPLY_S = 10.0
+# A connection between two hosts that are up and that fails for so long will not succeed by itself.
+CLOSED_S = 20.0
 MAX_PROBES = 256
 TIME_BYTES = 20
 FIRST_NOTICE_S = 5.0
 GROWTH = 3.0
 # Between two attempts: short at first, since after a restart the other side is there in a moment.
 FIRST_POLL_S, LAST_POLL_S = 0.02, 0.2
+OPEN_RENDEZVOUS = "open TCP {port} on {host} to the job's hosts"
+OPEN_DATA = "open TCP 1024-65535 {where} for the job's hosts (AWS: all traffic from the security group itself)"
+
+
+# Why a connection failed
+
+
+class Reason(StrEnum):
+    """How an attempt to connect failed. The value is what people read."""
+
+    REFUSED = "connection refused"
+    NO_ANSWER = "no answer"
+    NO_ROUTE = "no route to host"
+    UNKNOWN_NAME = "the name does not resolve"
+    WRONG_HOST = "another host or program answers"
+    NO_REPLY = "accepts connections but does not reply"
+    CLOSED = "closed by the other side"
+
+
+_REASONS = {
+    errno.ECONNREFUSED: Reason.REFUSED,
+    errno.ETIMEDOUT: Reason.NO_ANSWER,
+    errno.EHOSTUNREACH: Reason.NO_ROUTE,
+    errno.ENETUNREACH: Reason.NO_ROUTE,
+    errno.ECONNRESET: Reason.CLOSED,
+    errno.EPIPE: Reason.CLOSED,
+}
+# Where nobody may listen yet, and where somebody certainly does.
+_EXPLAINED: dict[str, str] = {
+    Reason.REFUSED: "connection refused (nothing listens there yet)",
+    Reason.NO_ANSWER: "no answer (a firewall drops the packets, or the host is down)",
+}
+_CLOSED: dict[str, str] = {
+    Reason.REFUSED: "refused, though a process listens there: a firewall rejects it",
+    Reason.NO_ANSWER: "no answer: packets are dropped, as a security group or firewall does it",
+    Reason.NO_ROUTE: "no route to host, or a firewall rejects it",
+    Reason.WRONG_HOST: "another host or program answers there",
+}
+
+
+def reason_of(error: OSError) -> str:
+    """A `Reason`, or what the system calls an error that has none."""
+    if isinstance(error, TimeoutError):
+        return Reason.NO_ANSWER
+    if isinstance(error, socket.gaierror):
+        return Reason.UNKNOWN_NAME
+    return _REASONS.get(error.errno or 0) or (error.strerror or str(error)).lower()
+
+
+def explained(reason: str) -> str:
+    """With the likely cause, for a port where nobody is known to listen."""
+    return _EXPLAINED.get(reason, reason)
+
+
+def explained_closed(reason: str) -> str:
+    """The same for a port where a process of ours listens."""
+    return _CLOSED.get(reason, reason)
+
+
+def closed_data_ports(sources: Sequence[str], target: str, *, port: int, reason: str) -> PreflightError:
+    """Only the rendezvous port is open."""
+    return PreflightError(
+        f"data ports are closed from {', '.join(sources)} to {target}: port {port} ({explained_closed(reason)})",
+        next_step=OPEN_DATA.format(where=f"on {target}"),
+    )
+
+
+# Waiting for a port
 
 
 class WaitNotice:
@@ -67,8 +140,7 @@ class WaitNotice:
             show_progress("")
 
 
-@dataclass(frozen=True)
-class Blocked:
+class Blocked(NamedTuple):
     """Why a port cannot be reached, and for how long that has been the reason."""
 
     reason: str
@@ -78,12 +150,17 @@ class Blocked:
 def wait_for_port(
     host: str, port: int, *, timeout_s: float, limits: Mapping[str, float], report: Callable[[str], None]
 ) -> Blocked | None:
-    """None when something listens there: processes start in any order, and torch would wait in silence.
+    """None when something listens there: processes start in any order, and torch would wait without a word.
 
     `limits`: reasons for which the wait ends before the timeout, once they have lasted so long. `report` is called with
     the reason, again and again."""
     begin, before, since, pause_s = time.monotonic(), "", 0.0, FIRST_POLL_S
-    while reason := connect_error(host, port, timeout_s=max(0.1, min(CONNECT_S, timeout_s))):
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=max(0.1, min(CONNECT_S, timeout_s))).close()
+            return None
+        except OSError as error:
+            reason = reason_of(error)
         now = time.monotonic()
         if reason != before:
             before, since = reason, now
@@ -92,16 +169,9 @@ def wait_for_port(
         report(reason)
         time.sleep(pause_s)
         pause_s = min(LAST_POLL_S, 1.3 * pause_s)
-    return None
 
 
-def connect_error(host: str, port: int, *, timeout_s: float) -> str:
-    """Why this host cannot connect to that port; empty when it can."""
-    try:
-        socket.create_connection((host, port), timeout=timeout_s).close()
-    except OSError as error:
-        return reason_of(error)
-    return ""
+# Probing hosts
 
 
 @dataclass(frozen=True)
@@ -141,27 +211,23 @@ class ProbeListener:
                 caller, _ = self._socket.accept()
             except OSError:
                 return
-            with caller:
+            with caller, suppress(OSError):
                 caller.settimeout(REPLY_S)
-                try:
-                    caller.sendall(f"{self.token}{time.time():{TIME_BYTES}.3f}".encode())
-                except OSError:
-                    continue
+                caller.sendall(f"{self.token}{time.time():{TIME_BYTES}.3f}".encode())
 
 
-@dataclass
-class ProbeResults:
+class ProbeResults(NamedTuple):
     """By the rank of each target."""
 
-    failed: dict[int, str] = field(default_factory=dict)
-    """Why, of those that could not be reached."""
-    clocks: dict[int, float] = field(default_factory=dict)
-    """By how many seconds the wall clocks of the others are ahead of this one, at least."""
+    failed: dict[int, str]
+    """Why it could not be reached."""
+    clocks: dict[int, float]
+    """By how many seconds its wall clock is ahead of this one, at least."""
 
 
 def probe_hosts(targets: Sequence[ProbeTarget]) -> ProbeResults:
     """Each on a thread of its own, some hundred at a time: a closed port costs its whole timeout."""
-    results = ProbeResults()
+    results = ProbeResults({}, {})
     if targets:
         with ThreadPoolExecutor(min(len(targets), MAX_PROBES)) as pool:
             for target, found in zip(targets, pool.map(_probe, targets), strict=True):
@@ -176,7 +242,7 @@ def _probe(target: ProbeTarget) -> str | float:
     """Why it failed; else how far the host's clock is ahead of ours for certain (negative: behind)."""
     token, received, begun = target.token.encode(), b"", time.monotonic()
     try:
-        connection = socket.create_connection((target.address, target.port), timeout=PROBE_S)
+        connection = socket.create_connection((target.address, target.port), timeout=CONNECT_S)
     except OSError as error:
         return reason_of(error)
     with connection:

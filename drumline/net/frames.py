@@ -21,7 +21,7 @@ from drumline.untrusted import parse_json
 Message = dict[str, Any]
 # The facts of a machine with some hundred packages, and what one host found out about 255 others, are below 200 kB.
 MAX_BYTES = 1 << 20
-# Of a frame on a pipe from a supervisor, which carries the output of ranks.
+# For a frame on a pipe from a supervisor, which carries the output of ranks.
 MAX_PIPE_BYTES = 1 << 24
 # Bytes that may wait to be written to a pipe before its writer should stop adding more.
 MAX_WAITING = 1 << 18
@@ -90,9 +90,7 @@ def read_list(message: Mapping[str, Any], name: str, kind: type, most: int) -> l
     values = read_field(message, name, list)
     if len(values) > most:
         raise FrameError(WRONG_FIELD, f"{name} has {len(values):,} entries; up to {most:,} are allowed")
-    for value in values:
-        read_field({name: value}, name, kind)
-    return list(values)
+    return [read_field({name: value}, name, kind) for value in values]
 
 
 class Session:
@@ -215,7 +213,6 @@ class FrameWriter:
         os.set_blocking(fd, False)
         self._fd = fd
         self._waiting = bytearray()
-        self.is_broken = False
 
     def send(self, kind: str, **content: Any) -> None:
         self._waiting += encode({"kind": kind, **content}) + b"\n"
@@ -230,12 +227,11 @@ class FrameWriter:
     def flush(self) -> None:
         while self._waiting:
             try:
-                written = os.write(self._fd, self._waiting)
+                del self._waiting[: os.write(self._fd, self._waiting)]
             except BlockingIOError:
                 return
             except OSError:  # the other side is gone; its reader notices that
-                self.is_broken, written = True, len(self._waiting)
-            del self._waiting[:written]
+                self._waiting.clear()
 
 
 def write_all(fd: int, data: bytes) -> None:

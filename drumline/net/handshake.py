@@ -23,10 +23,8 @@ from typing import Any
 from drumline.net.frames import NOT_JSON, FrameError, Message, Session, encode
 from drumline.net.secrets import SECRET_ENV, keyed_hash
 
-# Of a line before the other side has proved who it is.
-MAX_STRANGER_BYTES = 1 << 10
-# Until then, and no longer.
-HANDSHAKE_S = 3.0
+# Until the other side has proved who it is: the length of a line, and the time.
+MAX_STRANGER_BYTES, HANDSHAKE_S = 1 << 10, 3.0
 NONCE = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 STRANGE = "not a node that connects to this one"
@@ -112,11 +110,8 @@ def _check_nonce(message: Message) -> None:
 
 def _check_not_refused(reply: Message) -> None:
     if "refused" in reply:
-        raise RefusedError(str(reply["refused"]), next_step=_text(reply.get("next")), kind=NOT_TAKEN)
-
-
-def _text(given: object) -> str | None:
-    return given if isinstance(given, str) else None
+        step = reply.get("next")
+        raise RefusedError(str(reply["refused"]), next_step=step if isinstance(step, str) else None, kind=NOT_TAKEN)
 
 
 def _proof(secret: bytes | None, role: str, hello: Message, challenge: Message) -> str | None:

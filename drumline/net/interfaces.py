@@ -135,18 +135,14 @@ def own_address(endpoint: str) -> str:
 def check_is_own(endpoint: str) -> None:
     """The first node runs the rendezvous, so that must be an address of its own: of two machines with NODE_RANK 0
     one would wait for itself in vain."""
-    host = endpoint.rpartition(":")[0]
-    own = own_address(endpoint)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.bind((host, 0))
-        except OSError as error:
-            raise PreflightError(
-                f"this is node 0, which runs the rendezvous, but {host} is not an address of {socket.gethostname()}, "
-                f"which has {own}",
-                next_step=f"if {host} is another machine, give this one a NODE_RANK of its own; if it is this one, "
-                "give the address that its own network knows (on a cloud: the private one)",
-            ) from error
+    host, own = endpoint.rpartition(":")[0], own_address(endpoint)
+    if not _is_own(host):
+        raise PreflightError(
+            f"this is node 0, which runs the rendezvous, but {host} is not an address of {socket.gethostname()}, "
+            f"which has {own}",
+            next_step=f"if {host} is another machine, give this one a NODE_RANK of its own; if it is this one, "
+            "give the address that its own network knows (on a cloud: the private one)",
+        )
 
 
 def own_binding(host: str) -> str:
@@ -169,6 +165,7 @@ def own_binding(host: str) -> str:
 
 
 def _is_own(address: str) -> bool:
+    """An address, or a name."""
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.bind((address, 0))

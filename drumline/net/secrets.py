@@ -43,7 +43,7 @@ def derived(secret: str, *purpose: str) -> str:
 
 
 def keyed_hash(secret: bytes, *texts: str) -> bytes:
-    """Of texts without a zero byte: then nobody can move characters from one to the next."""
+    """The texts have no zero byte, so nobody can move characters from one to the next."""
     return hmac.digest(secret, "\0".join(texts).encode(), hashlib.sha256)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from drumline.net.reasons import Reason
+from drumline.net.dial import Reason
 from drumline.watch.failure_kind import FailureKind
 from drumline.watch.heartbeat import Phase
 

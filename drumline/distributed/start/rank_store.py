@@ -16,8 +16,7 @@ import torch.distributed as dist
 
 from drumline.errors import PreflightError
 from drumline.launch.topology import Topology
-from drumline.net.dial import FIRST_NOTICE_S, WaitNotice, wait_for_port
-from drumline.net.reasons import CLOSED_S, Reason, closed_data_ports, explained
+from drumline.net.dial import CLOSED_S, FIRST_NOTICE_S, Reason, WaitNotice, closed_data_ports, explained, wait_for_port
 from drumline.net.sealed_store import SealedStore
 from drumline.net.tcp_store import open_tcp_store, store_binding
 from drumline.terminal import print_message

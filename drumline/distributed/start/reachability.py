@@ -20,7 +20,7 @@ from drumline.distributed.start.rank_rendezvous import Rendezvous
 from drumline.distributed.start.rank_store import agree
 from drumline.errors import PreflightError, as_list, log
 from drumline.launch.topology import Topology
-from drumline.net.dial import ProbeListener, ProbeTarget, probe_hosts
+from drumline.net.dial import ProbeListener, ProbeTarget, explained_closed, probe_hosts
 from drumline.net.interfaces import (
     GLOO_VARIABLE,
     NCCL_VARIABLE,
@@ -29,7 +29,6 @@ from drumline.net.interfaces import (
     interfaces,
     nccl_interface,
 )
-from drumline.net.reasons import explained_closed
 from drumline.net.sealed_store import SealedStore
 from drumline.text import join_names
 

@@ -18,8 +18,8 @@ from typing import Any
 from drumline.doctor.pairs.coordinator import ANSWER_S, Coordinator, Opener
 from drumline.doctor.pairs.listeners import TOKEN_BYTES
 from drumline.doctor.pairs.survey import OPEN, Pair, Survey
+from drumline.net.dial import Reason
 from drumline.net.frames import read_field, read_list
-from drumline.net.reasons import Reason
 
 PROBE_S = 12.0
 # Folders have 2 s on the host itself; a slow volume gets some more, and then the rest is reported without.

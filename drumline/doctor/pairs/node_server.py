@@ -24,9 +24,9 @@ from drumline.doctor.pairs.listeners import TOKEN_BYTES, Listeners
 from drumline.doctor.pairs.probe import Target, measure, probe_all, resolve_all
 from drumline.errors import DrumlineError
 from drumline.launch.topology import own_variables
+from drumline.net.dial import Reason
 from drumline.net.frames import WRONG_FIELD, FrameError, FrameReader, Message, read_field, read_list, write_all
 from drumline.net.interfaces import Interface, gloo_interface, interfaces, nccl_interface
-from drumline.net.reasons import Reason
 from drumline.terminal import print_message
 
 # The caller sends something every few seconds, so silence is a broken network: ssh's server would keep us for hours.

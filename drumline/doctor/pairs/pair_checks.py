@@ -16,8 +16,8 @@ from typing import Any
 from drumline.doctor.finding import Finding, Level
 from drumline.doctor.pairs.probe import LARGE_BYTES
 from drumline.doctor.pairs.survey import OPEN, Edge, HostRecord, Pair, Survey
+from drumline.net.dial import OPEN_DATA, OPEN_RENDEZVOUS, explained_closed
 from drumline.net.interfaces import GLOO_VARIABLE, NCCL_VARIABLE
-from drumline.net.reasons import OPEN_DATA, OPEN_RENDEZVOUS, explained_closed
 from drumline.text import bit_rate, join_names
 
 # What tunnels leave of the usual 1500 bytes; used when no size at all was seen to pass.

@@ -33,8 +33,7 @@ from drumline.doctor.pairs.listeners import (
     read_exactly,
 )
 from drumline.doctor.pairs.survey import OPEN
-from drumline.net.dial import CONNECT_S
-from drumline.net.reasons import Reason, reason_of
+from drumline.net.dial import CONNECT_S, Reason, reason_of
 
 # The resolver's own limit is 5 s a try and more; nobody who starts a job waits that long for a name.
 RESOLVE_S = 3.0

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 Pair = tuple[int, int]
-# Of a port that was tried; any other outcome is a `Reason` (net/reasons.py).
+# Of a port that was tried; any other outcome is a `Reason` (net/dial.py).
 OPEN = "open"
 
 

@@ -17,11 +17,10 @@ from dataclasses import dataclass
 from drumline.doctor.pairs.node_client import NodeClient, NodeLostError
 from drumline.doctor.pairs.node_server import MAX_NODES, HostSettings, NodeServer
 from drumline.errors import PreflightError, UsageError
-from drumline.net.dial import CONNECT_S
+from drumline.net.dial import CONNECT_S, Reason, explained, reason_of
 from drumline.net.frames import MAX_BYTES, SEAL_BYTES, FrameError, FrameReader, Message, decode, encode, write_all
 from drumline.net.handshake import MAX_STRANGER_BYTES, WRONG_SECRET, Agreed, RefusedError, answer, dial
 from drumline.net.interfaces import interfaces
-from drumline.net.reasons import Reason, explained, reason_of
 from drumline.net.secrets import SECRET_ENV
 
 PURPOSE = "doctor"

@@ -12,8 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from drumline.net.dial import ProbeListener, ProbeTarget, probe_hosts
-from drumline.net.reasons import CLOSED_S, Reason, closed_data_ports
+from drumline.net.dial import CLOSED_S, ProbeListener, ProbeTarget, Reason, closed_data_ports, probe_hosts
 from drumline.terminal import print_message
 
 RETRY_S = 0.5

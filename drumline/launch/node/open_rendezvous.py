@@ -21,9 +21,8 @@ from drumline.launch.node.c10d_rendezvous import make_c10d_rendezvous
 from drumline.launch.node.membership import Membership
 from drumline.launch.node.node_rendezvous import NodeRendezvous
 from drumline.launch.node_plan import KEEP_ALIVE_ATTEMPTS, OWN_STORE_ENV, RUN_ID, NodePlan
-from drumline.net.dial import WaitNotice, wait_for_port
+from drumline.net.dial import CLOSED_S, OPEN_RENDEZVOUS, Reason, WaitNotice, explained, explained_closed, wait_for_port
 from drumline.net.interfaces import LOOPBACK, own_address
-from drumline.net.reasons import CLOSED_S, Reason, closed_rendezvous_port, explained
 from drumline.net.sealed_store import SealedStore
 from drumline.net.secrets import SECRET_ENV, new_secret
 from drumline.net.tcp_store import (
@@ -180,7 +179,10 @@ def wait_for_first_node(
             f"the name {host} of the first host does not resolve on {source}",
             next_step=f"add {host} to DNS, or to /etc/hosts on {source}; or give an address in --hosts",
         )
-    raise closed_rendezvous_port(int(port), source=source, target=target, reason=blocked.reason)
+    raise PreflightError(
+        f"the rendezvous port {port} is closed from {source} to {target} ({explained_closed(blocked.reason)})",
+        next_step=OPEN_RENDEZVOUS.format(port=port, host=target),
+    )
 
 
 def _open_store(node: NodePlan, host: str, *, bound: str | None = None) -> dist.TCPStore:

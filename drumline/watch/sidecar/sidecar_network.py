@@ -17,9 +17,9 @@ from typing import Any
 
 from drumline.errors import log
 from drumline.net.connection import MAX_UNSENT_BYTES, Acceptor, PeerConnection, PendingConnections
+from drumline.net.dial import Reason, reason_of
 from drumline.net.frames import FrameError, Message
 from drumline.net.handshake import answer, dial
-from drumline.net.reasons import Reason, reason_of
 from drumline.watch.sidecar.sidecar_options import Peer
 
 NUM_HUBS = 3

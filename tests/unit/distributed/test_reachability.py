@@ -6,8 +6,7 @@ import pytest
 
 from drumline.distributed.start.reachability import ClosedPath, check_closed_paths, clock_warnings
 from drumline.errors import PreflightError
-from drumline.net.dial import ProbeTarget
-from drumline.net.reasons import Reason
+from drumline.net.dial import ProbeTarget, Reason
 
 
 def target(number: int, *, address: str | None = None, interface: str = "eth0") -> ProbeTarget:

@@ -14,7 +14,7 @@ from drumline.doctor.pairs import examination
 from drumline.doctor.pairs.coordinator import Coordinator, Opener
 from drumline.doctor.pairs.node_client import NodeLostError
 from drumline.doctor.pairs.survey import HostRecord, Survey
-from drumline.net.reasons import Reason
+from drumline.net.dial import Reason
 
 FAST, SLOW = 1.2e9, 1.0e8
 Way = tuple[int, int]

@@ -11,7 +11,7 @@ from drumline.doctor import cluster
 from drumline.doctor.finding import Finding
 from drumline.doctor.pairs.pair_checks import pair_findings
 from drumline.doctor.pairs.survey import Edge, HostRecord, Survey
-from drumline.net.reasons import Reason
+from drumline.net.dial import Reason
 from drumline.text import join_names
 from tests.unit.doctor import machines
 

@@ -12,7 +12,7 @@ from drumline.doctor.host_differences import compare
 from drumline.doctor.pairs.matrix import all_letters, matrix
 from drumline.doctor.pairs.pair_checks import pair_findings
 from drumline.doctor.report import as_json, finding_lines, plain_lines, report, result_line
-from drumline.net.reasons import Reason
+from drumline.net.dial import Reason
 from drumline.text import bit_rate, latency
 from tests.unit.doctor.simulated import Cluster, examine
 

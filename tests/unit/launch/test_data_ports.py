@@ -10,7 +10,7 @@ import pytest
 from drumline.errors import PreflightError
 from drumline.launch.node.data_ports import check_data_ports, open_probe_port, unreachable_nodes
 from drumline.net import dial
-from drumline.net.reasons import Reason
+from drumline.net.dial import Reason
 
 
 def claim(rank: int, host: str, **door: Any) -> dict[str, Any]:

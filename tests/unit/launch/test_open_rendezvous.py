@@ -11,8 +11,7 @@ from torch.distributed.elastic.rendezvous import RendezvousInfo
 from drumline.errors import PreflightError
 from drumline.launch.node.open_rendezvous import SingleNodeRendezvous, address_of, open_rendezvous, wait_for_first_node
 from drumline.launch.node_plan import NodePlan
-from drumline.net.dial import WaitNotice
-from drumline.net.reasons import Reason
+from drumline.net.dial import Reason, WaitNotice
 from tests.ports import listening_addresses
 from tests.ranks import free_port
 

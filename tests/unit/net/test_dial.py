@@ -11,8 +11,7 @@ import time
 import pytest
 
 from drumline.net import dial
-from drumline.net.dial import ProbeListener, ProbeTarget, WaitNotice, probe_hosts
-from drumline.net.reasons import Reason
+from drumline.net.dial import ProbeListener, ProbeTarget, Reason, WaitNotice, probe_hosts
 from drumline.terminal import print_message
 
 

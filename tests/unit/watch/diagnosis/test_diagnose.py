@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import drumline
-from drumline.net.reasons import Reason
+from drumline.net.dial import Reason
 from drumline.watch.cluster_state import ANSWER_OF, Answer, ClusterState, LostNode, NodeState, RankState, node_from_json
 from drumline.watch.diagnosis.diagnose import diagnose
 from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis
