@@ -31,7 +31,7 @@ called = set()
 def is_import(frame):
     while frame is not None and frame.f_code.co_name != "<module>":
         frame = frame.f_back
-    return frame is not None and frame.f_globals["__name__"] != "__main__"
+    return frame is not None and frame.f_globals.get("__name__") != "__main__"
 
 def on_call(frame, event, arg):
     name = frame.f_globals.get("__name__", "")
