@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import astuple
@@ -43,6 +44,11 @@ KINDS: dict[str, type | tuple[type, ...]] = {
     "closed": bool,
 }
 
+# With each poll torch records an event and, for its name, reads the source of every frame on the stack: up to 100 ms of
+# a processor, on each node that waits. With several nodes on few cores no poll was done in time, and nobody could join.
+torchs: Any = dynamic_rendezvous
+torchs.get_method_name = lambda depth=2: sys._getframe(depth).f_code.co_name
+
 
 def make_c10d_rendezvous(
     store: dist.Store,
@@ -73,7 +79,6 @@ class C10dRendezvous(DynamicRendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         poll_s = min(1.0, 0.02 + self.settings.max_nodes / 200)
         holder: Any = self._state_holder
-        torchs: Any = dynamic_rendezvous
         torchs_own = torchs._delay, torchs.RendezvousStoreInfo, holder._cache_duration
         holder._cache_duration = poll_s / 2
         torchs._delay, torchs.RendezvousStoreInfo = lambda seconds: time.sleep(poll_s), _NoAddress

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     RendezvousSettings,
     RendezvousTimeout,
@@ -18,7 +19,8 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 
 from drumline.launch.node import c10d_rendezvous
-from drumline.launch.node.c10d_rendezvous import RendezvousState, SealedBackend
+from drumline.launch.node.c10d_rendezvous import RendezvousState, SealedBackend, make_c10d_rendezvous
+from drumline.launch.node_plan import OWN_STORE_ENV
 from drumline.net.sealed_store import SealedStore
 
 LIMIT_S = 0.6
@@ -139,6 +141,17 @@ def test_a_node_that_lives_is_waited_for_beyond_the_last_call(monkeypatch: pytes
         nodes.write(nodes.mine, MINE, datetime.now(UTC))
         assert time.monotonic() - begun < 20 * LIMIT_S, "not for ever"
         time.sleep(0.02)
+
+
+def test_a_poll_does_not_read_the_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, names = dist.HashStore(), []
+    monkeypatch.setattr("inspect.stack", lambda *_: pytest.fail("torch reads the source of every frame"))
+    monkeypatch.setattr(dynamic_rendezvous, "construct_and_record_rdzv_event", lambda name, **_: names.append(name))
+    monkeypatch.setenv(OWN_STORE_ENV, "1")
+    handler = make_c10d_rendezvous(store, store, SETTINGS, "a", secret="secret", count_alive=lambda: 1)
+    assert handler.next_rendezvous().world_size == 1
+    assert handler.shutdown()
+    assert "_DistributedRendezvousOpExecutor.run" in names, "as torch names them"
 
 
 def _deadline(holder: RendezvousState) -> datetime:
