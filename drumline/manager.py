@@ -23,11 +23,12 @@ from torch import Tensor, nn
 
 from drumline.config.resolve import check_section
 from drumline.config.schema import WatchConfig
-from drumline.data.dataset import fingerprint
+from drumline.data.dataset import fingerprint, is_stream
 from drumline.data.evaluation_loader import make_evaluation_loader
-from drumline.data.loader import make_loader
+from drumline.data.loader import Loader
 from drumline.data.resident import make_resident
 from drumline.data.sharding import Sharding
+from drumline.data.stream_loader import AnyLoader, StreamLoader
 from drumline.data.workers import LoadingOptions
 from drumline.distributed import determinism, group
 from drumline.distributed.collectives import all_sum, check_same, check_same_weights
@@ -278,17 +279,6 @@ class DDPManager:
             prefetch_factor=prefetch_factor,
             collate=collate,
         )
-        if not train:
-            evaluation = make_evaluation_loader(
-                dataset,
-                batch_size=batch_size,
-                rank=self.rank,
-                world_size=self.world_size,
-                device=self.device,
-                options=options,
-            )
-            evaluation.observer = LoopHeartbeats(self._heartbeat, Phase.EVALUATION, group.collective_counter())
-            return evaluation
         sharding = Sharding(
             batch_size=batch_size,
             rank=self.rank,
@@ -297,12 +287,17 @@ class DDPManager:
             micro_batch_size=micro_batch_size,
             shards=shards,
         )
+        if not train:
+            evaluation = make_evaluation_loader(dataset, sharding=sharding, device=self.device, options=options)
+            evaluation.observer = LoopHeartbeats(self._heartbeat, Phase.EVALUATION, group.collective_counter())
+            return evaluation
         self._in_shards = shards is not None
         self._smallest_batch = min(
             micro_batch_size or batch_size, batch_size // max(1, sharding.num_shards * accumulate)
         )
         self._warn_about_small_batches()
-        loader = make_loader(dataset, sharding=sharding, device=self.device, seed=self._seed, options=options)
+        make: Callable[..., AnyLoader] = StreamLoader if is_stream(dataset) else Loader
+        loader = make(dataset, sharding=sharding, device=self.device, seed=self._seed, options=options)
         loader.observer = LoopHeartbeats(self._heartbeat, Phase.USER, group.collective_counter())
         return loader
 

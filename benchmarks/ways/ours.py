@@ -16,8 +16,8 @@ from benchmarks.harness import Way
 from benchmarks.stopping import let_go_on, stop
 from benchmarks.work import Batch
 from drumline.config.schema import Config
+from drumline.data.loader import MicroBatch, Step
 from drumline.data.sharding import Cursor, plan_epoch
-from drumline.data.steps import MicroBatch, Step
 from drumline.distributed.determinism import seed_shared
 from drumline.engine.job import Job, Progress, build_job
 from drumline.engine.loop import Loop

@@ -7,25 +7,17 @@ Every rank reads all of a stream, and keeps its own batches; how many there are 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import Dataset, default_collate
 
-from drumline.data.dataset import BatchRequest, check_stream, content_hash, is_stream, restored_generators
+from drumline.data.dataset import BatchRequest, check_stream, content_hash, is_stream
 from drumline.data.delivery import Delivery, to_device
-from drumline.data.sharding import evaluation_batches
-from drumline.data.steps import LoaderObserver, observed
-from drumline.data.stream_readers import (
-    END,
-    ReadRequest,
-    StreamPass,
-    UnknownLengthError,
-    read_requests,
-    set_epoch,
-    stream_producer,
-)
+from drumline.data.loader import LoaderObserver, observed
+from drumline.data.sharding import Sharding
+from drumline.data.stream_readers import StreamReader, UnknownLengthError, read_stream
 from drumline.data.workers import BatchProducer, LoadingOptions, batch_maker_for
 from drumline.errors import DataError, UsageError
 
@@ -42,29 +34,31 @@ class EvaluationBatch(NamedTuple):
 
 
 class EvaluationLoader(ABC):
-    """This rank's evaluation batches; a rank may have fewer than others, or none."""
+    """This rank's evaluation batches: those whose number, divided by the number of ranks, leaves the rank. A rank may
+    have fewer than others, or none."""
 
     num_samples: int | None = None
-    """Over all ranks; None: not known before a whole pass over a stream."""
+    """Of all ranks together; None: not known before a whole pass over a stream."""
     digest: str = ""
-    """Of the first sample of the latest pass over a stream; other datasets are compared before the first step."""
+    """A hash of the first sample of the latest pass over a stream. Other datasets are compared before step 1."""
     observer: LoaderObserver | None = None
     """Notified while a user's loop iterates; the engine, which uses `numbered`, reports for itself."""
     _producer: BatchProducer
 
-    def __init__(self, dataset: Any, *, batch_size: int, device: torch.device) -> None:
-        if batch_size < 1:
-            raise UsageError(f"evaluation batches cannot have {batch_size} samples", next_step="set it to 1 or more")
+    def __init__(self, dataset: Any, sharding: Sharding) -> None:
+        if sharding.batch_size < 1:
+            raise UsageError(
+                f"evaluation batches cannot have {sharding.batch_size} samples", next_step="set it to 1 or more"
+            )
         self._name = type(dataset).__name__
-        self._batch_size = batch_size
-        self._device = device
+        self._sharding = sharding
 
     @property
     def num_batches(self) -> int:
-        """Over all ranks."""
+        """How many batches all ranks have together."""
         if self.num_samples is None:
             raise UnknownLengthError(self._name)
-        return -(-self.num_samples // self._batch_size)
+        return -(-self.num_samples // self._sharding.batch_size)
 
     @abstractmethod
     def __len__(self) -> int:
@@ -84,117 +78,87 @@ class EvaluationLoader(ABC):
 
 
 class IndexedEvaluationLoader(EvaluationLoader):
-    """Of a dataset with samples by index, or whole batches."""
+    """Reads a dataset with samples by index, or whole batches."""
 
-    def __init__(
-        self,
-        dataset: Any,
-        *,
-        batch_size: int,
-        rank: int,
-        world_size: int,
-        device: torch.device,
-        options: LoadingOptions,
-    ) -> None:
-        super().__init__(dataset, batch_size=batch_size, device=device)
+    num_samples: int
+
+    def __init__(self, dataset: Any, *, sharding: Sharding, device: torch.device, options: LoadingOptions) -> None:
+        super().__init__(dataset, sharding)
         # The seed matters only to a dataset whose samples are random even in evaluation: they are the same each time.
         maker = batch_maker_for(dataset, options, device, seed=0)
         self.num_samples = maker.length
-        self._plan = evaluation_batches(length=maker.length, batch_size=batch_size, rank=rank, world_size=world_size)
+        self._numbers = range(sharding.rank, self.num_batches, sharding.world_size)
         self._producer = BatchProducer(maker, options, device)
         self._delivery = Delivery(device, maker.finish)
 
     def __len__(self) -> int:
-        return len(self._plan)
+        return len(self._numbers)
 
     def numbered(self) -> Iterator[EvaluationBatch]:
-        requests = (BatchRequest(0, low, high, shuffled=False) for _, (low, high) in self._plan)
+        size = self._sharding.batch_size
+        requests = [
+            BatchRequest(0, number * size, min((number + 1) * size, self.num_samples), shuffled=False)
+            for number in self._numbers
+        ]
         batches = self._delivery.batches(self._producer.batches(requests))
-        for (number, (low, high)), data in zip(self._plan, batches, strict=True):
-            yield EvaluationBatch(number, high - low, data)
+        for number, request, data in zip(self._numbers, requests, batches, strict=True):
+            yield EvaluationBatch(number, request.high - request.low, data)
 
 
 class _EndOfPass(NamedTuple):
     """A reader's last answer."""
 
     num_samples: int
-    first: str
-    """A digest of the first sample."""
+    digest: str
+    """A hash of the first sample."""
 
 
-class _EvaluationReader(Dataset[Any]):
+class EvaluationReader(StreamReader):
     """Answers with this rank's batches one by one, and at the end with the number of samples that all ranks have."""
 
-    def __init__(
-        self, dataset: Any, *, batch_size: int, rank: int, world_size: int, collate: Callable[[list[Any]], Any] | None
-    ) -> None:
-        self._dataset = dataset
-        self._batch_size = batch_size
-        self._rank = rank
-        self._world_size = world_size
-        self._collate = collate or default_collate
-        self._pass: StreamPass
-        self._first = ""
-
-    def __getitem__(self, request: ReadRequest) -> EvaluationBatch | _EndOfPass:
-        with restored_generators():
-            if request.start is not None:
-                set_epoch(self._dataset, 0)
-                self._pass = StreamPass(self._dataset, seeds=_STREAM_SEEDS)
-            return self._read()
-
-    def _read(self) -> EvaluationBatch | _EndOfPass:
-        samples: list[Any] = []
-        while len(samples) < self._batch_size:
-            number = self._pass.position // self._batch_size
-            if (sample := self._pass.take()) is END:
-                break
-            if self._pass.position == 1:
-                self._first = content_hash(sample).hex()
-            if number % self._world_size == self._rank:
-                samples.append(sample)
-        if not samples:
-            return _EndOfPass(self._pass.position, self._first)
-        number = (self._pass.position - 1) // self._batch_size
-        return EvaluationBatch(number, len(samples), self._collate(samples))
+    def _answers_from(self, start: Any) -> Iterator[EvaluationBatch | _EndOfPass]:
+        size, rank, world_size = self._sharding.batch_size, self._sharding.rank, self._sharding.world_size
+        own: list[Any] = []
+        count, digest = 0, ""
+        self._set_epoch(0)
+        for count, sample in enumerate(self._samples(*_STREAM_SEEDS), 1):
+            if count == 1:
+                digest = content_hash(sample).hex()
+            number = (count - 1) // size
+            if number % world_size == rank:
+                own.append(sample)
+            if len(own) == size:
+                yield EvaluationBatch(number, size, self._collate(own))
+                own = []
+        if count == 0:
+            raise DataError(f"the stream {self._name} is empty", next_step="check the path and the split it reads")
+        if own:
+            yield EvaluationBatch((count - 1) // size, len(own), self._collate(own))
+        while True:  # a worker answers ahead of what is asked
+            yield _EndOfPass(count, digest)
 
 
 class StreamEvaluationLoader(EvaluationLoader):
-    """Of a stream."""
+    """Reads a stream."""
 
-    def __init__(
-        self,
-        dataset: Any,
-        *,
-        batch_size: int,
-        rank: int,
-        world_size: int,
-        device: torch.device,
-        options: LoadingOptions,
-    ) -> None:
-        super().__init__(dataset, batch_size=batch_size, device=device)
+    def __init__(self, dataset: Any, *, sharding: Sharding, device: torch.device, options: LoadingOptions) -> None:
+        super().__init__(dataset, sharding)
         check_stream(dataset)
+        self._device = device
         self._is_persistent = options.persistent_workers
-        reader = _EvaluationReader(
-            dataset, batch_size=batch_size, rank=rank, world_size=world_size, collate=options.collate
-        )
-        # No warning of workers: the loader of the training data has made it.
-        self._producer = stream_producer(reader, options, device, warns=False)
+        reader = EvaluationReader(dataset, sharding=sharding, seed=0, collate=options.collate)
+        # No warning of several workers: the loader of the training data has made it.
+        self._producer = BatchProducer(reader, replace(options, workers=min(options.workers, 1)), device)
 
     def __len__(self) -> int:
         raise UnknownLengthError(self._name)
 
     def numbered(self) -> Iterator[EvaluationBatch]:
-        for answer in self._producer.batches(read_requests(True)):
+        for answer in read_stream(self._producer, start=True):
             if isinstance(answer, _EndOfPass):
-                self.digest = answer.first
+                self.num_samples, self.digest = answer
                 if not self._is_persistent:
                     self._producer.close()
-                if answer.num_samples == 0:
-                    raise DataError(
-                        f"the stream {self._name} is empty", next_step="check the path and the split it reads"
-                    )
-                self.num_samples = answer.num_samples
                 return
             yield answer._replace(data=to_device(answer.data, self._device))
 

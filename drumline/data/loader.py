@@ -1,24 +1,173 @@
 """Training batches on the device: this rank's part of each global batch, in the epoch's shuffled order.
 
 The engine takes optimizer steps from `steps`; a loop of the user's own simply iterates. Both start at `cursor` and move
-it; epochs follow each other without a call of `set_epoch`.
+it; epochs follow each other without a call of `set_epoch`. `StepLoader` is what all training loaders have in common.
 """
 
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from drumline.data.dataset import BatchRequest, is_stream
+from drumline.data.dataset import BatchRequest
 from drumline.data.delivery import Delivery
-from drumline.data.sharding import Cursor, Sharding, StepPlan, check_sharding, micro_batches_per_epoch, plan_epoch
-from drumline.data.steps import MicroBatch, Step, StepLoader, incomplete_step
-from drumline.data.stream_loader import StreamLoader
+from drumline.data.sharding import (
+    Cursor,
+    Sharding,
+    StepPlan,
+    check_sharding,
+    micro_batches_per_epoch,
+    plan_epoch,
+    plan_step,
+)
 from drumline.data.workers import BatchProducer, LoadingOptions, batch_maker_for
-from drumline.errors import DataError
+from drumline.errors import DataError, UsageError
+
+_END = object()
+
+
+class MicroBatch(NamedTuple):
+    """One micro-batch on the device."""
+
+    data: Any
+    size: int
+    """How many samples count; 0: a placeholder, to be run with weight 0 so that collectives still match."""
+    is_last: bool
+    """Whether the step ends with it: gradients are synchronized here."""
+    shard: int
+    """Which shard of the global batch it belongs to."""
+    ends_shard: bool
+    """Whether it is the shard's last micro-batch."""
+
+
+class Step(NamedTuple):
+    """One optimizer step: what it covers, and its micro-batches, to be taken before the next step is."""
+
+    plan: StepPlan
+    micro_batches: Iterator[MicroBatch]
+
+
+class LoaderObserver(Protocol):
+    """Notified of what a user's own loop does with its loader, which is all that can be known of such a loop."""
+
+    def batch_requested(self, step: int | None) -> None:
+        """The loop waits for a batch of the optimizer step after so many; None: it does not train."""
+
+    def batch_ready(self) -> None:
+        """The loop has its batch."""
+
+    def epoch_ended(self) -> None:
+        """There are no more batches."""
+
+
+def observed(
+    batches: Iterator[Any], observer: LoaderObserver | None, *, steps_done: Callable[[], int | None] = lambda: None
+) -> Iterator[Any]:
+    """The same batches; the observer is notified around each."""
+    return batches if observer is None else _notifying(batches, observer, steps_done)
+
+
+def _notifying(batches: Iterator[Any], observer: LoaderObserver, steps_done: Callable[[], int | None]) -> Iterator[Any]:
+    observer.batch_requested(steps_done())
+    while (batch := next(batches, _END)) is not _END:
+        observer.batch_ready()
+        yield batch
+        observer.batch_requested(steps_done())
+    observer.epoch_ended()
+
+
+class StepLoader(ABC):
+    """This rank's training batches, however the dataset is read."""
+
+    scale: float = 1.0
+    """For the batch just handed out: a mean loss times this, averaged over ranks by DDP, is the exact global mean."""
+    waited_s: float = 0.0
+    """How long steps have waited for their batches so far."""
+    observer: LoaderObserver | None = None
+    """Notified while a user's loop iterates; the engine, which uses `steps`, reports for itself."""
+
+    def __init__(self, sharding: Sharding) -> None:
+        check_sharding(sharding)
+        self.sharding = sharding
+        self._cursor = Cursor()
+
+    @property
+    def cursor(self) -> Cursor:
+        """Where the next global batch starts: all that a checkpoint holds, but for a stream with its own state."""
+        return self._cursor
+
+    @cursor.setter
+    def cursor(self, cursor: Cursor) -> None:
+        self._set_cursor(cursor)
+
+    @property
+    @abstractmethod
+    def steps_done(self) -> int:
+        """How many optimizer steps come before the cursor, as far as is known."""
+
+    @abstractmethod
+    def _set_cursor(self, cursor: Cursor) -> None: ...
+
+    @abstractmethod
+    def _next_plan(self) -> StepPlan:
+        """The step at the cursor."""
+
+    @abstractmethod
+    def _batches_of(self, plan: StepPlan) -> Iterator[Any]:
+        """The batches of that step on the device, one for each of its spans. There may be more after them."""
+
+    @abstractmethod
+    def _move_past(self, plan: StepPlan) -> None:
+        """All batches of that step were taken: the cursor moves to the next."""
+
+    def steps(self) -> Iterator[Step]:
+        """The steps from the cursor to the end of its epoch."""
+        epoch = self._cursor.epoch
+        while self._cursor.epoch == epoch:
+            plan = self._next_plan()
+            yield Step(plan, self._micro_batches(plan))
+            if self._cursor != plan.next_cursor:
+                raise UsageError(
+                    "the next step was requested before all micro-batches of the last one were taken",
+                    next_step="take every item of step.micro_batches before the next step",
+                )
+
+    def _micro_batches(self, plan: StepPlan) -> Iterator[MicroBatch]:
+        batches = self._batches_of(plan)
+        left = len(plan.spans)
+        for span in plan.spans:
+            asked = time.perf_counter()
+            data = next(batches)
+            self.waited_s += time.perf_counter() - asked
+            left -= 1
+            if not left:
+                # Moved before the batch is handed out: a checkpoint after the optimizer step holds the right cursor.
+                self._move_past(plan)
+            yield MicroBatch(data, span.size, not left, span.shard, span.ends_shard)
+        if not plan.spans:  # a rank may have none of a short batch's shards
+            self._move_past(plan)
+
+    def __iter__(self) -> Iterator[Any]:
+        """The batches from the cursor to the end of its epoch; iterate again for the next epoch."""
+        self._refuse_shards()
+        return observed(self._batches_of_steps(), self.observer, steps_done=lambda: self.steps_done)
+
+    def _batches_of_steps(self) -> Iterator[Any]:
+        for step in self.steps():
+            for micro in step.micro_batches:
+                self.scale = self.sharding.world_size * micro.size / step.plan.global_size
+                yield micro.data
+
+    def _refuse_shards(self) -> None:
+        if self.sharding.shards is not None:
+            raise UsageError(
+                "with shards only steps() can be used: ranks have different numbers of batches",
+                next_step="leave shards out, or take steps from loader.steps()",
+            )
 
 
 class Loader(StepLoader):
@@ -27,25 +176,17 @@ class Loader(StepLoader):
     def __init__(
         self, dataset: Any, *, sharding: Sharding, device: torch.device, seed: int, options: LoadingOptions
     ) -> None:
-        check_sharding(sharding)
+        super().__init__(sharding)
         maker = batch_maker_for(dataset, options, device, seed=seed)
-        self.steps_per_epoch = -(-maker.length // sharding.batch_size)
         self.num_samples = maker.length
-        self.sharding = sharding
+        self.steps_per_epoch = -(-maker.length // sharding.batch_size)
         self._maker = maker
-        self._cursor = Cursor()
         self._producer = BatchProducer(maker, options, device)
         self._delivery = Delivery(device, maker.finish)
         self._batches: Iterator[Any] = iter(())
         self._batches_at: Cursor | None = None  # the step that the next of these batches belongs to
 
-    @property
-    def cursor(self) -> Cursor:
-        """Where the next global batch starts. A checkpoint holds this, and nothing per rank."""
-        return self._cursor
-
-    @cursor.setter
-    def cursor(self, cursor: Cursor) -> None:
+    def _set_cursor(self, cursor: Cursor) -> None:
         if not (cursor.epoch >= 0 and 0 <= cursor.position < self.num_samples):
             raise DataError(
                 f"the checkpoint is at sample {cursor.position} of epoch {cursor.epoch}, "
@@ -69,16 +210,10 @@ class Loader(StepLoader):
         self._refuse_shards()
         return micro_batches_per_epoch(length=self.num_samples, sharding=self.sharding)
 
-    def steps(self) -> Iterator[Step]:
-        for plan in self._plans(self._cursor):
-            yield Step(plan, self._micro_batches(plan))
-            if self._cursor != plan.next_cursor:
-                raise incomplete_step()
-
     def preview(self, most: int | None = None) -> Any:
         """The next micro-batch, without taking it; of its samples `most`, if given. None: this rank has none of a
         short batch's shards."""
-        spans = next(self._plans(self._cursor)).spans
+        spans = self._next_plan().spans
         if not spans:
             return None
         low, high = spans[0].low, spans[0].high
@@ -86,10 +221,11 @@ class Loader(StepLoader):
 
     def batches_after(self, cursor: Cursor, num_steps: int) -> Iterator[Any]:
         """The micro-batches of the step so many steps after a cursor, made anew; nothing is moved."""
+        plan = self._plan(cursor)
         for _ in range(num_steps):
-            cursor = next(self._plans(cursor)).next_cursor
-        for span in next(self._plans(cursor)).spans:
-            yield self._make(span.low, span.high, cursor.epoch)
+            plan = self._plan(plan.next_cursor)
+        for span in plan.spans:
+            yield self._make(span.low, span.high, plan.epoch)
 
     def close(self) -> None:
         """End the worker processes."""
@@ -99,52 +235,33 @@ class Loader(StepLoader):
     def _make(self, low: int, high: int, epoch: int) -> Any:
         return self._delivery.deliver(self._maker[BatchRequest(epoch, low, high, shuffled=True)])
 
-    def _micro_batches(self, plan: StepPlan) -> Iterator[MicroBatch]:
-        batches = self._batches_from(Cursor(plan.epoch, plan.start))
-        self._batches_at = None  # until the step is complete: if it is abandoned, its batches are made again
-        left = len(plan.spans)
-        for span in plan.spans:
-            asked = time.perf_counter()
-            data = next(batches)
-            self.waited_s += time.perf_counter() - asked
-            left -= 1
-            if not left:
-                # Moved before the batch is handed out: a checkpoint after the optimizer step holds the right cursor.
-                self._cursor = self._batches_at = plan.next_cursor
-            yield MicroBatch(data, span.size, not left, span.shard, span.ends_shard)
-        if not plan.spans:  # a rank may have none of a short batch's shards
-            self._cursor = self._batches_at = plan.next_cursor
+    def _plan(self, cursor: Cursor) -> StepPlan:
+        return plan_step(cursor, length=self.num_samples, sharding=self.sharding)
 
-    def _batches_from(self, cursor: Cursor) -> Iterator[Any]:
-        endless = self._producer.is_persistent
+    def _next_plan(self) -> StepPlan:
+        return self._plan(self._cursor)
+
+    def _batches_of(self, plan: StepPlan) -> Iterator[Any]:
+        cursor, endless = Cursor(plan.epoch, plan.start), self._producer.is_persistent
         if self._batches_at != cursor or (cursor.position == 0 and not endless):
-            requests = _requests(self._plans, cursor, endless=endless)
+            requests = _requests(cursor, length=self.num_samples, sharding=self.sharding, endless=endless)
             self._batches = self._delivery.batches(self._producer.batches(requests))
+        self._batches_at = None  # until the step is complete: if it is abandoned, its batches are made again
         return self._batches
 
-    def _plans(self, cursor: Cursor) -> Iterator[StepPlan]:
-        return plan_epoch(cursor, length=self.num_samples, sharding=self.sharding)
+    def _move_past(self, plan: StepPlan) -> None:
+        self._cursor = self._batches_at = plan.next_cursor
 
 
-def _requests(
-    plans_from: Callable[[Cursor], Iterator[StepPlan]], cursor: Cursor, *, endless: bool
-) -> Iterator[BatchRequest]:
+def _requests(cursor: Cursor, *, length: int, sharding: Sharding, endless: bool) -> Iterator[BatchRequest]:
     """This rank's batches from a cursor on. `endless`: into the next epochs too, so that persistent workers have the
     first batches of an epoch ready when it begins."""
     has_any = True
     while has_any:
         # A rank may have no shard of a whole epoch, and then has none of any: there is nothing to request.
         has_any = endless and cursor.position > 0
-        for plan in plans_from(cursor):
+        for plan in plan_epoch(cursor, length=length, sharding=sharding):
             for span in plan.spans:
                 has_any = endless
                 yield BatchRequest(plan.epoch, span.low, span.high, shuffled=True)
             cursor = plan.next_cursor
-
-
-AnyLoader = Loader | StreamLoader
-
-
-def make_loader(dataset: Any, **settings: Any) -> AnyLoader:
-    """This rank's training batches, however the dataset is read."""
-    return (StreamLoader if is_stream(dataset) else Loader)(dataset, **settings)

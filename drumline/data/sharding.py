@@ -175,18 +175,6 @@ def micro_batches_per_epoch(*, length: int, sharding: Sharding) -> int:
     return full_steps * per_step + last
 
 
-def evaluation_batches(
-    *, length: int, batch_size: int, rank: int, world_size: int
-) -> list[tuple[int, tuple[int, int]]]:
-    """This rank's batches as (number, [low, high)), round-robin: what is in a batch does not depend on the world
-    size. Together the ranks have every sample once; a rank may have none."""
-    count = -(-length // batch_size)
-    return [
-        (number, (number * batch_size, min((number + 1) * batch_size, length)))
-        for number in range(rank, count, world_size)
-    ]
-
-
 def _spans(start: int, stop: int, shard: int, low: int, high: int, sharding: Sharding) -> Iterator[Span]:
     """The micro-batches of the shard [low, high) of the global batch [start, stop)."""
     size, smallest = high - low, sharding.min_shard_size

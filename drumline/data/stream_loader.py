@@ -15,19 +15,18 @@ import torch
 
 from drumline.data.dataset import check_stream, is_resumable
 from drumline.data.delivery import Delivery, clone
-from drumline.data.sharding import Cursor, Sharding, check_sharding
-from drumline.data.steps import MicroBatch, Step, StepLoader, incomplete_step
+from drumline.data.loader import Loader, StepLoader
+from drumline.data.sharding import Cursor, Sharding, StepPlan
 from drumline.data.stream_readers import (
     RankStreamReader,
     SharedStreamReader,
     StreamPosition,
     StreamStep,
     UnknownLengthError,
-    read_requests,
-    stream_producer,
+    read_stream,
 )
-from drumline.data.workers import LoadingOptions
-from drumline.errors import CheckpointError, DataError, UsageError
+from drumline.data.workers import BatchProducer, LoadingOptions
+from drumline.errors import CheckpointError, DataError, UsageError, log
 
 
 class StreamLoader(StepLoader):
@@ -40,49 +39,43 @@ class StreamLoader(StepLoader):
     def __init__(
         self, dataset: Any, *, sharding: Sharding, device: torch.device, seed: int, options: LoadingOptions
     ) -> None:
-        check_sharding(sharding)
+        super().__init__(sharding)
         check_stream(dataset)
         self.name = type(dataset).__name__
-        self._position = StreamPosition() if is_resumable(dataset) else None
-        if self._position is not None and sharding.shards is not None:
+        self.is_resumable = is_resumable(dataset)
+        """Whether the stream keeps its own position on each rank."""
+        if self.is_resumable and sharding.shards is not None:
             raise UsageError(
                 f"the stream {self.name} decides by rank what it yields, so its samples cannot be cut into shards that "
                 "are the same on any number of ranks",
                 next_step="train without --train.exact elastic, or give a map-style dataset or an iterable without "
                 "state_dict",
             )
-        self.sharding = sharding
-        # Where nothing is copied to the device, a batch that is kept must not be changed by a loss that works in place.
-        self._delivery = Delivery(device, clone if device.type == "cpu" else lambda batch: batch)
-        self._cursor = Cursor()
-        reader = SharedStreamReader if self._position is None else RankStreamReader
-        self._producer = stream_producer(
+        if options.workers > 1 and sharding.rank == 0:
+            log.warning(
+                f"a stream is read by 1 worker, not {options.workers}: several would split it among them, and the "
+                "order of its samples would depend on their number"
+            )
+        reader = RankStreamReader if self.is_resumable else SharedStreamReader
+        self._producer = BatchProducer(
             reader(dataset, sharding=sharding, seed=seed, collate=options.collate),
             # The worker stays from epoch to epoch in any case: the stream does not end there.
-            replace(options, persistent_workers=True),
+            replace(options, workers=min(options.workers, 1), persistent_workers=True),
             device,
-            warns=sharding.rank == 0,
         )
+        # Where nothing is copied to the device, a batch that is kept must not be changed by a loss that works in place.
+        self._delivery = Delivery(device, clone if device.type == "cpu" else lambda batch: batch)
+        self._position = StreamPosition()  # of a resumable stream
         self._answers: Iterator[Any] = iter(())
         self._answers_at: Cursor | None = None  # the step that the next of these answers belongs to
         self._current: StreamStep | None = None  # read, and kept until all of it is taken
         self._steps_of_epochs = 0  # of those that this loader has read to their end
 
-    @property
-    def is_resumable(self) -> bool:
-        """Whether the stream keeps its own position on each rank."""
-        return self._position is not None
-
-    @property
-    def cursor(self) -> Cursor:
-        """Where the next global batch starts. Moving it means reading all that comes before."""
-        return self._cursor
-
-    @cursor.setter
-    def cursor(self, cursor: Cursor) -> None:
+    def _set_cursor(self, cursor: Cursor) -> None:
+        """Moving the cursor means reading all that comes before."""
         if cursor == self._cursor:
             return
-        if self._position is not None:
+        if self.is_resumable:
             raise CheckpointError(
                 f"the checkpoint is at sample {cursor.position}, but holds no state of the stream {self.name}",
                 next_step="resume with the dataset that the run began with, or start a new run",
@@ -101,13 +94,13 @@ class StreamLoader(StepLoader):
 
     def state_dict(self) -> dict[str, Any] | None:
         """This rank's position in a resumable stream, after the last whole step; None: the cursor is all."""
-        if self._position is None:
+        if not self.is_resumable:
             return None
         return {"world_size": self.sharding.world_size, "rank": self.sharding.rank, **self._position._asdict()}
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Move to where `state_dict` was taken, on the same rank of as many."""
-        if self._position is None or state is None:
+        if not self.is_resumable or state is None:
             return
         position = dict(state)
         saved, now = position.pop("world_size"), self.sharding.world_size
@@ -128,16 +121,6 @@ class StreamLoader(StepLoader):
 
     def __len__(self) -> int:
         raise UnknownLengthError(self.name)
-
-    def steps(self) -> Iterator[Step]:
-        epoch = self._cursor.epoch
-        while self._cursor.epoch == epoch:
-            asked = time.perf_counter()
-            read = self._read()
-            self.waited_s += time.perf_counter() - asked
-            yield Step(read.plan, self._micro_batches(read))
-            if self._cursor != read.plan.next_cursor:
-                raise incomplete_step()
 
     def preview(self, most: int | None = None) -> Any:
         """The next micro-batch, without taking it; all of it, since it is made already. None: this rank has none."""
@@ -162,31 +145,27 @@ class StreamLoader(StepLoader):
         if self._current is not None:
             return self._current
         if self._answers_at != self._cursor:
-            start = self._cursor if self._position is None else self._position
-            self._answers = self._producer.batches(read_requests(start))
+            self._answers = read_stream(self._producer, self._position if self.is_resumable else self._cursor)
         self._answers_at = None  # until there is an answer: after an error the stream is opened anew
-        answer = next(self._answers)
-        if isinstance(answer, DataError):
-            raise answer
-        read: StreamStep = answer
+        read: StreamStep = next(self._answers)
         self._current, self._answers_at = read, read.plan.next_cursor
         return read
 
-    def _micro_batches(self, read: StreamStep) -> Iterator[MicroBatch]:
-        spans = read.plan.spans
-        # Only those of this step: what is not read yet is not made ahead.
-        batches = self._delivery.batches(iter(read.batches))
-        for number, (span, data) in enumerate(zip(spans, batches, strict=True), 1):
-            is_last = number == len(spans)
-            if is_last:
-                # Moved before the batch is handed out: a checkpoint after the optimizer step holds the right position.
-                self._move_past(read)
-            yield MicroBatch(data, span.size, is_last, span.shard, span.ends_shard)
-        if not spans:  # a rank may have none of a short batch's shards
-            self._move_past(read)
+    def _next_plan(self) -> StepPlan:
+        asked = time.perf_counter()
+        plan = self._read().plan
+        self.waited_s += time.perf_counter() - asked
+        return plan
 
-    def _move_past(self, read: StreamStep) -> None:
-        if read.plan.next_cursor.position == 0:
+    def _batches_of(self, plan: StepPlan) -> Iterator[Any]:
+        # Only those of this step: what is not read yet is not made ahead.
+        return self._delivery.batches(iter(self._read().batches))
+
+    def _move_past(self, plan: StepPlan) -> None:
+        if plan.next_cursor.position == 0:
             self._steps_of_epochs = self.steps_done + 1
-        self._cursor, self._current = read.plan.next_cursor, None
-        self._position = read.state
+        self._position = self._read().state
+        self._cursor, self._current = plan.next_cursor, None
+
+
+AnyLoader = Loader | StreamLoader

@@ -13,30 +13,22 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from itertools import chain, count, islice, repeat
 from typing import Any, NamedTuple
 
-import torch
 from torch.utils.data import Dataset, default_collate
 
 from drumline.data.dataset import content_hash, restored_generators, seed_generators
 from drumline.data.draws import hash_integers
 from drumline.data.sharding import Cursor, Sharding, StepPlan, own_shards, plan_step
-from drumline.data.workers import BatchProducer, LoadingOptions
-from drumline.errors import DataError, UsageError, log
+from drumline.data.workers import BatchProducer
+from drumline.errors import DataError, UsageError
 
-END = object()
-"""What `StreamPass.take` gives after the last sample."""
+_END = object()
 _BEGINNING = -1  # the position whose seed `iter` itself is called with
 # These set the seeds of streams apart from all others that are made of (seed, ...).
 _SHARED_SEEDS = 0xDEA1
 _RANK_SEEDS = 0x0A17
-
-
-class ReadRequest(NamedTuple):
-    """A request to a reader for its next answer, from `start` on if that is given."""
-
-    start: Any = None
 
 
 class StreamStep(NamedTuple):
@@ -45,10 +37,10 @@ class StreamStep(NamedTuple):
     plan: StepPlan
     batches: list[Any]
     """One for each span of the plan."""
+    digest: str
+    """A hash of the first sample, in the first answer after a start; else empty."""
     state: Any = None
     """The `StreamPosition` after this step, of a stream that keeps its own position."""
-    digest: str = ""
-    """Of the first sample; only in the first answer after a start."""
 
 
 class StreamPosition(NamedTuple):
@@ -73,34 +65,9 @@ class UnknownLengthError(UsageError, TypeError):
         )
 
 
-class StreamPass:
-    """One pass over a stream. The global generators are seeded for each sample; the caller restores them."""
-
-    def __init__(self, dataset: Any, *, seeds: tuple[int, ...], position: int = 0) -> None:
-        self.position = position
-        """Of the next sample."""
-        self._name = type(dataset).__name__
-        self._seeds = seeds
-        seed_generators(hash_integers(*seeds, _BEGINNING))
-        self._samples = iter(dataset)
-
-    def take(self) -> Any:
-        """The next sample, or `END`."""
-        seed_generators(hash_integers(*self._seeds, self.position))
-        try:
-            sample = next(self._samples)
-        except StopIteration:
-            self._samples = iter(())  # some iterators would start over
-            return END
-        except Exception as error:
-            error.add_note(f"while reading sample {self.position} of {self._name}")
-            raise
-        self.position += 1
-        return sample
-
-
 class StreamReader(Dataset[Any]):
-    """Answers with this rank's part of each step, or with a DataError, which the training process raises."""
+    """`reader[start]` opens the stream there. It is the first answer, and each `reader[None]` the next one: this rank's
+    part of a step, or a DataError, which `read_stream` raises in the training process."""
 
     def __init__(
         self, dataset: Any, *, sharding: Sharding, seed: int, collate: Callable[[list[Any]], Any] | None = None
@@ -110,22 +77,40 @@ class StreamReader(Dataset[Any]):
         self._sharding = sharding
         self._seed = seed
         self._collate = collate or default_collate
-        self._pass: StreamPass
+        self._answers: Iterator[Any] = iter(())
 
-    def __getitem__(self, request: ReadRequest) -> StreamStep | DataError:
+    def __getitem__(self, start: Any) -> Any:
         try:
             with restored_generators():
-                if request.start is not None:
-                    self._open(request.start)
-                return self._read(with_digest=request.start is not None)
+                if start is not None:
+                    self._answers = self._answers_from(start)
+                return next(self._answers)
         except DataError as error:
             return error
 
     @abstractmethod
-    def _open(self, start: Any) -> None: ...
+    def _answers_from(self, start: Any) -> Iterator[Any]:
+        """Answers without end."""
 
-    @abstractmethod
-    def _read(self, *, with_digest: bool) -> StreamStep: ...
+    def _samples(self, *seeds: int, position: int = 0) -> Iterator[Any]:
+        """One pass over the stream, which begins at a position. The global generators are seeded for each sample."""
+        seed_generators(hash_integers(*seeds, _BEGINNING))
+        samples = iter(self._dataset)
+        for number in count(position):
+            seed_generators(hash_integers(*seeds, number))
+            try:
+                sample = next(samples)
+            except StopIteration:
+                return
+            except Exception as error:
+                error.add_note(f"while reading sample {number} of {self._name}")
+                raise
+            yield sample
+
+    def _set_epoch(self, epoch: int) -> None:
+        """Call the dataset's own `set_epoch`, if it has one."""
+        if callable(own := getattr(self._dataset, "set_epoch", None)):
+            own(epoch)
 
 
 class SharedStreamReader(StreamReader):
@@ -133,55 +118,48 @@ class SharedStreamReader(StreamReader):
     before the end of the batch is known. Only the first few samples of a batch are kept on every rank: a batch that
     ends with them is cut into fewer shards."""
 
-    def __init__(self, dataset: Any, *, sharding: Sharding, **settings: Any) -> None:
-        super().__init__(dataset, sharding=sharding, **settings)
-        self._own = own_shards(sharding.batch_size, sharding)
+    def _answers_from(self, start: Cursor) -> Iterator[StreamStep]:
+        sharding, smallest = self._sharding, self._sharding.min_shard_size
+        own = own_shards(sharding.batch_size, sharding)
         # One sample more, and the batch has enough for all its shards. Placeholders are made of the first samples.
-        smallest = sharding.min_shard_size
-        self._num_kept_by_all = max(smallest, sharding.num_shards * smallest - 1)
-        self._epoch = 0
-        self._ahead: Any = END  # read, and not yet assigned: END after the last step of an epoch
+        num_kept_by_all = max(smallest, sharding.num_shards * smallest - 1)
+        for epoch in count(start.epoch):
+            position = start.position if epoch == start.epoch else 0
+            samples = self._samples_from(Cursor(epoch, position))
+            ahead = next(samples, _END)  # read, and not yet assigned
+            while ahead is not _END:
+                kept: dict[int, Any] = {}
+                size = 0
+                while size < sharding.batch_size and ahead is not _END:
+                    if size < num_kept_by_all or size % sharding.num_shards in own:
+                        kept[size] = ahead
+                    ahead = next(samples, _END)
+                    size += 1
+                length = position + size + (ahead is not _END)  # of the epoch, as far as it is known
+                plan = plan_step(Cursor(epoch, position), length=length, sharding=sharding)
+                batches = [self._collate([kept[number] for number in numbers]) for numbers in _round_robin(plan)]
+                is_first = Cursor(epoch, position) == start
+                yield StreamStep(plan, batches, content_hash(kept[0]).hex() if is_first else "")
+                position = plan.stop
 
-    def _begin(self, epoch: int) -> None:
-        self._epoch = epoch
-        set_epoch(self._dataset, epoch)
-        self._pass = StreamPass(self._dataset, seeds=(self._seed, _SHARED_SEEDS, epoch))
-        self._ahead = self._pass.take()
-        if self._ahead is END:
+    def _samples_from(self, cursor: Cursor) -> Iterator[Any]:
+        """The samples of an epoch from a position on; at least one, or an error."""
+        self._set_epoch(cursor.epoch)
+        number = 0
+        for number, sample in enumerate(self._samples(self._seed, _SHARED_SEEDS, cursor.epoch), 1):
+            if number > cursor.position:
+                yield sample
+        if number == 0:
             raise DataError(
-                f"the stream {self._name} is empty in epoch {epoch}",
+                f"the stream {self._name} is empty in epoch {cursor.epoch}",
                 next_step="check the path it reads, and that its __iter__ starts from the beginning each time",
             )
-
-    def _open(self, start: Cursor) -> None:
-        self._begin(start.epoch)
-        for position in range(start.position):
-            self._next()
-            if self._ahead is END:
-                raise DataError(
-                    f"the checkpoint is at sample {start.position} of epoch {start.epoch}, "
-                    f"but the stream {self._name} ended after {position + 1} samples",
-                    next_step="resume with the dataset that the run began with, or start a new run",
-                )
-
-    def _next(self) -> Any:
-        sample, self._ahead = self._ahead, self._pass.take()
-        return sample
-
-    def _read(self, *, with_digest: bool) -> StreamStep:
-        if self._ahead is END:
-            self._begin(self._epoch + 1)
-        start, size = self._pass.position - 1, 0
-        kept: dict[int, Any] = {}
-        while size < self._sharding.batch_size and self._ahead is not END:
-            sample = self._next()
-            if size < self._num_kept_by_all or size % self._sharding.num_shards in self._own:
-                kept[size] = sample
-            size += 1
-        length = start + size + (self._ahead is not END)  # of the epoch, as far as it is known
-        plan = plan_step(Cursor(self._epoch, start), length=length, sharding=self._sharding)
-        batches = [self._collate([kept[number] for number in numbers]) for numbers in _round_robin(plan)]
-        return StreamStep(plan, batches, digest=content_hash(kept[0]).hex() if with_digest else "")
+        if number <= cursor.position:
+            raise DataError(
+                f"the checkpoint is at sample {cursor.position} of epoch {cursor.epoch}, "
+                f"but the stream {self._name} ended after {number} samples",
+                next_step="resume with the dataset that the run began with, or start a new run",
+            )
 
 
 def _round_robin(plan: StepPlan) -> Iterator[range]:
@@ -205,72 +183,49 @@ class RankStreamReader(StreamReader):
         super().__init__(dataset, **settings)
         self._beginning = self._state()
         self._was_opened = False
-        self._position = self._round = 0
 
-    def _open(self, start: StreamPosition) -> None:
-        self._position = start.position
-        set_epoch(self._dataset, start.round)
+    def _answers_from(self, start: StreamPosition) -> Iterator[StreamStep]:
+        self._set_epoch(start.round)
         if start.position or self._was_opened:
             self._dataset.load_state_dict(copy.deepcopy(start.dataset if start.position else self._beginning))
         self._was_opened = True
-        self._begin(start.round, taken=start.taken)
+        samples, size = self._samples_of_rounds(start), self._sharding.batch_size
+        for position in count(start.position, size):
+            # Every step is full: for a plan the epoch has no end.
+            plan = plan_step(Cursor(0, position), length=position + size + 1, sharding=self._sharding)
+            taken = list(islice(samples, plan.local_size))
+            batches = []
+            for span in plan.spans:
+                first = span.low - plan.local_range[0] if span.counts else 0
+                part = taken[first : first + span.high - span.low]
+                batches.append(self._collate([sample for sample, _, _ in part]))
+            (sample, _, _), (_, round, number) = taken[0], taken[-1]
+            digest = content_hash(sample).hex() if position == start.position else ""
+            yield StreamStep(plan, batches, digest, StreamPosition(plan.stop, round, number, self._state()))
 
-    def _begin(self, round: int, *, taken: int = 0) -> None:
-        self._round = round
-        seeds = (self._seed, _RANK_SEEDS, self._sharding.rank, round)
-        self._pass = StreamPass(self._dataset, seeds=seeds, position=taken)
-
-    def _read(self, *, with_digest: bool) -> StreamStep:
-        start, size = self._position, self._sharding.batch_size
-        # Every step is full: for a plan the epoch has no end.
-        plan = plan_step(Cursor(0, start), length=start + size + 1, sharding=self._sharding)
-        samples = [self._next() for _ in range(plan.local_size)]
-        self._position = plan.stop
-        position = StreamPosition(plan.stop, self._round, self._pass.position, self._state())
-        low = plan.local_range[0]
-        batches = []
-        for span in plan.spans:
-            first = span.low - low if span.counts else 0
-            batches.append(self._collate(samples[first : first + span.high - span.low]))
-        digest = content_hash(samples[0]).hex() if with_digest else ""
-        return StreamStep(plan, batches, state=position, digest=digest)
-
-    def _next(self) -> Any:
-        while (sample := self._pass.take()) is END:
-            if self._pass.position == 0:
+    def _samples_of_rounds(self, start: StreamPosition) -> Iterator[tuple[Any, int, int]]:
+        """Samples without end, each with its round and how many of the round were taken with it."""
+        taken = start.taken
+        for round in count(start.round):
+            for sample in self._samples(self._seed, _RANK_SEEDS, self._sharding.rank, round, position=taken):
+                taken += 1
+                yield sample, round, taken
+            if taken == 0:
                 raise DataError(
-                    f"the stream {self._name} is empty in round {self._round} on rank {self._sharding.rank}",
+                    f"the stream {self._name} is empty in round {round} on rank {self._sharding.rank}",
                     next_step="check what it reads on this rank, and that its __iter__ starts anew after its end",
                 )
-            set_epoch(self._dataset, self._round + 1)
-            self._begin(self._round + 1)
-        return sample
+            taken = 0
+            self._set_epoch(round + 1)
 
     def _state(self) -> Any:
         # A copy: a dataset may return the very dict that it continues to change.
         return copy.deepcopy(self._dataset.state_dict())
 
 
-def set_epoch(dataset: Any, epoch: int) -> None:
-    """Call the dataset's own `set_epoch`, if it has one."""
-    if callable(own := getattr(dataset, "set_epoch", None)):
-        own(epoch)
-
-
-def read_requests(start: Any) -> Iterator[ReadRequest]:
-    """Requests without end: a reader continues into the next epoch by itself."""
-    yield ReadRequest(start)
-    while True:
-        yield ReadRequest()
-
-
-def stream_producer(
-    reader: Dataset[Any], options: LoadingOptions, device: torch.device, *, warns: bool
-) -> BatchProducer:
-    """A reader's answers, read ahead by one worker process if the options ask for any."""
-    if options.workers > 1 and warns:
-        log.warning(
-            f"a stream is read by 1 worker, not {options.workers}: several would split it among them, and the order of "
-            "its samples would depend on their number"
-        )
-    return BatchProducer(reader, replace(options, workers=min(options.workers, 1)), device)
+def read_stream(producer: BatchProducer, start: Any) -> Iterator[Any]:
+    """The answers of the producer's reader from `start` on, without end: it continues into the next epoch by itself."""
+    for answer in producer.batches(chain([start], repeat(None))):
+        if isinstance(answer, DataError):
+            raise answer
+        yield answer

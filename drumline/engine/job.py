@@ -22,9 +22,8 @@ from torch.optim import Optimizer
 from drumline.config.schema import Config, TrainConfig
 from drumline.data.dataset import fingerprint
 from drumline.data.evaluation_loader import EvaluationLoader
-from drumline.data.loader import AnyLoader
 from drumline.data.sharding import Cursor
-from drumline.data.stream_loader import StreamLoader
+from drumline.data.stream_loader import AnyLoader, StreamLoader
 from drumline.distributed.collectives import check_same, gather_json
 from drumline.distributed.determinism import machine_facts
 from drumline.distributed.wrap import LiveBuffers, gains_from_channels_last, has_batchnorm, unwrap_model

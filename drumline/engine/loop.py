@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from drumline.data.steps import Step
+from drumline.data.loader import Step
 from drumline.distributed.group import collective_counter
 from drumline.engine import hooks
 from drumline.engine.non_finite import NonFinite

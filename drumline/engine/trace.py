@@ -26,8 +26,8 @@ from torch import Tensor
 
 from drumline.checkpoint.state import capture
 from drumline.data.draws import permute
+from drumline.data.loader import MicroBatch, Step
 from drumline.data.sharding import Span
-from drumline.data.steps import MicroBatch, Step
 from drumline.engine.run_context import RunContext
 from drumline.engine.steps.eager import AnyStep
 from drumline.errors import TrainingError

@@ -153,7 +153,7 @@ def _mark_nothing(following: int) -> None:
 
 
 class LoopHeartbeats:
-    """The `LoaderObserver` (data/steps.py) that makes the heartbeats of a user's own loop."""
+    """The `LoaderObserver` (data/loader.py) that makes the heartbeats of a user's own loop."""
 
     def __init__(self, heartbeat: HeartbeatWriter, phase: Phase, num_collectives: Callable[[], int]) -> None:
         """`phase`: what the batches are for."""

@@ -123,9 +123,7 @@ def test_evaluation_batches_have_the_bits_of_the_cpu() -> None:
     both = [
         IndexedEvaluationLoader(
             digits(split="eval", augment=False),
-            batch_size=50,
-            rank=0,
-            world_size=1,
+            sharding=Sharding(batch_size=50, rank=0, world_size=1),
             device=device,
             options=LoadingOptions(),
         )

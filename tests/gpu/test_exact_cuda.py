@@ -20,7 +20,7 @@ from drumline.config.schema import (
     OptimConfig,
     TrainConfig,
 )
-from drumline.data.steps import Step
+from drumline.data.loader import Step
 from drumline.engine.job import Progress, build_job
 from drumline.engine.loop import Loop
 from drumline.engine.run_context import RunRequest

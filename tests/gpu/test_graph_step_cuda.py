@@ -26,8 +26,8 @@ from drumline.config.schema import (
     OptimConfig,
     TrainConfig,
 )
+from drumline.data.loader import MicroBatch, Step
 from drumline.data.sharding import Cursor, Sharding, plan_step
-from drumline.data.steps import MicroBatch, Step
 from drumline.engine.job import Progress, build_job, make_manager
 from drumline.engine.optimizer import set_rate
 from drumline.engine.run_context import RunRequest

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from drumline.config.schema import Config
-from drumline.data.steps import Step
+from drumline.data.loader import Step
 from drumline.distributed.collectives import all_sum
 from drumline.engine.job import Job
 from drumline.engine.steps.eager import AnyStep, LossFunction, LossParts, TrainStep, loss_function

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
-from drumline.data.steps import MicroBatch, Step
+from drumline.data.loader import MicroBatch, Step
 
 CAPTURING = ("graph", "compiled_graph", "auto")
 """The values of `train.step` that capture a graph, or may do so."""

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from drumline.data.steps import MicroBatch, Step
+from drumline.data.loader import MicroBatch, Step
 from drumline.distributed.wrap import LiveBuffers, unwrap_model
 from drumline.engine.job import Job
 from drumline.errors import TrainingError, UsageError

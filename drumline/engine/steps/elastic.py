@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from drumline.data.loader import MicroBatch, Step
 from drumline.data.sharding import StepPlan, shards_of_rank
-from drumline.data.steps import MicroBatch, Step
 from drumline.distributed.collectives import broadcast_json
 from drumline.distributed.determinism import seed_shard
 from drumline.distributed.shard_sum import ShardSum

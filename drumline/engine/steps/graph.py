@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from drumline.data.steps import MicroBatch, Step
+from drumline.data.loader import MicroBatch, Step
 from drumline.engine.job import Job
 from drumline.engine.steps.capture_checks import find_hook, find_uncopyable, observed, user_line
 from drumline.engine.steps.cuda_graph import CapturedStep, Shape, end_failed_capture, undo_partial_step

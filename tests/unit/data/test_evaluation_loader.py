@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from drumline.data.draws import Draws
 from drumline.data.evaluation_loader import IndexedEvaluationLoader
+from drumline.data.sharding import Sharding
 from drumline.data.workers import LoadingOptions
 from drumline.errors import DataError, UsageError
 
@@ -47,13 +48,9 @@ class Noisy:
 def make(
     dataset: Any, *, batch_size: int = 4, rank: int = 0, world_size: int = 1, workers: int = 0
 ) -> IndexedEvaluationLoader:
+    sharding = Sharding(batch_size=batch_size, rank=rank, world_size=world_size)
     return IndexedEvaluationLoader(
-        dataset,
-        batch_size=batch_size,
-        rank=rank,
-        world_size=world_size,
-        device=torch.device("cpu"),
-        options=LoadingOptions(workers=workers),
+        dataset, sharding=sharding, device=torch.device("cpu"), options=LoadingOptions(workers=workers)
     )
 
 

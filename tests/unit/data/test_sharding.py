@@ -5,15 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drumline.data.sharding import (
-    Cursor,
-    Sharding,
-    StepPlan,
-    evaluation_batches,
-    micro_batches_per_epoch,
-    plan_epoch,
-    plan_step,
-)
+from drumline.data.sharding import Cursor, Sharding, StepPlan, micro_batches_per_epoch, plan_epoch, plan_step
 
 LENGTHS = st.integers(0, 200)
 SIZES = st.integers(1, 40)
@@ -113,20 +105,6 @@ def test_a_resume_from_any_cursor_on_any_world_continues_the_same_sequence(
     sharding = Sharding(rank=0, batch_size=batch_size, world_size=world_size, accumulate=accumulate)
     rest = plan_epoch(cursor, length=length, sharding=sharding)
     assert [(plan.start, plan.stop) for plan in rest] == [(plan.start, plan.stop) for plan in whole[done:]]
-
-
-@given(LENGTHS, SIZES, WORLDS)
-def test_evaluation_sees_every_sample_exactly_once_in_the_same_batches(
-    length: int, batch_size: int, world_size: int
-) -> None:
-    data = {"length": length, "batch_size": batch_size}
-    alone = dict(evaluation_batches(**data, rank=0, world_size=1))
-    shared = [evaluation_batches(**data, rank=rank, world_size=world_size) for rank in range(world_size)]
-    dealt = [batch for batches in shared for batch in batches]
-    assert len(dealt) == len(alone)
-    assert dict(dealt) == alone
-    assert all(batches == sorted(batches) for batches in shared)
-    assert [position for low, high in alone.values() for position in range(low, high)] == list(range(length))
 
 
 def test_a_step_in_the_middle() -> None:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drumline.data.evaluation_loader import StreamEvaluationLoader, make_evaluation_loader
+from drumline.data.sharding import Sharding
 from drumline.data.workers import LoadingOptions
 from drumline.errors import DataError, UsageError
 
@@ -35,13 +36,9 @@ class Noisy:
 def make(
     dataset: Any, *, batch_size: int = 4, rank: int = 0, world_size: int = 1, **more: Any
 ) -> StreamEvaluationLoader:
+    sharding = Sharding(batch_size=batch_size, rank=rank, world_size=world_size)
     loader = make_evaluation_loader(
-        dataset,
-        batch_size=batch_size,
-        rank=rank,
-        world_size=world_size,
-        device=torch.device("cpu"),
-        options=LoadingOptions(**more),
+        dataset, sharding=sharding, device=torch.device("cpu"), options=LoadingOptions(**more)
     )
     assert isinstance(loader, StreamEvaluationLoader)
     return loader

@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset
 
 from drumline.data.delivery import pin
-from drumline.data.loader import make_loader
 from drumline.data.sharding import Cursor, Sharding
 from drumline.data.stream_loader import StreamLoader
-from drumline.data.stream_readers import RankStreamReader, ReadRequest, SharedStreamReader, StreamPosition, StreamStep
+from drumline.data.stream_readers import RankStreamReader, SharedStreamReader, StreamPosition, StreamStep
 from drumline.data.workers import LoadingOptions
 from drumline.errors import CheckpointError, DataError, UsageError
 from drumline.manager import DDPManager
@@ -82,9 +81,7 @@ class Counting:
 def make(dataset: Any, *, batch_size: int = 6, rank: int = 0, world_size: int = 1, **more: Any) -> StreamLoader:
     cut = {name: more.pop(name) for name in ("accumulate", "micro_batch_size", "shards") if name in more}
     sharding = Sharding(batch_size=batch_size, rank=rank, world_size=world_size, **cut)
-    loader = make_loader(dataset, sharding=sharding, device=CPU, seed=4, options=LoadingOptions(**more))
-    assert isinstance(loader, StreamLoader)
-    return loader
+    return StreamLoader(dataset, sharding=sharding, device=CPU, seed=4, options=LoadingOptions(**more))
 
 
 def epochs(loader: StreamLoader, count: int) -> list[torch.Tensor]:
@@ -313,7 +310,7 @@ def test_an_answer_survives_pinning(monkeypatch: pytest.MonkeyPatch) -> None:
         (SharedStreamReader(Noisy(), sharding=sharding, seed=4), Cursor()),
         (RankStreamReader(Counting(), sharding=sharding, seed=4), StreamPosition()),
     ):
-        answer = reader[ReadRequest(opening)]
+        answer = reader[opening]
         assert isinstance(answer, StreamStep)
         pinned = pin(answer)
         assert (type(pinned), pinned.plan) == (StreamStep, answer.plan)

@@ -7,8 +7,8 @@ import time
 import torch
 from torch import Tensor
 
+from drumline.data.loader import Step
 from drumline.data.sharding import Cursor, Sharding, plan_step
-from drumline.data.steps import Step
 from drumline.engine.steps.choice import TIMED_STEPS, WARM_UP_STEPS, AutoStep
 
 PLAN = plan_step(Cursor(), length=64, sharding=Sharding(batch_size=8, rank=0, world_size=1))
