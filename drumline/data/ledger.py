@@ -34,16 +34,13 @@ class Ledger:
     """What this rank's steps have covered since the last `take`."""
 
     __slots__ = ("_count", "_entries", "_epoch", "_first", "_high", "_low", "_stop", "_stride")
-    _low: int
-    _high: int
-    _stop: int
-    _count: int
-    _epoch: int
-    _stride: int
 
     def __init__(self) -> None:
         self._entries: list[LedgerEntry] = []
-        self._reset()
+        self._first = (0, 0)
+        self._epoch = self._stride = self._count = 0
+        # What the next step of the current entry would cover; no step covers this.
+        self._low = self._high = self._stop = -1
 
     def add(self, plan: StepPlan) -> None:
         """Record a step. It is on the path of every step: mostly it only counts one up."""
@@ -64,18 +61,14 @@ class Ledger:
     def take(self) -> list[LedgerEntry]:
         """The entries since the last call; the ledger is then empty."""
         self._end_entry()
+        self._stop = -1  # no step continues that entry
         entries, self._entries = self._entries, []
-        self._reset()
         return entries
 
     def _end_entry(self) -> None:
         if self._count:
             self._entries.append(LedgerEntry(self._epoch, *self._first, self._stride, self._count))
-
-    def _reset(self) -> None:
-        self._epoch = self._stride = self._count = 0
-        self._first = (0, 0)
-        self._low = self._high = self._stop = -1  # what the entry's next step would cover; no step covers this
+            self._count = 0
 
 
 def num_steps(entries: Iterable[LedgerEntry]) -> int:
@@ -92,15 +85,14 @@ def from_json(value: Any) -> list[LedgerEntry]:
     """The entries in a JSON value; a ValueError explains what no ledger has written."""
     if not isinstance(value, list):
         raise ValueError("it is not a list of entries")
-    return [_entry(numbers) for numbers in value]
-
-
-def _entry(numbers: Any) -> LedgerEntry:
-    if not isinstance(numbers, Sequence) or len(numbers) != 5:
-        raise ValueError(f"{numbers!r} is not a ledger entry")
-    if not all(type(number) is int for number in numbers):
-        raise ValueError(f"{numbers!r} holds more than whole numbers")
-    entry = LedgerEntry(*numbers)
-    if not 0 <= entry.low <= entry.high or min(entry.epoch, entry.stride - 1, entry.steps - 1) < 0:
-        raise ValueError(f"{numbers!r} is out of range for a ledger entry")
-    return entry
+    entries = []
+    for numbers in value:
+        if not isinstance(numbers, Sequence) or len(numbers) != 5:
+            raise ValueError(f"{numbers!r} is not a ledger entry")
+        if not all(type(number) is int for number in numbers):
+            raise ValueError(f"{numbers!r} holds more than whole numbers")
+        entry = LedgerEntry(*numbers)
+        if not 0 <= entry.low <= entry.high or min(entry.epoch, entry.stride - 1, entry.steps - 1) < 0:
+            raise ValueError(f"{numbers!r} is out of range for a ledger entry")
+        entries.append(entry)
+    return entries

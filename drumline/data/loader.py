@@ -15,15 +15,7 @@ import torch
 
 from drumline.data.dataset import BatchRequest
 from drumline.data.delivery import Delivery
-from drumline.data.sharding import (
-    Cursor,
-    Sharding,
-    StepPlan,
-    check_sharding,
-    micro_batches_per_epoch,
-    plan_epoch,
-    plan_step,
-)
+from drumline.data.sharding import Cursor, Sharding, StepPlan, plan_epoch, plan_step
 from drumline.data.workers import BatchProducer, LoadingOptions, batch_maker_for
 from drumline.errors import DataError, UsageError
 
@@ -91,7 +83,7 @@ class StepLoader(ABC):
     """Notified while a user's loop iterates; the engine, which uses `steps`, reports for itself."""
 
     def __init__(self, sharding: Sharding) -> None:
-        check_sharding(sharding)
+        sharding.check()
         self.sharding = sharding
         self._cursor = Cursor()
 
@@ -208,7 +200,9 @@ class Loader(StepLoader):
     def __len__(self) -> int:
         """Micro-batches in one whole epoch; the same on every rank."""
         self._refuse_shards()
-        return micro_batches_per_epoch(length=self.num_samples, sharding=self.sharding)
+        full_steps, rest = divmod(self.num_samples, self.sharding.batch_size)
+        count = full_steps * len(self._plan(Cursor()).spans)
+        return count + (len(self._plan(Cursor(0, self.num_samples - rest)).spans) if rest else 0)
 
     def preview(self, most: int | None = None) -> Any:
         """The next micro-batch, without taking it; of its samples `most`, if given. None: this rank has none of a

@@ -43,7 +43,7 @@ class Sharding:
 
     @property
     def min_shard_size(self) -> int:
-        """Of a short last batch. BatchNorm has no statistics of a single sample, and some of its layers refuse it, so
+        """In a short last batch. BatchNorm has no statistics of a single sample, and some of its layers refuse it, so
         shards of one sample are made only where all are that small."""
         return min(2, max(1, self.batch_size // (self.num_shards * self.accumulate)))
 
@@ -57,6 +57,31 @@ class Sharding:
             return -(-size // self.micro_batch_size)
         return _parts_used(size, parts=self.accumulate, smallest=self.min_shard_size)
 
+    def own_shards(self, size: int) -> range:
+        """The shards of a batch of this size that this rank computes."""
+        if self.shards is None:
+            return range(self.rank, self.rank + 1)
+        return shards_of_rank(self.rank, num_shards=self.shards_used(size), world_size=self.world_size)
+
+    def check(self) -> None:
+        """Refuse a batch that cannot be cut up as it should."""
+        size, world_size, shards = self.batch_size, self.world_size, self.shards
+        if size < self.num_shards:
+            what = f"split over {world_size} ranks" if shards is None else f"cut into {shards} shards"
+            fewer = "start fewer ranks" if shards is None else "choose fewer shards"
+            raise UsageError(
+                f"a global batch of {size} cannot be {what}: each needs a sample",
+                next_step=f"set the batch size to {self.num_shards} or more, or {fewer}",
+            )
+        if shards is not None and shards < world_size:
+            raise UsageError(
+                f"{shards} shards are too few for {world_size} ranks: some ranks would have no samples",
+                next_step=f"start at most {shards} ranks, or begin a new run with --train.shards {world_size}",
+            )
+        for name, value in (("accumulate", self.accumulate), ("micro_batch_size", self.micro_batch_size)):
+            if value is not None and value < 1:
+                raise UsageError(f"{name} cannot be {value}", next_step=f"set {name} to 1 or more")
+
 
 class Span(NamedTuple):
     """The positions [low, high) of the epoch's order that make one micro-batch."""
@@ -64,7 +89,7 @@ class Span(NamedTuple):
     low: int
     high: int
     shard: int
-    """Of the global batch."""
+    """Which shard of the global batch it belongs to."""
     ends_shard: bool
     """Whether it is the shard's last micro-batch."""
     counts: bool = True
@@ -108,26 +133,6 @@ class StepPlan:
         return bool(self.spans) and self.spans[0].shard != self.spans[-1].shard
 
 
-def check_sharding(sharding: Sharding) -> None:
-    """Refuse a batch that cannot be cut up as it should."""
-    size, world_size, shards = sharding.batch_size, sharding.world_size, sharding.shards
-    if size < sharding.num_shards:
-        what = f"split over {world_size} ranks" if shards is None else f"cut into {shards} shards"
-        fewer = "start fewer ranks" if shards is None else "choose fewer shards"
-        raise UsageError(
-            f"a global batch of {size} cannot be {what}: each needs a sample",
-            next_step=f"set the batch size to {sharding.num_shards} or more, or {fewer}",
-        )
-    if shards is not None and shards < world_size:
-        raise UsageError(
-            f"{shards} shards are too few for {world_size} ranks: some ranks would have no samples",
-            next_step=f"start at most {shards} ranks, or begin a new run with --train.shards {world_size}",
-        )
-    for name, value in (("accumulate", sharding.accumulate), ("micro_batch_size", sharding.micro_batch_size)):
-        if value is not None and value < 1:
-            raise UsageError(f"{name} cannot be {value}", next_step=f"set {name} to 1 or more")
-
-
 # Called twice in every step: where its batches are made, which may be far ahead, and where they are used.
 @lru_cache(maxsize=256)
 def plan_step(cursor: Cursor, *, length: int, sharding: Sharding) -> StepPlan:
@@ -135,7 +140,7 @@ def plan_step(cursor: Cursor, *, length: int, sharding: Sharding) -> StepPlan:
     start = cursor.position
     stop = min(start + sharding.batch_size, length)
     count = sharding.shards_used(stop - start)
-    own = [(shard, *_balanced(start, stop, part=shard, parts=count)) for shard in own_shards(stop - start, sharding)]
+    own = [(shard, *_balanced(start, stop, part=shard, parts=count)) for shard in sharding.own_shards(stop - start)]
     return StepPlan(
         epoch=cursor.epoch,
         start=start,
@@ -156,23 +161,9 @@ def plan_epoch(cursor: Cursor, *, length: int, sharding: Sharding) -> Iterator[S
         cursor = plan.next_cursor
 
 
-def own_shards(size: int, sharding: Sharding) -> range:
-    """The shards of a batch of this size that this rank computes."""
-    if sharding.shards is None:
-        return range(sharding.rank, sharding.rank + 1)
-    return shards_of_rank(sharding.rank, num_shards=sharding.shards_used(size), world_size=sharding.world_size)
-
-
 def shards_of_rank(rank: int, *, num_shards: int, world_size: int) -> range:
     """The shards that a rank computes, of a fixed number that have samples."""
     return range(*_balanced(0, num_shards, part=rank, parts=min(world_size, num_shards)))
-
-
-def micro_batches_per_epoch(*, length: int, sharding: Sharding) -> int:
-    """How many micro-batches a whole epoch has; the same number on every rank (with one shard per rank)."""
-    full_steps, rest = divmod(length, sharding.batch_size)
-    per_step, last = (_common_count(size, sharding) if size else 0 for size in (sharding.batch_size, rest))
-    return full_steps * per_step + last
 
 
 def _spans(start: int, stop: int, shard: int, low: int, high: int, sharding: Sharding) -> Iterator[Span]:
@@ -180,8 +171,8 @@ def _spans(start: int, stop: int, shard: int, low: int, high: int, sharding: Sha
     size, smallest = high - low, sharding.min_shard_size
     # With one shard per rank: what the rank with the most samples needs. The others do the same number of forward
     # passes, because some of these hold collectives (SyncBatchNorm, or a user's loop without no_sync).
-    fixed = sharding.shards is not None
-    count = sharding.micro_batches(size) if fixed else _common_count(stop - start, sharding)
+    largest = size if sharding.shards is not None else -(-(stop - start) // sharding.shards_used(stop - start))
+    count = sharding.micro_batches(largest)
     used = max(sharding.micro_batches(size), _parts_used(size, parts=count, smallest=smallest)) if size else 0
     for number in range(count):
         ends_shard = number == count - 1
@@ -189,11 +180,6 @@ def _spans(start: int, stop: int, shard: int, low: int, high: int, sharding: Sha
             yield Span(*_balanced(low, high, part=number, parts=used), shard, ends_shard)
         else:
             yield Span(start, min(start + smallest, stop), shard, ends_shard, counts=False)
-
-
-def _common_count(size: int, sharding: Sharding) -> int:
-    largest_shard = -(-size // sharding.shards_used(size))
-    return sharding.micro_batches(largest_shard)
 
 
 def _balanced(start: int, stop: int, *, part: int, parts: int) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from torch.utils.data import Dataset, default_collate
 
 from drumline.data.dataset import content_hash, restored_generators, seed_generators
 from drumline.data.draws import hash_integers
-from drumline.data.sharding import Cursor, Sharding, StepPlan, own_shards, plan_step
+from drumline.data.sharding import Cursor, Sharding, StepPlan, plan_step
 from drumline.data.workers import BatchProducer
 from drumline.errors import DataError, UsageError
 
@@ -120,7 +120,7 @@ class SharedStreamReader(StreamReader):
 
     def _answers_from(self, start: Cursor) -> Iterator[StreamStep]:
         sharding, smallest = self._sharding, self._sharding.min_shard_size
-        own = own_shards(sharding.batch_size, sharding)
+        own = sharding.own_shards(sharding.batch_size)
         # One sample more, and the batch has enough for all its shards. Placeholders are made of the first samples.
         num_kept_by_all = max(smallest, sharding.num_shards * smallest - 1)
         for epoch in count(start.epoch):

@@ -79,14 +79,17 @@ def test_an_epoch_holds_every_sample_exactly_once(length: int, batch_size: int, 
     for rank in range(world_size):
         loader = make(Indices(length), batch_size=batch_size, rank=rank, world_size=world_size, accumulate=pieces)
         steps = []
+        num_batches = 0
         for step in loader.steps():
             micro_batches = list(step.micro_batches)
+            num_batches += len(micro_batches)
             assert [micro.is_last for micro in micro_batches] == [False] * (len(micro_batches) - 1) + [True]
             assert loader.cursor == step.plan.next_cursor
             counted = [index for micro in micro_batches if micro.size for index in micro.data[0].tolist()]
             assert len(counted) == step.plan.local_size
             seen += counted
             steps.append(set(counted))
+        assert len(loader) == num_batches
         batches_per_step.append(steps)
         assert loader.cursor == Cursor(1, 0)
     assert sorted(seen) == list(range(length))
