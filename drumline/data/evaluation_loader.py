@@ -145,7 +145,6 @@ class StreamEvaluationLoader(EvaluationLoader):
         super().__init__(dataset, sharding)
         check_stream(dataset)
         self._device = device
-        self._is_persistent = options.persistent_workers
         reader = EvaluationReader(dataset, sharding=sharding, seed=0, collate=options.collate)
         # No warning of several workers: the loader of the training data has made it.
         self._producer = BatchProducer(reader, replace(options, workers=min(options.workers, 1)), device)
@@ -157,7 +156,7 @@ class StreamEvaluationLoader(EvaluationLoader):
         for answer in read_stream(self._producer, start=True):
             if isinstance(answer, _EndOfPass):
                 self.num_samples, self.digest = answer
-                if not self._is_persistent:
+                if not self._producer.is_persistent:
                     self._producer.close()
                 return
             yield answer._replace(data=to_device(answer.data, self._device))

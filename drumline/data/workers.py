@@ -14,7 +14,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkContext, ForkProcess
@@ -76,50 +76,54 @@ class BatchProducer:
     def __init__(self, maker: Dataset[Any], options: LoadingOptions, device: torch.device) -> None:
         self.is_persistent = options.workers == 0 or options.persistent_workers
         self._maker = maker
-        self._workers = options.workers
         self._pin_memory = options.pin_memory and device.type == "cuda"
-        self._prefetch_factor = options.prefetch_factor
         self._requests = _RequestSampler()
         self._loader: DataLoader[Any] | None = None
+        if options.workers:
+            self._loader = DataLoader(
+                maker,
+                sampler=self._requests,
+                batch_size=None,  # a request is already a whole batch
+                collate_fn=lambda batch: batch,
+                num_workers=options.workers,
+                pin_memory=self._pin_memory,
+                persistent_workers=self.is_persistent,
+                prefetch_factor=options.prefetch_factor,
+                # Children of this very process: they end with it, even by kill -9. Workers of a fork server, Python
+                # 3.14's default, would have the server for a parent and stay.
+                multiprocessing_context=ForkContext() if sys.version_info >= (3, 12) else _RetryingForkContext(),
+                worker_init_fn=_prepare_worker,
+                # Without one of its own the DataLoader draws a number from the training process's generator.
+                generator=torch.Generator(),
+            )
         self._running: list[Any] = []
         weakref.finalize(self, end_workers, self._running, os.getpid())
 
     def batches(self, requests: Iterable[Any]) -> Iterator[Any]:
         """The batch of each request. An earlier sequence that was not finished is dropped."""
-        if self._workers == 0:
+        if self._loader is None:
             made = (self._maker[request] for request in requests)
             return map(pin, made) if self._pin_memory else made
         if not self.is_persistent:
             self.close()
         self._requests.pending = requests
-        if self._loader is None:
-            self._loader = self._make_loader()
-        with _collector_paused():
+        # What this process has not collected yet may hold CUDA memory or events, and a forked process that frees one
+        # aborts: a worker starts without its collector, and first freezes what it inherited.
+        collects = gc.isenabled()
+        gc.disable()
+        try:
             self._running[:] = [iter(self._loader)]
+        finally:
+            if collects:
+                gc.enable()
         return _with_dead_workers_named(self._running[0])
 
     def close(self) -> None:
         """End the worker processes, if there are any. A later call of `batches` would start new ones."""
-        self._loader = None
+        if self._loader is not None:
+            self._loader._iterator = None  # where torch keeps persistent workers
+            self._loader.generator = torch.Generator()  # new workers get the same seeds as the first
         end_workers(self._running, os.getpid())
-
-    def _make_loader(self) -> DataLoader[Any]:
-        return DataLoader(
-            self._maker,
-            sampler=self._requests,
-            batch_size=None,  # a request is already a whole batch
-            collate_fn=lambda batch: batch,
-            num_workers=self._workers,
-            pin_memory=self._pin_memory,
-            persistent_workers=self.is_persistent,
-            prefetch_factor=self._prefetch_factor,
-            # Children of this very process: they end with it, even by kill -9. Workers of a fork server, Python 3.14's
-            # default, would have the server for a parent and stay.
-            multiprocessing_context=ForkContext() if sys.version_info >= (3, 12) else _RetryingForkContext(),
-            worker_init_fn=_prepare_worker,
-            # Without one of its own the DataLoader draws a number from the training process's generator.
-            generator=torch.Generator(),
-        )
 
 
 class _RequestSampler:
@@ -186,19 +190,6 @@ def _has_left_fork(pid: int, ready: int) -> bool:
     return True
 
 
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """While workers are forked. What this process has not collected yet may hold CUDA memory or events, and a forked
-    process that frees one aborts: a worker starts without its collector, and first freezes what it inherited."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
 def _prepare_worker(worker: int) -> None:
     """Run by each worker when it starts."""
     gc.freeze()
@@ -233,24 +224,20 @@ def end_workers(running: list[Any], owner: int) -> None:
     """End the workers of these DataLoader iterators, if this process (and not a forked copy of it) owns them."""
     while running and os.getpid() == owner:
         iterator = running.pop()
-        if any(process.exitcode for process in iterator._workers):
-            _skip_shutdown(iterator)
-        else:
+        if not any(process.exitcode for process in iterator._workers):
             iterator._shutdown_workers()  # what torch does itself when the iterator is garbage-collected
+        else:
+            # Without torch's shutdown, now and when the iterator is garbage-collected: it would wait without end for a
+            # lock that a worker held when it was killed.
+            iterator._shutdown = True
+            signal_handling._remove_worker_pids(id(iterator))  # no more notices of their deaths
+            iterator._worker_pids_set = False
+            if hasattr(iterator, "_pin_memory_thread_done_event"):
+                iterator._pin_memory_thread_done_event.set()
+            for queue in iterator._index_queues:
+                queue.cancel_join_thread()
+                queue.close()
         for process in iterator._workers:
             if process.is_alive():  # stuck in the user's code: it would keep this process from exiting
                 process.kill()
                 process.join()
-
-
-def _skip_shutdown(iterator: Any) -> None:
-    """Do without torch's shutdown, now and when the iterator is garbage-collected: it would wait without end for a lock
-    that a worker held when it was killed."""
-    iterator._shutdown = True
-    signal_handling._remove_worker_pids(id(iterator))  # no more notices of their deaths
-    iterator._worker_pids_set = False
-    if hasattr(iterator, "_pin_memory_thread_done_event"):
-        iterator._pin_memory_thread_done_event.set()
-    for queue in iterator._index_queues:
-        queue.cancel_join_thread()
-        queue.close()
