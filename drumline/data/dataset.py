@@ -198,23 +198,22 @@ class BatchMaker(Dataset[Any]):
         if self._makes_batches:
             return self.dataset.batch(indices, draws if request.shuffled else None)
         with restored_generators():
-            return self._collate(self._samples(draws))
+            seeds = draws.bits(1, stream=_SAMPLE_SEEDS)[:, 0].tolist()
+            return self._collate(
+                [self._sample(index, seed) for index, seed in zip(indices.tolist(), seeds, strict=True)]
+            )
 
     def finish(self, made: Any) -> Any:
         """The batch, from what `maker[request]` gave, on whatever device that is now."""
         return self.dataset.finish(*made) if isinstance(made, PartialBatch) else made
 
-    def _samples(self, draws: Draws) -> list[Any]:
-        seeds = draws.bits(1, stream=_SAMPLE_SEEDS)[:, 0].tolist()
-        samples = []
-        for index, seed in zip(draws.indices.tolist(), seeds, strict=True):
-            seed_generators(seed)
-            try:
-                samples.append(self.dataset[index])
-            except Exception as error:
-                error.add_note(f"while reading sample {index} of {type(self.dataset).__name__}")
-                raise
-        return samples
+    def _sample(self, index: int, seed: int) -> Any:
+        seed_generators(seed)
+        try:
+            return self.dataset[index]
+        except Exception as error:
+            error.add_note(f"while reading sample {index} of {type(self.dataset).__name__}")
+            raise
 
 
 def seed_generators(seed: int) -> None:

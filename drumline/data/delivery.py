@@ -10,18 +10,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from numbers import Number
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
 NUM_AHEAD = 2
-
-
-class _SentBatch(NamedTuple):
-    batch: Any
-    arrived: torch.cuda.Event | None
-    """None: it is still on the host."""
 
 
 class Delivery:
@@ -44,25 +38,26 @@ class Delivery:
         """One batch, on the current stream."""
         return self._finish(to_device(batch, self._device))
 
-    def _send(self, batch: Any) -> _SentBatch:
-        if self._stream is None or not can_change_streams(batch):
-            return _SentBatch(batch, None)
-        with torch.cuda.stream(self._stream):
-            delivered = self.deliver(batch)
-            if can_change_streams(delivered):
-                return _SentBatch(delivered, self._stream.record_event())
-        return _SentBatch(batch, None)  # what `finish` makes must be made on the stream that uses it
+    def _send(self, batch: Any) -> tuple[Any, torch.cuda.Event | None]:
+        """The batch, and when it has arrived. None: it stays on the host until the stream that uses it delivers it."""
+        if self._stream is not None and can_change_streams(batch):
+            with torch.cuda.stream(self._stream):
+                delivered = self.deliver(batch)
+                if can_change_streams(delivered):
+                    return delivered, self._stream.record_event()
+        return batch, None
 
-    def _receive(self, sent: _SentBatch) -> Any:
-        if sent.arrived is None:
-            return self.deliver(sent.batch)
+    def _receive(self, sent: tuple[Any, torch.cuda.Event | None]) -> Any:
+        batch, arrived = sent
+        if arrived is None:
+            return self.deliver(batch)
         current = torch.cuda.current_stream(self._device)
-        current.wait_event(sent.arrived)
+        current.wait_event(arrived)
         # The memory belongs to the other stream, which must not reuse it before this one is done with it.
-        for leaf in leaves(sent.batch):
+        for leaf in leaves(batch):
             if not isinstance(leaf, torch.Tensor) or leaf.is_cuda:
                 leaf.record_stream(current)
-        return sent.batch
+        return batch
 
 
 def prefetch(made: Iterator[Any], send: Callable[[Any], Any], *, count: int) -> Iterator[Any]:
@@ -70,17 +65,14 @@ def prefetch(made: Iterator[Any], send: Callable[[Any], Any], *, count: int) -> 
     sequence, and is raised when its own turn comes."""
     waiting: deque[Any] = deque()
     error: Exception | None = None
-    is_over = False
-    while True:
-        while not is_over and len(waiting) <= count:
-            try:
-                waiting.append(send(next(made)))
-            except StopIteration:
-                is_over = True
-            except Exception as caught:
-                error, is_over = caught, True
-        if not waiting:
-            break
+    try:
+        for sent in map(send, made):
+            waiting.append(sent)
+            if len(waiting) > count:
+                yield waiting.popleft()
+    except Exception as caught:
+        error = caught
+    while waiting:
         yield waiting.popleft()
     if error is not None:
         raise error
@@ -110,11 +102,11 @@ def can_change_streams(batch: Any) -> bool:
     return batch is None or isinstance(batch, str | bytes | Number | np.generic | np.ndarray)
 
 
-def leaves(batch: Any) -> Iterator[Any]:
+def leaves(batch: Any) -> list[Any]:
     """What can be moved: tensors, and objects that have `to`."""
     found: list[Any] = []
     map_leaves(batch, found.append, method="to")
-    return iter(found)
+    return found
 
 
 def map_leaves(batch: Any, move: Callable[[Any], Any], *, method: str) -> Any:

@@ -15,6 +15,7 @@ from drumline.data.delivery import leaves, map_leaves
 from drumline.data.draws import Draws
 from drumline.errors import UsageError, log
 
+_FIRST = np.zeros(1, dtype=np.int64)
 _CHUNK_BYTES = 1 << 26
 _MOST = 0.9  # of the free memory: the model and its activations need room too
 
@@ -31,7 +32,7 @@ def make_resident(dataset: Any, device: torch.device, *, workers: int, warns: bo
             f"the data cannot stay on {device}: {name} {reason}",
             next_step="leave --data.resident out, or derive the dataset from drumline.TwoPartDataset",
         )
-    needed = checked_length(dataset) * _num_bytes(_first_row(dataset))
+    needed = checked_length(dataset) * _num_bytes(dataset.gather(_FIRST))
     check_fits(name, needed, torch.cuda.mem_get_info(device)[0], device)
     if workers and warns:
         log.warning(f"the data stays on {device}, so its {workers} workers are not started")
@@ -45,7 +46,15 @@ class ResidentDataset(TwoPartDataset):
 
     def __init__(self, dataset: TwoPartDataset, device: torch.device) -> None:
         self._dataset = dataset
-        self._rows = _all_rows(dataset, device)
+        first, length = dataset.gather(_FIRST), len(dataset)
+        held = [torch.empty((length, *leaf.shape[1:]), dtype=leaf.dtype, device=device) for leaf in leaves(first)]
+        step = max(1, _CHUNK_BYTES // max(1, _num_bytes(first)))  # the host holds a part of the rows at a time
+        for start in range(0, length, step):
+            part = dataset.gather(np.arange(start, min(start + step, length), dtype=np.int64))
+            for whole, rows in zip(held, leaves(part), strict=True):
+                whole[start : start + step].copy_(rows)
+        in_order = iter(held)
+        self._rows = map_leaves(first, lambda _: next(in_order), method="to")
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -71,22 +80,5 @@ def check_fits(name: str, needed: int, free: int, device: torch.device) -> None:
         )
 
 
-def _first_row(dataset: TwoPartDataset) -> Any:
-    return dataset.gather(np.zeros(1, dtype=np.int64))
-
-
 def _num_bytes(rows: Any) -> int:
     return sum(leaf.nbytes for leaf in leaves(rows))
-
-
-def _all_rows(dataset: TwoPartDataset, device: torch.device) -> Any:
-    """All that `gather` gives, on the device; the host holds a part of it at a time."""
-    first, length = _first_row(dataset), len(dataset)
-    held = [torch.empty((length, *leaf.shape[1:]), dtype=leaf.dtype, device=device) for leaf in leaves(first)]
-    step = max(1, _CHUNK_BYTES // max(1, _num_bytes(first)))
-    for start in range(0, length, step):
-        part = dataset.gather(np.arange(start, min(start + step, length), dtype=np.int64))
-        for whole, rows in zip(held, leaves(part), strict=True):
-            whole[start : start + step].copy_(rows)
-    in_order = iter(held)
-    return map_leaves(first, lambda _: next(in_order), method="to")

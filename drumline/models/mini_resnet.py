@@ -37,7 +37,13 @@ class MiniResNet(nn.Module):
         self.activation_checkpointing = activation_checkpointing
         self.stem = _convolution(in_channels, widths[0])
         self.stem_norm = nn.BatchNorm2d(widths[0])
-        self.blocks = nn.ModuleList(_stages(widths, blocks))
+        # With padding, stride 2 rounds up: one pixel stays one pixel.
+        self.blocks = nn.ModuleList()
+        channels = widths[0]
+        for stage, width in enumerate(widths):
+            for index in range(blocks):
+                self.blocks.append(BasicBlock(channels, width, stride=2 if stage > 0 and index == 0 else 1))
+                channels = width
         self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(widths[-1], num_classes)
         self.apply(_initialise)
@@ -66,8 +72,10 @@ class BasicBlock(nn.Module):
         self.first_norm = nn.BatchNorm2d(channels)
         self.second = _convolution(channels, channels)
         self.second_norm = nn.BatchNorm2d(channels)
-        same_shape = stride == 1 and in_channels == channels
-        self.shortcut = nn.Identity() if same_shape else _projection(in_channels, channels, stride=stride)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or in_channels != channels:
+            projection = nn.Conv2d(in_channels, channels, kernel_size=1, stride=stride, bias=False)
+            self.shortcut = nn.Sequential(projection, nn.BatchNorm2d(channels))
 
     def forward(self, inputs: Tensor) -> Tensor:
         hidden = functional.relu(self.first_norm(self.first(inputs)))
@@ -75,26 +83,9 @@ class BasicBlock(nn.Module):
         return functional.relu(hidden + self.shortcut(inputs))
 
 
-def _stages(widths: Sequence[int], blocks: int) -> list[BasicBlock]:
-    """The blocks of all stages in order. With padding, stride 2 rounds up: one pixel stays one pixel."""
-    stages: list[BasicBlock] = []
-    channels = widths[0]
-    for stage, width in enumerate(widths):
-        for index in range(blocks):
-            stride = 2 if stage > 0 and index == 0 else 1
-            stages.append(BasicBlock(channels, width, stride=stride))
-            channels = width
-    return stages
-
-
 def _convolution(in_channels: int, channels: int, *, stride: int = 1) -> nn.Conv2d:
     # No bias: the BatchNorm that follows would take it out again.
     return nn.Conv2d(in_channels, channels, kernel_size=3, stride=stride, padding=1, bias=False)
-
-
-def _projection(in_channels: int, channels: int, *, stride: int) -> nn.Sequential:
-    convolution = nn.Conv2d(in_channels, channels, kernel_size=1, stride=stride, bias=False)
-    return nn.Sequential(convolution, nn.BatchNorm2d(channels))
 
 
 def _initialise(module: nn.Module) -> None:

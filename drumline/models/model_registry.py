@@ -42,21 +42,19 @@ def build_model(
     It is given those `facts` of the data (channels, classes, vocabulary) and `settings` of the config that its
     signature names; a fact overrides a setting. It must accept all `options`, which override both.
     """
-    model = build_accepted(_find(name), {**settings, **facts}, options=options, what=f"model {name!r}")
+    if is_class_spec(name):
+        builder: Callable[..., nn.Module] = load_class(name, nn.Module)
+    elif name in _builders:
+        builder = _builders[name]
+    else:
+        raise UsageError(
+            f"there is no model {name!r}; {did_you_mean(name, _builders)}",
+            next_step="name a model of your own as path/to/file.py:ClassName",
+        )
+    model = build_accepted(builder, {**settings, **facts}, options=options, what=f"model {name!r}")
     if not isinstance(model, nn.Module):
         raise UsageError(
             f"model {name!r} is a {type(model).__name__}, not a torch.nn.Module",
             next_step="name a class that derives from torch.nn.Module",
         )
     return model
-
-
-def _find(name: str) -> Callable[..., nn.Module]:
-    if is_class_spec(name):
-        return load_class(name, nn.Module)
-    if name not in _builders:
-        raise UsageError(
-            f"there is no model {name!r}; {did_you_mean(name, _builders)}",
-            next_step="name a model of your own as path/to/file.py:ClassName",
-        )
-    return _builders[name]

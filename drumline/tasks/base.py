@@ -147,16 +147,9 @@ def uncalled_methods(task: type[Task]) -> Iterator[str]:
     }
     for name in methods:
         instead = next((use for names, use in _INSTEAD.items() if re.fullmatch(names, name)), None)
-        if instead is not None and not _is_used(name, methods):
+        functions = [one for other, one in methods.items() if other != name and isinstance(one, FunctionType)]
+        if instead is not None and not any(name in _names_in(one.__code__) for one in functions):
             yield f"{task.__name__}.{name}() is never called: {instead}"
-
-
-def _is_used(name: str, methods: dict[str, Any]) -> bool:
-    return any(
-        isinstance(method, FunctionType) and name in _names_in(method.__code__)
-        for other, method in methods.items()
-        if other != name
-    )
 
 
 def _names_in(code: CodeType) -> set[str]:
