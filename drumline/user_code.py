@@ -31,6 +31,18 @@ def load_class(spec: str, base: type[Any] = object) -> type[Any]:
     return found
 
 
+def find_named(kind: str, name: str, built_in: Mapping[str, Any], base: type[Any] = object) -> Any:
+    """What a name stands for: something built in, or a class of the user's (`base` as for `load_class`)."""
+    if is_class_spec(name):
+        return load_class(name, base)
+    if name not in built_in:
+        raise UsageError(
+            f"there is no {kind} {name!r}; {did_you_mean(name, built_in)}",
+            next_step=f"name a {kind} of your own as path/to/file.py:ClassName",
+        )
+    return built_in[name]
+
+
 def load_function(spec: str) -> Callable[..., Any]:
     """The function that `file.py:function` or `package.module:function` names."""
     found: Callable[..., Any] = _load(spec, "function", "function", inspect.isfunction)

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from drumline.errors import UsageError, did_you_mean
-from drumline.user_code import build_accepted, is_class_spec, load_class
+from drumline.errors import UsageError
+from drumline.user_code import build_accepted, find_named
 
 Builder = TypeVar("Builder", bound=Callable[..., nn.Module])
 
@@ -42,15 +42,7 @@ def build_model(
     It is given those `facts` of the data (channels, classes, vocabulary) and `settings` of the config that its
     signature names; a fact overrides a setting. It must accept all `options`, which override both.
     """
-    if is_class_spec(name):
-        builder: Callable[..., nn.Module] = load_class(name, nn.Module)
-    elif name in _builders:
-        builder = _builders[name]
-    else:
-        raise UsageError(
-            f"there is no model {name!r}; {did_you_mean(name, _builders)}",
-            next_step="name a model of your own as path/to/file.py:ClassName",
-        )
+    builder = find_named("model", name, _builders, nn.Module)
     model = build_accepted(builder, {**settings, **facts}, options=options, what=f"model {name!r}")
     if not isinstance(model, nn.Module):
         raise UsageError(

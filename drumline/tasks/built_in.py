@@ -19,10 +19,10 @@ from drumline.data.image_files import ImageFolder, cifar10
 from drumline.data.images import digits
 from drumline.data.synthetic import SyntheticImages, SyntheticTokens
 from drumline.data.tokens import tokens
-from drumline.errors import UsageError, did_you_mean
+from drumline.errors import UsageError
 from drumline.models.model_registry import build_model
 from drumline.tasks.base import Loss, Task
-from drumline.user_code import build_accepted, is_class_spec, load_class
+from drumline.user_code import build_accepted, find_named
 
 # Attributes of a dataset that its model needs.
 _FACTS = ("in_channels", "num_classes", "vocab_size")
@@ -132,15 +132,7 @@ class Synthetic(ConfiguredTask):
 
 def build_dataset(name: str, **settings: Any) -> Any:
     """The dataset of that name, given those settings that it accepts."""
-    if is_class_spec(name):
-        builder: Callable[..., Any] = load_class(name)
-    elif name in DATASETS:
-        builder = DATASETS[name]
-    else:
-        raise UsageError(
-            f"there is no dataset {name!r}; {did_you_mean(name, DATASETS)}",
-            next_step="name a built-in dataset, or your own as path/to/file.py:ClassName",
-        )
+    builder = find_named("dataset", name, DATASETS)
     return build_accepted(builder, settings, options={}, what=f"the dataset {name}")
 
 
@@ -155,14 +147,7 @@ BUILT_IN: Mapping[str, type[Task]] = {
 
 def load_task(spec: str) -> type[Task]:
     """The task class of a built-in name, `path/to/file.py:ClassName` or `package.module:ClassName`."""
-    if spec in BUILT_IN:
-        return BUILT_IN[spec]
-    if not is_class_spec(spec):
-        raise UsageError(
-            f"there is no task {spec!r}; {did_you_mean(spec, BUILT_IN)}",
-            next_step="name a task of your own as path/to/file.py:ClassName",
-        )
-    found = load_class(spec, Task)
+    found: type[Any] = find_named("task", spec, BUILT_IN, Task)
     if not issubclass(found, Task):
         raise UsageError(f"{spec} is not a Task", next_step=f"write `class {found.__name__}(drumline.Task)`")
     return found
