@@ -38,7 +38,7 @@ class EvaluationLoader(ABC):
     have fewer than others, or none."""
 
     num_samples: int | None = None
-    """Of all ranks together; None: not known before a whole pass over a stream."""
+    """How many samples all ranks have together; None: not known before a whole pass over a stream."""
     digest: str = ""
     """A hash of the first sample of the latest pass over a stream. Other datasets are compared before step 1."""
     observer: LoaderObserver | None = None

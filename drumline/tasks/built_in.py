@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from drumline.config.schema import Config
+from drumline.data.cifar10 import cifar10
 from drumline.data.dataset import Split
-from drumline.data.image_files import ImageFolder, cifar10
-from drumline.data.images import digits
+from drumline.data.images import ImageFolder, digits
 from drumline.data.synthetic import SyntheticImages, SyntheticTokens
 from drumline.data.tokens import tokens
 from drumline.errors import UsageError

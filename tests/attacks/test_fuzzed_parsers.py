@@ -17,7 +17,7 @@ from drumline.audit.verify import verify_run
 from drumline.checkpoint import manifest
 from drumline.cli.watch_status import RunStatusReader
 from drumline.config.config_file import read_config_file as read_settings
-from drumline.data.array_pickle import load_arrays
+from drumline.data.cifar10 import load_arrays
 from drumline.engine.output import WatchNotices
 from drumline.engine.resume import _failure_in, _read_launch, check_same_step, diagnoses_of_launch
 from drumline.engine.run_folder import RunFolder
@@ -31,8 +31,6 @@ from drumline.untrusted import parse_json, parse_toml
 from drumline.watch.heartbeat import read_heartbeat
 from drumline.watch.status_file import read_status
 from drumline.watch.status_table import all_rows, summary_line
-from drumline_lint.reading.notebook import read_notebook
-from drumline_lint.reading.parse import read_bytes
 from tests.attacks.limits import bounded
 
 NUMBERS = st.integers() | st.floats() | st.just(10**400) | st.just(-1) | st.just(2**63)

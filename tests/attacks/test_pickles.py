@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from drumline.data.array_pickle import load_arrays
-from drumline.data.image_files import cifar10
+from drumline.data.cifar10 import cifar10, load_arrays
 from drumline.errors import DataError
 from tests.attacks.limits import bounded
 

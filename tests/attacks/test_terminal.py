@@ -381,7 +381,7 @@ def section_of_a_toml_file(text: str, path: Path, capsys: pytest.CaptureFixture[
 
 @source
 def key_in_a_pickle_of_a_dataset(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    from drumline.data.image_files import cifar10
+    from drumline.data.cifar10 import cifar10
     from drumline.errors import DataError
 
     (path / "test_batch").write_bytes(pickle.dumps({text.encode(errors="replace").decode(): 1}, protocol=2))

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from drumline.data.cifar10 import cifar10
 from drumline.data.draws import Draws
-from drumline.data.image_files import cifar10
 from drumline.errors import DataError
 
 PER_FILE = 3

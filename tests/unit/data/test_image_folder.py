@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from drumline.data.draws import Draws
-from drumline.data.image_files import ImageFolder
+from drumline.data.images import ImageFolder
 from drumline.errors import DataError, MissingExtraError
 
 COLOURS = {"ant": (200, 10, 10), "bee": (10, 200, 10), "cat": (10, 10, 200)}

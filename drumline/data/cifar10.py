@@ -1,8 +1,8 @@
-"""Reads the numpy arrays of a pickle file without executing anything in it.
+"""CIFAR-10, and a reader of pickled arrays that executes nothing in the file.
 
-The python version of CIFAR-10 is distributed as pickles, and a pickle is a program: it may name any function and
-have it called, refer to one value a million times, or ask for more memory than there is. `pickletools` of the standard
-library splits it into opcodes without running them; this reader follows only those that lists, dictionaries, text,
+The python version of CIFAR-10 is distributed as pickles, and a pickle is a program: it may name any function and have
+it called, refer to one value a million times, or ask for more memory than there is. `pickletools` of the standard
+library splits it into opcodes without running them; the reader here follows only those that lists, dictionaries, text,
 numbers and arrays of integers consist of, and refuses all others. Nothing is imported or called, and no memory is
 allocated that the file does not fill.
 """
@@ -17,9 +17,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from drumline.data.dataset import Split
+from drumline.data.images import ImageArrays, Preparation
 from drumline.errors import DataError
 from drumline.untrusted import read_regular
 
+_FILES: dict[Split, list[str]] = {"train": [f"data_batch_{number}" for number in range(1, 6)], "eval": ["test_batch"]}
+_PIXELS = 3 * 32 * 32
+_PYTHON_FOLDER, _BINARY_FOLDER = "cifar-10-batches-py", "cifar-10-batches-bin"
+_NEXT_STEP = (
+    "download cifar-10-python.tar.gz or cifar-10-binary.tar.gz, unpack it, and give the folder as "
+    "--data.dir or DATASET_DIR"
+)
 # The largest file of CIFAR-100 has 155 MB and 300,000 opcodes.
 MAX_BYTES = 512 << 20
 MAX_OPCODES = 400_000
@@ -39,6 +48,84 @@ _VALUES = {
 }
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+
+
+def cifar10(*, split: Split, dir: str | None, augment: bool) -> ImageArrays:
+    """CIFAR-10 in its python or binary version: 50,000 + 10,000 images of [3, 32, 32]. `dir` is the folder of its
+    files, or the one above. Augmentation: the usual crop with a border of 4 pixels, and mirroring."""
+    if dir is None:
+        raise DataError("cifar10 needs --data.dir, which is not set", next_step=_NEXT_STEP)
+    folder, suffix = _find_cifar10(Path(dir))
+    parts = [_read_batch(folder / f"{name}{suffix}") for name in _FILES[split]]
+    return ImageArrays(
+        np.concatenate([images for images, _ in parts]).reshape(-1, 3, 32, 32),
+        np.concatenate([labels for _, labels in parts]),
+        num_classes=10,
+        # Of the training images: red, green and blue.
+        prepare=Preparation(
+            mean=(125.3, 123.0, 113.9), std=(63.0, 62.1, 66.7), padding=4 if augment else 0, flip=augment
+        ),
+    )
+
+
+def _find_cifar10(folder: Path) -> tuple[Path, str]:
+    """The folder with the files, and the suffix of their names: none in the python version, `.bin` in the binary."""
+    names = [name for names in _FILES.values() for name in names]
+    for candidate in (folder, folder / _PYTHON_FOLDER, folder / _BINARY_FOLDER):
+        for suffix in ("", ".bin"):
+            if any((candidate / f"{name}{suffix}").is_file() for name in names):
+                return candidate, suffix
+    raise DataError(
+        f"there is no CIFAR-10 in {folder}: expected {_PYTHON_FOLDER}/data_batch_1 or "
+        f"{_BINARY_FOLDER}/data_batch_1.bin there, or such files in the folder itself",
+        next_step=_NEXT_STEP,
+    )
+
+
+def _read_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    if not path.is_file():
+        raise DataError(f"{path} is missing; other files of CIFAR-10 are there", next_step=_NEXT_STEP)
+    images, labels = _read_binary(path) if path.suffix == ".bin" else _read_python(path)
+    if not (labels.min() >= 0 and labels.max() < 10):
+        raise _malformed(path, f"labels from 0 to 9, found {labels.min()} to {labels.max()}")
+    return images, labels
+
+
+def _read_binary(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    size, record = path.stat().st_size, 1 + _PIXELS
+    if size == 0 or size % record:
+        raise _malformed(path, f"records of {record} bytes, found a size of {size} bytes")
+    records = np.fromfile(path, dtype=np.uint8).reshape(-1, record)
+    return records[:, 1:], records[:, 0].astype(np.int64)
+
+
+def _read_python(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    content = load_arrays(path)
+    if not {"data", "labels"} <= content.keys():
+        found = ", ".join(sorted(content)[:10])[:200] or "nothing"
+        raise _malformed(path, f"'data' and 'labels', found {found}")
+    images: Any = content["data"]
+    is_array = isinstance(images, np.ndarray)
+    if not (is_array and images.dtype == np.uint8 and images.shape[1:] == (_PIXELS,)):
+        found = f"{images.dtype} {images.shape}" if is_array else type(images).__name__
+        raise _malformed(path, f"images as uint8 [count, {_PIXELS}], found {found}")
+    try:
+        given = content["labels"]
+        if isinstance(given, list) and not all(type(label) is int for label in given):
+            raise TypeError("nested lists that refer to each other may take any amount of memory")
+        labels = np.asarray(given, dtype=np.int64).reshape(-1)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise _malformed(path, "labels that are integers") from error
+    if len(labels) != len(images) or len(images) == 0:
+        raise _malformed(path, f"a label for each image, found {len(images)} images and {len(labels)} labels")
+    return images, labels
+
+
+def _malformed(path: Path, expected: str) -> DataError:
+    return DataError(
+        f"{path} is not a valid CIFAR-10 file: expected {expected}",
+        next_step="download it again; an interrupted download leaves a shorter file",
+    )
 
 
 def load_arrays(path: Path) -> dict[str, Any]:
