@@ -34,8 +34,7 @@ class EvaluationBatch(NamedTuple):
 
 
 class EvaluationLoader(ABC):
-    """This rank's evaluation batches: those whose number, divided by the number of ranks, leaves the rank. A rank may
-    have fewer than others, or none."""
+    """This rank's evaluation batches: every `world_size`-th of all. A rank may have fewer than others, or none."""
 
     num_samples: int | None = None
     """How many samples all ranks have together; None: not known before a whole pass over a stream."""

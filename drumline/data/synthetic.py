@@ -33,7 +33,11 @@ class SyntheticImages(ImageDataset):
         self._length = _num_samples(split, samples)
         self._part = _SPLITS[split]
         self._seed = seed
-        self._patterns = _patterns(classes, image_size, seed)
+        # [class, channel, height, width]: a grid of 4x4 random bytes, enlarged.
+        draws = Draws(seed, 0, np.arange(classes, dtype=np.int64))
+        coarse = _random_bytes(draws, 3 * 4 * 4, stream=_PATTERNS).reshape(classes, 3, 4, 4)
+        enlarged = np.arange(image_size) * 4 // image_size
+        self._patterns = coarse[:, :, enlarged[:, np.newaxis], enlarged] >> _HALF
 
     def __len__(self) -> int:
         return self._length
@@ -46,14 +50,6 @@ class SyntheticImages(ImageDataset):
         noise = _random_bytes(own, images[0].size, stream=_NOISE).reshape(images.shape)
         images += noise >> _HALF
         return LabelledImages(torch.from_numpy(images), torch.from_numpy(labels))
-
-
-def _patterns(classes: int, image_size: int, seed: int) -> NDArray[np.uint8]:
-    """[class, channel, height, width]: a grid of 4x4 random bytes, enlarged."""
-    draws = Draws(seed, 0, np.arange(classes, dtype=np.int64))
-    coarse = _random_bytes(draws, 3 * 4 * 4, stream=_PATTERNS).reshape(classes, 3, 4, 4)
-    enlarged = np.arange(image_size) * 4 // image_size
-    return coarse[:, :, enlarged[:, np.newaxis], enlarged] >> _HALF
 
 
 def _random_bytes(draws: Draws, count: int, *, stream: int) -> NDArray[np.uint8]:

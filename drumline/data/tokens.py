@@ -46,33 +46,32 @@ class Tokens(NamedTuple):
 def tokens(*, split: Split, dir: str | None, token_type: str, context: int) -> TokenWindows:
     """One part of a text or of a file of tokens; with no `dir`, of the Python standard library's source."""
     train, evaluation = find_tokens(dir, token_type=token_type)
-    chosen, start, stop = train, 0, len(train.values)
     if evaluation is None:
-        cut = stop - stop // _EVALUATION_PART
-        start, stop = (0, cut) if split == "train" else (cut, stop)
+        cut = len(train.values) - len(train.values) // _EVALUATION_PART
+        chosen = train._replace(values=train.values[:cut] if split == "train" else train.values[cut:])
     else:
         # One vocabulary for both parts: the model is built from it.
         vocab_size = max(train.vocab_size, evaluation.vocab_size)
         chosen = (train if split == "train" else evaluation)._replace(vocab_size=vocab_size)
-        stop = len(chosen.values)
-    if stop - start < context + 1:
+    if len(chosen.values) <= context:
         raise DataError(
-            f"{chosen.name} is too short: its {split} part has {stop - start} tokens, one sample needs {context + 1}",
+            f"{chosen.name} is too short: its {split} part has {len(chosen.values)} tokens, one sample needs "
+            f"{context + 1}",
             next_step="use more text, or set --model.context lower",
         )
-    return TokenWindows(chosen, start=start, stop=stop, context=context)
+    return TokenWindows(chosen, context=context)
 
 
 class TokenWindows(TwoPartDataset):
     """Windows of `context` + 1 tokens: all but the last are inputs, all but the first are targets. They are copied to
     the device in the type they are stored in, and widened there."""
 
-    def __init__(self, tokens: Tokens, *, start: int, stop: int, context: int) -> None:
+    def __init__(self, tokens: Tokens, *, context: int) -> None:
         window, kind = context + 1, tokens.values.dtype
-        length = (stop - start) // window
+        length = len(tokens.values) // window
         self.vocab_size = tokens.vocab_size
         self._name = tokens.name
-        rows = np.asarray(tokens.values)[start : start + length * window].reshape(length, window)
+        rows = np.asarray(tokens.values)[: length * window].reshape(length, window)
         # Bit for bit as signed: torch has few operations for the wider unsigned types.
         self._rows = rows.view(f"{kind.byteorder}i{kind.itemsize}") if kind.itemsize > 1 else rows
         self._native_kind = kind.newbyteorder("=")
