@@ -24,9 +24,9 @@ from torch import Tensor, nn
 from drumline.config.resolve import check_section
 from drumline.config.schema import WatchConfig
 from drumline.data.dataset import fingerprint, is_stream
+from drumline.data.delivery import make_resident
 from drumline.data.evaluation_loader import make_evaluation_loader
 from drumline.data.loader import Loader
-from drumline.data.resident import make_resident
 from drumline.data.sharding import Sharding
 from drumline.data.stream_loader import AnyLoader, StreamLoader
 from drumline.data.workers import LoadingOptions

@@ -1,8 +1,11 @@
-"""Batches from the host to the device; on a GPU ahead of the step that needs them.
+"""Batches from the host to the device: ahead of the step that needs them, or from data that stays there.
 
 On a GPU two batches are kept ahead: their copies and their second part (`finish`) run on a CUDA stream of their own,
 beside the step. There is no thread: the next batch is made when one is handed out, while the device is still busy with
 the step before. On the CPU nothing is made ahead and nothing is copied.
+
+With `--data.resident` all rows are gathered once, before the first step. A batch is then picked from them on the
+device, and only indices and random choices are copied.
 """
 
 from __future__ import annotations
@@ -14,8 +17,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from drumline.data.dataset import TwoPartDataset, checked_length, is_in_two_parts, is_stream
+from drumline.data.draws import Draws
+from drumline.errors import UsageError, log
 
 NUM_AHEAD = 2
+_FIRST = np.zeros(1, dtype=np.int64)
+_CHUNK_BYTES = 1 << 26
+_MOST = 0.9  # of the free memory: the model and its activations need room too
 
 
 class Delivery:
@@ -113,10 +125,69 @@ def map_leaves(batch: Any, move: Callable[[Any], Any], *, method: str) -> Any:
     """The same batch with `move` applied to every tensor, and to every other object that has the `method`."""
     if isinstance(batch, torch.Tensor) or hasattr(batch, method):
         return move(batch)
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(map_leaves(value, move, method=method) for value in batch))
     if isinstance(batch, tuple | list):
-        return type(batch)(map_leaves(value, move, method=method) for value in batch)
+        values = (map_leaves(value, move, method=method) for value in batch)
+        return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
     if isinstance(batch, Mapping):
         return {name: map_leaves(value, move, method=method) for name, value in batch.items()}
     return batch
+
+
+def make_resident(dataset: Any, device: torch.device, *, workers: int, warns: bool) -> tuple[Any, int]:
+    """The dataset with its rows on the device, and how many workers it still needs. On the CPU it stays as it is: its
+    arrays are in memory."""
+    if device.type == "cpu":
+        return dataset, workers
+    name = type(dataset).__name__
+    if not is_in_two_parts(dataset):
+        reason = "is a stream" if is_stream(dataset) else "is not a drumline.TwoPartDataset"
+        raise UsageError(
+            f"the data cannot stay on {device}: {name} {reason}",
+            next_step="leave --data.resident out, or derive the dataset from drumline.TwoPartDataset",
+        )
+    needed = checked_length(dataset) * _num_bytes(dataset.gather(_FIRST))
+    free = torch.cuda.mem_get_info(device)[0]
+    if needed > _MOST * free:
+        raise UsageError(
+            f"{name} takes {needed / 1e9:,.2f} GB, but {device} has {free / 1e9:,.2f} GB free, of which the data may "
+            f"use {_MOST:.0%}",
+            next_step="leave --data.resident out: batches are copied to the device ahead of the step in any case",
+        )
+    if workers and warns:
+        log.warning(f"the data stays on {device}, so its {workers} workers are not started")
+    resident = ResidentDataset(dataset, device)
+    torch.cuda.synchronize(device)  # other streams read it
+    return resident, 0
+
+
+class ResidentDataset(TwoPartDataset):
+    """The same batches, of rows that are on the device."""
+
+    def __init__(self, dataset: TwoPartDataset, device: torch.device) -> None:
+        self._dataset = dataset
+        first, length = dataset.gather(_FIRST), len(dataset)
+        held = [torch.empty((length, *leaf.shape[1:]), dtype=leaf.dtype, device=device) for leaf in leaves(first)]
+        step = max(1, _CHUNK_BYTES // max(1, _num_bytes(first)))  # the host holds a part of the rows at a time
+        for start in range(0, length, step):
+            part = dataset.gather(np.arange(start, min(start + step, length), dtype=np.int64))
+            for whole, rows in zip(held, leaves(part), strict=True):
+                whole[start : start + step].copy_(rows)
+        in_order = iter(held)
+        self._rows = map_leaves(first, lambda _: next(in_order), method="to")
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def gather(self, indices: NDArray[np.int64], *, pinned: bool = False) -> Tensor:
+        return torch.from_numpy(indices)
+
+    def choose(self, draws: Draws | None) -> Any:
+        return self._dataset.choose(draws)
+
+    def finish(self, rows: Tensor, choices: Any) -> Any:
+        picked = map_leaves(self._rows, lambda leaf: leaf.index_select(0, rows), method="index_select")
+        return self._dataset.finish(picked, choices)
+
+
+def _num_bytes(rows: Any) -> int:
+    return sum(leaf.nbytes for leaf in leaves(rows))

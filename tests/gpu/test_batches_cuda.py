@@ -16,12 +16,11 @@ from torch.utils.data import IterableDataset
 
 from drumline.config.schema import Config
 from drumline.data.dataset import BatchMaker, BatchRequest, TwoPartDataset, gather_rows
-from drumline.data.delivery import Delivery
+from drumline.data.delivery import Delivery, ResidentDataset, make_resident
 from drumline.data.draws import Draws
 from drumline.data.evaluation_loader import IndexedEvaluationLoader
 from drumline.data.images import ImageArrays, Preparation, digits, normalize
 from drumline.data.loader import Loader
-from drumline.data.resident import ResidentDataset, make_resident
 from drumline.data.sharding import Cursor, Sharding
 from drumline.data.stream_loader import StreamLoader
 from drumline.data.synthetic import SyntheticImages, SyntheticTokens

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from drumline.data import resident
+from drumline.data import delivery
 from drumline.data.dataset import BatchMaker, BatchRequest, PartialBatch, TwoPartDataset, gather_rows, is_in_two_parts
+from drumline.data.delivery import ResidentDataset, make_resident
 from drumline.data.draws import Draws
 from drumline.data.images import digits
-from drumline.data.resident import ResidentDataset, check_fits, make_resident
 from drumline.data.synthetic import SyntheticImages, SyntheticTokens
 from drumline.data.tokens import tokens
 from drumline.errors import DataError, UsageError
@@ -50,7 +50,7 @@ def built_ins(folder: Path) -> list[TwoPartDataset]:
 
 
 def test_gathered_and_finished_apart_they_are_the_same_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resident, "_CHUNK_BYTES", 1000)
+    monkeypatch.setattr(delivery, "_CHUNK_BYTES", 1000)
     for dataset in built_ins(tmp_path):
         whole, first = BatchMaker(dataset, seed=5), BatchMaker(dataset, seed=5, defer_finish=True)
         held = BatchMaker(ResidentDataset(dataset, CPU), seed=5, defer_finish=True)
@@ -165,12 +165,19 @@ def test_data_that_is_empty_is_refused_as_anywhere_else() -> None:
         make_resident(dataset, GPU, workers=0, warns=True)
 
 
-def test_data_that_would_leave_no_room_is_refused_with_the_sizes() -> None:
-    check_fits("Fits", 8_900_000_000, 10_000_000_000, GPU)
+def test_data_that_would_leave_no_room_is_refused_with_the_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Large(SyntheticTokens):
+        def __len__(self) -> int:
+            return 9_100_000_000
+
+        def gather(self, indices: np.ndarray, *, pinned: bool = False) -> Tensor:
+            return torch.zeros(len(indices), 1, dtype=torch.uint8)
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10**10, 10**10))
     with pytest.raises(
         UsageError, match=r"Large takes 9\.10 GB, but cuda:0 has 10\.00 GB free, of which the data may use 90%"
     ) as caught:
-        check_fits("Large", 9_100_000_000, 10_000_000_000, GPU)
+        make_resident(Large(split="train", samples=1, context=1, seed=0), GPU, workers=0, warns=True)
     assert "leave --data.resident out: batches are copied to the device ahead" in str(caught.value)
 
 
