@@ -25,7 +25,7 @@ from drumline.config.resolve import check_section
 from drumline.config.schema import WatchConfig
 from drumline.data.dataset import fingerprint, is_stream
 from drumline.data.delivery import make_resident
-from drumline.data.evaluation_loader import make_evaluation_loader
+from drumline.data.evaluation_loader import EvaluationLoader, IndexedEvaluationLoader, StreamEvaluationLoader
 from drumline.data.loader import Loader
 from drumline.data.sharding import Sharding
 from drumline.data.stream_loader import AnyLoader, StreamLoader
@@ -287,8 +287,10 @@ class DDPManager:
             micro_batch_size=micro_batch_size,
             shards=shards,
         )
+        streams = is_stream(dataset)
         if not train:
-            evaluation = make_evaluation_loader(dataset, sharding=sharding, device=self.device, options=options)
+            evaluate: Callable[..., EvaluationLoader] = StreamEvaluationLoader if streams else IndexedEvaluationLoader
+            evaluation = evaluate(dataset, sharding=sharding, device=self.device, options=options)
             evaluation.observer = LoopHeartbeats(self._heartbeat, Phase.EVALUATION, group.collective_counter())
             return evaluation
         self._in_shards = shards is not None
@@ -296,7 +298,7 @@ class DDPManager:
             micro_batch_size or batch_size, batch_size // max(1, sharding.num_shards * accumulate)
         )
         self._warn_about_small_batches()
-        make: Callable[..., AnyLoader] = StreamLoader if is_stream(dataset) else Loader
+        make: Callable[..., AnyLoader] = StreamLoader if streams else Loader
         loader = make(dataset, sharding=sharding, device=self.device, seed=self._seed, options=options)
         loader.observer = LoopHeartbeats(self._heartbeat, Phase.USER, group.collective_counter())
         return loader

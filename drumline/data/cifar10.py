@@ -85,18 +85,17 @@ def _find_cifar10(folder: Path) -> tuple[Path, str]:
 def _read_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     if not path.is_file():
         raise DataError(f"{path} is missing; other files of CIFAR-10 are there", next_step=_NEXT_STEP)
-    images, labels = _read_binary(path) if path.suffix == ".bin" else _read_python(path)
+    if path.suffix == ".bin":
+        size, record = path.stat().st_size, 1 + _PIXELS
+        if size == 0 or size % record:
+            raise _malformed(path, f"records of {record} bytes, found a size of {size} bytes")
+        records = np.fromfile(path, dtype=np.uint8).reshape(-1, record)
+        images, labels = records[:, 1:], records[:, 0].astype(np.int64)
+    else:
+        images, labels = _read_python(path)
     if not (labels.min() >= 0 and labels.max() < 10):
         raise _malformed(path, f"labels from 0 to 9, found {labels.min()} to {labels.max()}")
     return images, labels
-
-
-def _read_binary(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    size, record = path.stat().st_size, 1 + _PIXELS
-    if size == 0 or size % record:
-        raise _malformed(path, f"records of {record} bytes, found a size of {size} bytes")
-    records = np.fromfile(path, dtype=np.uint8).reshape(-1, record)
-    return records[:, 1:], records[:, 0].astype(np.int64)
 
 
 def _read_python(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:

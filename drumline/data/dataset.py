@@ -40,7 +40,6 @@ class BatchDataset(Protocol):
 
     def batch(self, indices: NDArray[np.int64], draws: Draws | None) -> Any:
         """The samples at these indices as collated tensors. Take randomness from `draws`; None: evaluation."""
-        ...
 
 
 class PartialBatch(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from drumline.data.dataset import BatchRequest, check_stream, content_hash, is_stream
+from drumline.data.dataset import BatchRequest, check_stream, content_hash
 from drumline.data.delivery import Delivery, to_device
 from drumline.data.loader import LoaderObserver, observed
 from drumline.data.sharding import Sharding
@@ -159,8 +159,3 @@ class StreamEvaluationLoader(EvaluationLoader):
                     self._producer.close()
                 return
             yield answer._replace(data=to_device(answer.data, self._device))
-
-
-def make_evaluation_loader(dataset: Any, **settings: Any) -> EvaluationLoader:
-    """This rank's evaluation batches, however the dataset is read."""
-    return (StreamEvaluationLoader if is_stream(dataset) else IndexedEvaluationLoader)(dataset, **settings)

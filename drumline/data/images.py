@@ -101,14 +101,13 @@ def crop_offsets(draws: Draws, shape: Shape, *, padding: int, flip: bool) -> Ten
     down, right = (chances[:, :2] * (2 * padding + 1)).astype(np.int64).T
     count, wide = len(chances), width + 2 * padding
     size = channels * (height + 2 * padding) * wide
+    offsets = np.arange(0, count * size, size)
+    offsets += down * wide
     if flip:
         mirrored = chances[:, 2] < 0.5
         right[mirrored] = 2 * padding - right[mirrored]
-    offsets = np.arange(0, count * size, size)
-    offsets += down * wide
-    offsets += right
-    if flip:
         offsets[mirrored] += count * size  # the mirrored images follow the others
+    offsets += right
     return torch.from_numpy(offsets)
 
 
@@ -186,10 +185,9 @@ class ImageFolder(ImageDataset):
 
 def _split_folder(folder: Path, split: Split) -> Path:
     candidates = [folder / name for name in _SPLIT_FOLDERS[split]]
-    for candidate in candidates:
-        if candidate.is_dir():
-            return candidate
-    expected = " or ".join(str(candidate) for candidate in candidates)
+    if found := next(filter(Path.is_dir, candidates), None):
+        return found
+    expected = " or ".join(map(str, candidates))
     raise DataError(f"there is no folder {expected}", next_step=_FOLDER_NEXT_STEP)
 
 

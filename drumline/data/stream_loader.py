@@ -26,7 +26,7 @@ from drumline.data.stream_readers import (
     read_stream,
 )
 from drumline.data.workers import BatchProducer, LoadingOptions
-from drumline.errors import CheckpointError, DataError, UsageError, log
+from drumline.errors import CheckpointError, UsageError, log
 
 
 class StreamLoader(StepLoader):
@@ -79,10 +79,6 @@ class StreamLoader(StepLoader):
             raise CheckpointError(
                 f"the checkpoint is at sample {cursor.position}, but holds no state of the stream {self.name}",
                 next_step="resume with the dataset that the run began with, or start a new run",
-            )
-        if cursor.epoch < 0 or cursor.position < 0:
-            raise DataError(
-                f"a stream has no sample {cursor.position} of epoch {cursor.epoch}", next_step="count from 0"
             )
         self._move_to(cursor)
 

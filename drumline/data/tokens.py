@@ -85,20 +85,17 @@ class TokenWindows(TwoPartDataset):
     def gather(self, indices: NDArray[np.int64], *, pinned: bool = False) -> Tensor:
         rows = gather_rows(self._rows, indices, pinned=pinned)
         if self._may_exceed:
-            self._check(rows.numpy().view(self._native_kind))
+            values = rows.numpy().view(self._native_kind)
+            if values.max() >= self.vocab_size or (values.dtype.kind == "i" and values.min() < 0):
+                stray = values[(values < 0) | (values >= self.vocab_size)][0]
+                raise DataError(
+                    f"{self._name} holds the token {stray}, but its vocabulary has {self.vocab_size}",
+                    next_step="correct vocab_size in meta.json, or remove the file to have it counted",
+                )
         return rows
 
     def finish(self, rows: Tensor, choices: None) -> tuple[Tensor, Tensor]:
         return inputs_and_targets(rows.view(self._torch_kind))
-
-    def _check(self, rows: NDArray[Any]) -> None:
-        if rows.max() < self.vocab_size and (rows.dtype.kind == "u" or rows.min() >= 0):
-            return
-        stray = rows[(rows < 0) | (rows >= self.vocab_size)][0]
-        raise DataError(
-            f"{self._name} holds the token {stray}, but its vocabulary has {self.vocab_size}",
-            next_step="correct vocab_size in meta.json, or remove the file to have it counted",
-        )
 
 
 def inputs_and_targets(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -163,8 +160,8 @@ def _open(path: Path, token_type: str) -> Tokens:
         values = _map_raw(path, np.dtype(token_type))
     else:
         return Tokens(_map_raw(path, np.dtype(np.uint8)), _TEXT_VOCABULARY, str(path))
-    stated = _stated_vocabulary(path)
-    return Tokens(values, stated or _scanned_vocabulary(values, path), str(path), is_stated=stated is not None)
+    vocab_size, is_stated = _vocabulary(values, path)
+    return Tokens(values, vocab_size, str(path), is_stated)
 
 
 def _map_raw(path: Path, kind: np.dtype[Any]) -> NDArray[Any]:
@@ -191,29 +188,25 @@ def _map_npy(path: Path) -> NDArray[Any]:
     return values
 
 
-def _stated_vocabulary(path: Path) -> int | None:
-    """`vocab_size` of a meta.json beside the file, if there is one."""
+def _vocabulary(values: NDArray[Any], path: Path) -> tuple[int, bool]:
+    """How many different tokens there are, and whether a meta.json beside the file states it as `vocab_size`."""
     meta = path.with_name("meta.json")
-    if not meta.is_file():
-        return None
-    try:
-        stated = parse_json(read_regular(meta, follow_links=True)).get("vocab_size")
-    except (OSError, ValueError, AttributeError) as error:
-        raise DataError(
-            f"{meta} cannot be read as a JSON object ({error})", next_step="correct or remove it"
-        ) from error
-    if stated is not None and (type(stated) is not int or stated < 1):
-        raise DataError(f"{meta}: vocab_size is {stated!r}, expected a positive integer", next_step="correct it")
-    return stated
-
-
-def _scanned_vocabulary(values: NDArray[Any], path: Path) -> int:
-    # Reads the whole file once on each rank: about a second per gigabyte, if the disk is as fast. A meta.json with
-    # {"vocab_size": N} beside the file saves that.
+    if meta.is_file():
+        try:
+            stated = parse_json(read_regular(meta, follow_links=True)).get("vocab_size")
+        except (OSError, ValueError, AttributeError) as error:
+            raise DataError(
+                f"{meta} cannot be read as a JSON object ({error})", next_step="correct or remove it"
+            ) from error
+        if type(stated) is int and stated > 0:
+            return stated, True
+        if stated is not None:
+            raise DataError(f"{meta}: vocab_size is {stated!r}, expected a positive integer", next_step="correct it")
+    # Reads the whole file once on each rank: about a second per gigabyte, if the disk is as fast.
     highest = -1
     for start in range(0, len(values), _SCAN_CHUNK):
         piece = values[start : start + _SCAN_CHUNK]
         highest = max(highest, int(piece.max()))
         if (lowest := int(piece.min())) < 0:
             raise DataError(f"{path} holds the token {lowest}: tokens are counted from 0", next_step="write it again")
-    return highest + 1
+    return highest + 1, False

@@ -43,7 +43,12 @@ class GPT(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(Block(width, heads=heads, dropout=dropout) for _ in range(layers))
         self.norm = nn.LayerNorm(width, bias=False)
-        self._initialise(layers)
+        for name, parameter in self.named_parameters():
+            if parameter.dim() < 2:
+                continue  # norms start at one
+            # 2 * layers branches add up on the residual path; this keeps its variance level with depth.
+            is_residual = name.endswith(("attention.out.weight", "mlp_out.weight"))
+            nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers) if is_residual else 0.02)
 
     def forward(self, tokens: Tensor) -> Tensor:
         # Shapes and types are known on the host, so the checks do not wait for the device.
@@ -66,14 +71,6 @@ class GPT(nn.Module):
             )
         # The output layer is the embedding itself: fewer parameters, and no tensor twice in the state dict.
         return functional.linear(self.norm(hidden), self.token_embedding.weight)
-
-    def _initialise(self, layers: int) -> None:
-        for name, parameter in self.named_parameters():
-            if parameter.dim() < 2:
-                continue  # norms start at one
-            # 2 * layers branches add up on the residual path; this keeps its variance level with depth.
-            is_residual = name.endswith(("attention.out.weight", "mlp_out.weight"))
-            nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers) if is_residual else 0.02)
 
 
 class Block(nn.Module):

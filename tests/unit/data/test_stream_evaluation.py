@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drumline.data.evaluation_loader import StreamEvaluationLoader, make_evaluation_loader
+from drumline.data.evaluation_loader import StreamEvaluationLoader
 from drumline.data.sharding import Sharding
 from drumline.data.workers import LoadingOptions
 from drumline.errors import DataError, UsageError
@@ -37,11 +37,9 @@ def make(
     dataset: Any, *, batch_size: int = 4, rank: int = 0, world_size: int = 1, **more: Any
 ) -> StreamEvaluationLoader:
     sharding = Sharding(batch_size=batch_size, rank=rank, world_size=world_size)
-    loader = make_evaluation_loader(
+    return StreamEvaluationLoader(
         dataset, sharding=sharding, device=torch.device("cpu"), options=LoadingOptions(**more)
     )
-    assert isinstance(loader, StreamEvaluationLoader)
-    return loader
 
 
 @given(st.integers(1, 60), st.integers(1, 20), st.integers(1, 5))

@@ -253,11 +253,6 @@ def test_a_stream_that_has_become_shorter_is_refused(position: int) -> None:
     assert "resume with the dataset that the run began with" in str(caught.value)
 
 
-def test_a_cursor_before_the_beginning_is_refused() -> None:
-    with pytest.raises(DataError, match="a stream has no sample -1 of epoch 0"):
-        make(Numbers(7)).cursor = Cursor(0, -1)
-
-
 def test_what_can_be_read_only_once_is_refused() -> None:
     with pytest.raises(UsageError, match="the generator can be read only once") as caught:
         make(number for number in range(9))
