@@ -31,6 +31,8 @@ from drumline.untrusted import parse_json, parse_toml
 from drumline.watch.heartbeat import read_heartbeat
 from drumline.watch.status_file import read_status
 from drumline.watch.status_table import all_rows, summary_line
+from drumline_lint.reading.notebook import read_notebook
+from drumline_lint.reading.parse import read_bytes
 from tests.attacks.limits import bounded
 
 NUMBERS = st.integers() | st.floats() | st.just(10**400) | st.just(-1) | st.just(2**63)
