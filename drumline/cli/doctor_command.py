@@ -17,7 +17,7 @@ from drumline.config.schema import Bounds, Count, CountOrZero
 from drumline.doctor.cluster import DoctorOptions, DoctorResult, check_as_node_zero, check_over_ssh
 from drumline.doctor.collectives.run_collectives import collectives_line, local_collectives, numbers_text
 from drumline.doctor.finding import has_problems
-from drumline.doctor.machine.gpu_checks import num_visible_gpus
+from drumline.doctor.machine.machine_checks import num_visible_gpus
 from drumline.doctor.machine.machine_checks import machine_findings
 from drumline.doctor.machine.summary import machine_rows
 from drumline.doctor.pairs import without_ssh as nodes

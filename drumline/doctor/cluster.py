@@ -11,8 +11,7 @@ from typing import Any
 from drumline.doctor.collectives.run_collectives import collective_findings, collectives_on_hosts
 from drumline.doctor.finding import Finding, has_problems
 from drumline.doctor.host_differences import ComparedValue, compare_hosts
-from drumline.doctor.machine.gpu_checks import num_visible_gpus
-from drumline.doctor.machine.machine_checks import machine_findings
+from drumline.doctor.machine.machine_checks import machine_findings, num_visible_gpus
 from drumline.doctor.pairs.coordinator import Coordinator, Opener, Progress
 from drumline.doctor.pairs.examination import examine
 from drumline.doctor.pairs.node_client import NodeClient

@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 Level = Literal["problem", "warning", "note"]
 LEVELS: tuple[Level, ...] = ("problem", "warning", "note")
+Fault = tuple[Level, str, str]
+"""Level, what and fix of a finding, where the caller knows what was checked and where."""
 
 
 @dataclass(frozen=True)

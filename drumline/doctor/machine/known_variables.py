@@ -1,4 +1,4 @@
-"""What is known about the variables of NCCL, gloo, torch, CUDA and libfabric (`variables.toml`), and their findings."""
+"""The variables of NCCL, gloo, torch, CUDA and libfabric: what they do (`variables.toml`), and which settings are wrong."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from drumline.doctor.finding import Finding, Level
+from drumline.doctor.finding import Fault, Level
 
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "CUDA_", "FI_", "OMP_", "TP_SOCKET_")
@@ -33,15 +33,12 @@ MAX_SOCKETS = 64
 
 def shown_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Those that are set, by name; the value only where it is known to be harmless."""
-    names = sorted(name for name in environment if name.startswith(PREFIXES))
-    return {name: _shown(name, environment[name]) for name in names}
-
-
-def _shown(name: str, value: str) -> str:
-    is_known = name in MEANING or name in RENAMED or name in REMOVED
-    if not is_known or SECRET.search(name):
-        return NOT_SHOWN
-    return "".join(letter if letter.isprintable() else "?" for letter in value)[:MAX_SHOWN]
+    shown = {}
+    for name in sorted(name for name in environment if name.startswith(PREFIXES)):
+        is_known = name in MEANING or name in RENAMED or name in REMOVED
+        printable = "".join(letter if letter.isprintable() else "?" for letter in environment[name])
+        shown[name] = printable[:MAX_SHOWN] if is_known and not SECRET.search(name) else NOT_SHOWN
+    return shown
 
 
 def meaning(name: str) -> str:
@@ -53,30 +50,28 @@ def meaning(name: str) -> str:
     return MEANING.get(name, "not known to drumline")
 
 
-def variable_findings(facts: Mapping[str, Any]) -> Iterator[Finding]:
+def variable_faults(facts: Mapping[str, Any]) -> Iterator[Fault]:
     """Variables that slow or break a run, old names and misspelt ones."""
-    host, variables, check = facts["host"], facts["variables"], "variables"
+    variables = facts["variables"]
     for name, value in variables.items():
         if broken := _broken_rule(RENAMED.get(name, name), value):
             level, what = broken
-            yield Finding(level, check, host, f"{name}={value}: {what}", FIXES.get(name, f"unset {name}"))
+            yield level, f"{name}={value}: {what}", FIXES.get(name, f"unset {name}")
         elif new := RENAMED.get(name):
             what = f"{name}={value} is an old name, which will be ignored one day; it is now {new}"
-            yield Finding("note", check, host, what, f"unset {name}; export {new}={value}")
+            yield "note", what, f"unset {name}; export {new}={value}"
         elif name in REMOVED:
             see = f"; see {REMOVED[name]}" if REMOVED[name] else ""
-            what = f"{name}={value} has no effect any more{see}"
-            yield Finding("warning", check, host, what, f"unset {name}")
+            yield "warning", f"{name}={value} has no effect any more{see}", f"unset {name}"
         elif name not in MEANING and name.startswith(SPELL_CHECKED):
             for near in difflib.get_close_matches(name, MEANING, n=1, cutoff=SIMILARITY):
                 what = f"{name} is not a variable that we know; did you mean {near}?"
-                yield Finding("warning", check, host, what, f'export {near}="${name}"; unset {name}')
+                yield "warning", what, f'export {near}="${name}"; unset {name}'
     threads, sockets = (variables.get(name, "") for name in ("NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD"))
     if threads.isdigit() and sockets.isdigit() and int(threads) * int(sockets) > MAX_SOCKETS:
         what = f"NCCL_SOCKET_NTHREADS={threads} times NCCL_NSOCKS_PERTHREAD={sockets} is over NCCL's limit "
         what += f"of {MAX_SOCKETS} sockets, and it uses fewer"
-        fix = f"export NCCL_NSOCKS_PERTHREAD={max(1, MAX_SOCKETS // max(1, int(threads)))}"
-        yield Finding("warning", check, host, what, fix)
+        yield "warning", what, f"export NCCL_NSOCKS_PERTHREAD={max(1, MAX_SOCKETS // max(1, int(threads)))}"
 
 
 def _broken_rule(name: str, value: str) -> tuple[Level, str] | None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from drumline.doctor.machine.known_variables import MEANING, PREFIXES, REMOVED, RENAMED, RULES, variable_findings
+from drumline.doctor.machine.known_variables import MEANING, PREFIXES, REMOVED, RENAMED, RULES, variable_faults
 from tests.unit.doctor.machines import healthy
 
 
 def said(**variables: str) -> list[tuple[str, str, str]]:
-    found = list(variable_findings(healthy(variables=variables)))
-    assert all((one.where, one.check) == ("node-a", "variables") for one in found)
-    return [(one.level, one.what, one.fix) for one in found]
+    return list(variable_faults(healthy(variables=variables)))
 
 
 def every_rule() -> Iterator[tuple[str, str, str, str]]:

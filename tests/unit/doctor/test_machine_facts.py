@@ -15,10 +15,9 @@ import pytest
 
 from drumline.doctor.background import in_background
 from drumline.doctor.machine import gpus, system
-from drumline.doctor.machine.gpu_checks import num_visible_gpus
 from drumline.doctor.machine.gpus import NvidiaSmi, read_driver_files, read_nvidia_smi
 from drumline.doctor.machine.known_variables import NOT_SHOWN, shown_variables
-from drumline.doctor.machine.machine_checks import machine_findings
+from drumline.doctor.machine.machine_checks import machine_findings, num_visible_gpus
 from drumline.doctor.machine.machine_facts import machine_facts
 from drumline.doctor.machine.summary import machine_rows
 from drumline.doctor.machine.system import installed_packages
