@@ -17,11 +17,10 @@ from drumline.config.schema import Bounds, Count, CountOrZero
 from drumline.doctor.cluster import DoctorOptions, DoctorResult, check_as_node_zero, check_over_ssh
 from drumline.doctor.collectives.run_collectives import collectives_line, local_collectives, numbers_text
 from drumline.doctor.finding import has_problems
-from drumline.doctor.machine.machine_checks import num_visible_gpus
-from drumline.doctor.machine.machine_checks import machine_findings
+from drumline.doctor.machine.machine_checks import machine_findings, num_visible_gpus
+from drumline.doctor.machine.machine_facts import HostSettings, host_facts
 from drumline.doctor.machine.summary import machine_rows
 from drumline.doctor.pairs import without_ssh as nodes
-from drumline.doctor.pairs.node_server import HostSettings
 from drumline.doctor.report import as_json, report
 from drumline.errors import ConfigError, ExitCode, UsageError
 from drumline.launch.hosts import hosts_from_file, hosts_from_flag, wrong_name
@@ -194,7 +193,7 @@ def _number(environment: Mapping[str, str], name: str) -> int | None:
 
 def _check_this_machine(given: Mapping[str, Any]) -> int:
     settings = _options(given).settings
-    facts = settings.facts()
+    facts = host_facts(settings)
     findings = machine_findings(facts)
     numbers: Mapping[str, float] | None = None
     if given.get("collectives"):

@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drumline.cli import main
+from drumline.doctor.machine.machine_facts import HostSettings
 from drumline.doctor.pairs.node_client import NodeClient, NodeLostError
-from drumline.doctor.pairs.node_server import HELLO, HostSettings, NodeServer
+from drumline.doctor.pairs.node_server import HELLO, NodeServer
 from drumline.doctor.pairs.without_ssh import NodeOptions, join
 from drumline.errors import DrumlineError, ExitCode, UsageError
 from drumline.net.frames import FrameError, FrameReader, Session, decode, encode

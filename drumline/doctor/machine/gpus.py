@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
-from drumline.doctor.machine.system import read_file
 from drumline.text import MIB
 
 GPU_FIELDS = ("index", "uuid", "name", "memory.total", "memory.used", "driver_version")
@@ -67,10 +66,10 @@ def read_nvidia_smi(gpus: str, processes: str) -> dict[str, Any]:
 
 def read_driver_files(folder: Path) -> dict[str, Any]:
     """What /proc knows when nvidia-smi does not answer: neither memory nor processes."""
-    driver = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", read_file(folder / "version"))
+    driver = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", file_text(folder / "version"))
     found = []
     for index, gpu in enumerate(sorted(folder.glob("gpus/*"))):
-        lines = [line.partition(":") for line in read_file(gpu / "information").splitlines()]
+        lines = [line.partition(":") for line in file_text(gpu / "information").splitlines()]
         values = {name: value.strip() for name, _, value in lines}
         known = {"index": index, "uuid": values.get("GPU UUID", "?"), "name": values.get("Model", "?")}
         found.append({**known, "memory_bytes": None, "used_bytes": None, "processes": []})
@@ -120,3 +119,11 @@ def _output(process: subprocess.Popen[str], deadline: float) -> str | None:
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.communicate(timeout=0.2)
     return None
+
+
+def file_text(path: Path) -> str:
+    """Its text; "" where it cannot be read."""
+    try:
+        return path.read_text(errors="replace", encoding="utf-8")
+    except OSError:
+        return ""

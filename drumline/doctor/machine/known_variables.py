@@ -1,4 +1,4 @@
-"""The variables of NCCL, gloo, torch, CUDA and libfabric: what they do (`variables.toml`), and which settings are wrong."""
+"""The variables of NCCL, gloo, torch, CUDA and libfabric: what they do (`variables.toml`), and wrong settings of them."""
 
 from __future__ import annotations
 

@@ -14,12 +14,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
 from drumline.doctor.collectives.rank_processes import HostRanks, RankProcesses
-from drumline.doctor.machine.machine_facts import machine_facts
+from drumline.doctor.machine.machine_facts import HostSettings, host_facts
 from drumline.doctor.pairs.listeners import TOKEN_BYTES, Listeners
 from drumline.doctor.pairs.probe import Target, measure, probe_all, resolve_all
 from drumline.errors import DrumlineError
@@ -39,24 +38,6 @@ HELLO = {"doctor": "drumline", "form": 2}
 BACKENDS = ("auto", "gloo", "nccl")
 
 
-@dataclass(frozen=True)
-class HostSettings:
-    """The environment and folders of the run on this host."""
-
-    environment: Mapping[str, str]
-    run_folder: str = "."
-    code: str | None = None
-    data: str | None = None
-
-    def facts(self) -> dict[str, Any]:
-        return machine_facts(
-            self.environment,
-            run_folder=Path(self.run_folder),
-            code=None if self.code is None else Path(self.code),
-            data=None if self.data is None else Path(self.data),
-        )
-
-
 class NodeServer:
     """One host; `serve` returns when the caller goes away."""
 
@@ -72,7 +53,7 @@ class NodeServer:
         self._actions: dict[str, Callable[[Message], Any]] = {
             "begin": self._begin,
             "clock": lambda _: time.time(),
-            "facts": lambda _: self.settings.facts(),
+            "facts": lambda _: host_facts(self.settings),
             "names": lambda message: resolve_all(read_list(message, "names", str, MAX_NODES)),
             "listen": self._listen,
             "probe": self._probe,

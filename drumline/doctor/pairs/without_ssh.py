@@ -14,8 +14,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from drumline.doctor.machine.machine_facts import HostSettings
 from drumline.doctor.pairs.node_client import NodeClient, NodeLostError
-from drumline.doctor.pairs.node_server import MAX_NODES, HostSettings, NodeServer
+from drumline.doctor.pairs.node_server import MAX_NODES, NodeServer
 from drumline.errors import PreflightError, UsageError
 from drumline.net.dial import CONNECT_S, Reason, explained, reason_of
 from drumline.net.frames import MAX_BYTES, SEAL_BYTES, FrameError, FrameReader, Message, decode, encode, write_all

@@ -115,7 +115,7 @@ ODD = (
 @pytest.mark.parametrize(
     ("method", "answer"),
     [
-        ("HostSettings.facts", [3]),
+        ("host_facts", [3]),
         ("resolve_all", []),
         ("NodeServer._listen", {"data": "x"}),
         ("NodeServer._probe", 7),

@@ -14,13 +14,18 @@ from pathlib import Path
 import pytest
 
 from drumline.doctor.background import in_background
-from drumline.doctor.machine import gpus, system
+from drumline.doctor.machine import gpus
 from drumline.doctor.machine.gpus import NvidiaSmi, read_driver_files, read_nvidia_smi
 from drumline.doctor.machine.known_variables import NOT_SHOWN, shown_variables
 from drumline.doctor.machine.machine_checks import machine_findings, num_visible_gpus
-from drumline.doctor.machine.machine_facts import machine_facts
+from drumline.doctor.machine.machine_facts import (
+    HostSettings,
+    disk_facts,
+    file_system_of,
+    host_facts,
+    installed_packages,
+)
 from drumline.doctor.machine.summary import machine_rows
-from drumline.doctor.machine.system import installed_packages
 from tests.unit.doctor.machines import healthy
 
 # In the form that nvidia-smi writes.
@@ -39,9 +44,8 @@ def test_this_machine_is_what_it_is(tmp_path: Path) -> None:
     (tmp_path / "code" / "train.py").write_text("print(1)")
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "0.bin").write_bytes(b"0123")
-    facts = machine_facts(
-        os.environ, run_folder=tmp_path / "runs" / "new", code=tmp_path / "code", data=tmp_path / "data"
-    )
+    folders = (str(tmp_path / name) for name in ("runs/new", "code", "data"))
+    facts = host_facts(HostSettings(os.environ, *folders))
     assert json.loads(json.dumps(facts)) == facts
     assert facts["host"] == socket.gethostname()
     assert facts["python"] == ".".join(map(str, sys.version_info[:3]))
@@ -184,7 +188,7 @@ def test_a_call_that_does_not_return_is_given_up() -> None:
     assert in_background(lambda: 7).result(20) == 7
 
 
-def test_packages_are_those_that_would_be_imported(tmp_path: Path) -> None:
+def test_packages_are_those_that_would_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for folder, names in {
         "first": ["torch-2.11.0.dist-info", "Own_Tool.egg-info", "old-1.0-py3.11.egg-info"],
         "second": ["torch-2.13.0+cpu.dist-info", "numpy-2.4.6.dist-info", "not_a_package"],
@@ -192,8 +196,8 @@ def test_packages_are_those_that_would_be_imported(tmp_path: Path) -> None:
         for name in names:
             (tmp_path / folder / name).mkdir(parents=True)
     (tmp_path / "first" / "Own_Tool.egg-info" / "PKG-INFO").write_text("Name: Own_Tool\nVersion: 0.3\n")
-    path = [str(tmp_path / "first"), str(tmp_path / "second"), str(tmp_path / "none")]
-    assert installed_packages(path) == {"numpy": "2.4.6", "old": "1.0", "own-tool": "0.3", "torch": "2.11.0"}
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "first"), str(tmp_path / "second"), str(tmp_path / "none")])
+    assert installed_packages() == {"numpy": "2.4.6", "old": "1.0", "own-tool": "0.3", "torch": "2.11.0"}
 
 
 def test_the_version_of_torch_is_that_of_the_torch_that_would_be_imported(tmp_path: Path) -> None:
@@ -204,7 +208,7 @@ def test_the_version_of_torch_is_that_of_the_torch_that_would_be_imported(tmp_pa
     )
     (tmp_path / "nvidia_nccl_cu13-2.28.9.dist-info").mkdir()
     code = (
-        "from drumline.doctor.machine.system import *; print(torch_facts(installed_packages())); import sys;"
+        "from drumline.doctor.machine.machine_facts import *; print(torch_facts(installed_packages())); import sys;"
         "sys.modules['torch'] = None; print(torch_facts({}))"
     )
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', Path.cwd())}"}
@@ -239,12 +243,12 @@ def test_the_file_system_is_that_of_the_nearest_mount(tmp_path: Path) -> None:
         f"/dev/a / ext4 rw 0 0\nserver:/x {tmp_path}/my\\040volume nfs4 rw 0 0\n"
         f"tmpfs {tmp_path}/my\\040volumes tmpfs rw 0 0\n"
     )
-    assert system.file_system_of(tmp_path / "my volume" / "runs", mounts) == "nfs4"
-    assert system.file_system_of(tmp_path, mounts) == "ext4"
-    assert system.file_system_of(tmp_path, "") == "?"
+    assert file_system_of(tmp_path / "my volume" / "runs", mounts) == "nfs4"
+    assert file_system_of(tmp_path, mounts) == "ext4"
+    assert file_system_of(tmp_path, "") == "?"
 
 
 def test_a_folder_that_cannot_be_written_to_says_why() -> None:
-    found = system.disk_facts(Path("/proc/no/such"))
+    found = disk_facts(Path("/proc/no/such"))
     assert found["parent"] == "/proc"
     assert found["error"]

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from drumline.doctor.pairs.node_server import HELLO, HostSettings
+from drumline.doctor.machine.machine_facts import HostSettings
+from drumline.doctor.pairs.node_server import HELLO
 from drumline.doctor.pairs.without_ssh import DoctorRendezvous, NodeOptions, join, listen
 from drumline.errors import DrumlineError, UsageError
 from drumline.net.frames import encode
