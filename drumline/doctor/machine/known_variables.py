@@ -1,4 +1,4 @@
-"""The variables of NCCL, gloo, torch, CUDA and libfabric: what they do (`variables.toml`), and wrong settings of them."""
+"""The variables of NCCL, gloo, torch, CUDA and libfabric: what they do (`variables.toml`), and settings that are bad."""
 
 from __future__ import annotations
 
