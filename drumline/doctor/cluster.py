@@ -13,9 +13,8 @@ from drumline.doctor.finding import Finding, has_problems
 from drumline.doctor.host_differences import ComparedValue, compare_hosts
 from drumline.doctor.machine.machine_checks import machine_findings, num_visible_gpus
 from drumline.doctor.machine.machine_facts import HostSettings
-from drumline.doctor.pairs.coordinator import Coordinator, Opener, Progress
+from drumline.doctor.pairs.coordinator import Coordinator, NodeClient, Opener, Progress
 from drumline.doctor.pairs.examination import examine
-from drumline.doctor.pairs.node_client import NodeClient
 from drumline.doctor.pairs.pair_checks import pair_findings
 from drumline.doctor.pairs.survey import OPEN, HostRecord, Survey
 from drumline.doctor.pairs.without_ssh import DoctorRendezvous, NodeOptions

@@ -1,5 +1,4 @@
-"""What the doctor shows: a machine's facts, the matrix, what differs, each finding with its fix, and the result; or all of
-it as JSON."""
+"""What the doctor shows: facts, the matrix, what differs, each finding with its fix, and the result; or all as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The variables of NCCL, gloo, torch, CUDA and libfabric: what they do (`variables.toml`), and settings that are bad."""
+"""The variables of NCCL, gloo, torch, CUDA and libfabric: what they do (`variables.toml`), and which are set wrong."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from drumline.doctor.pairs.coordinator import ANSWER_S, Coordinator, Opener
-from drumline.doctor.pairs.listeners import TOKEN_BYTES
+from drumline.doctor.pairs.probe import TOKEN_BYTES
 from drumline.doctor.pairs.survey import OPEN, Pair, Survey
 from drumline.net.dial import Reason
 from drumline.net.frames import read_field, read_list

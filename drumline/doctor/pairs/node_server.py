@@ -19,8 +19,7 @@ from typing import Any
 
 from drumline.doctor.collectives.rank_processes import HostRanks, RankProcesses
 from drumline.doctor.machine.machine_facts import HostSettings, host_facts
-from drumline.doctor.pairs.listeners import TOKEN_BYTES, Listeners
-from drumline.doctor.pairs.probe import Target, measure, probe_all, resolve_all
+from drumline.doctor.pairs.probe import TOKEN_BYTES, Listeners, Target, measure, probe_all, resolve_all
 from drumline.errors import DrumlineError
 from drumline.launch.topology import own_variables
 from drumline.net.dial import Reason

@@ -1,5 +1,5 @@
-"""What this host sees of the others: what their names resolve to, whether their ports are open, whether a large message
-arrives, and how fast they are reached.
+"""Both sides of the tests between hosts: one opens ports (`Listeners`), the others try them. So each learns what names
+resolve to, which ports are open, whether a large message arrives, and how fast it is.
 
 Many are tried at once, each on its own thread: dropped packets get no answer, so a closed port costs the whole limit.
 """
@@ -17,24 +17,27 @@ import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from drumline.doctor.background import in_background, resolve_ipv4
-from drumline.doctor.pairs.listeners import (
-    CALL,
-    COUNT,
-    COUNT_AND_SECONDS,
-    IDLE_S,
-    LARGE,
-    PING,
-    PING_BYTES,
-    REPLY,
-    SPEED,
-    read_exactly,
-)
 from drumline.doctor.pairs.survey import OPEN
 from drumline.net.dial import CONNECT_S, Reason, reason_of
 
+TOKEN_BYTES = 16
+# The call: the token, the action, and for how many bytes and seconds. The reply: the number of the node.
+CALL = struct.Struct("!16scQd")
+REPLY = struct.Struct("!I")
+PING, LARGE, SPEED = b"P", b"L", b"S"
+PING_BYTES = 16
+COUNT = struct.Struct("!Q")
+COUNT_AND_SECONDS = struct.Struct("!Qd")
+# A large message that has not moved for so long is not slow: TCP retransmits after 0.2 s, 0.4 s, ...
+STALLED_S = 1.2
+# Nobody may hold a thread of ours: an examination of two hosts takes fractions of a second.
+IDLE_S = 3.0
+MAX_CALLS = 2048
+BUFFER_BYTES = 1 << 20
 # The resolver's own limit is 5 s a try and more; nobody who starts a job waits that long for a name.
 RESOLVE_S = 3.0
 # Some full-size packets, also of 9000 bytes; and little enough to be sent to 255 hosts at once.
@@ -62,28 +65,118 @@ class Target:
     """Whether to send a large message too."""
 
 
+# The open ports of this host
+
+
+class Listeners:
+    """The open ports of this node, each bound to one address, never to all.
+
+    A caller must know the token of this examination, which travels over the control channel alone; other callers are
+    cut off without a reply. The reply names the node, since a name or an address may lead to another host. All a caller
+    can have is an echo, and its bytes counted.
+    """
+
+    def __init__(self, token: bytes, node: int) -> None:
+        self.token, self.node = token, node
+        self._sockets: list[socket.socket] = []
+        self._calls = threading.Semaphore(MAX_CALLS)
+
+    def open(self, address: str, port: int = 0) -> int:
+        """Listen there; 0 is any free high port. Returns the port."""
+        listener = socket.create_server((address, port), backlog=1024)
+        self._sockets.append(listener)
+        threading.Thread(target=self._accept, args=[listener], daemon=True).start()
+        return int(listener.getsockname()[1])
+
+    def close(self) -> None:
+        for listener in self._sockets:
+            # Close alone would leave the thread in accept, and with it the port open.
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
+        self._sockets.clear()
+
+    def _accept(self, listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                call, _ = listener.accept()
+                if self._calls.acquire(blocking=False):
+                    threading.Thread(target=self._serve, args=[call], daemon=True).start()
+                else:
+                    call.close()
+
+    def _serve(self, call: socket.socket) -> None:
+        try:
+            with call, contextlib.suppress(OSError):
+                call.settimeout(IDLE_S)
+                call.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                token, action, num_bytes, seconds = CALL.unpack(read_exactly(call, CALL.size))
+                if token != self.token:
+                    return
+                call.sendall(REPLY.pack(self.node))
+                while action == PING:
+                    call.sendall(read_exactly(call, PING_BYTES))
+                if action == LARGE:
+                    call.sendall(COUNT.pack(_count_bytes(call, num_bytes)))
+                elif action == SPEED:
+                    _time_bytes(call, num_bytes, min(seconds, IDLE_S))
+        finally:
+            self._calls.release()
+
+
+def read_exactly(call: socket.socket, num_bytes: int) -> bytes:
+    """OSError when the other side closes, or sends nothing for too long."""
+    got = b""
+    while len(got) < num_bytes:
+        new = call.recv(num_bytes - len(got))
+        if not new:
+            raise ConnectionResetError("closed by the other side")
+        got += new
+    return got
+
+
+def _count_bytes(call: socket.socket, num_bytes: int) -> int:
+    """How many arrive before it stalls: none at all when large packets vanish on the way."""
+    call.settimeout(STALLED_S)
+    buffer, taken = bytearray(1 << 16), 0
+    with contextlib.suppress(TimeoutError):
+        while taken < num_bytes and (new := call.recv_into(buffer)):
+            taken += new
+    call.settimeout(IDLE_S)
+    return taken
+
+
+def _time_bytes(call: socket.socket, num_bytes: int, seconds: float) -> None:
+    """Read for a while, then send how much arrived and how long it took, counted from the first bytes."""
+    buffer, taken = bytearray(BUFFER_BYTES), len(call.recv(1))
+    begin = time.monotonic()
+    elapsed = 0.0
+    while taken < num_bytes and elapsed < seconds and (new := call.recv_into(buffer)):
+        taken += new
+        elapsed = time.monotonic() - begin
+    call.sendall(COUNT_AND_SECONDS.pack(taken, elapsed))
+    # Closing with unread bytes would reset the connection, and the answer could be lost with it.
+    while call.recv_into(buffer):
+        pass
+
+
 # Names
 
 
 def resolve_all(names: Iterable[str], *, limit_s: float = RESOLVE_S) -> dict[str, dict[str, Any]]:
     """For each name its `addresses` or an `error`."""
     # The resolver cannot be interrupted; threads that hang in it are left behind.
-    resolving = {name: in_background(lambda name=name: _resolve(name)) for name in set(names)}  # type: ignore[misc]
+    resolving = {name: in_background(partial(resolve_ipv4, name)) for name in set(names)}
     deadline = time.monotonic() + limit_s
-    found = {}
+    found: dict[str, dict[str, Any]] = {}
     for name, answer in resolving.items():
         try:
-            found[name] = answer.result(max(0.0, deadline - time.monotonic()))
+            found[name] = {"addresses": answer.result(max(0.0, deadline - time.monotonic()))}
         except TimeoutError:
             found[name] = {"error": f"the resolver did not answer within {limit_s:g} s"}
+        except (OSError, UnicodeError) as error:
+            found[name] = {"error": str(getattr(error, "strerror", None) or error)}
     return found
-
-
-def _resolve(name: str) -> dict[str, Any]:
-    try:
-        return {"addresses": resolve_ipv4(name)}
-    except (OSError, UnicodeError) as error:
-        return {"error": str(getattr(error, "strerror", None) or error)}
 
 
 # Ports

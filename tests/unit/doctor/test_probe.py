@@ -7,9 +7,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from drumline.doctor.pairs import listeners as server
-from drumline.doctor.pairs.listeners import CALL, PING, Listeners
-from drumline.doctor.pairs.probe import LARGE_BYTES, Target, measure, probe, probe_all, resolve_all
+from drumline.doctor.pairs import probe as server
+from drumline.doctor.pairs.probe import (
+    CALL,
+    LARGE_BYTES,
+    PING,
+    Listeners,
+    Target,
+    measure,
+    probe,
+    probe_all,
+    resolve_all,
+)
 from tests.ranks import free_port
 
 HERE, TOKEN = "127.0.0.1", b"0123456789abcdef"
