@@ -53,7 +53,7 @@ class ComparedValue:
         return Finding(level, "differences", join_names(self.odd_hosts), what, fix)
 
 
-def compare(
+def compare_values(
     name: str, values: Mapping[str, Hashable], show: Callable[[Any], str] = str, *, unset: str = "none"
 ) -> ComparedValue:
     """Hosts grouped by value; of two values that are as common, the first host's comes first."""
@@ -100,150 +100,126 @@ TRAITS: tuple[tuple[str, Callable[[Facts], str | None], Level, str], ...] = (
 
 def compare_hosts(facts: Mapping[str, Facts]) -> tuple[list[Finding], list[ComparedValue]]:
     """Findings, and everything that was compared, from the facts of each host."""
-    findings: list[Finding] = []
-    compared: list[ComparedValue] = []
+    parts = (_compare_traits, _compare_packages, _compare_variables, _compare_code, _compare_data)
+    results = [result for part in parts for result in part(facts)]
+    findings = [result for result in results if isinstance(result, Finding)]
+    return findings, [result for result in results if isinstance(result, ComparedValue)]
+
+
+def _compare_traits(facts: Mapping[str, Facts]) -> Iterator[ComparedValue | Finding]:
     for name, value_of, level, fix in TRAITS:
-        values = compare(name, {host: value_of(one) for host, one in facts.items()})
-        compared.append(values)
-        if values.differs:
+        row = compare_values(name, {host: value_of(one) for host, one in facts.items()})
+        yield row
+        if row.differs:
             # Pythons that differ only in their last number work together.
             minors = {tuple(one["python"].split(".")[:2]) for one in facts.values()}
-            is_problem = name == "Python" and len(minors) > 1
-            findings.append(values.finding("problem" if is_problem else level, fix))
-    for part in (_compare_packages, _compare_variables, _compare_code, _compare_data):
-        found, more = part(facts)
-        findings += found
-        compared += more
-    return findings, compared
+            yield row.finding("problem" if name == "Python" and len(minors) > 1 else level, fix)
 
 
 # Packages and variables
 
 
-def _compare_packages(facts: Mapping[str, Facts]) -> tuple[list[Finding], list[ComparedValue]]:
+def _compare_packages(facts: Mapping[str, Facts]) -> Iterator[ComparedValue | Finding]:
     """One finding per set of odd hosts, so that an old environment is one line and not forty."""
     names = sorted({name for one in facts.values() for name in one["packages"]} - {"torch", "drumline"})
-    rows = [compare(name, {host: one["packages"].get(name) for host, one in facts.items()}) for name in names]
-    rows = [row for row in rows if row.differs]
+    rows = [compare_values(name, {host: one["packages"].get(name) for host, one in facts.items()}) for name in names]
     by_hosts: dict[tuple[str, ...], list[ComparedValue]] = {}
-    for row in rows:
+    for row in (row for row in rows if row.differs):
+        yield row
         by_hosts.setdefault(row.odd_hosts, []).append(row)
     # Most differences first; a package that differs everywhere says the least.
     ordered = sorted(by_hosts.items(), key=lambda item: (-len(item[1]), len(item[0])))
-    findings = []
     for hosts, found in ordered[:MAX_FINDINGS]:
         shown = "; ".join(f"{row.name} {row.text()}" for row in found[:MAX_PACKAGES])
         more = f"; and {len(found) - MAX_PACKAGES} more" if len(found) > MAX_PACKAGES else ""
         verb = "differs" if len(found) == 1 else "differ"
         what = f"{plural(len(found), 'package')} {verb} across hosts: {shown}{more}"
         fix = "pip freeze > all.txt on a host that is right, pip install -r all.txt on these"
-        findings.append(Finding("warning", "differences", join_names(hosts), what, fix))
-    return findings, rows
+        yield Finding("warning", "differences", join_names(hosts), what, fix)
 
 
-def _compare_variables(facts: Mapping[str, Facts]) -> tuple[list[Finding], list[ComparedValue]]:
+def _compare_variables(facts: Mapping[str, Facts]) -> Iterator[ComparedValue | Finding]:
     every = {name for one in facts.values() for name in one["variables"]}
-    names = sorted(name for name in every if name.startswith(COMPARED) and not name.startswith(MAY_DIFFER))
-    findings, rows = [], []
-    for name in names:
-        row = compare(name, {host: one["variables"].get(name) for host, one in facts.items()}, unset="unset")
-        rows.append(row)
+    for name in sorted(name for name in every if name.startswith(COMPARED) and not name.startswith(MAY_DIFFER)):
+        row = compare_values(name, {host: one["variables"].get(name) for host, one in facts.items()}, unset="unset")
+        yield row
         if row.differs:
             same = f"unset {name}" if row.usual == "unset" else f"export {name}={row.usual}"
             fix = f"{same} on all hosts, or in the environment of the launcher"
-            findings.append(row.finding("problem" if name in MUST_AGREE else "warning", fix))
-    return findings, rows
+            yield row.finding("problem" if name in MUST_AGREE else "warning", fix)
 
 
 # Code and data
 
 
-def _compare_code(facts: Mapping[str, Facts]) -> tuple[list[Finding], list[ComparedValue]]:
-    """One finding for each code that is not that of most hosts, with the first files that differ."""
+def _compare_code(facts: Mapping[str, Facts]) -> Iterator[ComparedValue | Finding]:
+    """The first files that differ are named."""
     known = _known(facts, "code")
-    if not known:
-        return [], []
     # Up to where the first host stopped reading, if one did.
     until = min((one["until"] for one in known.values() if one["until"]), key=sort_key, default=None)
-    files = {host: _up_to(one["files"], until) for host, one in known.items()}
-    row = compare("code", {host: hash_of_files(found) for host, found in files.items()})
-    usual = row.groups[0][1]
-    findings = []
-    for _, hosts in row.groups[1 : MAX_FINDINGS + 1]:
-        difference = join_names(_changed_files(files[usual[0]], files[hosts[0]]))
-        folder = known[hosts[0]]["folder"]
-        what = f"the code in {folder} differs from that on {join_names(usual)}: {difference}"
-        fix = "drumline launch --sync copies the code first; or use git pull or rsync"
-        findings.append(Finding("problem", "code", join_names(hosts), what, fix))
-    return findings, [row]
+    files = {
+        host: {name: short for name, short in one["files"].items() if until is None or sort_key(name) < sort_key(until)}
+        for host, one in known.items()
+    }
+
+    def changes(usual: str, other: str) -> Iterator[str]:
+        right, here = files[usual], files[other]
+        for name in sorted(right.keys() | here.keys(), key=sort_key):
+            if right.get(name) != here.get(name):
+                how = "is missing" if name not in here else "is extra" if name not in right else "differs"
+                yield f"{name} {how}"
+
+    keys = {host: hash_of_files(found) for host, found in files.items()}
+    fix = "drumline launch --sync copies the code first; or use git pull or rsync"
+    yield from _compare_folders("code", compare_values("code", keys), known, changes, fix)
 
 
-def _compare_data(facts: Mapping[str, Facts]) -> tuple[list[Finding], list[ComparedValue]]:
-    """One finding for each dataset that is not that of most hosts.
-
-    Where a host could not read all of it in time, the files that all hosts have read are compared."""
+def _compare_data(facts: Mapping[str, Facts]) -> Iterator[ComparedValue | Finding]:
+    """Where a host could not read all of it in time, the files that all hosts have read are compared."""
     known = _known(facts, "data")
-    if not known:
-        return [], []
-    mark = _common_mark(known)
-    keys = {host: _data_key(one, mark) for host, one in known.items()}
-    row = compare("data", keys, show=lambda key: str(key[0]))
-    usual = row.groups[0][1]
-    findings = []
-    for _, hosts in row.groups[1 : MAX_FINDINGS + 1]:
-        changes = list(_changed_data(known[usual[0]], known[hosts[0]]))
-        what = f"the data in {known[hosts[0]]['folder']} differs from that on {join_names(usual)}: "
-        what += join_names(changes) or "names or sizes of files differ"
-        fix = "copy it again, or mount the same volume"
-        findings.append(Finding("problem", "data", join_names(hosts), what, fix))
-    if mark is not None:
-        where = join_names(host for host, one in known.items() if not one["complete"])
+    partly = [host for host, one in known.items() if not one["complete"]]
+    fewest = min((one["files"] for one in known.values()), default=0)
+    mark = str(1 << (fewest.bit_length() - 1)) if fewest else "0"
+
+    def key(data: Facts) -> Hashable:
+        """What is shown, then what else distinguishes it."""
+        if partly:
+            return f"the first {mark} files: {data['marks'].get(mark, 'none')}", ""
+        shown = f"{data['files']} files, {memory_size(data['bytes'])}, {data['hash']}"
+        return shown, data["bytes"], tuple(data["samples"].items())
+
+    def changes(usual: str, other: str) -> Iterator[str]:
+        right, here = known[usual], known[other]
+        if right["complete"] and here["complete"]:
+            for name in ("files", "bytes"):
+                if right[name] != here[name]:
+                    yield f"{here[name]} {name} instead of {right[name]}"
+        for name, short in right["samples"].items():
+            if here["samples"].get(name, short) != short:
+                yield f"{name} has other content"
+
+    row = compare_values("data", {host: key(one) for host, one in known.items()}, show=lambda key: str(key[0]))
+    yield from _compare_folders("data", row, known, changes, "copy it again, or mount the same volume")
+    if partly:
         what = f"the data has too many files to read all of them in a second; the first {mark} were compared"
-        findings.append(Finding("note", "data", where, what))
-    return findings, [row]
+        yield Finding("note", "data", join_names(partly), what)
 
 
 def _known(facts: Mapping[str, Facts], name: str) -> dict[str, Facts]:
-    """Of the hosts that have the folder; what the others lack is a finding of their own."""
+    """The hosts that have the folder; what the others lack is a finding of their own."""
     found = {host: one.get(name) for host, one in facts.items()}
     return {host: one for host, one in found.items() if one and "files" in one}
 
 
-def _up_to(files: Mapping[str, str], until: str | None) -> dict[str, str]:
-    return {name: short for name, short in files.items() if until is None or sort_key(name) < sort_key(until)}
-
-
-def _changed_files(usual: Mapping[str, str], other: Mapping[str, str]) -> Iterator[str]:
-    for name in sorted(usual.keys() | other.keys(), key=sort_key):
-        if name not in other:
-            yield f"{name} is missing"
-        elif name not in usual:
-            yield f"{name} is extra"
-        elif usual[name] != other[name]:
-            yield f"{name} differs"
-
-
-def _common_mark(known: Mapping[str, Facts]) -> str | None:
-    """Up to how many files all hosts have read, where not all have read everything."""
-    if all(one["complete"] for one in known.values()):
-        return None
-    fewest = min(one["files"] for one in known.values())
-    return str(1 << (fewest.bit_length() - 1)) if fewest else "0"
-
-
-def _data_key(data: Facts, mark: str | None) -> Hashable:
-    """What is shown, then what else distinguishes it."""
-    if mark is not None:
-        return f"the first {mark} files: {data['marks'].get(mark, 'none')}", ""
-    shown = f"{data['files']} files, {memory_size(data['bytes'])}, {data['hash']}"
-    return shown, data["bytes"], tuple(data["samples"].items())
-
-
-def _changed_data(usual: Facts, other: Facts) -> Iterator[str]:
-    if usual["complete"] and other["complete"]:
-        for name in ("files", "bytes"):
-            if usual[name] != other[name]:
-                yield f"{other[name]} {name} instead of {usual[name]}"
-    for name, short in usual["samples"].items():
-        if other["samples"].get(name, short) != short:
-            yield f"{name} has other content"
+def _compare_folders(
+    name: str, row: ComparedValue, known: Mapping[str, Facts], changes: Callable[[str, str], Iterator[str]], fix: str
+) -> Iterator[ComparedValue | Finding]:
+    """One finding for each code or dataset that is not that of most hosts. `changes`: between two hosts."""
+    if not known:
+        return
+    yield row
+    usual = row.groups[0][1]
+    for _, hosts in row.groups[1 : MAX_FINDINGS + 1]:
+        changed = join_names(changes(usual[0], hosts[0])) or "names or sizes of files differ"
+        what = f"the {name} in {known[hosts[0]]['folder']} differs from that on {join_names(usual)}: {changed}"
+        yield Finding("problem", name, join_names(hosts), what, fix)

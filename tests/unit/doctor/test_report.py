@@ -8,7 +8,7 @@ import time
 import pytest
 
 from drumline.doctor.finding import Finding
-from drumline.doctor.host_differences import compare
+from drumline.doctor.host_differences import compare_values
 from drumline.doctor.pairs.matrix import all_letters, matrix
 from drumline.doctor.pairs.pair_checks import pair_findings
 from drumline.doctor.report import as_json, finding_lines, plain_lines, report, result_line
@@ -101,7 +101,7 @@ def test_the_result() -> None:
 @pytest.mark.parametrize("is_terminal", [False, True])
 def test_the_report_in_its_order(is_terminal: bool, capsys: pytest.CaptureFixture[str]) -> None:
     survey = examine(Cluster(3, closed={(0, 1)}))
-    table = [compare("torch", {"n000": "2.13", "n001": "2.13", "n002": "2.11"})]
+    table = [compare_values("torch", {"n000": "2.13", "n001": "2.13", "n002": "2.11"})]
     report(pair_findings(survey), survey=survey, differences=table, is_terminal=is_terminal, width=100)
     out = capsys.readouterr().out
     parts = ["every pair", "6 links, 5 fine", "what differs between hosts", "2.13", "problem: n000 -> n001", "result:"]
