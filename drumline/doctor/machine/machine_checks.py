@@ -153,7 +153,8 @@ def _gpus(facts: Facts) -> Iterator[Fault]:
         models.setdefault(gpu["name"], []).append(str(gpu["index"]))
     if len(models) > 1:
         shown = "; ".join(f"{name}: {join_names(places)}" for name, places in models.items())
-        fix = f"export {VISIBLE_GPUS}={','.join(max(models.values(), key=len))}"
+        most = max(models.values(), key=len)
+        fix = f"export {VISIBLE_GPUS}={','.join(most)}"
         yield "warning", f"the GPUs differ, and the slowest sets the pace: {shown}", fix
     busy = [gpu for gpu in facts["gpus"] if gpu["processes"] or (gpu["used_bytes"] or 0) > BUSY_BYTES]
     if busy:

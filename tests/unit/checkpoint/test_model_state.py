@@ -68,7 +68,7 @@ def assert_same(ours: nn.Module, theirs: nn.Module) -> None:
 def through_disk(model: nn.Module, root: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     tensors, aliases = model_state(model)
     path = store.write(root, 1, tensors={"model": tensors}, documents={"model": aliases}, metrics={})
-    return store.read(path, "model"), catalog.read_document(path).tensors["model"]
+    return store.read(path).tensors["model"], catalog.read_document(path, "model")
 
 
 def test_comes_back_bit_for_bit(tmp_path: Path) -> None:

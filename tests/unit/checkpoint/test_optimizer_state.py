@@ -108,7 +108,7 @@ def assert_same(ours: Any, theirs: Any) -> None:
 
 def through_disk(root: Path, tensors: dict[str, Tensor], document: dict[str, Any]) -> tuple[dict[str, Tensor], Any]:
     path = store.write(root, 1, tensors={"o": tensors}, documents={"o": document}, metrics={})
-    return store.read(path, "o"), catalog.read_document(path).tensors["o"]
+    return store.read(path).tensors["o"], catalog.read_document(path, "o")
 
 
 @pytest.mark.slow
