@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -97,8 +98,7 @@ def newest_valid(root: Path, check: Callable[[Path], None] | None = None) -> New
 
 def list_steps(root: Path) -> list[int]:
     """The steps that have a checkpoint folder, complete or not, in order."""
-    names = (STEP_NAME.fullmatch(path.name) for path in folders(root))
-    return sorted(int(name[1]) for name in names if name)
+    return sorted(int(name[1]) for path in folders(root) if (name := STEP_NAME.fullmatch(path.name)))
 
 
 def folder_name(step: int) -> str:
@@ -134,7 +134,10 @@ def checksum_of(path: Path) -> str:
 
 def explain_os_error(error: OSError, *, folder: Path, needed: int | None = None) -> tuple[str, str]:
     """The reason of an OSError in a folder, and what to do next."""
-    free = _free(folder)
+    nearest = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
+    free: int | None = None
+    with suppress(OSError):
+        free = shutil.disk_usage(nearest).free
     room = "" if needed is None or free is None else f" ({file_size(needed)} needed, {file_size(free)} free)"
     make_room = (
         f"delete some files on the disk of {folder}: it has bytes left but may have no inodes (see df -i)"
@@ -155,11 +158,3 @@ def explain_os_error(error: OSError, *, folder: Path, needed: int | None = None)
     unknown = (error.strerror or str(error), f"check the disk of {folder}, and that no other run uses it")
     reason, next_step = reasons.get(error.errno or 0, unknown)
     return reason + room, next_step
-
-
-def _free(folder: Path) -> int | None:
-    nearest = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
-    try:
-        return shutil.disk_usage(nearest).free
-    except OSError:
-        return None

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -18,10 +17,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from drumline.checkpoint.manifest import CorruptCheckpointError
+from drumline.checkpoint.staging import Staging, as_bytes
 from drumline.errors import CheckpointError
 from drumline.untrusted import open_regular
 
-BUFFER_BYTES = 32 << 20
 _LENGTH = struct.Struct("<Q")
 _ALIGNMENT = 8
 _TYPE_CODES = {
@@ -99,86 +98,3 @@ def _type_code(name: str, tensor: Tensor) -> str:
             next_step="make it a dense tensor of a common type, or a buffer with persistent=False",
         )
     return _TYPE_CODES[tensor.dtype]
-
-
-class Staging:
-    """Copies tensors from a GPU to the host through two pinned buffers, on a stream of its own: one is filled while the
-    other is read. Small tensors share a buffer, a large one takes several in turn.
-
-    Made once for a run; its buffers and its stream are made when they are first needed.
-    """
-
-    def __init__(self, device: torch.device, *, size: int = BUFFER_BYTES) -> None:
-        self._device = device
-        self._size = size
-        self._stream: torch.cuda.Stream | None = None
-        self._buffers: list[Tensor] = []
-
-    def drain(self, tensors: Iterable[Tensor]) -> Iterator[memoryview]:
-        """The bytes of tensors that no other stream is writing to. Each piece is valid until the next one."""
-        if self._stream is None:
-            # A new thread is on the first GPU, which may be another rank's.
-            with torch.cuda.device(self._device):
-                self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-                self._buffers = [_buffer(self._size) for _ in range(2)]
-        source, turn = _Source(tensors), 0
-        started: deque[tuple[int, int, torch.cuda.Event]] = deque()
-        while True:
-            while len(started) < 2:
-                count, done = self._fill(self._buffers[turn], source, self._stream)
-                if not count:
-                    break
-                started.append((turn, count, done))
-                turn = 1 - turn
-            if not started:
-                return
-            number, count, done = started.popleft()
-            done.synchronize()
-            yield self._buffers[number][:count].numpy().data
-
-    def _fill(self, buffer: Tensor, source: _Source, stream: torch.cuda.Stream) -> tuple[int, torch.cuda.Event]:
-        """Start to copy as much as fits. The stream is the current one in here only, never while bytes are read."""
-        filled, done = 0, make_event()
-        with torch.cuda.stream(stream):
-            while filled < self._size and (piece := source.next(self._size - filled)) is not None:
-                buffer[filled : filled + len(piece)].copy_(piece, non_blocking=True)
-                filled += len(piece)
-            done.record(stream)
-        return filled, done
-
-
-class _Source:
-    """Hands out the bytes of tensors, at most so many at a time."""
-
-    def __init__(self, tensors: Iterable[Tensor]) -> None:
-        self._tensors = iter(tensors)
-        self._current: Tensor | None = None
-        self._read = 0
-
-    def next(self, most: int) -> Tensor | None:
-        while self._current is None or self._read >= len(self._current):
-            tensor = next(self._tensors, None)
-            if tensor is None:
-                return None
-            self._current, self._read = as_bytes(tensor), 0
-        piece = self._current[self._read : self._read + most]
-        self._read += len(piece)
-        return piece
-
-
-def make_event(*, is_timed: bool = False) -> torch.cuda.Event:
-    """One on which a thread waits asleep, without spinning."""
-    return torch.cuda.Event(enable_timing=is_timed, blocking=True)  # type: ignore[no-untyped-call]
-
-
-def as_bytes(tensor: Tensor) -> Tensor:
-    """A tensor's content in the order of its indices, as bytes, on its device."""
-    dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    return dense.reshape(-1).view(torch.uint8)
-
-
-def _buffer(size: int) -> Tensor:
-    try:
-        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
-    except RuntimeError:  # slower, but it does not need to be pinned
-        return torch.empty(size, dtype=torch.uint8)

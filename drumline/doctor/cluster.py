@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from drumline.doctor.finding import Finding, has_problems
 from drumline.doctor.host_differences import ComparedValue, compare_hosts
 from drumline.doctor.machine.machine_checks import machine_findings, num_visible_gpus
 from drumline.doctor.machine.machine_facts import HostSettings
-from drumline.doctor.pairs.coordinator import Coordinator, NodeClient, Opener, Progress
+from drumline.doctor.pairs.coordinator import Coordinator, Opener, Progress
 from drumline.doctor.pairs.examination import examine
+from drumline.doctor.pairs.node_client import NodeClient
 from drumline.doctor.pairs.pair_checks import pair_findings
 from drumline.doctor.pairs.survey import OPEN, HostRecord, Survey
 from drumline.doctor.pairs.without_ssh import DoctorRendezvous, NodeOptions
@@ -60,13 +62,10 @@ async def check_over_ssh(
     """From anywhere that reaches the hosts by ssh."""
     survey = Survey([HostRecord(host.name, host.address) for host in hosts], port)
     ssh = [*client, "-o", f"ConnectTimeout={SSH_CONNECT_S}"]
-
-    def opener(host: Host) -> Opener:
-        words = ssh_words(ssh, host, [python, "-m", NODE_SERVER], cwd=Path.cwd())
-        return lambda: NodeClient.start(*words)
-
+    command, here = [python, "-m", NODE_SERVER], Path.cwd()
+    openers = [partial(NodeClient.start, *ssh_words(ssh, host, command, cwd=here)) for host in hosts]
     slots = {number: host.slots for number, host in enumerate(hosts)}
-    return await _examine(survey, [opener(host) for host in hosts], options, slots, progress, python)
+    return await _examine(survey, openers, options, slots, progress, python)
 
 
 async def check_as_node_zero(node: NodeOptions, options: DoctorOptions, progress: Progress) -> DoctorResult:
@@ -76,13 +75,11 @@ async def check_as_node_zero(node: NodeOptions, options: DoctorOptions, progress
     hosts = [HostRecord("node 0", node.master, address=rendezvous.address)]
     hosts += [_joined_host(number, rendezvous) for number in range(1, node.nodes)]
 
-    def opener(number: int) -> Opener:
-        async def open_client() -> NodeClient:
-            return rendezvous.joined[number]
+    async def joined(number: int) -> NodeClient:
+        return rendezvous.joined[number]
 
-        return open_client
-
-    openers = [lambda: NodeClient.start(sys.executable, "-m", NODE_SERVER), *map(opener, range(1, node.nodes))]
+    here = partial(NodeClient.start, sys.executable, "-m", NODE_SERVER)
+    openers = [here, *(partial(joined, number) for number in range(1, node.nodes))]
     return await _examine(Survey(hosts, node.port, by_ssh=False), openers, options, {}, progress)
 
 
@@ -154,8 +151,8 @@ def check_facts(survey: Survey) -> tuple[list[Finding], list[ComparedValue]]:
             continue
         known[host.name] = host.facts
         # Whether others reach the network that a library uses was tried; how it looks from inside says less.
-        skipped = {"network"} if number in reached else set()
-        findings += [replace(one, where=host.name) for one in found if one.check not in skipped]
+        kept = [one for one in found if one.check != "network" or number not in reached]
+        findings += [replace(one, where=host.name) for one in kept]
     if len(known) < 2:
         return findings, []
     differences, compared = compare_hosts(known)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from drumline.cli import main
 from drumline.doctor.machine.machine_facts import HostSettings
-from drumline.doctor.pairs.coordinator import NodeClient, NodeLostError
+from drumline.doctor.pairs.node_client import NodeClient, NodeLostError
 from drumline.doctor.pairs.node_server import HELLO, NodeServer
 from drumline.doctor.pairs.without_ssh import NodeOptions, join
 from drumline.errors import DrumlineError, ExitCode, UsageError

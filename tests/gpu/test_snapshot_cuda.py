@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from drumline.checkpoint import copying, store, tensor_file
+from drumline.checkpoint import copying, staging, store, tensor_file
 from drumline.checkpoint.copying import Copier, Copy, Writer
+from drumline.checkpoint.staging import Staging
 from drumline.checkpoint.state import capture
-from drumline.checkpoint.tensor_file import Staging
 from drumline.config.schema import CheckpointConfig, Config, DistConfig
 from drumline.engine import saver
 from drumline.engine.loop import Loop
@@ -212,7 +212,7 @@ def test_one_rank_gathers_its_state_without_waiting_for_the_gpu(tmp_path: Path) 
 def train_and_tell_what_was_ready(config: Config, run: Path) -> tuple[list[int], set[torch.dtype]]:
     """How many steps were taken before each of the buffers that a save goes through was made, and which types were
     copied before the first."""
-    take_step, make_buffer, foreach_copy = Loop.take_step, tensor_file._buffer, torch._foreach_copy_
+    take_step, make_buffer, foreach_copy = Loop.take_step, staging._buffer, torch._foreach_copy_
     taken: list[int] = []
     made: list[int] = []
     copied: set[torch.dtype] = set()
@@ -230,7 +230,7 @@ def train_and_tell_what_was_ready(config: Config, run: Path) -> tuple[list[int],
             copied.update(source.dtype for source in sources)
         foreach_copy(targets, sources)
 
-    Loop.take_step, tensor_file._buffer, torch._foreach_copy_ = take_and_count, make_and_tell, copy_and_tell
+    Loop.take_step, staging._buffer, torch._foreach_copy_ = take_and_count, make_and_tell, copy_and_tell
     train_here(config, Normalised, run)
     return made, copied
 

@@ -1,5 +1,4 @@
-"""Starts the doctor on all hosts, asks them together, over ssh or connections, and keeps track of those that do not
-answer.
+"""Starts the doctor on all hosts, asks them together, and keeps track of those that do not answer.
 
 A host that has not answered by its limit is absent from there on; what is known about it stays.
 """
@@ -8,18 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from drumline.doctor.pairs.node_server import HELLO
+from drumline.doctor.pairs.node_client import NodeClient, NodeLostError, NodeRequestError
 from drumline.doctor.pairs.survey import Survey
-from drumline.errors import PreflightError
 from drumline.launch.ssh.client import SshProblem, known_problem, last_line
-from drumline.net.frames import MAX_BYTES, WRONG_FIELD, FrameError, Message, Session, read_field, read_list
+from drumline.net.frames import WRONG_FIELD, FrameError, Message, read_field, read_list
 
 # A login and a start of Python, on a busy host; the whole answer has 15 s when a host is missing.
 START_S = 8.0
@@ -27,170 +24,6 @@ ANSWER_S = 6.0
 CLOCK_READS = 4
 MAX_INTERFACES = 4096
 KEEP_ALIVE_S = 8.0
-# A login may print a page of text before our program starts.
-MAX_GREETING_LINES = 500
-MAX_STDERR_BYTES = 4000
-EXIT_S = 2.0
-
-
-class NodeLostError(PreflightError):
-    """The node has exited, or does not answer any more."""
-
-    def __init__(self, what: str, *, code: int | None = None, stderr: str = "") -> None:
-        super().__init__(what)
-        self.code, self.stderr = code, stderr
-
-
-class NodeRequestError(PreflightError):
-    """The node answers, but could not do what was asked."""
-
-
-class NodeClient:
-    """Our end of one node: a request to its `node_server.py`, and the answer.
-
-    `process` carries the frames (ssh, or the program itself), when it is a process of ours.
-    """
-
-    def __init__(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        process: asyncio.subprocess.Process | None = None,
-    ) -> None:
-        self.reader, self.writer, self.process = reader, writer, process
-        self.session = Session()
-        """Sealed where both have a secret."""
-        self.lost: NodeLostError | None = None
-        self._numbers = itertools.count(1)
-        self._waiting: dict[int, asyncio.Future[Any]] = {}
-        self._has_started = False
-        self._stderr = b""
-        self._tasks: list[asyncio.Task[None]] = []
-
-    @classmethod
-    async def start(cls, *command: str) -> NodeClient:
-        """A node behind a process that is started here."""
-        pipe = asyncio.subprocess.PIPE
-        process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe, limit=MAX_BYTES)
-        assert process.stdout
-        assert process.stdin
-        return cls(process.stdout, process.stdin, process)
-
-    async def wait_for_hello(self) -> None:
-        """Returns at once where it has arrived already. The caller sets the limit."""
-        if self._has_started:
-            return
-        if self.process is not None:
-            self._tasks.append(asyncio.create_task(self._keep_stderr()))
-        for _ in range(MAX_GREETING_LINES):
-            if (line := await self._read_line()) is None:
-                raise await self._exited("it exited before it answered")
-            try:
-                reply = self.session.decode(line)
-            except FrameError as error:
-                if self.process is None:
-                    raise NodeLostError(error.what) from error
-                continue  # a login's greeting
-            if reply == HELLO:
-                self._has_started = True
-                self._tasks.append(asyncio.create_task(self._read_answers()))
-                return
-            if reply.get("doctor") == HELLO["doctor"]:
-                raise NodeLostError("its version of drumline is different")
-        raise NodeLostError("it prints a lot of text, but not what the doctor's program does")
-
-    async def ask(self, action: str, limit_s: float, /, **arguments: Any) -> Any:
-        """The answer. A node that gives none within the limit is lost."""
-        if self.lost is not None:
-            raise self.lost
-        number = next(self._numbers)
-        answer = self._waiting[number] = asyncio.get_running_loop().create_future()
-        await self._send({"id": number, "do": action, **arguments})
-        try:
-            return await asyncio.wait_for(answer, limit_s)
-        except TimeoutError:
-            error = NodeLostError(f"it did not answer within {limit_s:g} s (asked for: {action})")
-            raise self._lose(error) from None
-        finally:
-            self._waiting.pop(number, None)
-
-    async def keep_alive(self) -> None:
-        """The node exits when nothing arrives for a while."""
-        if self.lost is None:
-            await self._send({"id": 0, "do": "clock"})
-
-    async def close(self, **last: Any) -> None:
-        """Ask the node to exit; the process that carries the frames exits with it, or is killed."""
-        if self.lost is None and self._has_started:
-            await self._send({"do": "end", **last})
-        self.writer.close()
-        if self.process is not None:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.process.wait(), EXIT_S if self._has_started else 0.0)
-            if self.process.returncode is None:
-                self.process.kill()
-                await self.process.wait()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        with contextlib.suppress(OSError):
-            await self.writer.wait_closed()
-
-    async def _send(self, request: Message) -> None:
-        with contextlib.suppress(OSError):  # the reading side reports why
-            self.writer.write(self.session.encode(request))
-            await self.writer.drain()
-
-    async def _read_line(self) -> bytes | None:
-        try:
-            line = await self.reader.readline()
-        except ValueError:
-            raise NodeLostError(f"it sent a line of over {MAX_BYTES:,} bytes") from None
-        except OSError:
-            return None
-        return line.removesuffix(b"\n") if line else None
-
-    async def _read_answers(self) -> None:
-        try:
-            while (line := await self._read_line()) is not None:
-                reply = self.session.decode(line)
-                answer = self._waiting.get(reply.get("id") or 0)
-                if answer is None or answer.done():
-                    continue  # nobody waits for it any more
-                if "error" in reply:
-                    answer.set_exception(NodeRequestError(str(reply["error"])))
-                else:
-                    answer.set_result(reply.get("ok"))
-            self._lose(await self._exited("it exited during the examination"))
-        except FrameError as error:
-            self._lose(NodeLostError(error.what))
-        except NodeLostError as error:
-            self._lose(error)
-
-    def _lose(self, error: NodeLostError) -> NodeLostError:
-        self.lost = self.lost or error
-        for answer in self._waiting.values():
-            if not answer.done():
-                answer.set_exception(self.lost)
-        return self.lost
-
-    async def _exited(self, what: str) -> NodeLostError:
-        """With the exit code and the last of stderr."""
-        code = None
-        if self.process is not None:
-            with contextlib.suppress(TimeoutError):
-                code = await asyncio.wait_for(self.process.wait(), EXIT_S)
-            await asyncio.sleep(0)
-            await asyncio.wait(self._tasks[:1], timeout=EXIT_S)
-        return NodeLostError(what, code=code, stderr=self._stderr.decode(errors="replace").strip())
-
-    async def _keep_stderr(self) -> None:
-        assert self.process is not None
-        assert self.process.stderr is not None
-        while new := await self.process.stderr.read(1 << 16):
-            self._stderr = (self._stderr + new)[-MAX_STDERR_BYTES:]
-
-
 Opener = Callable[[], Awaitable[NodeClient]]
 Progress = Callable[[str], None]
 

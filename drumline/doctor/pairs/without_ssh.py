@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from drumline.doctor.machine.machine_facts import HostSettings
-from drumline.doctor.pairs.coordinator import NodeClient, NodeLostError
+from drumline.doctor.pairs.node_client import NodeClient, NodeLostError
 from drumline.doctor.pairs.node_server import MAX_NODES, NodeServer
 from drumline.errors import PreflightError, UsageError
 from drumline.net.dial import CONNECT_S, Reason, explained, reason_of

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from drumline.doctor.pairs import examination
-from drumline.doctor.pairs.coordinator import Coordinator, NodeLostError, Opener
+from drumline.doctor.pairs.coordinator import Coordinator, Opener
+from drumline.doctor.pairs.node_client import NodeLostError
 from drumline.doctor.pairs.survey import HostRecord, Survey
 from drumline.net.dial import Reason
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from drumline.doctor.pairs import examination, probe
-from drumline.doctor.pairs.coordinator import START_S, Coordinator, NodeClient, NodeLostError, NodeRequestError
+from drumline.doctor.pairs.coordinator import START_S, Coordinator
+from drumline.doctor.pairs.node_client import NodeClient, NodeLostError, NodeRequestError
 from drumline.doctor.pairs.pair_checks import pair_findings
 from drumline.doctor.pairs.survey import HostRecord, Survey
 from tests.unit.doctor.simulated import Cluster, examine

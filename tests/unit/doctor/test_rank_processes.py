@@ -17,7 +17,7 @@ import pytest
 from drumline.doctor.collectives import rank_processes
 from drumline.doctor.collectives.rank_processes import HostRanks, RankProcesses
 from drumline.doctor.collectives.run_collectives import collective_findings, collectives_line
-from drumline.doctor.pairs.coordinator import NodeClient
+from drumline.doctor.pairs.node_client import NodeClient
 from drumline.processes import parent_of
 
 GOOD = """
