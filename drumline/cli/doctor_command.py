@@ -19,8 +19,9 @@ from drumline.doctor.collectives.run_collectives import collectives_line, local_
 from drumline.doctor.finding import has_problems
 from drumline.doctor.machine.machine_checks import machine_findings, num_visible_gpus
 from drumline.doctor.machine.machine_facts import HostSettings, host_facts
+from drumline.doctor.machine.summary import machine_rows
 from drumline.doctor.pairs import without_ssh as nodes
-from drumline.doctor.report import as_json, machine_rows, report
+from drumline.doctor.report import as_json, report
 from drumline.errors import ConfigError, ExitCode, UsageError
 from drumline.launch.hosts import hosts_from_file, hosts_from_flag, wrong_name
 from drumline.launch.node_plan import DEFAULT_PORT

@@ -54,12 +54,11 @@ def code_facts(folder: Path, *, skip: Collection[Path] = ()) -> dict[str, Any]:
             until = entry.name
             break
         files[entry.name] = _code_hash(entry)
-    found = {"files": files, "until": until, "hash": hash_of_files(files)}
-    return {"folder": str(folder), "missing": False, **found}
+    return {"folder": str(folder), "missing": False, "files": files, "until": until, "hash": hash_of_files(files)}
 
 
 def hash_of_files(files: dict[str, str]) -> str:
-    """Of all names and hashes."""
+    """One hash of all names and hashes."""
     digest = hashlib.blake2b(digest_size=8)
     for name, short in files.items():
         digest.update(f"{name}\0{short}\n".encode(errors="surrogateescape"))
@@ -79,7 +78,10 @@ def data_facts(folder: Path) -> dict[str, Any]:
     samples: list[tuple[int, str, FileEntry]] = []
     files, size, complete = 0, 0, True
     deadline = time.monotonic() + TIME_LIMIT_S
-    for entry in _data_files(folder):
+    entries = files_below(folder, enters=lambda below: not below.name.startswith("."))
+    if folder.is_file():
+        entries = iter([FileEntry(folder.name, str(folder), folder.stat().st_size)])
+    for entry in entries:
         if time.monotonic() > deadline:
             complete = False
             break
@@ -103,41 +105,38 @@ def data_facts(folder: Path) -> dict[str, Any]:
     }
 
 
-def files_below(folder: Path, *, enters: Callable[[os.DirEntry[str]], bool]) -> Iterator[FileEntry]:
-    """All files, sorted by `sort_key` of their names. Links are followed, and a loop of them is entered once."""
-    return _walk(str(folder), "", enters, {_identity(folder.stat())})
-
-
 def sort_key(name: str) -> list[str]:
     """Folder by folder, not letter by letter."""
     return name.split("/")
 
 
-def _walk(
-    folder: str, prefix: str, enters: Callable[[os.DirEntry[str]], bool], seen: set[tuple[int, int]]
-) -> Iterator[FileEntry]:
-    try:
-        with os.scandir(folder) as found:
-            entries = sorted(found, key=lambda entry: entry.name)
-    except OSError:
-        yield FileEntry(prefix or "/", folder, UNREADABLE)
-        return
-    for entry in entries:
-        name = f"{prefix}{entry.name}"
+def files_below(folder: Path, *, enters: Callable[[os.DirEntry[str]], bool]) -> Iterator[FileEntry]:
+    """All files, sorted by `sort_key` of their names. Links are followed, and a loop of them is entered once."""
+    root = folder.stat()
+    seen = {(root.st_dev, root.st_ino)}
+
+    def walk(path: str, prefix: str) -> Iterator[FileEntry]:
         try:
-            is_folder, status = entry.is_dir(), entry.stat()
-        except OSError:  # a dangling link, or a file that was just deleted
-            yield FileEntry(name, entry.path, UNREADABLE)
-            continue
-        if stat.S_ISREG(status.st_mode):  # opening a named pipe would block forever
-            yield FileEntry(name, entry.path, status.st_size)
-        elif is_folder and enters(entry) and (identity := _identity(status)) not in seen:
-            seen.add(identity)
-            yield from _walk(entry.path, f"{name}/", enters, seen)
+            with os.scandir(path) as found:
+                entries = sorted(found, key=lambda entry: entry.name)
+        except OSError:
+            yield FileEntry(prefix or "/", path, UNREADABLE)
+            return
+        for entry in entries:
+            name = f"{prefix}{entry.name}"
+            try:
+                is_folder, status = entry.is_dir(), entry.stat()
+            except OSError:  # a dangling link, or a file that was just deleted
+                yield FileEntry(name, entry.path, UNREADABLE)
+                continue
+            identity = (status.st_dev, status.st_ino)
+            if stat.S_ISREG(status.st_mode):  # opening a named pipe would block forever
+                yield FileEntry(name, entry.path, status.st_size)
+            elif is_folder and enters(entry) and identity not in seen:
+                seen.add(identity)
+                yield from walk(entry.path, f"{name}/")
 
-
-def _identity(status: os.stat_result) -> tuple[int, int]:
-    return status.st_dev, status.st_ino
+    return walk(str(folder), "")
 
 
 def _is_code_folder(folder: os.DirEntry[str], skipped: set[str]) -> bool:
@@ -150,12 +149,6 @@ def _is_code_folder(folder: os.DirEntry[str], skipped: set[str]) -> bool:
     return not is_environment and not is_run and str(path.resolve()) not in skipped
 
 
-def _data_files(folder: Path) -> Iterator[FileEntry]:
-    if folder.is_file():
-        return iter([FileEntry(folder.name, str(folder), folder.stat().st_size)])
-    return files_below(folder, enters=lambda below: not below.name.startswith("."))
-
-
 def _code_hash(entry: FileEntry) -> str:
     try:
         with open_regular(Path(entry.path), follow_links=True) as file:
@@ -166,7 +159,7 @@ def _code_hash(entry: FileEntry) -> str:
 
 
 def _sample_hash(entry: FileEntry) -> str:
-    """Of its beginning, middle and end."""
+    """A hash of its beginning, middle and end."""
     digest = hashlib.blake2b(digest_size=8)
     try:
         with open_regular(Path(entry.path), follow_links=True) as file:

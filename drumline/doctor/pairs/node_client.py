@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+from asyncio import StreamReader, StreamWriter
+from asyncio.subprocess import PIPE, Process
 from typing import Any
 
 from drumline.doctor.pairs.node_server import HELLO
@@ -32,27 +34,19 @@ class NodeRequestError(PreflightError):
 class NodeClient:
     """One node. `process` carries the frames (ssh, or the program itself), when it is a process of ours."""
 
-    def __init__(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        process: asyncio.subprocess.Process | None = None,
-    ) -> None:
+    def __init__(self, reader: StreamReader, writer: StreamWriter, process: Process | None = None) -> None:
         self.reader, self.writer, self.process = reader, writer, process
-        self.session = Session()
-        """Sealed where both have a secret."""
+        self.session = Session()  # sealed where both have a secret
         self.lost: NodeLostError | None = None
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Any]] = {}
-        self._has_started = False
-        self._stderr = b""
+        self._has_started, self._stderr = False, b""
         self._tasks: list[asyncio.Task[None]] = []
 
     @classmethod
     async def start(cls, *command: str) -> NodeClient:
         """A node behind a process that is started here."""
-        pipe = asyncio.subprocess.PIPE
-        process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe, limit=MAX_BYTES)
+        process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=PIPE, limit=MAX_BYTES)
         assert process.stdout
         assert process.stdin
         return cls(process.stdout, process.stdin, process)
@@ -61,8 +55,8 @@ class NodeClient:
         """Returns at once where it has arrived already. The caller sets the limit."""
         if self._has_started:
             return
-        if self.process is not None:
-            self._tasks.append(asyncio.create_task(self._keep_stderr()))
+        if self.process is not None and self.process.stderr is not None:
+            self._tasks.append(asyncio.create_task(self._keep_stderr(self.process.stderr)))
         for _ in range(MAX_GREETING_LINES):
             if (line := await self._read_line()) is None:
                 raise await self._exited("it exited before it answered")
@@ -90,8 +84,7 @@ class NodeClient:
         try:
             return await asyncio.wait_for(answer, limit_s)
         except TimeoutError:
-            error = NodeLostError(f"it did not answer within {limit_s:g} s (asked for: {action})")
-            raise self._lose(error) from None
+            raise self._lose(NodeLostError(f"it did not answer within {limit_s:g} s (asked for: {action})")) from None
         finally:
             self._waiting.pop(number, None)
 
@@ -143,10 +136,8 @@ class NodeClient:
                 else:
                     answer.set_result(reply.get("ok"))
             self._lose(await self._exited("it exited during the examination"))
-        except FrameError as error:
+        except PreflightError as error:  # not a frame, or too long a line
             self._lose(NodeLostError(error.what))
-        except NodeLostError as error:
-            self._lose(error)
 
     def _lose(self, error: NodeLostError) -> NodeLostError:
         self.lost = self.lost or error
@@ -161,12 +152,9 @@ class NodeClient:
         if self.process is not None:
             with contextlib.suppress(TimeoutError):
                 code = await asyncio.wait_for(self.process.wait(), EXIT_S)
-            await asyncio.sleep(0)
             await asyncio.wait(self._tasks[:1], timeout=EXIT_S)
         return NodeLostError(what, code=code, stderr=self._stderr.decode(errors="replace").strip())
 
-    async def _keep_stderr(self) -> None:
-        assert self.process is not None
-        assert self.process.stderr is not None
-        while new := await self.process.stderr.read(1 << 16):
+    async def _keep_stderr(self, stderr: StreamReader) -> None:
+        while new := await stderr.read(1 << 16):
             self._stderr = (self._stderr + new)[-MAX_STDERR_BYTES:]

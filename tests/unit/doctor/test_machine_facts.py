@@ -25,7 +25,7 @@ from drumline.doctor.machine.machine_facts import (
     host_facts,
     installed_packages,
 )
-from drumline.doctor.report import machine_rows
+from drumline.doctor.machine.summary import machine_rows
 from tests.unit.doctor.machines import healthy
 
 # In the form that nvidia-smi writes.
