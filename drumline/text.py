@@ -131,3 +131,8 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def how_it_ended(code: int) -> str:
+    """`exit code 7`, or `killed by SIGKILL`, of a process with this return code."""
+    return f"exit code {code}" if code >= 0 else f"killed by {signal_name(-code)}"

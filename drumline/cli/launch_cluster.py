@@ -92,7 +92,7 @@ def run_as_node(request: LaunchRequest) -> int:
 
     from drumline.launch.node.local import run_node
 
-    return run_node(node, program, supervision=request.supervision(secret_from(os.environ)))
+    return run_node(node, program, request.supervision(secret_from(os.environ)))
 
 
 def write_manifest(request: LaunchRequest) -> int:

@@ -118,7 +118,7 @@ def _launch_here(request: LaunchRequest) -> int:
 
     from drumline.launch.node.local import run_node
 
-    return run_node(node, program, supervision=request.supervision(secret))
+    return run_node(node, program, request.supervision(secret))
 
 
 def _node(request: LaunchRequest, file: EnvFile | None) -> NodePlan:

@@ -11,7 +11,7 @@ from pathlib import Path
 from drumline.config import PRESETS, Flags, FlagTable, Layers, check_layers, read_flags, read_layers, resolve
 from drumline.config.schema import Count, CountOrZero
 from drumline.errors import ConfigError, ExitCode, UsageError, did_you_mean
-from drumline.launch.node_plan import TASK_RESTARTS
+from drumline.launch.node_plan import TASK_RESTARTS, NodePlan, Program, Supervision
 from drumline.launch.startup import INTERRUPTED_EARLY, default_procs, interruptible, loading
 from drumline.launch.topology import let_first_rank_report, topology_from
 from drumline.terminal import show
@@ -96,11 +96,10 @@ def _start_ranks(flags: Flags, layers: Layers, folder: Path, argv: Sequence[str]
     if num_procs == 1 and not max_restarts:
         return None
 
-    from drumline.launch.node.local import run_ranks
+    from drumline.launch.node.local import run_node
 
-    if max_restarts is None:
-        max_restarts = TASK_RESTARTS
-    return run_ranks(num_procs, ["train", *argv], max_restarts=max_restarts, run=folder)
+    node = NodePlan(num_procs=num_procs, max_restarts=TASK_RESTARTS if max_restarts is None else max_restarts)
+    return run_node(node, Program(("train", *argv), is_task=True, run=str(folder)), Supervision())
 
 
 def _wants_cpu(layers: Layers) -> bool:

@@ -72,7 +72,7 @@ def test_a_job_goes_on_with_fewer_nodes_and_names_who_is_missing(make_testbed: M
     jobs = Jobs(tmp_path, a, nodes="2:3", flags=("--last-call", "2", "--lost-after", "3"))
     on_a, on_b = jobs.start(a, 0), jobs.start(b, 1)
     for job, rank in ((on_a, 0), (on_b, 1)):
-        job.wait_for("drumline: warning: 2 of 3 nodes: node 2 is missing; training continues without it\n")
+        job.wait_for("drumline: warning: training continues on 2 of 3 nodes, without node 2\n")
         job.wait_for(f"here: rank {rank} of 2")
 
     on_c = jobs.start(c, 2)
@@ -89,14 +89,14 @@ def test_a_job_goes_on_with_fewer_nodes_and_names_who_is_missing(make_testbed: M
     b.cut()
     for job in (on_a, on_c):
         job.wait_for("restarting the ranks (node 1 (b) is lost)")
-        job.wait_for("drumline: warning: 2 of 3 nodes: node 1 (b) is missing; training continues without it\n")
+        job.wait_for("drumline: warning: training continues on 2 of 3 nodes, without node 1 (b)\n")
     on_c.wait_for("here: rank 1 of 2")
 
     a.cut()
     assert [on_b.wait(), on_c.wait()] == [1, 1]
     for job in (on_b, on_c):
         assert "the first node, node 0 (a), is lost or unreachable: nothing answers at 10.77.0.1:29500" in job.text()
-    assert "drumline: warning: this ended with 2 of 3 nodes: node 1 (b) was missing" in on_c.text()
+    assert "drumline: warning: the job ended on 2 of 3 nodes, without node 1 (b)" in on_c.text()
 
 
 def test_who_never_came_is_named_and_why_on_both_sides(make_testbed: MakeTestbed, tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_a_task_that_loses_a_node_and_gets_it_back_ends_with_the_same_weights(
     )
     on_a.wait_for("holding with 2")
     b.power_off()
-    on_a.wait_for("drumline: warning: 1 of 2 nodes: node 1 (b) is missing; training continues without it")
+    on_a.wait_for("drumline: warning: training continues on 1 of 2 nodes, without node 1 (b)")
     on_a.wait_for("holding with 1")
     b.power_on()
     on_b = jobs.start(b, 1, *task)
@@ -157,7 +157,7 @@ def test_a_task_that_loses_a_node_and_gets_it_back_ends_with_the_same_weights(
     # The loss of a node costs the steps since a checkpoint; to let one in, the ranks save first.
     first, second = map(int, re.findall(r"resumed at step (\d+) from", on_a.text()))
     assert (first, second >= 4) == (2, True), on_a.text()
-    assert "this ended with" not in on_a.text(), "all were there at the end"
+    assert "the job ended on" not in on_a.text(), "all were there at the end"
 
     assert undisturbed.wait() == 0, undisturbed.text()
     ends = [folder / "run/checkpoints/step-00000008" for folder in (tmp_path, alone)]

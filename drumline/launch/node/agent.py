@@ -12,6 +12,8 @@ import contextlib
 import inspect
 import os
 import signal
+import sys
+import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -20,18 +22,20 @@ from types import FrameType
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import LogsSpecs, SignalException, Std
 from torch.distributed.elastic.multiprocessing.api import LogsDest, _terminate_process_handler
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+from torch.distributed.launcher.api import LaunchConfig
 
 from drumline.errors import DrumlineError, ExitCode
 from drumline.launch.node.node_rendezvous import NodeRendezvous
-from drumline.launch.node.open_rendezvous import SingleNodeRendezvous
+from drumline.launch.node.open_rendezvous import SingleNodeRendezvous, address_of, open_rendezvous
 from drumline.launch.node.rank_logs import failure_time, rank_output
 from drumline.launch.node.watch_folder import DIAGNOSIS_S, SidecarDiagnosis, WatchFolder
-from drumline.launch.node_plan import Supervision
+from drumline.launch.node_plan import NodePlan, Program, Supervision
 from drumline.launch.rank_environment import (
     COMMAND_START,
     FAILURE_FILE,
@@ -47,6 +51,7 @@ from drumline.launch.startup import ENDING_SIGNALS, SAME_SIGNAL_S
 from drumline.net.secrets import SECRET_ENV
 from drumline.processes import has_signal, read_status
 from drumline.terminal import print_message
+from drumline.text import how_it_ended
 
 # Ranks of a task that exit with one of these would do so again.
 FINAL_CODES = frozenset({ExitCode.USAGE, ExitCode.PREFLIGHT_FAILED, ExitCode.HANG})
@@ -227,13 +232,13 @@ class NodeAgent(LocalElasticAgent):
             result.failures = {rank: result.failures[rank] for rank in self.failed_first}
             codes = {failure.exitcode for failure in result.failures.values()}
         self._read_failures(result.failures)
-        rank, first = min(result.failures.items(), key=lambda item: item[1].timestamp)
+        rank, first = first_failure(result)
         if not self.failed_first:  # it ended between two looks
             self.watch.note_exit(rank, first.exitcode)
         # No wait for the sidecar where ranks were preempted, or have reported why nothing else can help.
         is_known = self.preempt_signal or (self.is_task and codes <= {*FINAL_CODES, ExitCode.PREEMPTED})
         deadline = noted_at if is_known else noted_at + DIAGNOSIS_S
-        self._apply(self.watch.wait_for_diagnosis(deadline), first.exitcode)
+        self.apply(self.watch.wait_for_diagnosis(deadline), first.exitcode)
         return result
 
     def _note_exits(self, worker_group: WorkerGroup) -> None:
@@ -274,7 +279,7 @@ class NodeAgent(LocalElasticAgent):
                 self._remaining_restarts = 0
         return records
 
-    def _apply(self, diagnosis: SidecarDiagnosis | None, rank_code: int) -> None:
+    def apply(self, diagnosis: SidecarDiagnosis | None, rank_code: int) -> None:
         if diagnosis is None or self.diagnosis is not None:
             return
         if not diagnosis.explains_more(rank_code, is_task=self.is_task):
@@ -286,10 +291,6 @@ class NodeAgent(LocalElasticAgent):
         self.supervision.report({"kind": "diagnosis", **vars(diagnosis), "is_last": is_last})
         if not is_last and not diagnosis.was_printed and self.supervision.folder is None:
             print_message(diagnosis.sentence)
-
-    def read_last_diagnosis(self) -> None:
-        """When the agent itself is to end: what the sidecar has found until then."""
-        self._apply(self.watch.diagnosis(), -signal.SIGTERM)
 
     # Signals
 
@@ -385,3 +386,52 @@ class NodeAgent(LocalElasticAgent):
 def _catches(pid: int, number: signal.Signals) -> bool:
     """Whether a process has a handler for it; a rank of ours has one for SIGTERM when its imports are done."""
     return has_signal(read_status(pid), "SigCgt", number)
+
+
+def run_agent(
+    node: NodePlan, num_procs: int, program: Program, supervision: Supervision, watch: WatchFolder
+) -> tuple[RunResult, SidecarDiagnosis | None]:
+    """The ranks of this node, to their end; raises Preempted, or SignalException when this process is to end."""
+    # For what it knows of this machine: which cores are near which GPU.
+    config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=num_procs)
+    rendezvous = open_rendezvous(node, supervision.secret)
+    spec = WorkerSpec(
+        role=config.role,
+        local_world_size=num_procs,
+        entrypoint=sys.executable,
+        args=tuple(program.python_arguments()),
+        rdzv_handler=rendezvous,
+        max_restarts=node.max_restarts,
+        monitor_interval=config.monitor_interval,
+        local_addr=address_of(node),
+        numa_options=config.numa_options,
+    )
+    with tempfile.TemporaryDirectory(prefix="drumline-agent-") as scratch:
+        agent = NodeAgent(spec=spec, is_task=program.is_task, supervision=supervision, scratch=scratch, watch=watch)
+        try:
+            result: RunResult = agent.run()
+            agent.check_preempted(agent.preempt_signal)
+        except SignalException as error:
+            agent.apply(watch.diagnosis(), -signal.SIGTERM)  # what the sidecar has found until now
+            rendezvous.leave()  # and no more: this node may come back, and the others' rendezvous stays open
+            agent.check_preempted(error.sigval)
+            raise
+        except BaseException:
+            rendezvous.shutdown()
+            raise
+        finally:
+            if supervision.standby:
+                supervision.standby.close()
+            rendezvous.warn_of_missing_nodes()
+        if result.is_failed() and not agent.has_saved(result):
+            rank, failure = first_failure(result)
+            what, code = f"rank {rank} failed ({how_it_ended(failure.exitcode)})", ExitCode.TRAINING_FAILED
+            if agent.diagnosis is not None and agent.diagnosis.is_hang:
+                what, code = agent.diagnosis.sentence, ExitCode.HANG
+            rendezvous.publish_failure(what, code)
+        rendezvous.shutdown()
+    return result, agent.diagnosis
+
+
+def first_failure(result: RunResult) -> tuple[int, ProcessFailure]:
+    return min(result.failures.items(), key=lambda item: item[1].timestamp)

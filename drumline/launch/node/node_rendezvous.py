@@ -2,7 +2,7 @@
 
 c10d numbers nodes by the order of their addresses. A person who wrote NODE_RANK into a file per machine expects rank 0,
 which prints and saves, on the node with 0: so once all have joined, each publishes its rank, and that number counts.
-c10d also continues with fewer nodes, and waits, in silence; here both are reported.
+c10d also continues with fewer nodes, and waits, without a word; here both are reported.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class NodeRendezvous(RendezvousHandler):
         self.has_lost_node = False
         """Whether the restart is because a node is lost, and its ranks with it."""
         self.ranks_secret = ""
-        """Of the ranks and sidecars of this round, on all nodes; another for each round."""
+        """Shared by the ranks and sidecars of this round, on all nodes; each round has another."""
         self.sidecars: tuple[str, ...] = ()
         """`ADDRESS:PORT` of each node's sidecar, in the order of the ranks of this round."""
         self.restarts_used = 0
@@ -86,8 +86,7 @@ class NodeRendezvous(RendezvousHandler):
                 info = self._join()
             self.membership.read()
         if self.missing:
-            it = "it" if len(self.missing) == 1 else "them"
-            print_message(f"warning: {self._missing_nodes('is', 'are')}; training continues without {it}")
+            print_message(f"warning: training continues on {self._nodes_left()}")
         return info
 
     def _join(self) -> RendezvousInfo:
@@ -140,7 +139,7 @@ class NodeRendezvous(RendezvousHandler):
 
     def _forged(self) -> PreflightError:
         return PreflightError(
-            f"a node at {self.node.endpoint} did not write what a launcher writes: another version, or a stranger",
+            f"a node at {self.node.endpoint} wrote what no launcher of this version writes",
             next_step=f"install the same version on all nodes, and set {SECRET_ENV} to one value on all",
         )
 
@@ -175,9 +174,9 @@ class NodeRendezvous(RendezvousHandler):
         except PreflightError as error:
             # All nodes find the same, if the first does not take the store away before.
             until, is_first = time.monotonic() + LINGER_S, self.node.node_rank == 0
-            while store.add("closed/known", int(not is_first)) < len(cards) - 1 and is_first:
-                if time.monotonic() > until:
-                    break
+            while (
+                store.add("closed/known", int(not is_first)) < len(cards) - 1 and is_first and time.monotonic() < until
+            ):
                 time.sleep(POLL_S)
             raise self._error(error.what, error.next_step) from error
 
@@ -196,13 +195,11 @@ class NodeRendezvous(RendezvousHandler):
     def warn_of_missing_nodes(self) -> None:
         """At the end: what was trained on fewer nodes should not look like the rest."""
         if self.missing:
-            print_message(f"warning: this ended with {self._missing_nodes('was', 'were')}")
+            print_message(f"warning: the job ended on {self._nodes_left()}")
 
-    def _missing_nodes(self, one: str, several: str) -> str:
-        missing = self.missing
-        here = self.node.num_nodes - len(missing)
-        verb = one if len(missing) == 1 else several
-        return f"{here} of {self.node.num_nodes} nodes: {self.membership.names(missing)} {verb} missing"
+    def _nodes_left(self) -> str:
+        left, all_nodes = self.node.num_nodes - len(self.missing), self.node.num_nodes
+        return f"{left} of {all_nodes} nodes, without {self.membership.names(self.missing)}"
 
     def num_nodes_waiting(self) -> int:
         """Not 0 also when a node is lost: its ranks would be waited for in the next collective, and long."""
@@ -275,8 +272,7 @@ class NodeRendezvous(RendezvousHandler):
 
     def _running_others(self) -> list[int]:
         self.membership.read()
-        limit_s = self.node.lost_after_s
-        is_alive = self.membership.is_alive
+        is_alive, limit_s = self.membership.is_alive, self.node.lost_after_s
         return [rank for rank in self._others if is_alive(rank, RUNNING, JOINING, within_s=limit_s)]
 
     @property
@@ -296,19 +292,16 @@ class NodeRendezvous(RendezvousHandler):
                 "start it there, with the same settings and a NODE_RANK of its own; see that it reaches that port",
             ) from error
         except RendezvousClosedError as error:
-            raise self._error(self._why_closed(), "see the output of the others") from error
+            ended = "another node ended the job" if self.members else "the job is over, or another node ended it"
+            what = f"{ended}; node {node.node_rank} cannot join it"
+            with contextlib.suppress(dist.DistError):
+                what = self.membership.failure() or what
+            raise self._error(what, "see the output of the others") from error
         except (RendezvousError, dist.DistError) as error:
             raise self._error(
                 f"the first node, {self.membership.name(0)}, is lost or unreachable: nothing answers at {where}",
                 "see what ended it; start all nodes again: a task resumes from its newest checkpoint",
             ) from error
-
-    def _why_closed(self) -> str:
-        with contextlib.suppress(dist.DistError):
-            if failure := self.membership.failure():
-                return failure
-        what = "another node ended the job" if self.members else "the job is over, or another node ended it"
-        return f"{what}; node {self.node.node_rank} cannot join it"
 
     def _error(self, what: str, next_step: str | None = None) -> DrumlineError:
         kind: type[DrumlineError] = TrainingError if self.members else PreflightError
@@ -337,5 +330,4 @@ class NodeRendezvous(RendezvousHandler):
 
 
 def _free_port() -> int:
-    port: int = get_free_port()  # type: ignore[no-untyped-call]
-    return port
+    return int(get_free_port())  # type: ignore[no-untyped-call]

@@ -45,7 +45,7 @@ LIMITS_S: dict[str, float] = {
 
 
 class SingleNodeRendezvous(RendezvousHandler):
-    """Of a job on one machine. Every attempt gets a store of its own, which only this machine can reach."""
+    """For a job on one machine: every attempt gets a store of its own, which only this machine can reach."""
 
     sidecars: tuple[str, ...] = ()
     restarts_used = 0
@@ -55,7 +55,7 @@ class SingleNodeRendezvous(RendezvousHandler):
     def __init__(self) -> None:
         self.store: dist.Store | None = None
         self.ranks_secret = ""
-        """Of the attempt: any user of this machine can reach the ranks' store."""
+        """Shared by the ranks of the attempt: any user of this machine can reach their store."""
 
     def get_backend(self) -> str:
         return "single node"
@@ -75,16 +75,13 @@ class SingleNodeRendezvous(RendezvousHandler):
     def is_closed(self) -> bool:
         return False
 
-    def set_closed(self) -> None:
-        pass
-
     def num_nodes_waiting(self) -> int:
         return 0
 
     def get_run_id(self) -> str:
         return RUN_ID
 
-    # What an agent asks of `NodeRendezvous`: there are no other nodes.
+    # What else an agent asks of `NodeRendezvous`: there are no other nodes.
 
     def explained(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -92,17 +89,11 @@ class SingleNodeRendezvous(RendezvousHandler):
     def are_others_running(self) -> bool:
         return False
 
-    def wait_for_others(self) -> None:
-        pass
-
-    def publish_failure(self, what: str, code: int) -> None:
-        pass
-
-    def warn_of_missing_nodes(self) -> None:
-        pass
-
-    def leave(self) -> None:
-        pass
+    def set_closed(self) -> None: ...
+    def wait_for_others(self) -> None: ...
+    def publish_failure(self, what: str, code: int) -> None: ...
+    def warn_of_missing_nodes(self) -> None: ...
+    def leave(self) -> None: ...
 
     def shutdown(self) -> bool:
         self.store = None
@@ -110,7 +101,7 @@ class SingleNodeRendezvous(RendezvousHandler):
 
 
 def open_rendezvous(node: NodePlan, secret: str | None) -> SingleNodeRendezvous | NodeRendezvous:
-    """Of this node's job; the node with rank 0 runs its store. `secret`: what all nodes were given."""
+    """The rendezvous of this node's job; the node with rank 0 runs its store. `secret`: what all nodes were given."""
     if node.num_nodes == 1:
         return SingleNodeRendezvous()
     if node.node_rank > 0:
@@ -120,15 +111,14 @@ def open_rendezvous(node: NodePlan, secret: str | None) -> SingleNodeRendezvous 
         wait_for_first_node(node.endpoint, timeout_s=node.join_timeout_s, hosts=hosts)
     # c10d would else wait, on a node that joins later, for a place that was named in an earlier round only.
     os.environ[OWN_STORE_ENV] = "1"
-    address = address_of(node)
-    host, port = _host_and_port(node)
+    address, (host, _, port) = address_of(node), node.endpoint.rpartition(":")
     bound = store_binding(host, name="the first node's address") if node.node_rank == 0 else None
     store = _open_store(node, host, bound=bound)
     # Connections of their own: what waits in one does not hold up the others.
     nearest = local_address(bound) if bound else host
     keys, heartbeats = _open_store(node, nearest), _open_store(node, nearest)
     membership = Membership(heartbeats, node, secret)
-    break_silent_connections(port, after_s=node.lost_after_s)
+    break_silent_connections(int(port), after_s=node.lost_after_s)
     membership.check_job()
     membership.join()
     if secret is None:
@@ -187,7 +177,7 @@ def wait_for_first_node(
 
 def _open_store(node: NodePlan, host: str, *, bound: str | None = None) -> dist.TCPStore:
     """`bound`: on the first node, the address at which it listens, and no other."""
-    port = _host_and_port(node)[1]
+    port = int(node.endpoint.rpartition(":")[2])
     try:
         return open_tcp_store(host, port, timeout_s=STORE_TIMEOUT_S, bound=bound)
     except (dist.DistError, RuntimeError, OSError) as error:
@@ -203,13 +193,6 @@ def _open_store(node: NodePlan, host: str, *, bound: str | None = None) -> dist.
         raise PreflightError(what, next_step=next_step) from error
 
 
-def _host_and_port(node: NodePlan) -> tuple[str, int]:
-    host, _, port = node.endpoint.rpartition(":")
-    return host, int(port)
-
-
 def address_of(node: NodePlan) -> str:
     """What the other nodes call this one."""
-    if node.num_nodes == 1:
-        return LOOPBACK
-    return node.known_address or own_address(node.endpoint)
+    return LOOPBACK if node.num_nodes == 1 else node.known_address or own_address(node.endpoint)

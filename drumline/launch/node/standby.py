@@ -22,6 +22,8 @@ from typing import Any
 from drumline.launch.rank_environment import begin_now
 from drumline.launch.startup import loading
 
+# All that a task's rank loads before it knows what to do.
+RANK_MODULE = "drumline.cli.train_rank"
 # The ranks of a start are busy at first, with loading the same.
 AFTER_S = 10.0
 
@@ -29,11 +31,9 @@ AFTER_S = 10.0
 class Standby:
     """As many as there are ranks here, once `fill` was called often enough."""
 
-    def __init__(self, program: Sequence[str], *, module: str, count: int) -> None:
+    def __init__(self, program: Sequence[str], *, count: int, module: str = RANK_MODULE) -> None:
         """`program`: the arguments of Python that make a rank; `module`: what is imported ahead of that."""
-        self._program = tuple(program)
-        self._module = module
-        self._count = count
+        self._program, self._module, self._count = tuple(program), module, count
         self._waiting: list[tuple[subprocess.Popen[bytes], int]] = []
         """Each with the pipe that it waits for."""
         self._fill_at = time.monotonic() + AFTER_S

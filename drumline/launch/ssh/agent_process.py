@@ -22,8 +22,11 @@ from typing import Any
 
 from drumline.errors import DrumlineError, ExitCode
 from drumline.launch.node import guard
+from drumline.launch.node.local import limit_threads, run_node
+from drumline.launch.node.standby import Standby
 from drumline.launch.node_plan import NodePlan, Program, Supervision
 from drumline.launch.rank_environment import RESTARTED, ScriptWatch
+from drumline.launch.startup import load_torch_quietly
 from drumline.net.frames import MAX_PIPE_BYTES, FrameReader, FrameWriter, encode
 from drumline.processes import descendants, end_with_parent
 from drumline.untrusted import open_append
@@ -91,14 +94,19 @@ def main(fd: int, supervisor: int) -> int:
         return 1
     os.set_inheritable(fd, False)
     logging.disable(logging.CRITICAL)  # ours is better than what torch's agent logs
-    from drumline.launch.node.local import load_agent, run_node, standby_for
-
     stdin = open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115 - unbuffered, so that `select` sees what is left
     spec: dict[str, Any] = json.loads(stdin.readline())
     program = Program(**{**spec["program"], "words": tuple(spec["program"]["words"])})
     waits, num_procs = spec["waits"], spec["node"]["num_procs"]
-    standby = standby_for(program, num_procs, at_once=not waits) if spec["standby"] else None
-    load_agent()
+    standby = None
+    if spec["standby"] and program.is_task and num_procs is not None:
+        limit_threads(num_procs)
+        standby = Standby(program.python_arguments(), count=num_procs)
+        if not waits:  # they load torch while this process does
+            standby.fill(at_once=True)
+    load_torch_quietly(computes=False)
+    import drumline.launch.node.agent  # noqa: F401 - most of the time it takes to start
+
     while waits and standby is not None and not select.select([stdin], [], [], FILL_S)[0]:
         standby.fill()
     start = stdin.readline()
@@ -117,7 +125,7 @@ def main(fd: int, supervisor: int) -> int:
         standby=standby,
     )
     try:
-        return run_node(NodePlan(**spec["node"]), program, supervision=supervision)
+        return run_node(NodePlan(**spec["node"]), program, supervision)
     except DrumlineError as error:
         status.send("error", text=str(error))
         return error.exit_code

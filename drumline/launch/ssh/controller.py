@@ -15,7 +15,6 @@ from typing import Any
 
 from drumline.errors import DrumlineError, ExitCode, PreflightError, TrainingError
 from drumline.launch.hosts import Host
-from drumline.launch.node.local import how_it_ended
 from drumline.launch.node.watch_folder import DIAGNOSIS_S
 from drumline.launch.ssh.client import CONNECT_TIMEOUT_S, not_reached, ssh_words, was_lost
 from drumline.launch.ssh.host_connection import HEARTBEAT_S, HostConnection
@@ -24,7 +23,7 @@ from drumline.launch.ssh.reconnect import Reconnect, Search
 from drumline.launch.ssh.remote import Remote
 from drumline.launch.ssh.screen import Screen
 from drumline.launch.ssh.supervisor import PROTOCOL
-from drumline.text import plural
+from drumline.text import how_it_ended, plural
 
 # After a rank has failed, others that fail with it are awaited before all are ended.
 SETTLE_S = 1.0

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from drumline.launch.hosts import Host
-from drumline.launch.node.local import how_it_ended
 from drumline.launch.node.rank_logs import LAST_LINES
 from drumline.launch.node.watch_folder import SidecarDiagnosis
 from drumline.launch.ssh.host_connection import HostConnection
 from drumline.launch.ssh.screen import Screen
+from drumline.text import how_it_ended
 
 DIAGNOSIS_FIELDS = ("alarm", "action", "sentence", "was_printed")
 

@@ -109,11 +109,11 @@ def test_fewer_nodes_keep_their_order_without_a_gap_and_name_the_missing(capfd: 
     met = meet([3, 1], 4)
     assert [info.rank for _, info in met] == [1, 0]
     assert {info.bootstrap_store_info.master_addr for _, info in met} == {"host-1"}
-    said = "drumline: warning: 2 of 4 nodes: node 0 (a), node 2 (c) are missing; training continues without them\n"
+    said = "drumline: warning: training continues on 2 of 4 nodes, without node 0 (a), node 2 (c)\n"
     assert capfd.readouterr().err == 2 * said
     met[0][0].warn_of_missing_nodes()
     assert capfd.readouterr().err == (
-        "drumline: warning: this ended with 2 of 4 nodes: node 0 (a), node 2 (c) were missing\n"
+        "drumline: warning: the job ended on 2 of 4 nodes, without node 0 (a), node 2 (c)\n"
     )
 
 
