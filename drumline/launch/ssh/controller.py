@@ -19,8 +19,7 @@ from drumline.launch.node.watch_folder import DIAGNOSIS_S
 from drumline.launch.ssh.client import CONNECT_TIMEOUT_S, not_reached, ssh_words, was_lost
 from drumline.launch.ssh.host_connection import HEARTBEAT_S, HostConnection
 from drumline.launch.ssh.hosts_job import HostsJob
-from drumline.launch.ssh.reconnect import Reconnect, Search
-from drumline.launch.ssh.remote import Remote
+from drumline.launch.ssh.remote import Reconnect, Remote, Search
 from drumline.launch.ssh.screen import Screen
 from drumline.launch.ssh.supervisor import PROTOCOL
 from drumline.text import how_it_ended, plural
@@ -28,7 +27,7 @@ from drumline.text import how_it_ended, plural
 # After a rank has failed, others that fail with it are awaited before all are ended.
 SETTLE_S = 1.0
 # A host without a frame for so long is named, where others have reported a fault.
-SILENT_S = HEARTBEAT_S + 1.0
+NO_HEARTBEAT_S = HEARTBEAT_S + 1.0
 # How much longer than the grace period the end of a job may take, until hosts that do not answer are given up.
 ENDING_S = 5.0
 # A jump host's sshd rejects connections at random when many come at once.
@@ -66,7 +65,7 @@ class Controller:
         """How an agent ended before its time, where the others may know the cause better."""
         self._printed = self._to_print = ""
         """The diagnosis that was printed last, and the one to be printed."""
-        self._silent: list[str] = []
+        self._without_heartbeat: list[str] = []
 
     @property
     def remaining(self) -> list[Remote]:
@@ -85,21 +84,18 @@ class Controller:
     # Reaching the hosts
 
     def _remote(self, number: int, host: Host, *, tries: int = 0) -> Remote:
-        open_ones = (one for one in self.connections if one.host == host and one.ssh_code is None)
-        connection = next(open_ones, None) or self._connection(host, tries=tries)
-        return Remote(connection, self.job.spec(self.job.nodes[number]), self.screen, self._receive)
-
-    def _connection(self, host: Host, *, tries: int) -> HostConnection:
+        """Over the open connection of the attempt before, if there is one."""
         job = self.job
-        given = [f"PYTHONPATH={job.python_path}"] if job.python_path else []
-        command = [*given, job.python, "-m", "drumline.launch.ssh.supervisor"]
-        # A host that answered before is tried often: the first option of a name counts.
-        hurry = f"ConnectTimeout={min(2 + tries, CONNECT_TIMEOUT_S)}"
-        client = [*job.client, "-o", hurry] if job.earlier else job.client
-        words = ssh_words(client, host, command, cwd=job.cwd)
-        connection = HostConnection(host, words, self.screen, job.nodes[0].join_timeout_s)
-        self.connections.append(connection)
-        return connection
+        connection = next((one for one in self.connections if one.host == host and one.ssh_code is None), None)
+        if connection is None:
+            given = [f"PYTHONPATH={job.python_path}"] if job.python_path else []
+            command = [*given, job.python, "-m", "drumline.launch.ssh.supervisor"]
+            # A host that answered before is tried often: the first option of a name counts.
+            hurry = ["-o", f"ConnectTimeout={min(2 + tries, CONNECT_TIMEOUT_S)}"] if job.earlier else []
+            words = ssh_words([*job.client, *hurry], host, command, cwd=job.cwd)
+            connection = HostConnection(host, words, self.screen, job.nodes[0].join_timeout_s)
+            self.connections.append(connection)
+        return Remote(connection, job.spec(job.nodes[number]), self.screen, self._receive)
 
     async def _run_node(self, number: int) -> None:
         search = Search()
@@ -164,7 +160,7 @@ class Controller:
             settle_s = SETTLE_S + (DIAGNOSIS_S if frame.get("is_watched") else 0)
             self._later(settle_s, self._end, self.job.grace_s)
         elif kind == "diagnosis":
-            self._later(SETTLE_S, self._report_silent)
+            self._later(SETTLE_S, self._report_lost_heartbeats)
             if frame["was_printed"]:
                 self._printed = frame["sentence"]
             elif not frame["is_last"]:
@@ -181,15 +177,15 @@ class Controller:
             self.screen.report(f"{num_ranks} ranks run on {plural(len(here), 'host')}{names}")
             self.num_ranks = num_ranks
 
-    def _report_silent(self) -> None:
-        """Of two hosts that cannot reach each other, neither knows which one is cut off. This machine reaches both, or
+    def _report_lost_heartbeats(self) -> None:
+        """Where two hosts cannot reach each other, neither knows which one is cut off. This machine reaches both, or
         one."""
-        since = time.monotonic() - SILENT_S
-        silent = [remote.name for remote in self.remaining if remote.connection.heard_at < since]
-        if len(silent) < len(self.remaining) and silent != self._silent:
-            self._silent = silent
-            if silent:
-                self.screen.report(f"no heartbeat from {', '.join(silent)} on this machine", is_error=True)
+        since = time.monotonic() - NO_HEARTBEAT_S
+        lost = [remote.name for remote in self.remaining if remote.connection.heard_at < since]
+        if len(lost) < len(self.remaining) and lost != self._without_heartbeat:
+            self._without_heartbeat = lost
+            if lost:
+                self.screen.report(f"no heartbeat from {', '.join(lost)} on this machine", is_error=True)
 
     def _print_diagnosis(self) -> None:
         """Before ranks are restarted. Every host reports the same, and one may have printed it."""
@@ -222,14 +218,8 @@ class Controller:
             return
         else:
             said = list(connection.stderr) or list(connection.stdout)
-            error = not_reached(
-                remote.host,
-                connection.ssh_code or 0,
-                said,
-                python=job.python,
-                cwd=str(job.cwd),
-                is_stuck=connection.is_stuck,
-            )
+            code, is_stuck = connection.ssh_code or 0, connection.is_stuck
+            error = not_reached(remote.host, code, said, python=job.python, cwd=str(job.cwd), is_stuck=is_stuck)
             if job.earlier:  # it answered before
                 what = f"no answer for {self.reconnect.limit_s:g} s: {error.what}"
                 error = TrainingError(what, next_step=error.next_step)
@@ -244,9 +234,8 @@ class Controller:
     def _continues_without(self, remote: Remote, why: str) -> bool:
         """Whether the others are enough; then that is reported."""
         left = [other for other in self.remaining if (other.is_running or other.code == 0) and other is not remote]
-        if self.job.min_nodes is None or remote is self.remotes[0] or self.is_ending:
-            return False
-        if len(left) < self.job.min_nodes:
+        least = self.job.min_nodes
+        if least is None or remote is self.remotes[0] or self.is_ending or len(left) < least:
             return False
         self.dropped.append(remote)
         names = ", ".join(other.name for other in left if other.is_running)

@@ -1,9 +1,10 @@
-"""One host's part in one attempt, as the controller sees it: what is to run there, and what is known of its ranks."""
+"""One host's part in one attempt, as the controller sees it; and which host is tried next when one is unreachable."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict, deque
+import time
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,11 +12,18 @@ from typing import Any
 from drumline.launch.hosts import Host
 from drumline.launch.node.rank_logs import LAST_LINES
 from drumline.launch.node.watch_folder import SidecarDiagnosis
-from drumline.launch.ssh.host_connection import HostConnection
+from drumline.launch.ssh.client import SSH_FAILED
+from drumline.launch.ssh.host_connection import HANG_UP_S, HEARTBEAT_S, HostConnection
+from drumline.launch.ssh.hosts_job import HostsJob
 from drumline.launch.ssh.screen import Screen
+from drumline.launch.ssh.supervisor import LEASE_S, LOST_GRACE_S
+from drumline.net.dial import WaitNotice
 from drumline.text import how_it_ended
 
-DIAGNOSIS_FIELDS = ("alarm", "action", "sentence", "was_printed")
+# How long a lost host may take to answer again.
+RECONNECT_S = 60.0
+# How long a spare may take to answer, once it may replace a lost host.
+SPARE_S = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +65,7 @@ class Remote:
     world_size: int = 0
     """How many ranks the job had when these were started; others may have been restarted since."""
     num_starts: int = 0
-    """Of ranks here, over all attempts of the launch."""
+    """How often ranks were started here, over all attempts of the launch."""
     restarts_left: int | None = None
     """As its agent counts them; None: it has not started ranks yet."""
     failures: list[RankFailure] = field(default_factory=list)
@@ -149,7 +157,7 @@ class Remote:
             self.num_starts, self.restarts_left = frame["start"] + 1, frame["restarts_left"]
             self.diagnosis = None
         elif kind == "diagnosis":
-            self.diagnosis = SidecarDiagnosis(**{name: frame[name] for name in DIAGNOSIS_FIELDS})
+            self.diagnosis = SidecarDiagnosis(frame["alarm"], frame["action"], frame["sentence"], frame["was_printed"])
         elif kind == "ended":
             self.code, self.agent_lines = frame["code"], frame["last_lines"]
             self.ended.set()
@@ -166,3 +174,67 @@ class Remote:
                     error=str(frame.get("error", "")),
                 )
             )
+
+
+@dataclass
+class Search:
+    notice: WaitNotice = field(default_factory=WaitNotice)
+    tries: Counter[Host] = field(default_factory=Counter)
+    """How often each host was tried, over all rounds."""
+    tried: list[Host] = field(default_factory=list)
+    """The hosts of this round: each is tried once."""
+
+
+class Reconnect:
+    """The hosts of one attempt that are not in use or were lost."""
+
+    def __init__(self, job: HostsJob, screen: Screen, last_heard: Mapping[Host, float]) -> None:
+        """`last_heard`: the lost hosts of the attempt before, and when their last frame came (monotonic)."""
+        self.job, self.screen = job, screen
+        self.spares, self.last_heard = list(job.spares), dict(last_heard)
+
+    @property
+    def surely_ended_s(self) -> float:
+        """After so long without a frame the ranks of a host have ended: a spare may replace it. Where only its own
+        packets are lost, its supervisor hears the controller until that hangs up, and then gives the ranks their grace
+        period."""
+        return LEASE_S + HEARTBEAT_S + HANG_UP_S + max(self.job.grace_s, LOST_GRACE_S) + 1.0
+
+    @property
+    def limit_s(self) -> float:
+        """How long to wait for a host or a spare."""
+        return max(RECONNECT_S, self.surely_ended_s + SPARE_S)
+
+    def next_host(self, remote: Remote, search: Search) -> Host | None:
+        """After a host that could not be reached: the same one, a spare, or None."""
+        heard_at = remote.connection.heard_at
+        if remote.has_begun or (remote.connection.ssh_code != SSH_FAILED and not heard_at):
+            return None
+        if heard_at:  # an open one of the attempt before, closed since: that says nothing about the host
+            return remote.host
+        if self.job.earlier and search.notice.waited_s > self.limit_s:
+            return None
+        search.tries[remote.host] += 1
+        search.tried.append(remote.host)
+        lost_at = self.last_heard.get(remote.host, float("-inf"))
+        spare = next((host for host in self.spares if host not in search.tried), None)
+        if spare is not None and time.monotonic() - lost_at > self.surely_ended_s:
+            self._replace(remote, spare, is_first=not search.tries[spare])
+            return spare
+        if not self.job.earlier:
+            return None
+        if search.notice.is_due():
+            names = " or ".join(host.address for host in search.tried)
+            waited = f"{search.notice.waited_s:.0f} s so far, at most {self.limit_s:g}"
+            self.screen.report(f"waiting for {names} to answer again: {waited}", is_error=True)
+        search.tried.clear()
+        return remote.host
+
+    def _replace(self, remote: Remote, spare: Host, *, is_first: bool) -> None:
+        self.spares.remove(spare)
+        if self.job.earlier:  # it may be up again when it is needed
+            self.spares.append(remote.host)
+        if is_first:
+            why = next((line for line in reversed(remote.connection.stderr) if line.strip()), "no answer")
+            what = f"{spare.address} replaces {remote.name}, which is unreachable ({why})"
+            self.screen.report(what, is_error=True)

@@ -20,7 +20,7 @@ from drumline.launch.ssh import host_connection as connection_module
 from drumline.launch.ssh.controller import Controller
 from drumline.launch.ssh.hosts_job import HostsJob
 from drumline.launch.ssh.hosts_launcher import run_attempts
-from drumline.launch.ssh.reconnect import Search
+from drumline.launch.ssh.remote import Search
 from drumline.launch.ssh.screen import Screen
 from drumline.launch.ssh.supervisor import PROTOCOL
 from tests.unit.launch.test_controller import DIAGNOSIS, hear
