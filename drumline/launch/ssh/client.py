@@ -14,16 +14,13 @@ from typing import NamedTuple
 from drumline.errors import DrumlineError, PreflightError, TrainingError, UsageError
 from drumline.launch.hosts import Host
 
-SSH_ENV = "DRUMLINE_SSH"
 CONNECT_TIMEOUT_S = 10
-# A cut network shows as silence, not as an end. Our own heartbeats notice first (`connection.py`), and say so.
-ALIVE_EVERY_S = 5
-ALIVE_COUNT = 5
 OPTIONS = (
     "BatchMode=yes",  # nobody is there to type a password
     f"ConnectTimeout={CONNECT_TIMEOUT_S}",
-    f"ServerAliveInterval={ALIVE_EVERY_S}",
-    f"ServerAliveCountMax={ALIVE_COUNT}",
+    # A connection that is cut does not end. Our own heartbeats notice first (`host_connection.py`), and say so.
+    "ServerAliveInterval=5",
+    "ServerAliveCountMax=5",
     # A shared connection that exists may be used; one that we open is ours alone, and ends with us.
     "ControlMaster=no",
     "ForwardAgent=no",
@@ -86,7 +83,7 @@ STUCK = (
 
 def ssh_client(given: str | None, environment: Mapping[str, str]) -> list[str]:
     """The words that call ssh: `--ssh 'ssh -F file'`, else DRUMLINE_SSH, else plain `ssh`."""
-    text = given or environment.get(SSH_ENV) or "ssh"
+    text = given or environment.get("DRUMLINE_SSH") or "ssh"
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -113,8 +110,8 @@ class SshProblem(NamedTuple):
 def known_problem(
     host: str, code: int | None, said: Sequence[str], *, python: str, cwd: str, is_stuck: bool = False
 ) -> SshProblem | None:
-    """Of a command over ssh that has failed; None when nothing of its output is known. `is_stuck`: it was ended
-    because it did not start."""
+    """Why a command over ssh has failed; None when nothing of its output is known. `is_stuck`: it was ended because it
+    did not start."""
     place = {"host": host, "python": python, "cwd": cwd}
     known = [("", *STUCK)] if is_stuck else OF_SSH if code == SSH_FAILED else OF_COMMAND
     for pattern, what, step in known:

@@ -24,8 +24,6 @@ from drumline.net.dial import WaitNotice
 from drumline.net.frames import MAX_PIPE_BYTES, FrameError, LineBuffer, Message, decode, encode
 
 HEARTBEAT_S = 2.0
-# ssh itself mostly notices sooner; not where the connection is one that others share.
-SILENCE_S = LEASE_S
 # More than that unsent means that the network is cut; heartbeats that wait in a queue prove nothing.
 MAX_UNSENT = 1 << 14
 MAX_SHOWN = 1 << 12
@@ -35,8 +33,6 @@ LAST_FRAME_S = 0.5
 HANG_UP_S = 2.0
 # How long a supervisor that has nothing left to do may take to exit.
 CLOSE_S = 5.0
-
-
 # What a host may send, with the type of each field; anything else is ignored. A host may have another version, or be
 # taken over. A list holds the type of its items, a tuple the types that are allowed.
 FORMS: dict[str, dict[str, Any]] = {
@@ -58,7 +54,7 @@ def decode_from_host(line: bytes) -> Message | None:
         frame = decode(line, max_bytes=MAX_PIPE_BYTES)
     except FrameError:
         return None
-    form = FORMS.get(kind) if isinstance(kind := frame.get("kind"), str) else None
+    form = FORMS.get(str(frame.get("kind")))
     return frame if form and all(name in frame and _fits(frame[name], form[name]) for name in form) else None
 
 
@@ -96,16 +92,12 @@ class HostConnection:
     _process: asyncio.subprocess.Process | None = None
     _reading: asyncio.Task[None] | None = None
     _heartbeats: dict[int, float] = field(default_factory=dict)
-    _clock: tuple[float, float] = (float("inf"), 0.0)
+    clock: tuple[float, float] = (float("inf"), 0.0)
     """The shortest round trip, and how far the host's monotonic clock was ahead then."""
 
     @property
     def is_open(self) -> bool:
         return self._process is not None and self.ssh_code is None
-
-    @property
-    def clock_ahead_s(self) -> float:
-        return self._clock[1]
 
     async def open(self) -> asyncio.Task[None]:
         """Start the supervisor over there, unless it runs. The task ends with the connection."""
@@ -172,23 +164,20 @@ class HostConnection:
             number += 1
             await asyncio.sleep(HEARTBEAT_S)
             if not self.heard_at:
-                self._wait_for_first(notice)
-            elif time.monotonic() - self.heard_at > SILENCE_S:
-                self.stderr.append(f"no heartbeat for {SILENCE_S:g} s")
+                # ssh limits the time to connect; a shell or a file system over there may still block for ever.
+                if notice.is_due():
+                    waited = f"{notice.waited_s:.0f} s so far"
+                    self.screen.report(f"waiting for {self.host.address} to start, {waited}", is_error=True)
+                if notice.waited_s > self.start_timeout_s:
+                    self.is_stuck = True
+                    self.stderr.append(f"no answer within {notice.waited_s:.0f} s")
+                    self.hang_up()
+            elif time.monotonic() - self.heard_at > LEASE_S:  # ssh itself mostly notices sooner
+                self.stderr.append(f"no heartbeat for {LEASE_S:g} s")
                 # It may still receive this, and would give its ranks their grace period.
                 self.send({"kind": "end", "grace_s": 0})
                 await asyncio.sleep(LAST_FRAME_S)
                 self.hang_up()
-
-    def _wait_for_first(self, notice: WaitNotice) -> None:
-        """ssh limits the time to connect; a shell or a file system over there may still block for ever."""
-        if notice.is_due():
-            waited = f"{notice.waited_s:.0f} s so far"
-            self.screen.report(f"waiting for {self.host.address} to start, {waited}", is_error=True)
-        if notice.waited_s > self.start_timeout_s:
-            self.is_stuck = True
-            self.stderr.append(f"no answer within {notice.waited_s:.0f} s")
-            self.hang_up()
 
     def _receive(self, line: bytes) -> None:
         frame = decode_from_host(line)
@@ -200,11 +189,11 @@ class HostConnection:
             self.on_frame(frame)
         elif (sent := self._heartbeats.pop(frame["number"], None)) is not None:
             round_trip_s = self.heard_at - sent
-            self._clock = min(self._clock, (round_trip_s, frame["now"] - sent - round_trip_s / 2))
+            self.clock = min(self.clock, (round_trip_s, frame["now"] - sent - round_trip_s / 2))
 
 
 async def _read_lines(stream: asyncio.StreamReader | None, receive: Callable[[bytes], None]) -> None:
-    """Of a line that is longer than any frame, pieces; the last line need not be complete."""
+    """A line that is longer than any frame comes in pieces; the last line need not be complete."""
     assert stream
     lines = LineBuffer(MAX_PIPE_BYTES)
     while data := await stream.read(1 << 16):

@@ -168,7 +168,7 @@ class Remote:
                     host=self.name,
                     rank=frame["rank"],
                     code=frame["code"],
-                    at=frame["at"] - self.connection.clock_ahead_s,
+                    at=frame["at"] - self.connection.clock[1],
                     last_lines=tuple(frame["last_lines"]),
                     is_follower=bool(frame.get("follows")),
                     error=str(frame.get("error", "")),

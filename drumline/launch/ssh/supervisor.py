@@ -14,7 +14,6 @@ import ctypes
 import os
 import select
 import signal
-import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -63,12 +62,12 @@ class ControllerLink:
         return frames
 
     @property
-    def silence_s(self) -> float:
+    def waited_s(self) -> float:
         return time.monotonic() - self.heard_at
 
     def next_spec(self) -> dict[str, Any] | None:
         """What to run; None when the controller is gone."""
-        while not self.frames.is_closed and self.silence_s < LEASE_S:
+        while not self.frames.is_closed and self.waited_s < LEASE_S:
             for frame in self.read():
                 if frame["kind"] == "spec":
                     return frame
@@ -83,15 +82,14 @@ class ControllerLink:
 
 class Supervisor:
     def __init__(self, spec: dict[str, Any], link: ControllerLink, waiting: AgentProcess | None) -> None:
-        self.spec = spec
-        self.link = link
-        self.out = link.out
+        self.spec, self.link, self.out = spec, link, link.out
         self.logs = Path(spec["logs"])
         self.node_log = self.logs / f"node-{spec['node']['node_rank']}.log"
         self.ending: Termination | None = None
-        self.followers: dict[tuple[int | None, str], LogFollower] = {}
+        self.followers: dict[tuple[int | None, str], LogFollower] = {
+            (None, "err"): LogFollower(self.node_log, from_end=True)
+        }
         """By rank, None for the agent, and stream."""
-        self.followers[None, "err"] = LogFollower(self.node_log, from_end=True)
         self.agent = waiting if waiting and waiting.is_alive else AgentProcess(spec, self.node_log)
         self.waiting: AgentProcess | None = None
         """For the next attempt."""
@@ -150,7 +148,7 @@ class Supervisor:
                 self.waiting = AgentProcess(self.spec, self.node_log, waits=True)
 
     def _processes(self) -> set[int]:
-        """Of this attempt: by its name, and by descent, for those that have changed their environment."""
+        """Those of this attempt: by its name, and by descent, for those that have changed their environment."""
         found = {*job_processes(self.spec["job"]), *descendants(os.getpid())}
         return found - self.waiting.all_processes() if self.waiting else found
 
@@ -163,7 +161,7 @@ class Supervisor:
         if self.link.frames.is_closed:
             if self.ending is None:
                 self.end(self.spec["grace_s"], "the launcher, or the connection to it, is gone")
-        elif self.link.silence_s > LEASE_S:
+        elif self.link.waited_s > LEASE_S:
             self.end(LOST_GRACE_S, f"no heartbeat of the launcher for {LEASE_S:g} s")
 
     def _send_news(self, *, is_last: bool = False) -> None:
@@ -183,17 +181,18 @@ class Supervisor:
                 found = map(last_lines, [err, *self._task_log(frame["rank"]), out])
                 frame["last_lines"] = next(filter(None, found), [])
             self.out.send(**frame)
+        self._send_lines(is_last=is_last)
+        self.out.flush()
+
+    def _send_lines(self, *, is_last: bool) -> None:
         for (rank, stream), follower in self.followers.items():
             if not self.out.has_room() and not is_last:
                 break
             if lines := follower.rest() if is_last else follower.read():
                 self.out.send("lines", rank=rank, stream=stream, lines=lines)
-        self.out.flush()
 
     def _follow(self, ranks: list[int], start: int) -> None:
-        for (rank, stream), follower in self.followers.items():
-            if lines := follower.rest():  # of an earlier start
-                self.out.send("lines", rank=rank, stream=stream, lines=lines)
+        self._send_lines(is_last=True)  # of an earlier start
         self.followers = {key: follower for key, follower in self.followers.items() if key[0] is None}
         for rank in ranks:
             for stream, path in zip(("out", "err"), rank_output(self.logs, rank, start), strict=True):
@@ -234,7 +233,7 @@ def main() -> int:
         if spec["protocol"] == PROTOCOL and spec["earlier"]:
             # No two attempts of a launch may write to one run folder.
             Termination(lambda: job_processes(*spec["earlier"]), 0).wait()
-        link.out.send("hello", host=socket.gethostname(), protocol=PROTOCOL)
+        link.out.send("hello", protocol=PROTOCOL)
         problems = list(refusals(spec)) if spec["protocol"] == PROTOCOL else []
         if problems or spec["protocol"] != PROTOCOL:
             link.out.send("refused", problems=problems)

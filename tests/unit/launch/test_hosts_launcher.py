@@ -213,7 +213,7 @@ def ask_ten_times(controller: Controller) -> tuple[str, list[int]]:
 
 def test_a_host_that_only_receives_is_asked_to_end_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_module, "HEARTBEAT_S", 0.05)
-    monkeypatch.setattr(connection_module, "SILENCE_S", 0.3)
+    monkeypatch.setattr(connection_module, "LEASE_S", 0.3)
     monkeypatch.setattr(connection_module, "LAST_FRAME_S", 1.0)
     job = make_job("a", client=[str(tmp_path / "ssh")], max_restarts=0)
     code, lines = go(tmp_path, job, {"a.0": hello(0, 0) + "cat >> {folder}/heard"})
