@@ -6,10 +6,10 @@ The node that Drumline starts itself (`node/local.py`) has the same settings, gi
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from drumline.launch.hosts import Host
 from drumline.launch.node.guard import DEFAULT_GRACE_S, new_job
@@ -100,7 +100,7 @@ class Supervision:
     """Between the SIGTERM and the SIGKILL of ranks that are to end."""
     folder: Path | None = None
     """Where ranks write to; None leaves their output to the screen."""
-    report: Callable[[Mapping[str, Any]], None] = lambda _: None
+    report: Callable[..., None] = lambda kind, **content: None
     """Called with starts and failures of ranks, at once: to end the other ranks may take long, and which rank of all
     nodes failed first is asked before. Times are by this machine's monotonic clock, which does not jump; the controller
     knows how it differs from its own."""

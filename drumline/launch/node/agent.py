@@ -1,9 +1,7 @@
 """torchrun's agent for the ranks of one node: starts them, notes who failed first, restarts them where that can help.
 
-It reports restarts and their reason, hands SIGUSR1 on to the ranks (torch hands on SIGTERM itself) and does not restart
-ranks that were preempted: `engine/preemption.py` is what the ranks do then. It is also the launcher's end of the
-watchdog: each start has a watch folder, in which the sidecar reads how ranks ended; the sidecar's diagnosis decides
-whether they are restarted.
+It hands SIGUSR1 on to the ranks (torch hands on SIGTERM itself), and does not restart ranks that were preempted. It is
+also the launcher's end of the watchdog: the sidecar's diagnosis decides whether ranks are restarted.
 """
 
 from __future__ import annotations
@@ -31,22 +29,13 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import Subproc
 from torch.distributed.launcher.api import LaunchConfig
 
 from drumline.errors import DrumlineError, ExitCode
+from drumline.launch import rank_environment
 from drumline.launch.node.node_rendezvous import NodeRendezvous
 from drumline.launch.node.open_rendezvous import SingleNodeRendezvous, address_of, open_rendezvous
 from drumline.launch.node.rank_logs import failure_time, rank_output
 from drumline.launch.node.watch_folder import DIAGNOSIS_S, SidecarDiagnosis, WatchFolder
 from drumline.launch.node_plan import NodePlan, Program, Supervision
-from drumline.launch.rank_environment import (
-    COMMAND_START,
-    FAILURE_FILE,
-    LOGS_SHOWN,
-    RESTARTED,
-    WATCH_FOLDER,
-    WATCH_NODES,
-    FailureRecord,
-    process_start,
-    read_failure,
-)
+from drumline.launch.rank_environment import FailureRecord, process_start, read_failure
 from drumline.launch.startup import ENDING_SIGNALS, SAME_SIGNAL_S
 from drumline.net.secrets import SECRET_ENV
 from drumline.processes import has_signal, read_status
@@ -55,7 +44,6 @@ from drumline.text import how_it_ended
 
 # Ranks of a task that exit with one of these would do so again.
 FINAL_CODES = frozenset({ExitCode.USAGE, ExitCode.PREFLIGHT_FAILED, ExitCode.HANG})
-TASK_RESTART, SCRIPT_RESTART = ("they resume from the newest checkpoint", "the script starts from the beginning")
 HEALTHY = RunResult(state=WorkerState.HEALTHY)
 
 
@@ -73,9 +61,7 @@ class RankFiles(LogsSpecs):
 
     def __init__(self, scratch: str, folder: Path | None, first_start: int = 0) -> None:
         super().__init__(scratch, Std.NONE, Std.NONE)
-        self.scratch = Path(scratch)
-        self.folder = folder
-        self.num_starts = first_start
+        self.scratch, self.folder, self.num_starts = Path(scratch), folder, first_start
         self.variables: Mapping[str, str] = {}
         """For all ranks of the next start."""
 
@@ -97,10 +83,9 @@ class RankFiles(LogsSpecs):
         for local_rank, variables in envs.items():
             rank = int(variables["RANK"])
             variables.update(self.variables)
-            variables[FAILURE_FILE] = str(self.scratch / f"failure-{rank}-{start}.json")
-            variables["TORCHELASTIC_ERROR_FILE"] = dest.error_files[local_rank] = str(
-                self.scratch / f"error-{rank}-{start}.json"
-            )
+            variables[rank_environment.FAILURE_FILE] = str(self.scratch / f"failure-{rank}-{start}.json")
+            error = variables["TORCHELASTIC_ERROR_FILE"] = str(self.scratch / f"error-{rank}-{start}.json")
+            dest.error_files[local_rank] = error
             # An empty name leaves the stream as it is.
             dest.stdouts[local_rank] = dest.stderrs[local_rank] = ""
             if self.folder is not None:
@@ -120,9 +105,7 @@ class NodeAgent(LocalElasticAgent):
         timeout: dict[str, Any] = {"shutdown_timeout": max(1, round(supervision.grace_s))} if has_timeout else {}
         super().__init__(spec=spec, logs_specs=self.files, **timeout)
         self.rendezvous: SingleNodeRendezvous | NodeRendezvous = spec.rdzv_handler
-        self.is_task = is_task
-        self.supervision = supervision
-        self.watch = watch
+        self.is_task, self.supervision, self.watch = is_task, supervision, watch
         self.preempt_signal: signal.Signals | None = None
         """By which this node's ranks were asked to stop."""
         self.diagnosis: SidecarDiagnosis | None = None
@@ -163,13 +146,11 @@ class NodeAgent(LocalElasticAgent):
             ids: dict[int, Any] = super()._start_workers(worker_group)
         self._set_handlers()
         self.supervision.report(
-            {
-                "kind": "started",
-                "ranks": [worker.global_rank for worker in worker_group.workers],
-                "world_size": worker_group.workers[0].world_size,
-                "start": self.files.num_starts - 1,
-                "restarts_left": self._remaining_restarts,
-            }
+            "started",
+            ranks=[worker.global_rank for worker in worker_group.workers],
+            world_size=worker_group.workers[0].world_size,
+            start=self.files.num_starts - 1,
+            restarts_left=self._remaining_restarts,
         )
         return ids
 
@@ -178,14 +159,14 @@ class NodeAgent(LocalElasticAgent):
         # Not for a restart, nor where the command was given on another machine, by its clock.
         is_first = self.files.num_starts == 0 and not is_remote
         variables = {
-            COMMAND_START: f"{process_start():.2f}" if is_first else "",
-            LOGS_SHOWN: "1" if self.is_task and is_remote else "",
+            rank_environment.COMMAND_START: f"{process_start():.2f}" if is_first else "",
+            rank_environment.LOGS_SHOWN: "1" if self.is_task and is_remote else "",
             SECRET_ENV: self.rendezvous.ranks_secret,
         }
         if (folder := self.watch.begin(self.files.num_starts)) is not None:
-            variables |= {WATCH_FOLDER: str(folder), **(script.variables() if script else {})}
+            variables |= {rank_environment.WATCH_FOLDER: str(folder), **(script.variables() if script else {})}
             if self.rendezvous.sidecars:
-                variables[WATCH_NODES] = ",".join(self.rendezvous.sidecars)
+                variables[rank_environment.WATCH_NODES] = ",".join(self.rendezvous.sidecars)
         return variables
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
@@ -194,12 +175,12 @@ class NodeAgent(LocalElasticAgent):
         if self.supervision.standby:  # those that are missing load during the rendezvous
             self.supervision.standby.fill(at_once=True)
         most = worker_group.spec.max_restarts
-        why = self.rendezvous.restart_reason
-        if self._failed:
-            why = f"restart {most - self._remaining_restarts} of {most}"
-        print_message(f"restarting the ranks ({why}); {TASK_RESTART if self.is_task else SCRIPT_RESTART}")
+        count = f"restart {most - self._remaining_restarts} of {most}"
+        why = count if self._failed else self.rendezvous.restart_reason
+        how = "they resume from the newest checkpoint" if self.is_task else "the script starts from the beginning"
+        print_message(f"restarting the ranks ({why}); {how}")
         # torchrun's own count leaves out a restart that another node was the reason for.
-        os.environ[RESTARTED] = "1"
+        os.environ[rank_environment.RESTARTED] = "1"
         super()._restart_workers(worker_group)
 
     def _exit_barrier(self) -> None:
@@ -219,7 +200,7 @@ class NodeAgent(LocalElasticAgent):
         result: RunResult = super()._monitor_workers(worker_group)
         if result.state is WorkerState.SUCCEEDED and self.rendezvous.are_others_running():
             return HEALTHY  # torch asks again, and whether another node waits
-        if result.is_failed() and not self.preempt_signal and self.has_saved(result) and self._makes_room():
+        if result.is_failed() and not self.preempt_signal and self.has_saved(result) and self._is_node_waiting():
             self._failed = False
             return HEALTHY  # torch restarts them, as a node waits
         self._failed = result.is_failed()
@@ -257,17 +238,15 @@ class NodeAgent(LocalElasticAgent):
         is_watched = bool(failures) and self.watch.has_sidecar()
         for at, rank, code in failures:
             self.supervision.report(
-                {
-                    "kind": "failed",
-                    "rank": rank,
-                    "code": code,
-                    "at": at,
-                    "start": self.files.num_starts - 1,
-                    "restarts_left": self._remaining_restarts,
-                    "is_watched": is_watched,
-                    "follows": rank in followers,
-                    "error": records[rank].error if rank in records else "",
-                }
+                "failed",
+                rank=rank,
+                code=code,
+                at=at,
+                start=self.files.num_starts - 1,
+                restarts_left=self._remaining_restarts,
+                is_watched=is_watched,
+                follows=rank in followers,
+                error=records[rank].error if rank in records else "",
             )
 
     def _read_failures(self, ranks: Iterable[int]) -> dict[int, FailureRecord]:
@@ -288,7 +267,7 @@ class NodeAgent(LocalElasticAgent):
         if diagnosis.is_final:
             self._remaining_restarts = 0
         is_last = self._remaining_restarts == 0
-        self.supervision.report({"kind": "diagnosis", **vars(diagnosis), "is_last": is_last})
+        self.supervision.report("diagnosis", **vars(diagnosis), is_last=is_last)
         if not is_last and not diagnosis.was_printed and self.supervision.folder is None:
             print_message(diagnosis.sentence)
 
@@ -343,7 +322,7 @@ class NodeAgent(LocalElasticAgent):
         codes = {failure.exitcode for failure in result.failures.values()}
         return self.is_task and codes == {ExitCode.PREEMPTED}
 
-    def _makes_room(self) -> bool:
+    def _is_node_waiting(self) -> bool:
         """Whether the ranks stopped because another node's agent has ended its own, to let a waiting node join."""
         with contextlib.suppress(DrumlineError):  # the first node may have left already
             return self.rendezvous.num_nodes_waiting() > 0

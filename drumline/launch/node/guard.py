@@ -2,9 +2,7 @@
 
 All processes of a job carry its name in their environment (DRUMLINE_JOB): ranks have sessions of their own, and what
 they start is found by that name alone. Beside a launcher runs a guard: this file, as a process that needs only the
-standard library and `processes.py`, and waits for the end of a pipe that the launcher holds. The launcher writes to the
-pipe when the job has succeeded; when the pipe ends without that, it failed or the launcher died, and the guard ends
-what is left. Either way it removes the job's own folder.
+standard library and `processes.py`, and waits for the end of a pipe that the launcher holds.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ def job_processes(*jobs: str) -> list[int]:
 class Guard:
     """While it is open, the end of this process is the end of the job."""
 
-    def __init__(self, job: str, grace_s: float = DEFAULT_GRACE_S, *, folder: str = "") -> None:
+    def __init__(self, job: str, grace_s: float, *, folder: str = "") -> None:
         """`folder`: removed with the job."""
         # Without the environment: the guard of a job inside a job must outlive what the outer one's guard ends.
         self._process = subprocess.Popen(
@@ -56,14 +54,13 @@ class Guard:
 
 
 def main(job: str, grace_s: str, folder: str) -> None:
-    """The guard: started before the first rank, and there until the launcher has ended."""
     # Slurm and a terminal signal every process of the job.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     sys.path.append(str(Path(__file__).parents[3]))  # this process has no path to the package
     from drumline.processes import Termination
 
-    if sys.stdin.buffer.read() != SUCCEEDED:
+    if sys.stdin.buffer.read() != SUCCEEDED:  # it failed, or the launcher died
         # The launcher itself may carry the name, and waits for us when it is still there.
         Termination(lambda: {*job_processes(job)} - {os.getppid()}, float(grace_s)).wait()
     if folder:

@@ -1,9 +1,7 @@
 """Processes that have loaded what a rank needs, and wait: ranks that are restarted begin in one of them.
 
-Loading torch takes seconds, most of a restart. The processes of the first start load it while the agent does. Beside
-ranks that may be restarted, one such process per rank is started when they have run for a while; it costs memory, and
-no CPU time once it waits. A rank that begins in one is this agent's own child, with the environment and output files
-that it would have had.
+Loading torch takes seconds, most of a restart. A process that waits costs memory, and no CPU time. A rank that begins
+in one is this agent's own child, with the environment and output files that it would have had.
 """
 
 from __future__ import annotations

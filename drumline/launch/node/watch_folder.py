@@ -1,9 +1,8 @@
 """The watch folder of a node: files through which its agent, its ranks and their sidecar inform each other.
 
-It is in memory where there is room, because the run folder may hang. Each start of the ranks has a folder in it: the
-agent writes how ranks ended, and reads the sidecar's diagnosis. The guard removes all of it when the job is over. A job
-that was killed as a whole leaves nobody to do so: then the next job of the same user does. Whether a folder is in use
-shows by a lock on a file in it, which the kernel drops with the last process that held it.
+It is in memory where that is large enough, because the run folder may hang. The guard removes it when the job is over;
+after a job that was killed as a whole, the next job of the same user does. A lock on a file in it, which the kernel
+drops with the last process that held it, shows whether it is in use.
 """
 
 from __future__ import annotations
@@ -14,10 +13,8 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from drumline.untrusted import parse_json
 
@@ -28,8 +25,8 @@ POLL_S = 0.05
 MEMORY = Path("/dev/shm")  # noqa: S108 (mkdtemp makes a folder of our own in it)
 PREFIX = "drumline-watch-"
 IN_USE = "in-use"
-ROOM_BYTES = 4 << 20
-"""For heartbeats, stacks and flight recorders of a node. Containers often have little, and data loaders fill it."""
+# For heartbeats, stacks and flight recorders of a node. Containers often have little, and data loaders fill it.
+NEEDED_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -53,8 +50,7 @@ class SidecarDiagnosis:
         return self.action == "stop"
 
     def explains_more(self, rank_code: int, *, is_task: bool) -> bool:
-        """Whether it explains the end better than the rank that failed first: not where that one printed its error
-        itself."""
+        """Whether it explains the end better than the rank that failed first, which may have printed its error."""
         return self.is_hang or rank_code < 0 or not is_task
 
 
@@ -77,12 +73,11 @@ class WatchFolder:
             self._lock = None
 
     def begin(self, start: int) -> Path | None:
-        """A new folder for the ranks that are about to start. That of the start before stays: its sidecar may still be
-        writing."""
-        self._written = set()
-        self.current = None
+        """A new folder for the ranks that are about to start."""
+        self._written, self.current = set(), None
         if self.root is None:
             return None
+        # That of the start before stays: its sidecar may still be writing.
         shutil.rmtree(self.root / f"start-{start - 2}", ignore_errors=True)
         folder = self.root / f"start-{start}"
         with contextlib.suppress(OSError):
@@ -114,9 +109,15 @@ class WatchFolder:
         if self.current is None:
             return None
         try:
-            return _diagnosis_from(parse_json((self.current / DIAGNOSIS).read_bytes()))
+            record = parse_json((self.current / DIAGNOSIS).read_bytes())
+            alarm, action, found = record["alarm"], record["action"], record["diagnosis"]
+            sentence = f"{alarm}: {found['what']}. Next: {found['next_step']}"
+            was_printed = bool(record.get("was_printed"))
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return None
+        if alarm not in ("hang", "failure") or (alarm, action) == ("hang", "report"):
+            return None  # a stall, or a hang that was only reported: neither has ended a rank
+        return SidecarDiagnosis(alarm, action, sentence, was_printed)
 
     def has_sidecar(self) -> bool:
         """Whether a sidecar of this start is alive."""
@@ -131,24 +132,14 @@ class WatchFolder:
         return True
 
 
-def _diagnosis_from(record: Mapping[str, Any]) -> SidecarDiagnosis | None:
-    """None for a stall and for a hang that was only reported: neither has ended a rank."""
-    alarm, action, diagnosis = record["alarm"], record["action"], record["diagnosis"]
-    if alarm not in ("hang", "failure") or (alarm, action) == ("hang", "report"):
-        return None
-    sentence = f"{alarm}: {diagnosis['what']}. Next: {diagnosis['next_step']}"
-    return SidecarDiagnosis(alarm, action, sentence, bool(record.get("was_printed")))
-
-
 # Folders in memory
 
 
 def make_memory_folder(job: str = "") -> Path:
-    """Of this user alone; in memory where there is room, else in the temporary folder. OSError: in neither."""
+    """For this user alone: in memory where that is large enough, else in the temporary folder. OSError: in neither."""
     prefix, folder = f"{PREFIX}{job}-" if job else PREFIX, None
     with contextlib.suppress(OSError):
-        room = os.statvfs(MEMORY)
-        if room.f_bavail * room.f_frsize >= ROOM_BYTES:
+        if shutil.disk_usage(MEMORY).free >= NEEDED_BYTES:
             folder = Path(tempfile.mkdtemp(prefix=prefix, dir=MEMORY))
     folder = folder or Path(tempfile.mkdtemp(prefix=prefix))
     _remove_abandoned(folder.parent)

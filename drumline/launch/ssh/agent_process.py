@@ -118,7 +118,7 @@ def main(fd: int, supervisor: int) -> int:
         job=spec["job"],
         grace_s=spec["grace_s"],
         folder=Path(spec["logs"]),
-        report=lambda frame: status.send(**frame),
+        report=status.send,
         secret=spec["secret"],
         script_watch=ScriptWatch(**spec["script_watch"]) if spec["script_watch"] else None,
         first_start=spec["first_start"],

@@ -78,7 +78,7 @@ def test_a_sidecar_is_waited_for_while_it_lives_and_not_for_long(watch: WatchFol
 def test_without_room_for_a_folder_ranks_get_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     # Where /dev/shm is full, and where there is none.
-    for name, value in (("ROOM_BYTES", 1 << 60), ("MEMORY", tmp_path / "gone")):
+    for name, value in (("NEEDED_BYTES", 1 << 60), ("MEMORY", tmp_path / "gone")):
         monkeypatch.setattr(watch_folder, name, value)
         watch = WatchFolder("j")
         assert watch.root is not None
