@@ -1,9 +1,8 @@
 """A job as Kubernetes manifests: Kubeflow's TrainJob, its older PyTorchJob, or a plain indexed Job. Nothing is applied.
 
-In each pod torchrun's agent starts the ranks, and the pods' rendezvous (c10d) is at the first one. What differs is who
-makes the pods and says which is which and where the first is: Kubeflow by the variables it sets, the plain Job by its
-index and a headless Service. A task's pods run `drumline launch`, which names the pods that are missing; a script's
-image need not contain drumline, so its pods run torchrun, unless the job may continue with fewer.
+In each pod torchrun's agent starts the ranks, and the rendezvous (c10d) is at the first pod, which Kubeflow's variables
+name, or the index of the plain Job and a headless Service. A task's pods run `drumline launch`; a script's image need
+not contain drumline, so its pods run torchrun, unless the job may continue with fewer.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class KubernetesJob:
     num_nodes: int = 1
     num_procs: int = 1
     num_gpus: int = 0
-    """Of each node."""
+    """On each node."""
     claim: str | None = None
     """A PersistentVolumeClaim that all nodes can write to; mounted at /runs."""
     max_restarts: int = 0
@@ -63,10 +62,6 @@ class KubernetesJob:
     @property
     def secret(self) -> str:
         return f"{self.name}-secret"
-
-    @property
-    def run_folder(self) -> str:
-        return f"{RUNS}/{self.name}"
 
 
 def manifest_text(job: KubernetesJob, api: Api) -> str:
@@ -187,7 +182,7 @@ def _pod(job: KubernetesJob, command: list[str], *, container: str = "node") -> 
         reference = {"name": job.secret, "key": SECRET_KEY, "optional": True}
         variables.append({"name": SECRET_ENV, "valueFrom": {"secretKeyRef": reference}})
     if job.claim and not program.is_task:
-        variables.append({"name": "OUTPUT_DIR", "value": _literal(job.run_folder)})
+        variables.append({"name": "OUTPUT_DIR", "value": _literal(f"{RUNS}/{job.name}")})
     # A container's own /dev/shm has 64 MB: too little for NCCL and for loader workers.
     volumes: list[Object] = [{"name": "shared-memory", "emptyDir": {"medium": "Memory"}}]
     mounts: list[Object] = [{"name": "shared-memory", "mountPath": "/dev/shm"}]  # noqa: S108
@@ -244,17 +239,13 @@ def _lines(value: Mapping[str, Any] | Sequence[Any]) -> Iterator[str]:
     if isinstance(value, Mapping):
         for key, item in value.items():
             name = key if PLAIN_KEY.fullmatch(key) else json.dumps(key)
-            if _is_block(item):
+            if isinstance(item, Mapping | list) and item:
                 yield f"{name}:"
                 yield from (f"  {line}" for line in _lines(item))
             else:
                 yield f"{name}: {json.dumps(item)}"
     else:
         for item in value:
-            first, *rest = _lines(item) if _is_block(item) else [json.dumps(item)]
+            first, *rest = _lines(item) if isinstance(item, Mapping | list) and item else [json.dumps(item)]
             yield f"- {first}"
             yield from (f"  {line}" for line in rest)
-
-
-def _is_block(value: Any) -> bool:
-    return isinstance(value, Mapping | list) and bool(value)

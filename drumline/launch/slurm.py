@@ -1,12 +1,9 @@
 """Slurm: what srun's variables say about a rank or a node, and a batch file that starts a job and requeues it.
 
-srun starts every rank itself and sets SLURM_PROCID and the rest, but no rendezvous: that is at the step's first host,
-at a port that follows from the job's number, so that two jobs on one host do not collide. Or srun starts one task on
-each node (`drumline launch --srun`), which starts that node's ranks.
-
-Slurm signals the tasks before the time limit, or when another job takes the nodes; the run saves and exits with 75
-(`engine/preemption.py`). Slurm takes a job that exits by itself for a failed one and does not start it again, so the
-batch file requeues itself. The same command then resumes from the checkpoint.
+srun starts every rank itself, or one task on each node (`drumline launch --srun`), which starts that node's ranks. The
+rendezvous is at the step's first host, at a port that follows from the job's number: two jobs on one host do not
+collide. Slurm takes a job that exits by itself, as after a preemption (code 75), for a failed one and does not start it
+again, so the batch file requeues itself.
 """
 
 from __future__ import annotations
@@ -19,7 +16,6 @@ import socket
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 
 from drumline.errors import ExitCode, PreflightError, UsageError, as_list
@@ -28,7 +24,6 @@ from drumline.untrusted import read_regular, replace_text
 
 FIRST_PORT = 20_000
 NUM_PORTS = 20_000
-MAX_NAMES = 10_000
 WRITTEN = "# Written by `drumline launch --slurm`."
 SIGNAL_BEFORE_S = 120
 MAX_REQUEUES = 1000
@@ -69,11 +64,10 @@ exit "$code"
 
 def rank_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """RANK and the rest for a task of an srun step; nothing anywhere else (a batch script is no step of its own)."""
-    if "SLURM_PROCID" not in environment or "SLURM_STEP_NODELIST" not in environment:
+    is_step = "SLURM_PROCID" in environment and "SLURM_STEP_NODELIST" in environment
+    if not is_step or int(environment.get("SLURM_STEP_NUM_TASKS", "1")) < 2:
         return {}
-    if int(environment.get("SLURM_STEP_NUM_TASKS", "1")) < 2:
-        return {}
-    node_list, per_node = (environment["SLURM_STEP_NODELIST"], environment.get("SLURM_STEP_TASKS_PER_NODE", "1"))
+    node_list, per_node = environment["SLURM_STEP_NODELIST"], environment.get("SLURM_STEP_TASKS_PER_NODE", "1")
     # Hosts are in the order of their ranks only where each has the same number, in blocks.
     in_blocks = "," not in per_node and environment.get("SLURM_DISTRIBUTION", "block").startswith("block")
     return {
@@ -121,7 +115,7 @@ def _port(environment: Mapping[str, str]) -> int:
 
 def first_host(node_list: str) -> str:
     """The first name of Slurm's shorthand: `gpu[007-009,12],login` begins with `gpu007`."""
-    first = next(_spelled_out(node_list), "")
+    first = next(iter(node_names(node_list)), "")
     if not re.fullmatch(r"[^\[\],]+", first) or node_list.startswith("["):
         raise PreflightError(
             f"SLURM_STEP_NODELIST is {node_list!r}, in which no first host can be found",
@@ -131,24 +125,20 @@ def first_host(node_list: str) -> str:
 
 
 def node_names(node_list: str) -> list[str]:
-    """`gpu[007-009,12],login` is gpu007, gpu008, gpu009, gpu12 and login; nothing if there are too many."""
-    names = list(islice(_spelled_out(node_list), MAX_NAMES + 1))
-    return names if len(names) <= MAX_NAMES else []
-
-
-def _spelled_out(node_list: str) -> Iterator[str]:
+    """`gpu[007-009,12],login` is gpu007, gpu008, gpu009, gpu12 and login."""
+    names: list[str] = []
     # A comma inside brackets separates numbers, one outside names.
     for word in re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", node_list):
         match = re.fullmatch(r"([^\[]*)\[([\d,-]+)\](.*)", word)
         if match is None:
-            yield word
+            names.append(word)
             continue
         prefix, numbers, rest = match.groups()
-        for part in filter(None, numbers.split(",")):
-            first, _, last = part.partition("-")
+        for first, _, last in (part.partition("-") for part in numbers.split(",") if part):
             for number in range(int(first), int(last or first) + 1):
-                for end in _spelled_out(rest) if rest else [""]:
-                    yield f"{prefix}{str(number).zfill(len(first))}{end}"
+                padded = str(number).zfill(len(first))
+                names += [f"{prefix}{padded}{end}" for end in node_names(rest) or [""]]
+    return names
 
 
 # What sbatch gets
