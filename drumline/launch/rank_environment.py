@@ -1,11 +1,7 @@
 """What our launcher gives each rank in its environment, and the failure record that a rank leaves for its launcher.
 
-- When the user's command began, so that a run can report the time to its first step. Ranks that are restarted, those of
-  another launcher and those of a command on another host count from their own start: clocks of two hosts are never
-  compared.
-- A file for each rank of each start. What a rank prints is for people; what it writes there is for the launcher.
-- A folder for the watchdog of this node and this start. A script that knows nothing of Drumline (`launch --watch`) has
-  the settings of its watchdog in variables, too.
+When the user's command began, a file for each rank of each start (what a rank prints is for people, what it writes
+there is for the launcher), a folder for the watchdog, and the settings of a script's watchdog.
 """
 
 from __future__ import annotations
@@ -66,7 +62,8 @@ def process_start() -> float:
 
 
 def command_start(environment: Mapping[str, str]) -> float | None:
-    """When the launcher of this rank began, if it set that and it is possible."""
+    """When the launcher of this rank began, if that is known: not for restarted ranks, nor for those of a command on
+    another host, which has another clock."""
     start = _number(environment.get(COMMAND_START, ""))
     return start if 0 <= start <= process_start() else None
 
@@ -139,8 +136,7 @@ class WatchSettings:
     """The watch folder of this node and this start."""
     secret: str | None = field(default=None, repr=False)
     nodes: tuple[tuple[str, int], ...] = ()
-    """By node: the address, and the port that is kept for its sidecar. Empty where there is one node, or another
-    launcher."""
+    """By node: the address, and the port that is kept for its sidecar; empty where there is one node."""
     run: Path | None = None
     """Only for a script: where diagnoses go."""
     on_hang: str = DEFAULT_ON_HANG

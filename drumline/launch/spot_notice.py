@@ -1,7 +1,6 @@
 """Spot notices: how the owner of a machine (a spot market, a cluster's own scripts) says that it will be taken back.
 
-A probe is called again and again; it returns the text of the notice, or None. Nothing is read or reached before a run
-calls it: `config/resolve.py` checks that a setting has the right form.
+A probe is called again and again; it returns the text of the notice, or None.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from drumline.user_code import load_function
 
 Probe = Callable[[], str | None]
 TIMEOUT_S = 1.0
+# AWS answers only who fetches a token first.
 METADATA_HOSTS = ("169.254.169.254", "fd00:ec2::254")
-"""Of AWS, which answers only who fetches a token first."""
 TOKEN_PATH, TOKEN_S = "/latest/api/token", 21_600
 _MOST_BYTES, _MOST_SHOWN = 4096, 160
 

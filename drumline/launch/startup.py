@@ -1,13 +1,8 @@
 """How a command starts: what Ctrl-C does until its ranks run, and how torch is imported.
 
-Python's own handler raises KeyboardInterrupt wherever the main thread is. While modules are imported that may be in a
-callback of importlib, which drops it: 8 of 40 interrupts in the first 4 s of `--procs 2` were lost. So until then a
-handler exits at once.
-
-torch loads its compiler (torch._dynamo, 800 modules) at the first call of an optimizer or of DDP, a third of the time
-to the first step, for three things that are known while nothing is compiled: that a function is left out, that a graph
-ends here, and how DDP is to be compiled. A small module in its place answers these. Any other use, by torch or by the
-user's code, loads the real one, and all is as if that had been there from the beginning.
+Until ranks run, a handler exits: importlib drops a KeyboardInterrupt in its callbacks. torch loads its compiler
+(torch._dynamo, 800 modules) at the first call of an optimizer or of DDP, a third of the time to the first step; a
+placeholder answers what is asked while nothing is compiled, and any other use loads the real one.
 """
 
 from __future__ import annotations
@@ -157,16 +152,11 @@ class LateModule(ModuleType):
 
 
 class LoadedMeanwhile(Loader):
-    """Finds a module that was loaded after Python had looked for it and before it searches.
-
-    To import `late.part` Python looks for that, then asks `late` for its path, and does not look again. If the question
-    has loaded `late` with its parts, it would make a second `late.part` that nobody else knows.
-    """
+    """Finds a module that was loaded after Python had looked for it and before it searches: to import `late.part`
+    Python looks for that, then asks `late` for its path, which loads both, and would make a second `late.part`."""
 
     @classmethod
-    def find_spec(
-        cls, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(cls, name: str, path: object = None, target: ModuleType | None = None) -> ModuleSpec | None:
         if target is not None or name not in sys.modules:  # a target is to be reloaded
             return None
         return importlib.util.spec_from_loader(name, cls(sys.modules[name]))

@@ -100,6 +100,16 @@ def ssh_words(client: Sequence[str], host: Host, command: Sequence[str], *, cwd:
     return [*client, *options, "-T", "--", host.name, remote]
 
 
+def remote_module(module: str, python: str, python_path: str | None) -> list[str]:
+    """The command that runs a module of ours on a host."""
+    return [*([f"PYTHONPATH={python_path}"] if python_path else []), python, "-m", module]
+
+
+def no_client(word: str, error: OSError) -> PreflightError:
+    what = f"{word} cannot be started: {error.strerror}"
+    return PreflightError(what, next_step="install OpenSSH's client, or set how to call it: --ssh")
+
+
 class SshProblem(NamedTuple):
     """Why a command failed, with the last line of output; and what to do."""
 

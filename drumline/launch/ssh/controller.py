@@ -16,7 +16,7 @@ from typing import Any
 from drumline.errors import DrumlineError, ExitCode, PreflightError, TrainingError
 from drumline.launch.hosts import Host
 from drumline.launch.node.watch_folder import DIAGNOSIS_S
-from drumline.launch.ssh.client import CONNECT_TIMEOUT_S, not_reached, ssh_words, was_lost
+from drumline.launch.ssh.client import CONNECT_TIMEOUT_S, no_client, not_reached, remote_module, ssh_words, was_lost
 from drumline.launch.ssh.host_connection import HEARTBEAT_S, HostConnection
 from drumline.launch.ssh.hosts_job import HostsJob
 from drumline.launch.ssh.remote import Reconnect, Remote, Search
@@ -88,8 +88,7 @@ class Controller:
         job = self.job
         connection = next((one for one in self.connections if one.host == host and one.ssh_code is None), None)
         if connection is None:
-            given = [f"PYTHONPATH={job.python_path}"] if job.python_path else []
-            command = [*given, job.python, "-m", "drumline.launch.ssh.supervisor"]
+            command = remote_module("drumline.launch.ssh.supervisor", job.python, job.python_path)
             # A host that answered before is tried often: the first option of a name counts.
             hurry = ["-o", f"ConnectTimeout={min(2 + tries, CONNECT_TIMEOUT_S)}"] if job.earlier else []
             words = ssh_words([*job.client, *hurry], host, command, cwd=job.cwd)
@@ -125,8 +124,7 @@ class Controller:
             await running
         except OSError as error:
             remote.connection.ssh_code, remote.was_refused = -1, True
-            what = f"{self.job.client[0]} cannot be started: {error.strerror}"
-            self._fail(PreflightError(what, next_step="install OpenSSH's client, or set how to call it: --ssh"))
+            self._fail(no_client(self.job.client[0], error))
 
     def _start_all(self) -> None:
         """When every host has answered, and what an earlier attempt left there has ended."""

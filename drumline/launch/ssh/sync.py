@@ -1,8 +1,7 @@
 """`--sync`: copies the code of the current folder to the same place on every host, and checks that it is the same.
 
 rsync copies over the same ssh; it adds and replaces, and deletes nothing. Then every host compares its files with a
-list of hashes (`python -m drumline.launch.ssh.sync`, which reads the list from stdin), and a host where they differ
-stops the start.
+list of hashes: `python -m drumline.launch.ssh.sync`, which reads the list from stdin.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
-from drumline.errors import PreflightError, UsageError
+from drumline.errors import DrumlineError, PreflightError, UsageError
 from drumline.launch.hosts import Host
 from drumline.launch.node import guard
-from drumline.launch.ssh.client import OPTIONS, not_reached, ssh_words
+from drumline.launch.ssh.client import OPTIONS, no_client, not_reached, remote_module, ssh_words
 from drumline.launch.topology import own_variables
 from drumline.terminal import show
 from drumline.untrusted import parse_json
@@ -67,20 +66,17 @@ class Sync:
             finally:
                 # After Ctrl-C too: the pool waits for its threads, and those for what they have started.
                 watcher.close(has_succeeded=False)
-        problems = [error for error in errors if isinstance(error, PreflightError | UsageError)]
-        if len(problems) < len(errors):
-            raise next(error for error in errors if error not in problems)
-        if len({error.what for error in problems}) > 1:
+        problems = [error for error in errors if isinstance(error, DrumlineError)]
+        if len(problems) == len(errors) and len({error.what for error in problems}) > 1:
             raise PreflightError("; ".join(error.what for error in problems), next_step=problems[0].next_step)
-        if problems:
-            raise problems[0]
+        if errors:
+            raise errors[0]
         return hash_of(files)
 
     def _copy_to(self, host: Host, files: dict[str, str]) -> None:
         self._call(host, ["mkdir", "-p", "--", str(self.folder)], "", cwd=PurePosixPath("/"))
         self._rsync(host, files)
-        given = [f"PYTHONPATH={self.python_path}"] if self.python_path else []
-        command = [*given, self.python, "-m", "drumline.launch.ssh.sync"]
+        command = remote_module("drumline.launch.ssh.sync", self.python, self.python_path)
         answer = self._call(host, command, json.dumps(files), cwd=self.folder)
         if different := _listed(host, answer):
             named = ", ".join(different[:MAX_NAMED]) + (", ..." if len(different) > MAX_NAMED else "")
@@ -113,10 +109,7 @@ class Sync:
         try:
             done = self._run(words, text)
         except OSError as error:
-            raise UsageError(
-                f"{words[0]} cannot be started: {error.strerror}",
-                next_step="install OpenSSH's client, or set how to call it: --ssh",
-            ) from error
+            raise no_client(words[0], error) from error
         if done.returncode:
             said = done.stderr.splitlines()
             raise not_reached(host, done.returncode, said, python=self.python, cwd=str(self.folder))
@@ -155,14 +148,8 @@ def code_files(folder: Path, exclude: Sequence[str] = ()) -> list[str]:
     """Paths below the folder: what git would take if it is a repository, else all; less what is excluded."""
     patterns = [*EXCLUDED, *(pattern.rstrip("/") for pattern in exclude)]
     found = _of_git(folder)
-    listed = found if found is not None else _walk(folder, patterns)
-    return sorted(
-        {
-            path
-            for path in listed
-            if not is_excluded(path, patterns) and ((folder / path).is_symlink() or (folder / path).is_file())
-        }
-    )
+    listed = {path for path in (_walk(folder, patterns) if found is None else found) if not is_excluded(path, patterns)}
+    return sorted(path for path in listed if (folder / path).is_symlink() or (folder / path).is_file())
 
 
 def is_excluded(path: str, patterns: Iterable[str]) -> bool:
