@@ -110,8 +110,7 @@ def _checked(entries: Iterable[_Entry]) -> list[Host]:
 
 
 def read_counts(text: str) -> tuple[int | None, int | None] | None:
-    """How many nodes a job needs and has: `3` (None, 3), `2:3` (runs with two of three), or `2:` where the total is
-    known otherwise (2, None). None for anything else."""
+    """How many nodes are enough, and how many there are: of `3`, `2:3` or `2:`; None for anything else."""
     found = COUNTS.fullmatch(text.strip())
     if found is None or not text.strip():
         return None

@@ -204,8 +204,7 @@ def _pod(job: KubernetesJob, command: list[str], *, container: str = "node") -> 
 
 
 def _agent(job: KubernetesJob, endpoint: str, node_rank: str, *, is_host: bool | None = None) -> list[str]:
-    """The agent of a pod; Kubernetes replaces `$(NAME)` itself, without a shell. Pods cannot resolve each other's host
-    names, so each gives its address."""
+    """The agent of a pod, which gives its address: pods cannot resolve each other's host names."""
     procs, restarts = str(job.num_procs), ["--max-restarts", str(job.max_restarts)]
     if not job.has_launcher:
         words = ["torchrun", "--nnodes", str(job.num_nodes), "--nproc-per-node", procs, *restarts]
@@ -229,8 +228,7 @@ def _literal(word: str) -> str:
 
 
 def to_yaml(documents: Sequence[Mapping[str, Any]], *, comments: Sequence[str] = ()) -> str:
-    """The documents below the comments: mappings and lists in blocks, every string in JSON's quotes, which YAML reads
-    the same. No library for so little: nothing is read."""
+    """The documents below the comments: mappings and lists in blocks, strings in JSON's quotes, which YAML reads."""
     head = "".join(f"# {line}\n" for line in comments)
     return head + "---\n".join("".join(f"{line}\n" for line in _lines(document)) for document in documents)
 

@@ -66,8 +66,7 @@ class NodePlan:
 
     @property
     def known_address(self) -> str:
-        """What the other nodes call this one; empty where it has to find out. They reach the first one at the
-        endpoint; its own name for itself may be its loopback."""
+        """What the other nodes call this one, as far as it is known: they reach the first one at the endpoint."""
         return self.address or (self.endpoint.rpartition(":")[0] if self.node_rank == 0 else "")
 
 
@@ -101,9 +100,8 @@ class Supervision:
     folder: Path | None = None
     """Where ranks write to; None leaves their output to the screen."""
     report: Callable[..., None] = lambda kind, **content: None
-    """Called with starts and failures of ranks, at once: to end the other ranks may take long, and which rank of all
-    nodes failed first is asked before. Times are by this machine's monotonic clock, which does not jump; the controller
-    knows how it differs from its own."""
+    """Called with starts and failures of ranks, at once: to end the others may take long. Times are by this machine's
+    monotonic clock; the controller knows how it differs from its own."""
     secret: str | None = field(default=None, repr=False)
     """What all nodes of the job were given; None: nothing (`net/secrets.py`)."""
     script_watch: ScriptWatch | None = None
@@ -174,8 +172,7 @@ def _rendezvous_flags(node: NodePlan) -> list[str]:
 
 
 def resume_command(arguments: Sequence[str], *, procs: int) -> str:
-    """The command that resumes this run on as many ranks: the same one without `--fresh`, and with `--procs` where a
-    launcher had it."""
+    """The command that resumes this run on as many ranks: without `--fresh`, with `--procs` where a launcher had it."""
     rest = [word for word in arguments if word != "--fresh"]
     has_procs = any(word.partition("=")[0] == "--procs" for word in rest)
     return shlex.join(["drumline", "train", *rest, *([] if has_procs or procs == 1 else ["--procs", str(procs)])])

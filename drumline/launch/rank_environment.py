@@ -62,8 +62,7 @@ def process_start() -> float:
 
 
 def command_start(environment: Mapping[str, str]) -> float | None:
-    """When the launcher of this rank began, if that is known: not for restarted ranks, nor for those of a command on
-    another host, which has another clock."""
+    """When the launcher of this rank began; None for restarted ranks, and where it runs on another host."""
     start = _number(environment.get(COMMAND_START, ""))
     return start if 0 <= start <= process_start() else None
 

@@ -87,8 +87,7 @@ def interrupted(run: Path | None, arguments: Sequence[str]) -> str:
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Import what stays to the end in here: the garbage collector is off, and never looks at these modules. It would
-    search their hundred thousands of objects while they load, now and then during training, and at the exit."""
+    """Import what stays to the end in here: the garbage collector never searches its hundred thousands of objects."""
     gc.disable()
     try:
         yield

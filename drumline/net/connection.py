@@ -122,10 +122,8 @@ class PeerConnection(asyncio.Protocol):
 
 
 class PendingConnections:
-    """Those that have not yet proved who they are: a limited number, and the newest is always accepted.
-
-    A handshake takes milliseconds, and a stranger who opens sockets and waits has the oldest ones: when there are too
-    many, the oldest is dropped. Hosts of the job have a limit of their own each, so strangers do not crowd them out."""
+    """Those that have not yet proved who they are. When there are too many, the oldest is dropped: a handshake takes
+    milliseconds, and who only opens sockets has the oldest ones. Hosts of the job have a limit of their own each."""
 
     def __init__(self, known: Collection[str]) -> None:
         """`known`: the addresses of the job's hosts."""
@@ -152,10 +150,8 @@ class PendingConnections:
 
 
 class Acceptor:
-    """Accepts connections at a port, a few at a time, and leaves none open when it closes.
-
-    asyncio has a server for this, which loses a connection that arrives while it is closed (seen with Python 3.11). The
-    socket is taken over; other processes that have it open keep it."""
+    """Accepts connections at a port, a few at a time, and leaves none open when it closes; asyncio's server loses one
+    that arrives then (seen with Python 3.11). The socket is taken over; other processes that have it open keep it."""
 
     def __init__(self, listener: socket.socket, make_connection: Callable[[], PeerConnection]) -> None:
         listener.setblocking(False)

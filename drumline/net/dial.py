@@ -150,10 +150,8 @@ class Blocked(NamedTuple):
 def wait_for_port(
     host: str, port: int, *, timeout_s: float, limits: Mapping[str, float], report: Callable[[str], None]
 ) -> Blocked | None:
-    """None when something listens there: processes start in any order, and torch would wait without a word.
-
-    `limits`: reasons for which the wait ends before the timeout, once they have lasted so long. `report` is called with
-    the reason, again and again."""
+    """None when something listens there. `limits`: reasons for which the wait ends before the timeout, once they have
+    lasted so long. `report` is called with the reason, again and again."""
     begin, before, since, pause_s = time.monotonic(), "", 0.0, FIRST_POLL_S
     while True:
         try:

@@ -94,10 +94,8 @@ def read_list(message: Mapping[str, Any], name: str, kind: type, most: int) -> l
 
 
 class Session:
-    """Frames as lines, for both directions of one connection.
-
-    With keys (one for each direction of this very connection), a line carries a keyed hash over its number and text:
-    what somebody on the way has recorded, changed, left out or added is refused."""
+    """Frames as lines, for both directions of one connection. With keys, one for each direction, a line carries a keyed
+    hash over its number and text: what somebody on the way has recorded, changed, left out or added is refused."""
 
     def __init__(self, mine: bytes = b"", theirs: bytes = b"", *, max_bytes: int = MAX_BYTES) -> None:
         self._mine, self._theirs, self._max_bytes = mine, theirs, max_bytes

@@ -52,8 +52,7 @@ Handshake = Generator[Message | None, Message, Agreed]
 
 
 def dial(secret: bytes | None, purpose: str, me: int, to: int, **facts: Any) -> Handshake:
-    """The dialler's side. It proves first: a listener answers strangers with nothing but a nonce. `facts`: what else
-    the listener should know of this node."""
+    """The dialler's side, which proves first. `facts`: what else the listener should know of this node."""
     hello = {"drumline": purpose, "node": me, "to": to, "nonce": nonce(), "secret": secret is not None, **facts}
     challenge = yield hello
     _check_not_refused(challenge)

@@ -67,8 +67,7 @@ def interfaces() -> list[Interface]:
 def gloo_interface(
     found: Sequence[Interface], environment: Mapping[str, str], *, own: Sequence[str] | None = None
 ) -> Interface | None:
-    """The one gloo uses: the named one, else the one with the address that this host's name resolves to (`own`, looked
-    up where it is not given)."""
+    """The one gloo uses: the named one, else the one with the address that this host's name resolves to (`own`)."""
     if named := environment.get(GLOO_VARIABLE):
         wanted = named.split(",")[0]
         known = (one for one in found if one.name == wanted and (one.address or one.ipv6))
@@ -133,8 +132,7 @@ def own_address(endpoint: str) -> str:
 
 
 def check_is_own(endpoint: str) -> None:
-    """The first node runs the rendezvous, so that must be an address of its own: of two machines with NODE_RANK 0
-    one would wait for itself in vain."""
+    """The first node runs the rendezvous, at an address of its own; another with NODE_RANK 0 would wait in vain."""
     host, own = endpoint.rpartition(":")[0], own_address(endpoint)
     if not _is_own(host):
         raise PreflightError(
@@ -146,10 +144,8 @@ def check_is_own(endpoint: str) -> None:
 
 
 def own_binding(host: str) -> str:
-    """The address of this machine that others mean by that name; all of them (0.0.0.0) where that cannot be known.
-
-    Debian gives a host's own name the address 127.0.1.1, which no other host reaches: then it is the only other address
-    that the machine has. A service's address belongs to no machine."""
+    """The address of this machine that others mean by that name; all of them (0.0.0.0) where that is not known. Debian
+    gives a host's own name the address 127.0.1.1: then it is the only other address that the machine has."""
     try:
         found = [str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
     except OSError:

@@ -51,8 +51,7 @@ class KeyPair:
     """One side of a Diffie-Hellman exchange (X25519) through a store that others can read.
 
     Who only reads learns nothing. Who also writes, at the very start, can impersonate both: DRUMLINE_SECRET on all
-    nodes excludes that too. In Python, because it is needed once for each start; a group of numbers (RFC 3526) takes
-    ten times as long."""
+    nodes excludes that too."""
 
     def __init__(self) -> None:
         self._private = secrets.token_bytes(KEY_BYTES)

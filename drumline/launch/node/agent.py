@@ -308,11 +308,11 @@ class NodeAgent(LocalElasticAgent):
             raise SignalException(f"ended by {self._end_signal.name}", sigval=self._end_signal)
 
     def check_preempted(self, number: int | None) -> None:
-        """After a run: raise Preempted if all ranks stopped because of this signal. A task that has not begun does not
-        catch it yet, and has nothing to save; a script that is ended by it may well have."""
+        """After a run: raise Preempted if all ranks stopped because of this signal."""
         if number not in (signal.SIGTERM, signal.SIGUSR1):
             return  # Ctrl-C asks for no save
         codes = self._codes()
+        # A task that has not begun does not catch it yet, and has nothing to save; a script may well have.
         allowed = {ExitCode.SUCCESS, ExitCode.PREEMPTED, *([-number] if self.is_task else [])}
         if codes <= allowed and codes != {ExitCode.SUCCESS}:
             raise Preempted(was_reported=ExitCode.PREEMPTED in codes)
@@ -346,8 +346,7 @@ class NodeAgent(LocalElasticAgent):
     # Ending them
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, *args: Any, **kwargs: Any) -> None:
-        """Ctrl-C ends a rank of a task that has not begun by SIGTERM: on SIGINT, Python as it starts shows a traceback,
-        or drops it."""
+        """Ctrl-C ends a rank of a task that has not begun by SIGTERM: on SIGINT, Python would show a traceback."""
         if death_sig == signal.SIGINT and self.is_task:
             for rank in self._handlers().values():
                 if not _catches(rank.proc.pid, signal.SIGTERM):

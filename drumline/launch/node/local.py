@@ -13,18 +13,10 @@ import signal
 from pathlib import Path
 
 from drumline.errors import ExitCode
+from drumline.launch import startup
 from drumline.launch.node.guard import JOB_ENV, Guard
 from drumline.launch.node.watch_folder import SidecarDiagnosis, WatchFolder
 from drumline.launch.node_plan import NodePlan, Program, Supervision
-from drumline.launch.startup import (
-    ENDING_SIGNALS,
-    INTERRUPTED_EARLY,
-    default_procs,
-    exit_handler,
-    interrupted,
-    load_torch_quietly,
-    set_handler,
-)
 from drumline.net.interfaces import check_is_own
 from drumline.terminal import print_message
 from drumline.text import how_it_ended
@@ -41,11 +33,11 @@ def run_node(node: NodePlan, program: Program, supervision: Supervision) -> int:
     if node.num_nodes > 1 and node.node_rank == 0:
         check_is_own(node.endpoint)
     # While there are no ranks yet to hand a signal on to; the guard ends what there is.
-    preempted = exit_handler(ExitCode.PREEMPTED, STOPPED_EARLY)
-    stopped = exit_handler(ExitCode.INTERRUPTED, INTERRUPTED_EARLY if program.is_task else STOPPED)
-    set_handler(signal.SIGINT, stopped)
-    set_handler(signal.SIGTERM, preempted if program.is_task else stopped)
-    set_handler(signal.SIGUSR1, preempted)
+    preempted = startup.exit_handler(ExitCode.PREEMPTED, STOPPED_EARLY)
+    stopped = startup.exit_handler(ExitCode.INTERRUPTED, startup.INTERRUPTED_EARLY if program.is_task else STOPPED)
+    startup.set_handler(signal.SIGINT, stopped)
+    startup.set_handler(signal.SIGTERM, preempted if program.is_task else stopped)
+    startup.set_handler(signal.SIGUSR1, preempted)
     os.environ[JOB_ENV] = supervision.job
     watch, code = WatchFolder(supervision.job), None
     guard = Guard(supervision.job, supervision.grace_s, folder=str(watch.root or ""))
@@ -55,13 +47,13 @@ def run_node(node: NodePlan, program: Program, supervision: Supervision) -> int:
     finally:
         # The agent's handlers raise, which is of no use any more: from here on the guard does the rest alone.
         for number in (signal.SIGTERM, signal.SIGINT):
-            set_handler(number, signal.SIG_DFL)
+            startup.set_handler(number, signal.SIG_DFL)
         guard.close(has_succeeded=code == ExitCode.SUCCESS)
         watch.close()
 
 
 def _run_guarded(node: NodePlan, program: Program, supervision: Supervision, watch: WatchFolder) -> int:
-    load_torch_quietly(computes=False)
+    startup.load_torch_quietly(computes=False)
     from torch.distributed.elastic.multiprocessing import SignalException
 
     from drumline.launch.node.agent import Preempted, first_failure, run_agent
@@ -69,14 +61,14 @@ def _run_guarded(node: NodePlan, program: Program, supervision: Supervision, wat
     # The agent would add its own table and traceback below ours.
     for name in ("torch.distributed.elastic", "torch.distributed.elastic.agent.server.api"):
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
-    num_procs = node.num_procs or default_procs()
+    num_procs = node.num_procs or startup.default_procs()
     limit_threads(num_procs)
-    handled = [number.name for number in ENDING_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-    if len(handled) < len(ENDING_SIGNALS):  # under nohup torch would end with the terminal
+    handled = [number.name for number in startup.ENDING_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    if len(handled) < len(startup.ENDING_SIGNALS):  # under nohup torch would end with the terminal
         os.environ.setdefault(HANDLED_SIGNALS, ",".join(handled))
     if node.num_nodes > 1:  # from here on the other nodes are informed
-        set_handler(signal.SIGINT, signal.default_int_handler)
-        set_handler(signal.SIGTERM, signal.SIG_DFL)
+        startup.set_handler(signal.SIGINT, signal.default_int_handler)
+        startup.set_handler(signal.SIGTERM, signal.SIG_DFL)
     is_here = supervision.folder is None  # the user reads this output; else the controller reports
     try:
         result, diagnosis = run_agent(node, num_procs, program, supervision, watch)
@@ -88,7 +80,7 @@ def _run_guarded(node: NodePlan, program: Program, supervision: Supervision, wat
         if is_here:
             # On several nodes it is rank 0's host that has the checkpoints.
             run = Path(program.run) if program.run and node.num_nodes == 1 else None
-            print_message(interrupted(run, program.words) if program.is_task else STOPPED)
+            print_message(startup.interrupted(run, program.words) if program.is_task else STOPPED)
         return ExitCode.INTERRUPTED
     if not result.is_failed():
         return ExitCode.SUCCESS

@@ -144,8 +144,7 @@ class NodeRendezvous(RendezvousHandler):
         )
 
     def _cards(self, store: SealedStore, info: RendezvousInfo, more: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-        """What each participant publishes of itself; None as below, or when another has written in this node's
-        place."""
+        """What each participant publishes of itself; None when one is lost, or two wrote in one place."""
         rank, host = self.node.node_rank, self.membership.host(self.node.node_rank)
         mine = {"rank": rank, "host": host, "address": self.address, "port": _free_port(), **more}
         mine |= {"watch_port": _free_port(), "restarts": self.restarts_used}
@@ -235,8 +234,7 @@ class NodeRendezvous(RendezvousHandler):
         return f"{self.membership.names(joining)} restarted" if joining else "another node restarted"
 
     def are_others_running(self) -> bool:
-        """When all ranks here have exited with 0: whether those of another node still run. One that exited too early
-        makes them fail; they are restarted then, and this node's ranks with them."""
+        """When all ranks here have exited with 0: whether those of another node still run, and may restart all."""
         if self.is_leaving:
             return False
         with contextlib.suppress(RendezvousError, dist.DistError):

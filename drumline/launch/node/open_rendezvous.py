@@ -143,8 +143,7 @@ def open_rendezvous(node: NodePlan, secret: str | None) -> SingleNodeRendezvous 
 def wait_for_first_node(
     endpoint: str, *, timeout_s: float, hosts: tuple[str, str] | None = None, limits: Mapping[str, float] = LIMITS_S
 ) -> None:
-    """Return when the first node listens. `hosts`: this one and the first, where both are known to be up: then a reason
-    that lasts is an error."""
+    """Return when the first node listens. `hosts`: this one and the first, if both are up: then `limits` apply."""
     host, _, port = endpoint.rpartition(":")
     notice, limits = WaitNotice(), limits if hosts else {}
 

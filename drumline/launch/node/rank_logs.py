@@ -27,8 +27,7 @@ PROGRESS_EVERY_S = 2.0
 
 
 def rank_output(folder: Path, rank: int, start: int) -> tuple[Path, Path]:
-    """The files of a rank's stdout and stderr. A later start of the same rank has files of its own: `rank-00003.out`,
-    `rank-00003.restart-1.out`."""
+    """The files of a rank's stdout and stderr: `rank-00003.out`; those of a later start: `rank-00003.restart-1.out`."""
     stem = f"rank-{rank:05d}" + (f".restart-{start}" if start else "")
     return folder / f"{stem}.out", folder / f"{stem}.err"
 

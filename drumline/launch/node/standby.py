@@ -37,8 +37,7 @@ class Standby:
         self._fill_at = time.monotonic() + AFTER_S
 
     def fill(self, *, at_once: bool = False) -> None:
-        """Start one more, if it is time: one after the other, so that they never take all cores from ranks that train.
-        `at_once`: all, when no rank trains."""
+        """Start one more, if it is time: never all cores are taken from ranks that train. `at_once`: all."""
         missing = self._count - len(self._waiting)
         for _ in range(missing if at_once else min(missing, int(time.monotonic() >= self._fill_at))):
             self._start()

@@ -28,7 +28,7 @@ from drumline.launch.node_plan import NodePlan, Program, Supervision
 from drumline.launch.rank_environment import RESTARTED, ScriptWatch
 from drumline.launch.startup import load_torch_quietly
 from drumline.net.frames import MAX_PIPE_BYTES, FrameReader, FrameWriter, encode
-from drumline.processes import descendants, end_with_parent
+from drumline.processes import end_with_parent
 from drumline.untrusted import open_append
 
 # How often an agent that waits checks whether another of its ranks may load.
@@ -39,8 +39,7 @@ class AgentProcess:
     """It loads at once, and runs ranks when it is told to start."""
 
     def __init__(self, spec: Mapping[str, Any], log: Path, *, waits: bool = False) -> None:
-        """`waits`: for the attempt after that of `spec`. It carries the name of that one, so it does not end with this
-        one."""
+        """`waits`: for the attempt after that of `spec`, whose name it carries: it does not end with this one."""
         reading, writing = os.pipe()
         mark = {guard.JOB_ENV: spec["next_job"], RESTARTED: "1"} if waits else {guard.JOB_ENV: spec["job"]}
         try:
@@ -77,10 +76,6 @@ class AgentProcess:
         assert self.process.stdin
         with contextlib.suppress(OSError):
             self.process.stdin.close()
-
-    def all_processes(self) -> set[int]:
-        """Its own, and those that it has started."""
-        return {self.process.pid, *descendants(self.process.pid)}
 
     def _send(self, frame: Mapping[str, Any]) -> None:
         assert self.process.stdin

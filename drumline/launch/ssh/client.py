@@ -92,8 +92,8 @@ def ssh_client(given: str | None, environment: Mapping[str, str]) -> list[str]:
 
 
 def ssh_words(client: Sequence[str], host: Host, command: Sequence[str], *, cwd: PurePath) -> list[str]:
-    """The local command that runs a command on that host, in that folder. It must contain nothing secret: anyone who
-    may list processes can read it, here and there; secrets go through the command's stdin."""
+    """The local command that runs a command on that host, in that folder. Secrets go through its stdin: anyone who may
+    list processes can read a command, here and there."""
     options = [word for option in OPTIONS for word in ("-o", option)]
     # ssh gives one text to the shell over there, so it is quoted as a whole here.
     remote = shlex.join(["env", f"--chdir={cwd}", *command])
@@ -120,8 +120,7 @@ class SshProblem(NamedTuple):
 def known_problem(
     host: str, code: int | None, said: Sequence[str], *, python: str, cwd: str, is_stuck: bool = False
 ) -> SshProblem | None:
-    """Why a command over ssh has failed; None when nothing of its output is known. `is_stuck`: it was ended because it
-    did not start."""
+    """Why a command over ssh has failed; None: its output is not known. `is_stuck`: it did not start, and was ended."""
     place = {"host": host, "python": python, "cwd": cwd}
     known = [("", *STUCK)] if is_stuck else OF_SSH if code == SSH_FAILED else OF_COMMAND
     for pattern, what, step in known:

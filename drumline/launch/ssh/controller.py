@@ -176,8 +176,7 @@ class Controller:
             self.num_ranks = num_ranks
 
     def _report_lost_heartbeats(self) -> None:
-        """Where two hosts cannot reach each other, neither knows which one is cut off. This machine reaches both, or
-        one."""
+        """Which of two hosts that cannot reach each other is cut off: this machine reaches both, or one."""
         since = time.monotonic() - NO_HEARTBEAT_S
         lost = [remote.name for remote in self.remaining if remote.connection.heard_at < since]
         if len(lost) < len(self.remaining) and lost != self._without_heartbeat:

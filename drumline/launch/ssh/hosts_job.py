@@ -103,8 +103,7 @@ def wrong_variables(given: Iterable[str], environment: Mapping[str, str]) -> Ite
 
 
 def variables_for_ranks(given: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment to add on every host: a few by themselves, others by `--env`. The values go through ssh's stdin,
-    so that no command line and no message has them."""
+    """The environment to add on every host, through ssh's stdin: a few variables by themselves, others by `--env`."""
     chosen = {name: value for name, value in environment.items() if name.startswith(PREFIXES) or name in NAMES}
     for word in given:
         name, equals, value = word.partition("=")

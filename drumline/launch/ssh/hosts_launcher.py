@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from drumline.errors import ExitCode
 from drumline.launch.node.local import STOPPED, exit_code_of
+from drumline.launch.ssh.client import last_line
 from drumline.launch.ssh.controller import PREEMPT_SIGNALS, Controller
 from drumline.launch.ssh.hosts_job import HostsJob
 from drumline.launch.ssh.remote import RankFailure
@@ -21,7 +22,6 @@ from drumline.launch.startup import interrupted
 from drumline.text import plural
 
 SIGNALS = (signal.SIGINT, signal.SIGHUP, *PREEMPT_SIGNALS)
-PREEMPTED = "preempted by {}; the ranks have saved: rerun the same command to resume"
 
 
 def run_on_hosts(job: HostsJob) -> int:
@@ -93,9 +93,11 @@ def _report_end(controller: Controller) -> int:
     for error in controller.problems:
         what, *more = error.lines()
         screen.report_last(f"error: {what}", *more)
-    if _were_preempted(controller):
+    # All ranks of a task have saved and exited, whoever got the signal. Ctrl-C asks for no save.
+    have_saved = is_task and {remote.code for remote in controller.remaining} == {int(ExitCode.PREEMPTED)}
+    if have_saved and (controller.end_signal is None or controller.end_signal in PREEMPT_SIGNALS):
         by = controller.end_signal.name if controller.end_signal else "a signal to a rank"
-        screen.report_last(PREEMPTED.format(by))
+        screen.report_last(f"preempted by {by}; the ranks have saved: rerun the same command to resume")
         return ExitCode.PREEMPTED
     if controller.end_signal is not None:
         screen.report_last(interrupted(None, controller.job.program.words) if is_task else STOPPED)
@@ -123,13 +125,6 @@ def _report_end(controller: Controller) -> int:
     return exit_code_of(controller.ended_first.code, is_task=True)
 
 
-def _were_preempted(controller: Controller) -> bool:
-    """Whether all ranks of a task have saved and exited, whoever got the signal. Ctrl-C asks for no save."""
-    codes = {remote.code for remote in controller.remaining}
-    wanted = controller.end_signal is None or controller.end_signal in PREEMPT_SIGNALS
-    return controller.job.program.is_task and wanted and codes == {int(ExitCode.PREEMPTED)}
-
-
 def in_order(failures: Sequence[RankFailure]) -> list[RankFailure]:
     """The first one first: by what ranks of a task know of each other, then by time."""
     return sorted(failures, key=lambda failure: (failure.is_follower, failure.at, failure.rank))
@@ -138,14 +133,15 @@ def in_order(failures: Sequence[RankFailure]) -> list[RankFailure]:
 def last_messages(
     failures: Sequence[RankFailure], num_ranks: int, *, lost_first: bool = False
 ) -> Iterator[tuple[str, ...]]:
-    """What the user reads last, each with the lines below it: the first failure with its last lines, and all others in
-    one line. With `lost_first` it was a host, which was reported already: then all ranks are others."""
+    """What the user reads last: the first failure with its last lines, and all others in one line. `lost_first`: a
+    host, which was reported already, failed first."""
     later = in_order(failures)
     if not lost_first:
         first = later.pop(0)
         if first.was_shown:
             above = f"next: see the lines above that begin with [{first.host} {first.rank}]"
-            yield f"{first} failed first: {first.in_a_line}", above
+            error = first.error or last_line(first.last_lines, first.code)
+            yield f"{first} failed first: {error}", above
         else:
             yield f"{first} failed first{':' if first.last_lines else ''}", *first.last_lines
     parts = [f"{failure} failed after it" for failure in later[:3]]

@@ -41,10 +41,6 @@ class RankFailure:
     was_shown: bool = False
     """Whether its last lines are on the screen already, marked with its host and rank."""
 
-    @property
-    def in_a_line(self) -> str:
-        return self.error or next((line.strip() for line in reversed(self.last_lines) if line.strip()), "")
-
     def __str__(self) -> str:
         return f"rank {self.rank} on {self.host} ({how_it_ended(self.code)})"
 
@@ -195,9 +191,8 @@ class Reconnect:
 
     @property
     def surely_ended_s(self) -> float:
-        """After so long without a frame the ranks of a host have ended: a spare may replace it. Where only its own
-        packets are lost, its supervisor hears the controller until that hangs up, and then gives the ranks their grace
-        period."""
+        """After so long without a frame the ranks of a host have ended: its supervisor may hear the controller until it
+        hangs up, and then gives the ranks their grace period."""
         return LEASE_S + HEARTBEAT_S + HANG_UP_S + max(self.job.grace_s, LOST_GRACE_S) + 1.0
 
     @property

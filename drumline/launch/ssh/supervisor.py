@@ -150,7 +150,8 @@ class Supervisor:
     def _processes(self) -> set[int]:
         """Those of this attempt: by its name, and by descent, for those that have changed their environment."""
         found = {*job_processes(self.spec["job"]), *descendants(os.getpid())}
-        return found - self.waiting.all_processes() if self.waiting else found
+        waiting = self.waiting.process.pid if self.waiting else None
+        return found - {waiting, *descendants(waiting)} if waiting else found
 
     def _handle(self, frames: list[dict[str, Any]]) -> None:
         for frame in frames:
