@@ -94,20 +94,11 @@ class Rule:
     fixable: bool = False
     """Whether `--fix` can fix it."""
 
-    def at(
-        self,
-        where: HasPlaces,
-        node: Any,
-        message: str,
-        *,
-        fix: str = "",
-        edits: Sequence[Edit] = (),
-        is_note: bool = False,
-    ) -> Finding:
+    def at(self, where: HasPlaces, node: Any, message: str, *, fix: str = "", edits: Sequence[Edit] = ()) -> Finding:
         return Finding(
             rule=self.id,
             name=self.name,
-            severity=Severity.NOTE if is_note else self.severity,
+            severity=self.severity,
             place=where.place(node),
             message=message,
             fix=fix or self.fix,

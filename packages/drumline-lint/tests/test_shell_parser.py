@@ -76,8 +76,7 @@ def test_what_is_under_a_condition() -> None:
 
 
 def test_an_operator_at_the_end_of_a_line_goes_on() -> None:
-    first, second = read_commands("a &&\n b")
-    assert (first.after, second.after, second.is_conditional) == ("", "&&", True)
+    assert [command.is_conditional for command in read_commands("a &&\n b")] == [False, True]
 
 
 @settings(max_examples=300, deadline=None)
@@ -125,12 +124,9 @@ def test_no_rule_stumbles_over_broken_scripts(text: str, data: st.DataObject) ->
         "torchrun $x ",
         "X=$X$X\n",
         "bash -c 'torchrun x' ; ",
-        "export NCCL_DEBUGG=1\n",
         'bash -c "bash -c \\"',
         "case a in b) ",
-        "torchrun x\nexport NCCL_DEBUG=1\n",
         "srun torchrun --nnodes 2 --master-port $p x\nMASTER_PORT=1\n",
-        "NCCL_DEBUG=1\n",
     ],
 )
 def test_time_grows_no_faster_than_the_text(piece: str) -> None:

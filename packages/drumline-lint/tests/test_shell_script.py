@@ -136,12 +136,9 @@ def test_there_may_be_other_flags(text: str) -> None:
     ("text", "kinds"),
     [
         ("srun python train.py", ["python"]),
-        ("accelerate launch train.py", ["accelerate launch"]),
-        ("python -m accelerate.commands.launch train.py", ["accelerate launch"]),
         ("python -m torch.distributed.launch train.py", ["torch.distributed.launch"]),
         ("echo torchrun train.py", []),
         ("which torchrun && pip install torchrun", []),
-        ("accelerate config", []),
         ("# torchrun train.py", []),
         ("bash run.sh torchrun", []),
     ],

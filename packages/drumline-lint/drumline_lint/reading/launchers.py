@@ -48,7 +48,7 @@ def read_flags(words: Sequence[Word]) -> tuple[dict[str, Flag], bool]:
             return flags, False
         value: Word | None = None
         if equals:
-            value = _behind_equals(word, len(name) + 1)
+            value = word.behind(len(name) + 1)
         elif known in VALUED:
             position += 1
             value = words[position] if position < len(words) else None
@@ -59,8 +59,7 @@ def read_flags(words: Sequence[Word]) -> tuple[dict[str, Flag], bool]:
 
 def _is_last_of_flags(word: Word, rest: Sequence[Word]) -> bool:
     """Whether a word that is not known can only be the script: it is one word, and none of our flags follows."""
-    first = word.pieces[0] if word.pieces else None  # a quote that was never closed may hold nothing
-    if first is None or not first.is_quoted or first.kind is not Kind.VARIABLE:
+    if not word.pieces or not word.pieces[0].is_quoted or word.pieces[0].kind is not Kind.VARIABLE:
         return False
     return not any(_known(later.head.partition("=")[0]) for later in rest if later.head.startswith("--"))
 
@@ -78,13 +77,7 @@ def _known(written: str) -> str:
     return meant[0] if len(meant) == 1 else ""
 
 
-def _behind_equals(word: Word, length: int) -> Word:
-    first = word.pieces[0]._replace(text=word.pieces[0].text[length:])
-    pieces = (first, *word.pieces[1:]) if first.text or len(word.pieces) == 1 else word.pieces[1:]
-    return Word(word.start + length, word.end, pieces)
-
-
-TORCHRUN, OLD_LAUNCH, ACCELERATE, PYTHON = ("torchrun", "torch.distributed.launch", "accelerate launch", "python")
+TORCHRUN, OLD_LAUNCH, PYTHON = "torchrun", "torch.distributed.launch", "python"
 _STEPPED_OVER = set("nohup exec time command env nice ionice sudo stdbuf setsid eval".split())
 _WITH_OPTIONS = set(
     "apptainer conda docker enroot micromamba mpiexec mpirun numactl pdsh pixi poetry podman singularity "
@@ -92,47 +85,38 @@ _WITH_OPTIONS = set(
 )
 _ELSEWHERE = {"mpiexec", "mpirun", "pdsh", "ssh"}
 _SHELLS = {"bash", "sh", "zsh", "dash"}
+_PYTHON_NAME = re.compile(r"python[0-9.]*")
 _DEEPEST = 4
 # Every rule asks, and the answer stays as long as the script does.
 _FOUND: WeakKeyDictionary[Script, list[Launch]] = WeakKeyDictionary()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Launch:
+@dataclass(frozen=True)
+class _LaunchContext:
+    """What is before a launcher."""
+
+    command: Command
+    """The outermost, as it is in the script."""
+    srun: Options | None = None
+    is_elsewhere: bool = False
+    """Behind ssh, mpirun and the like."""
+    depth: int = 0
+
+
+@dataclass(frozen=True)
+class Launch(_LaunchContext):
     """One start of a training script, by a launcher or by Python itself."""
 
-    kind: str
-    command: Command
-    """The outermost, as it stands in the script."""
-    words: tuple[Word, ...]
-    """The launcher, from its name on, with its flags and what it runs."""
-    name: tuple[Word, ...]
-    """Those that name it: `torchrun`, or `python -m torch.distributed.run`."""
+    kind: str = ""
+    name: tuple[Word, ...] = ()
+    """The words that name it: `torchrun`, or `python -m torch.distributed.run`."""
     flags: Mapping[str, Flag] = field(default_factory=dict)
     is_sure: bool = True
     """Whether there can be no other flags."""
-    srun: Options | None = None
-    srun_word: Word | None = None
-    is_elsewhere: bool = False
-    """Behind ssh, mpirun and the like."""
-    is_expanded_late: bool = False
-    """In single quotes: its variables get their values where it runs."""
 
     @property
     def is_torchrun(self) -> bool:
         return self.kind in {TORCHRUN, OLD_LAUNCH}
-
-
-@dataclass(frozen=True)
-class _LaunchContext:
-    """What stands before a launcher."""
-
-    command: Command
-    srun: Options | None = None
-    srun_word: Word | None = None
-    is_elsewhere: bool = False
-    is_expanded_late: bool = False
-    depth: int = 0
 
 
 def launches(script: Script) -> list[Launch]:
@@ -155,15 +139,24 @@ def _in_words(script: Script, given: Sequence[Word], around: _LaunchContext) -> 
         if ASSIGNMENT.match(script.text, word.start, word.end):
             position += 1
         elif name in _STEPPED_OVER:
-            position = _behind_options(words, position + 1)
+            position += 1
+            while position < len(words) and _is_option(words[position]):  # `-n 10`
+                position += 1
         elif name == "srun":
-            position, around = _behind_srun(script, words, position, around)
+            found, taken, is_sure = read_options(words[position + 1 :], script.constant)
+            around = replace(around, srun=Options({option.name: option for option in found}, is_sure))
+            position += 1 + taken
         elif name in _WITH_OPTIONS:
             around = replace(around, is_elsewhere=around.is_elsewhere or name in _ELSEWHERE)
             yield from _in_quoted(script, words[position + 1 :], around)
-            position = _next_program(words, position + 1)
+            position += 1
+            while position < len(words) and not _is_program(_base(words[position])):
+                position += 1
         elif name in _SHELLS:
-            yield from _in_shell(script, words[position + 1 :], around)
+            options = [one.plain or "" for one in words[position + 1 :]]
+            after = next((number for number, one in enumerate(options) if re.fullmatch(r"-\w*c", one)), len(options))
+            if all(one.startswith("-") for one in options[:after]):
+                yield from _in_quoted(script, words[position + after + 2 : position + after + 3], around)
             return
         else:
             yield from _launch(script, words[position:], around)
@@ -174,95 +167,53 @@ def _base(word: Word) -> str:
     return (word.plain or "").rsplit("/", 1)[-1]
 
 
-def _behind_options(words: Sequence[Word], position: int) -> int:
-    """Past `-n 10` and the like."""
-    while position < len(words) and (
-        words[position].head.startswith("-") or re.fullmatch(r"[0-9]+", words[position].plain or "")
-    ):
-        position += 1
-    return position
-
-
-def _behind_srun(
-    script: Script, words: Sequence[Word], position: int, around: _LaunchContext
-) -> tuple[int, _LaunchContext]:
-    found, taken, is_sure = read_options(words[position + 1 :], script.constant)
-    options = Options({option.name: option for option in found}, is_sure)
-    return position + 1 + taken, replace(around, srun=options, srun_word=words[position])
-
-
-def _next_program(words: Sequence[Word], position: int) -> int:
-    while position < len(words) and not _is_program(_base(words[position])):
-        position += 1
-    return position
+def _is_option(word: Word) -> bool:
+    return word.head.startswith("-") or re.fullmatch(r"[0-9]+", word.plain or "") is not None
 
 
 def _is_program(name: str) -> bool:
-    return name in {"torchrun", "accelerate", "srun"} | _SHELLS or _is_python(name)
-
-
-def _is_python(name: str) -> bool:
-    return re.fullmatch(r"python[0-9.]*", name) is not None
-
-
-def _in_shell(script: Script, words: Sequence[Word], around: _LaunchContext) -> Iterator[Launch]:
-    """`bash -c "..."`."""
-    for position, word in enumerate(words):
-        option = word.plain or ""
-        if re.fullmatch(r"-\w*c", option):
-            yield from _in_quoted(script, words[position + 1 : position + 2], around)
-            return
-        if not option.startswith("-"):
-            return
+    return name in {"torchrun", "srun"} | _SHELLS or _PYTHON_NAME.fullmatch(name) is not None
 
 
 def _in_quoted(script: Script, words: Sequence[Word], around: _LaunchContext) -> Iterator[Launch]:
+    """`bash -c "..."`, `ssh host '...'`."""
     if around.depth >= _DEEPEST:
         return
+    deeper = replace(around, depth=around.depth + 1)
     for word in words:
         inside = inside_quotes(script.text, word)
-        if inside is None or not any(letter.isspace() for letter in script.text[slice(*inside)]):
-            continue
-        is_late = around.is_expanded_late or script.text[word.start] == "'"
-        deeper = replace(around, depth=around.depth + 1, is_expanded_late=is_late)
-        for command in read_commands(script.text, *inside):
-            yield from _in_words(script, command.words, deeper)
+        if inside is not None and any(letter.isspace() for letter in script.text[slice(*inside)]):
+            for command in read_commands(script.text, *inside):
+                yield from _in_words(script, command.words, deeper)
 
 
 def _launch(script: Script, words: Sequence[Word], around: _LaunchContext) -> Iterator[Launch]:
     kind, length = _kind(words)
-    if not kind:
-        return
-    flags, is_sure = read_flags(words[length:] if kind in {TORCHRUN, OLD_LAUNCH} else ())
-    yield Launch(
-        kind=kind,
-        command=around.command,
-        words=tuple(words),
-        name=tuple(words[:length]),
-        flags=flags,
-        is_sure=is_sure and not script.has_flags_in_variables,
-        srun=around.srun,
-        srun_word=around.srun_word,
-        is_elsewhere=around.is_elsewhere,
-        is_expanded_late=around.is_expanded_late,
-    )
+    if kind:
+        flags, is_sure = read_flags(words[length:] if kind in {TORCHRUN, OLD_LAUNCH} else ())
+        yield Launch(
+            command=around.command,
+            srun=around.srun,
+            is_elsewhere=around.is_elsewhere,
+            kind=kind,
+            name=tuple(words[:length]),
+            flags=flags,
+            is_sure=is_sure and not script.has_flags_in_variables,
+        )
 
 
 def _kind(words: Sequence[Word]) -> tuple[str, int]:
-    first, second = _base(words[0]), words[1].plain if len(words) > 1 else None
+    """What is started, and how many words name it."""
+    first = _base(words[0])
     if first == "torchrun":
         return TORCHRUN, 1
-    if first == "accelerate" and second == "launch":
-        return ACCELERATE, 2
-    if not _is_python(first) and not _is_python_variable(words[0]):
+    if not _PYTHON_NAME.fullmatch(first) and not _is_python_variable(words[0]):
         return "", 0
     for position, word in enumerate(words[1:], start=1):
         option = word.plain or ""
         module = words[position + 1].plain if position + 1 < len(words) else None
         if option == "-m" and module in {"torch.distributed.run", "torch.distributed.launch"}:
             return (TORCHRUN if module == "torch.distributed.run" else OLD_LAUNCH), position + 2
-        if option == "-m" and module and module.startswith("accelerate.commands.launch"):
-            return ACCELERATE, position + 2
         if not option.startswith("-") or option in {"-m", "-c"}:
             break
     return PYTHON, 1

@@ -11,16 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from drumline_lint.findings import Place
-from drumline_lint.reading.shell_parser import (
-    ASSIGNMENT,
-    Command,
-    Kind,
-    Piece,
-    Word,
-    inside_quotes,
-    read_commands,
-    read_comments,
-)
+from drumline_lint.reading.shell_parser import ASSIGNMENT, Command, Kind, Piece, Word, inside_quotes, read_commands
 from drumline_lint.reading.slurm import Options, header_options
 from drumline_lint.reading.source import Lines, Silenced, silenced_lines
 
@@ -79,10 +70,6 @@ class Script:
     def commands(self) -> list[Command]:
         """In the order of the text, but those in `$(...)` before the one that holds them."""
         return read_commands(self.text)
-
-    @cached_property
-    def comments(self) -> frozenset[int]:
-        return read_comments(self.text)
 
     @cached_property
     def sbatch(self) -> Options:
@@ -145,9 +132,6 @@ class Script:
                 yield word
             else:
                 yield from self.expanded(inner, depth + 1)
-
-    def written(self, span: TextRange) -> str:
-        return " ".join(self.text[span.start : span.end].replace("\\\n", " ").split())
 
     def place(self, node: TextRange) -> Place:
         line, column = self._position(node.start)
@@ -246,15 +230,14 @@ class Script:
     def _assignment(self, word: Word, command: Command, is_exported: bool, is_for_command: bool) -> Assignment:
         written = self.text[word.start : min(word.end, word.start + 200)]
         name, _, _ = written.partition("=")
-        value_start = word.start + len(name) + 1
         return Assignment(
             name=re.split(r"[+\[]", name, maxsplit=1)[0],
-            value=Word(value_start, word.end, _without_name(word.pieces, len(name) + 1)),
+            value=word.behind(len(name) + 1),
             command=command,
             is_exported=is_exported,
             is_for_command=is_for_command,
             is_appended=name.endswith(("+", "]")),
-            items=command.arrays.get(word.start),
+            items=word.items,
             start=word.start,
             end=word.end,
         )
@@ -264,10 +247,3 @@ def _exports(command: Command) -> bool:
     """`declare -x` and `typeset -x`."""
     words = [word.plain or "" for word in command.words]
     return words[0] in {"declare", "typeset"} and any(re.fullmatch(r"-\w*x\w*", word) for word in words[1:])
-
-
-def _without_name(pieces: Sequence[Piece], length: int) -> tuple[Piece, ...]:
-    if not pieces or pieces[0].kind is not Kind.TEXT:
-        return tuple(pieces)
-    first = pieces[0]._replace(text=pieces[0].text[length:])
-    return (first, *pieces[1:]) if first.text or len(pieces) == 1 else tuple(pieces[1:])

@@ -47,6 +47,7 @@ ALONE = set(
 ALIASES = {"tasks-per-node": "ntasks-per-node"}
 # As sbatch looks for them: at the very beginning of a line, and with or without a blank behind.
 _HEADER = re.compile(r"^#SBATCH(?=[ \t-])", re.MULTILINE)
+# There sbatch stops reading.
 _COMMAND = re.compile(r"^[ \t]*(?![ \t\r]|#)[^\n]+", re.MULTILINE)
 # With --exclusive=user or =mcs, other jobs of the same user or group may come to its nodes.
 _WHOLE = {None, "allocation", "exclusive", "topo"}
@@ -109,18 +110,13 @@ def _gpus(option: Option | None, prefix: str = "gpu:") -> int | None:
 def header_options(text: str) -> Options:
     """Of the `#SBATCH` lines, which end where the first command stands."""
     options: dict[str, Option] = {}
-    first = first_command(text)
+    first = _COMMAND.search(text)
     end = first.start() if first else len(text)
     for found in _HEADER.finditer(text, 0, end):
         line_end = text.find("\n", found.end()) + 1 or len(text)
         words = [word for command in read_commands(text, found.end(), line_end) for word in command.words]
         options |= {option.name: option for option in read_options(words, lambda word: word.plain)[0]}
     return Options(options)
-
-
-def first_command(text: str) -> re.Match[str] | None:
-    """The first line that is neither empty nor a comment: there sbatch stops reading."""
-    return _COMMAND.search(text)
 
 
 def read_options(words: Sequence[Word], value_of: Callable[[Word], str | None]) -> tuple[list[Option], int, bool]:

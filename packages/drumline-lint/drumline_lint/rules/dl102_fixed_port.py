@@ -6,14 +6,31 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from drumline_lint.findings import Finding, rule
-from drumline_lint.reading.launchers import PYTHON, Flag, Launch, launches
+from drumline_lint.reading.launchers import PYTHON, Launch, launches
 from drumline_lint.reading.shell import Script, TextRange
 from drumline_lint.reading.shell_parser import Kind, Word
 
-FROM_JOB = "$((20000 + SLURM_JOB_ID % 20000))"
 RULE = rule("DL102")
 LAST_PORT = 65535
 DEFAULTS = {"static": "29500", "c10d": "29400"}
+LOCAL = {"localhost", "127.0.0.1", "::1", "[::1]", "0.0.0.0"}  # noqa: S104
+ON_SLURM = "for every job{same}, and Slurm may put two on one host: the second fails, or joins the first"
+FROM_JOB = "from the job's number: $((20000 + SLURM_JOB_ID % 20000)); or ask for whole nodes with #SBATCH --exclusive"
+_DEEPEST = 8
+
+
+@dataclass(frozen=True)
+class Port:
+    """The port in a word."""
+
+    value: str | None
+    """None where it is not known, or not given."""
+    source: TextRange
+    """Where it is written."""
+
+    @property
+    def is_fixed(self) -> bool:
+        return self.value is not None and self.value.isascii() and self.value.isdigit() and int(self.value) > 0
 
 
 def check_shell(script: Script) -> Iterator[Finding]:
@@ -28,28 +45,35 @@ def check_shell(script: Script) -> Iterator[Finding]:
 def _too_high(script: Script) -> Iterator[tuple[Finding, int]]:
     given = [_port(script, launch) for launch in launches(script) if launch.is_torchrun]
     given += [
-        Port(script.constant(one.value), False, one)
+        Port(script.constant(one.value), one)
         for one in script.assignments
         if one.name == "MASTER_PORT" and not one.is_appended
     ]
     for port in given:
-        if port is not None and _is_fixed(port) and int(port.value or 0) > LAST_PORT:
+        if port is not None and port.is_fixed and int(port.value or 0) > LAST_PORT:
             said = f"port {port.value} does not exist, the last is {LAST_PORT}: the ranks fail before they meet"
             yield RULE.at(script, port.source, said, fix="give a port from 1024 to 65535"), port.source.start
 
 
 def _of_flags(script: Script) -> Iterator[tuple[Finding, int]]:
     for launch in launches(script):
-        if not launch.is_torchrun or "standalone" in launch.flags or backend(script, launch) not in DEFAULTS:
+        how = _backend(script, launch)
+        if not launch.is_torchrun or "standalone" in launch.flags or how not in DEFAULTS:
             continue
         port = _port(script, launch)
         if _is_on_shared_slurm(script, launch):
-            if port is not None and _is_fixed(port):
+            if port is not None and port.is_fixed:
                 yield _on_slurm(script, port), port.source.start
-            elif port is None and (default := _default(script, launch)):
-                yield _by_default(script, launch, default), launch.name[0].start
-        elif not script.on_slurm and port is not None and _is_fixed(port) and _is_on_one_node(script, launch):
-            yield _on_one_node(script, port), port.source.start
+            elif port is None and _takes_default(script, launch, how):
+                said = f"no port is given, so torchrun takes {DEFAULTS[how]} {ON_SLURM.format(same='')}"
+                yield RULE.at(script, launch.name[-1], said, fix=f"give a port {FROM_JOB}"), launch.name[0].start
+        elif not script.on_slurm and port is not None and port.is_fixed and _is_on_one_node(script, launch):
+            said = (
+                f"torchrun runs on one node and is given port {port.value}: a second run on this machine fails, or "
+                "joins the first, though neither needs a known port"
+            )
+            fix = "leave the port out and use torchrun --standalone, which takes a free one"
+            yield RULE.at(script, port.source, said, fix=fix), port.source.start
 
 
 def _of_variable(script: Script) -> Iterator[tuple[Finding, int]]:
@@ -58,36 +82,23 @@ def _of_variable(script: Script) -> Iterator[tuple[Finding, int]]:
     if not any(_is_on_shared_slurm(script, launch) for launch in ranks):
         return
     for assignment in script.assignments:
-        if assignment.name != "MASTER_PORT" or assignment.command.is_conditional:
-            continue
-        value = script.constant(assignment.value)
+        port = Port(script.constant(assignment.value), assignment)
         is_seen = assignment.is_exported or assignment.name in script.exported
-        if is_seen and _is_fixed(Port(value, False, assignment)):
-            yield _on_slurm(script, Port(value, False, assignment)), assignment.start
+        if assignment.name == "MASTER_PORT" and is_seen and port.is_fixed and not assignment.command.is_conditional:
+            yield _on_slurm(script, port), assignment.start
 
 
-def _port(script: Script, launch: Launch) -> Port | None:
-    meeting = endpoint(launch)
-    if meeting is not None and meeting.value is not None:
-        port = port_in(script, meeting.value)
-        is_named = port.value is not None or script.constant(meeting.value) is None
-        return port if is_named else None
-    flag = launch.flags.get("master-port")
-    return port_alone(script, flag.value) if flag and flag.value else None
+def _on_slurm(script: Script, port: Port) -> Finding:
+    said = f"port {port.value} is the same {ON_SLURM.format(same=' of this script')}"
+    return RULE.at(script, port.source, said, fix=f"take it {FROM_JOB}")
 
 
-def _default(script: Script, launch: Launch) -> str:
-    """The port that torchrun takes when several nodes meet and none is named; one node gets a free one."""
-    how = backend(script, launch) or ""
+def _takes_default(script: Script, launch: Launch, how: str) -> bool:
+    """Where several nodes meet and no port is named; one node gets a free one."""
+    endpoint = launch.flags.get("rdzv-endpoint")
     # Each has an address of its own; static refuses an endpoint without a port.
-    is_met = endpoint(launch) is None and "master-addr" in launch.flags if how == "static" else bool(endpoint(launch))
-    if not is_met or not launch.is_sure or has_several_nodes(script, launch) is not True:
-        return ""
-    return DEFAULTS.get(how, "")
-
-
-def _is_fixed(port: Port) -> bool:
-    return port.value is not None and port.value.isascii() and port.value.isdigit() and int(port.value) > 0
+    is_met = endpoint is None and "master-addr" in launch.flags if how == "static" else endpoint is not None
+    return is_met and launch.is_sure and _has_several_nodes(script, launch) is True
 
 
 def _is_on_shared_slurm(script: Script, launch: Launch) -> bool:
@@ -101,119 +112,61 @@ def _is_on_shared_slurm(script: Script, launch: Launch) -> bool:
 
 
 def _is_on_one_node(script: Script, launch: Launch) -> bool:
-    if launch.is_elsewhere or not launch.is_sure or has_several_nodes(script, launch) is not False:
+    if launch.is_elsewhere or not launch.is_sure or _has_several_nodes(script, launch) is not False:
         return False
-    meeting = endpoint(launch)
-    return meeting is None or (meeting.value is not None and host_in(script, meeting.value) in LOCAL)
+    endpoint = launch.flags.get("rdzv-endpoint")
+    if endpoint is None or endpoint.value is None:
+        return endpoint is None
+    host, colon, _ = (script.constant(endpoint.value) or endpoint.value.head).rpartition(":")
+    return (host if colon else script.constant(endpoint.value)) in LOCAL
 
 
-def _on_slurm(script: Script, port: Port) -> Finding:
-    return RULE.at(
-        script,
-        port.source,
-        f"port {port.value} is the same for every job of this script, and Slurm may put two on one host: the second "
-        "fails, or joins the first",
-        fix=f"take it from the job's number: {FROM_JOB}; or ask for whole nodes with #SBATCH --exclusive",
-    )
-
-
-def _by_default(script: Script, launch: Launch, default: str) -> Finding:
-    return RULE.at(
-        script,
-        launch.name[-1],
-        f"no port is given, so torchrun takes {default} for every job, and Slurm may put two on one host: the second "
-        "fails, or joins the first",
-        fix=f"give a port from the job's number: {FROM_JOB}; or ask for whole nodes with #SBATCH --exclusive",
-    )
-
-
-def _on_one_node(script: Script, port: Port) -> Finding:
-    return RULE.at(
-        script,
-        port.source,
-        f"torchrun runs on one node and is given port {port.value}: a second run on this machine fails, or joins the "
-        "first, though neither needs a known port",
-        fix="leave the port out and use torchrun --standalone, which takes a free one",
-    )
-
-
-LOCAL = {"localhost", "127.0.0.1", "::1", "[::1]", "0.0.0.0"}  # noqa: S104
-_DEEPEST = 8
-
-
-@dataclass(frozen=True)
-class Port:
-    """The port in a word, or all that is known of it."""
-
-    value: str | None
-    """None where it is not known, or not given."""
-    is_computed: bool
-    """Whether the script works it out, as from the job's number."""
-    source: TextRange
-    """Where it is written."""
-
-
-def flag_value(script: Script, launch: Launch, name: str) -> str | None:
+def _flag_value(script: Script, launch: Launch, name: str) -> str | None:
     """The constant that a flag is given."""
     flag = launch.flags.get(name)
     return script.constant(flag.value) if flag and flag.value else None
 
 
-def has_several_nodes(script: Script, launch: Launch) -> bool | None:
+def _has_several_nodes(script: Script, launch: Launch) -> bool | None:
     """By --nnodes; None when only a run could tell."""
-    if "standalone" in launch.flags:
-        return False
     if "nnodes" not in launch.flags:
         return False if launch.is_sure else None
-    most = (flag_value(script, launch, "nnodes") or "").rpartition(":")[2]
+    most = (_flag_value(script, launch, "nnodes") or "").rpartition(":")[2]
     return int(most) > 1 if most.isascii() and most.isdigit() else None
 
 
-def backend(script: Script, launch: Launch) -> str | None:
-    """How the nodes find each other; None when it is not known."""
-    if "standalone" in launch.flags:
-        return "c10d"
+def _backend(script: Script, launch: Launch) -> str:
+    """How the nodes find each other; empty when it is not known."""
     if "rdzv-backend" not in launch.flags:
-        return "static" if launch.is_sure else None
-    return flag_value(script, launch, "rdzv-backend")
+        return "static" if launch.is_sure else ""
+    return _flag_value(script, launch, "rdzv-backend") or ""
 
 
-def endpoint(launch: Launch) -> Flag | None:
-    """The flag that says where nodes meet."""
-    return launch.flags.get("rdzv-endpoint")
+def _port(script: Script, launch: Launch) -> Port | None:
+    """None where none is given."""
+    endpoint = launch.flags.get("rdzv-endpoint")
+    if endpoint is not None and endpoint.value is not None:
+        port = _port_in(script, endpoint.value)
+        is_named = port.value is not None or script.constant(endpoint.value) is None
+        return port if is_named else None
+    flag = launch.flags.get("master-port")
+    return Port(script.constant(flag.value), script.source_of(flag.value)) if flag and flag.value else None
 
 
-def host_in(script: Script, word: Word) -> str | None:
-    """Of `host:port`."""
-    whole = script.constant(word)
-    if whole is None:
-        return word.head.rpartition(":")[0] if ":" in word.head else None
-    return whole.rpartition(":")[0] if ":" in whole else whole
-
-
-def port_in(script: Script, word: Word, depth: int = 0) -> Port:
+def _port_in(script: Script, word: Word, depth: int = 0) -> Port:
     """Of `host:port`, where either may come from a variable."""
     pieces = word.pieces
     last = pieces[-1] if pieces else None
-    if last is None:
-        return Port(None, False, word)
-    if len(pieces) == 1 and last.kind is Kind.VARIABLE:
-        assigned = script.variables.get(last.text, [])
-        if len(assigned) == 1 and depth < _DEEPEST:
-            return port_in(script, assigned[0].value, depth + 1)
-        return Port(None, bool(assigned), word)
-    if last.kind is Kind.TEXT:
+    if last is not None and last.kind is Kind.TEXT:
         _, colon, port = last.text.rpartition(":")
-        return Port(port if colon else None, False, word)
-    before = pieces[-2] if len(pieces) > 1 else None
-    if before is None or before.kind is not Kind.TEXT or not before.text.endswith(":"):
-        return Port(None, last.kind is not Kind.VARIABLE, word)
-    return port_alone(script, Word(word.start, word.end, (last,)))
-
-
-def port_alone(script: Script, word: Word) -> Port:
-    value = script.constant(word)
-    names = [piece.text for piece in word.pieces if piece.kind is Kind.VARIABLE]
-    is_assigned = any(script.variables.get(name) for name in names)
-    has_unknown = any(piece.kind is Kind.UNKNOWN for piece in word.pieces)
-    return Port(value, value is None and (is_assigned or has_unknown), script.source_of(word))
+        return Port(port if colon else None, word)
+    if last is None or last.kind is not Kind.VARIABLE:
+        return Port(None, word)
+    if len(pieces) == 1:
+        assigned = script.variables.get(last.text, [])
+        is_known = len(assigned) == 1 and depth < _DEEPEST
+        return _port_in(script, assigned[0].value, depth + 1) if is_known else Port(None, word)
+    if pieces[-2].kind is not Kind.TEXT or not pieces[-2].text.endswith(":"):
+        return Port(None, word)
+    alone = Word(word.start, word.end, (last,))
+    return Port(script.constant(alone), script.source_of(alone))
