@@ -100,8 +100,6 @@ def chains(text: str) -> list[list[str]]:
         ("def go(n):\n    if n: go(n - 1)\n    dist.barrier()\ngo(3)", [["go", "dist.barrier"]]),
         ("def on(b):\n    if b: dist.barrier()\ndef go(a): on(a)\ngo(1)", [["go", "on", "dist.barrier"]]),
         ("def on(b):\n    if b: dist.barrier()\ndef go(a): on(a)\ngo(0)", []),
-        ("def on(b):\n    if b: dist.barrier()\ngo = functools.partial(on, b=1)\ngo()", [["go", "dist.barrier"]]),
-        ("def on(b=1):\n    if b: dist.barrier()\ngo = functools.partial(on, 0)\ngo()", []),
     ],
 )
 def test_what_a_call_comes_to(text: str, expected: list[list[str]]) -> None:

@@ -63,11 +63,6 @@ def said(rule: str, text: str) -> list[str]:
             "some ranks leave here, and the other ranks block in the backward pass",
         ),
         (
-            "DL018",
-            "m = DDP(x)\nfor x in y:\n    loss = m(x)\n    if loss.isnan():\n        continue\n    loss.backward()\n",
-            "loss is of this rank's own batch: a rank that leaves here makes the others block in backward",
-        ),
-        (
             "DL019",
             "dist.barrier()\nx = torch.load(path)\n",
             "every rank loads path onto the GPU that it was saved from",

@@ -10,7 +10,7 @@ from itertools import product
 from typing import Any, TypeAlias
 
 from drumline_lint.flow.conditions import decided, is_joined
-from drumline_lint.program.calls import argument, as_called, default_of, has_unknown_arguments, number_of
+from drumline_lint.program.calls import argument, default_of, has_unknown_arguments, number_of
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import FunctionNode, nodes_in
 from drumline_lint.program.value import CallResult, ConstantValue, Function, Instance, Items, Rank, RankTest, Value
@@ -172,13 +172,10 @@ def _given(program: Program, parameter: ast.arg, place: CallFrame) -> tuple[ast.
     function = place.function
     if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
         return None
-    calls = as_called(program, place.call, function)
-    if len(calls) != 1:
-        return None
-    given = argument(calls[0], number_of(function, parameter), parameter.arg)
+    given = argument(place.call, number_of(function, parameter), parameter.arg)
     if given is not None:
         return given, place.outer
-    default = None if has_unknown_arguments(calls[0]) else default_of(function, parameter)
+    default = None if has_unknown_arguments(place.call) else default_of(function, parameter)
     return None if default is None else (default, None)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from drumline_lint.program import ranks
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import ancestors, last_name, nodes_in, parent_of
+from drumline_lint.program.tree import ancestors, block_of, last_name, nodes_in
 from drumline_lint.program.value import Rank, RankTest, Values
 
 
@@ -89,7 +89,7 @@ def conditions(program: Program, node: ast.AST, *, with_exits: bool = True) -> I
         elif isinstance(outer, COMPREHENSIONS) and not isinstance(inner, ast.comprehension):
             yield from ((test, True) for each in outer.generators for test in each.ifs)
         if isinstance(inner, ast.stmt) and with_exits:
-            yield from early_exits_before(program, outer, inner)
+            yield from early_exits_before(program, inner)
         if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef):
             return
         inner = outer
@@ -109,13 +109,11 @@ def split_condition(test: ast.expr, holds: bool) -> list[tuple[ast.expr, bool]]:
     return [(test, holds)]
 
 
-def early_exits_before(program: Program, block: ast.AST, statement: ast.stmt) -> Iterator[tuple[ast.expr, bool]]:
+def early_exits_before(program: Program, statement: ast.stmt) -> Iterator[tuple[ast.expr, bool]]:
     """After `if rank != 0: return` the rest of the block is for rank 0."""
-    for name in ("body", "orelse", "finalbody"):
-        statements = getattr(block, name, None)
-        if isinstance(statements, list) and statement in statements:
-            for earlier in statements[: statements.index(statement)]:
-                yield from _passed(program, earlier)
+    block = block_of(statement)
+    for earlier in block[: block.index(statement)] if block else ():
+        yield from _passed(program, earlier)
 
 
 def _passed(program: Program, statement: ast.stmt) -> Iterator[tuple[ast.expr, bool]]:
@@ -152,12 +150,8 @@ def always_exits(program: Program, block: list[ast.stmt]) -> bool:
 
 
 def rest_of_block(statement: ast.stmt) -> list[ast.stmt]:
-    block = parent_of(statement)
-    for name in ("body", "orelse", "finalbody"):
-        statements = getattr(block, name, None)
-        if isinstance(statements, list) and statement in statements:
-            return statements[statements.index(statement) + 1 :]
-    return []
+    block = block_of(statement)
+    return block[block.index(statement) + 1 :] if block else []
 
 
 # In `with main_process_first():` all come through, the others when the first has done it.

@@ -228,7 +228,7 @@ def is_now_and_then(program: Program, node: ast.AST, until: ast.AST) -> bool:
         if isinstance(outer, ast.If | ast.IfExp) and inner is not outer.test and _is_sometimes(outer.test):
             return True
         if isinstance(inner, ast.stmt):
-            before = early_exits_before(program, outer, inner)
+            before = early_exits_before(program, inner)
             if any(_is_sometimes(test) for test, _ in before):
                 return True
         if outer is until:

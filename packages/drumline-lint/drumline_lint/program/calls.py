@@ -1,18 +1,16 @@
-"""Calls: their arguments, those of a library's functions, and those through `functools.partial`."""
+"""Calls: their arguments, and those of a library's functions."""
 
 from __future__ import annotations
 
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
 from functools import cache
 
 from drumline_lint.program import names
 from drumline_lint.program.queries import ProgramView
-from drumline_lint.program.tree import FunctionNode, assigned_names, enclosing_class, last_name, parent_of, position
-from drumline_lint.program.value import Function, Values
+from drumline_lint.program.tree import enclosing_class, last_name, position
 from drumline_lint.reading.source import Source
 
 
@@ -120,69 +118,3 @@ def _find_aliases(program: ProgramView, source: Source) -> dict[str, set[str]]:
                 elif isinstance(binding.value, ast.Attribute | ast.Name) and binding.kind == "assign":
                     found[last_name(binding.value)].add(name)
     return found
-
-
-PARTIAL = "functools.partial"
-
-
-def given_before(program: ProgramView, node: ast.Call) -> Values:
-    """What a call of `partial` makes: the functions of the given files that it is given, with its arguments."""
-    functions = [value for value in program.values(node.args[0]) if isinstance(value, Function)]
-    return frozenset(replace(one, partials=(*one.partials, node)) for one in functions)
-
-
-def bound_to(program: ProgramView, callee: ast.expr | None, function: FunctionNode) -> list[ast.Call]:
-    """The arguments that a function has already, as a call of it with these; one for each thing that it may be."""
-    values = program.values(callee)
-    every = [value.partials for value in values if isinstance(value, Function) and value.node is function]
-    return [_program_of(one) for one in dict.fromkeys(every)]
-
-
-def as_called(program: ProgramView, call: ast.Call, function: FunctionNode) -> list[ast.Call]:
-    """A call with the arguments that the function has from before; several if it may be one of several."""
-    before = bound_to(program, call.func, function)
-    return [_behind(one, call) if one.args or one.keywords else call for one in before] or [call]
-
-
-def _program_of(partials: Sequence[ast.Call]) -> ast.Call:
-    """Positions are filled from the first on; of names, the last one's are taken."""
-    args = [one for partial in partials for one in partial.args[1:]]
-    keywords = [one for partial in reversed(partials) for one in partial.keywords]
-    return ast.Call(func=ast.Name("partial"), args=args, keywords=keywords)
-
-
-def _behind(before: ast.Call, call: ast.Call) -> ast.Call:
-    return ast.Call(func=call.func, args=[*before.args, *call.args], keywords=[*call.keywords, *before.keywords])
-
-
-def calls_through(program: ProgramView, function: FunctionNode, name: str) -> list[ast.Call]:
-    """The calls that may be of a partial of a function: those by a name that one was assigned to, or made at once."""
-    found: dict[ast.Call, None] = {}
-    for partial in _partials_of(program, function, name):
-        outer = parent_of(partial)
-        if isinstance(outer, ast.Call) and outer.func is partial:
-            found[outer] = None
-        else:
-            for assigned in assigned_names(partial):
-                found |= dict.fromkeys(_calls_named(program, assigned))
-    return list(found)
-
-
-def _partials_of(program: ProgramView, function: FunctionNode, name: str) -> Iterator[ast.Call]:
-    by_word = program.cached("partials", lambda: calls_by_word(_all_partials(program)))
-    for call in by_word.get(name, ()):
-        if any(isinstance(one, Function) and one.node is function for one in program.values(call)):
-            yield call
-
-
-def _all_partials(program: ProgramView) -> Iterator[tuple[Source, list[ast.Call]]]:
-    for source in program.files.sources:
-        if "partial" in source.text:
-            calls = program.files.index(source).calls
-            every = {"partial"} | aliases(program, source, ("partial", PARTIAL))
-            yield source, [call for one in sorted(every) for call in calls.get(one, ())]
-
-
-def _calls_named(program: ProgramView, name: str) -> Iterator[ast.Call]:
-    for source in program.files.calling.get(name, ()):
-        yield from program.files.index(source).calls.get(name, ())

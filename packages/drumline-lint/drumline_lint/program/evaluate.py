@@ -8,7 +8,6 @@ from typing import Any
 
 from drumline_lint.program import ranks
 from drumline_lint.program.bindings import of_name
-from drumline_lint.program.calls import PARTIAL, given_before
 from drumline_lint.program.functions import called_as, name_of_owner, returned
 from drumline_lint.program.members import of_attribute
 from drumline_lint.program.names import SYNC_BATCH_NORM
@@ -86,8 +85,6 @@ def _called_library(program: ProgramView, name: str, node: ast.Call) -> Values:
     if name in PASSED_THROUGH and node.args:
         passed = program.values(node.args[-1] if name == "typing.cast" else node.args[0])
         return passed or frozenset({CallResult(name, node)})
-    if name == PARTIAL and node.args and (functions := given_before(program, node)):
-        return functions
     return frozenset({CallResult(name, node)})
 
 

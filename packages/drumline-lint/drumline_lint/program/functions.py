@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from drumline_lint.program import ranks
 from drumline_lint.program.calls import (
     argument,
-    as_called,
-    bound_to,
     calls_by_word,
-    calls_through,
     default_of,
     has_unknown_arguments,
     is_instance,
@@ -129,8 +126,6 @@ def _find_callers(program: ProgramView, function: FunctionNode) -> list[ast.Call
     for source in program.files.calling.get(by, ()):
         calls = program.files.index(source).calls.get(by, ())
         found += [call for call in calls if function_of(program, call) is function]
-    through = calls_through(program, function, by)
-    found += [call for call in through if call not in found and function_of(program, call) is function]
     starting = program.cached("calls that start", lambda: calls_by_word(_all_starting(program)))
     return found + [call for call in starting.get(by, ()) if function in started_functions(program, call)]
 
@@ -179,58 +174,29 @@ def function_with(parameter: ast.arg) -> ast.FunctionDef | ast.AsyncFunctionDef 
 
 
 def _passed(program: ProgramView, function: ast.FunctionDef | ast.AsyncFunctionDef, parameter: ast.arg) -> Values:
-    calls = callers(program, function)
-    number = number_of(function, parameter)
-    found: Values = frozenset().union(*(_given(program, call, number, parameter.arg, function) for call in calls))
+    number, default = number_of(function, parameter), program.values(default_of(function, parameter))
+    found: Values = NOTHING
+    is_left_out = False
+    for call in callers(program, function):
+        if function in started_functions(program, call):
+            found |= _given_to_started(program, call, number)
+        else:
+            given = argument(call, number, parameter.arg)
+            found |= program.values(given)
+            is_left_out = is_left_out or (given is None and not has_unknown_arguments(call))
     if found - {ConstantValue(None)}:
-        if _is_left_out(program, calls, number, parameter.arg, function):
-            return found | program.values(default_of(function, parameter))
-        return found
-    default = program.values(default_of(function, parameter))
+        return found | default if is_left_out else found
     named = NOTHING if ranks.is_other_number(default) else ranks.by_name(parameter.arg)
     return named or found | default
 
 
-def _is_left_out(
-    program: ProgramView,
-    calls: Sequence[ast.Call],
-    number: int | None,
-    name: str,
-    function: ast.FunctionDef | ast.AsyncFunctionDef,
-) -> bool:
-    return any(
-        argument(whole, number, name) is None and not has_unknown_arguments(whole)
-        for call in calls
-        if function not in started_functions(program, call)
-        for whole in as_called(program, call, function)
-    )
-
-
-def _given(
-    program: ProgramView,
-    call: ast.Call,
-    number: int | None,
-    name: str,
-    function: ast.FunctionDef | ast.AsyncFunctionDef,
-) -> Values:
-    if function not in started_functions(program, call):
-        every = as_called(program, call, function)
-        return any_of(program, [argument(one, number, name) for one in every])
-    before = bound_to(program, target_of(call), function)
-    return frozenset().union(*(_given_to_started(program, call, number, name, one) for one in before))
-
-
-def _given_to_started(program: ProgramView, call: ast.Call, number: int | None, name: str, before: ast.Call) -> Values:
-    """What a function in a new process gets: what it has from before, the number of the process, and `args`."""
-    bound = argument(before, number, name)
-    if bound is not None or number is None or has_unknown_arguments(before):
-        return program.values(bound)
-    place = number - len(before.args)
-    if last_name(call.func) in _NUMBERING:
-        if place == 0:
+def _given_to_started(program: ProgramView, call: ast.Call, number: int | None) -> Values:
+    """What a function in a new process gets: the number of the process from those that give it, and `args`."""
+    if number is not None and last_name(call.func) in _NUMBERING:
+        if number == 0:
             return frozenset({Rank("spawned")})
-        place -= 1
-    return unpacked(program, program.values(argument(call, 1, "args")), (place,))
+        number -= 1
+    return NOTHING if number is None else unpacked(program, program.values(argument(call, 1, "args")), (number,))
 
 
 def arguments_for(program: ProgramView, parameter: ast.arg) -> list[ast.expr | None]:
@@ -242,12 +208,10 @@ def arguments_for(program: ProgramView, parameter: ast.arg) -> list[ast.expr | N
     found: list[ast.expr | None] = []
     for call in callers(program, function):
         if function in started_functions(program, call):
-            before = bound_to(program, target_of(call), function)
-            found += [argument(one, number, parameter.arg) for one in before]
+            found.append(None)
         else:
-            for whole in as_called(program, call, function):
-                left_out = None if has_unknown_arguments(whole) else default
-                found.append(argument(whole, number, parameter.arg) or left_out)
+            left_out = None if has_unknown_arguments(call) else default
+            found.append(argument(call, number, parameter.arg) or left_out)
     return found or [None]
 
 

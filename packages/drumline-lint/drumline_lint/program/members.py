@@ -135,8 +135,7 @@ def _own_member(program: ProgramView, node: ast.ClassDef, name: str, owner: Inst
     found: set[Value] = set()
     for binding in index.scopes[node].names.get(name, ()):
         for value in bound(program, binding):
-            is_method = isinstance(value, Function) and not value.partials
-            if not isinstance(value, Function) or not is_method or not isinstance(owner, Instance):
+            if not isinstance(value, Function) or not isinstance(owner, Instance):
                 found.add(value)
             elif _is_property(value.node):
                 found |= returned(program, value.node)

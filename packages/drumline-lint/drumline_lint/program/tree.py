@@ -128,6 +128,13 @@ def statement_of(node: ast.AST) -> ast.stmt:
     raise AssertionError("every node but a module is part of a statement")
 
 
+def block_of(statement: ast.AST) -> list[ast.stmt]:
+    """The statements among which it is, in order; none for what is no statement."""
+    outer = parent_of(statement)
+    blocks = [getattr(outer, name, None) for name in ("body", "orelse", "finalbody")]
+    return next((one for one in blocks if isinstance(one, list) and statement in one), [])
+
+
 def statement_at(tree: ast.AST, line: int) -> ast.stmt | None:
     """The inmost statement that has a line of the text."""
     pending: list[ast.AST] = [tree]
@@ -140,14 +147,6 @@ def statement_at(tree: ast.AST, line: int) -> ast.stmt | None:
             found, pending = node, []
         pending += [one for one in children(node) if isinstance(one, ast.stmt | ast.ExceptHandler | ast.match_case)]
     return found
-
-
-def assigned_names(node: ast.AST) -> list[str]:
-    """The last names of what the statement that it is part of assigns to: `model` of `self.model = ...`."""
-    statement = statement_of(node)
-    if isinstance(statement, ast.Assign):
-        return [last_name(target) for target in statement.targets]
-    return [last_name(statement.target)] if isinstance(statement, ast.AnnAssign) else []
 
 
 def position(node: ast.AST) -> tuple[int, int]:

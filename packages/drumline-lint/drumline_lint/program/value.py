@@ -94,8 +94,6 @@ class Function:
 
     node: FunctionNode
     bound: Instance | None = None
-    partials: tuple[ast.Call, ...] = ()
-    """The calls of `functools.partial` that gave it arguments, first to last."""
 
     def __hash__(self) -> int:
         return _of_node(self.node) + 3

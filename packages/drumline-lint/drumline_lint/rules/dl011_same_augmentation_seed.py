@@ -88,8 +88,7 @@ def _seeds_of_workers(program: Program, loaders: list[ast.Call]) -> tuple[list[t
     for loader in loaders:
         given = argument(loader, 10, "worker_init_fn")
         values = program.values(given)
-        # Which of its parameters is the worker's number is not seen of one that has arguments from before.
-        functions = [value.node for value in values if isinstance(value, Function) and not value.partials]
+        functions = [value.node for value in values if isinstance(value, Function)]
         if given is not None and not functions and values != frozenset({ConstantValue(None)}):
             return [], False
         for function in functions:
