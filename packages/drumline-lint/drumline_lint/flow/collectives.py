@@ -18,6 +18,7 @@ from drumline_lint.flow.conditions import (
 from drumline_lint.program.names import COLLECTIVE_SAVES, COLLECTIVES, FSDP
 from drumline_lint.program.origins import written_values
 from drumline_lint.program.program import Program
+from drumline_lint.program.queries import cached_query, recursive_query
 from drumline_lint.program.ranks import is_about_being_distributed
 from drumline_lint.program.tree import (
     FunctionNode,
@@ -55,7 +56,7 @@ def collective(program: Program, call: ast.Call) -> str:
 def _has_shards(program: Program) -> bool:
     """Whether a model is spread over ranks; of one that is whole everywhere, each can tell the state by itself."""
     names = (*FSDP, "torch.distributed.tensor.parallel.parallelize_module")
-    return program.cached("has shards", lambda: next(program.all_calls(*names), None) is not None)
+    return next(program.all_calls(*names), None) is not None
 
 
 def has_group(program: Program, call: ast.Call) -> bool:
@@ -98,12 +99,9 @@ def collectives_in(program: Program, node: ast.AST) -> Iterator[tuple[str, tuple
                     yield inner, (call, *chain)
 
 
+@cached_query
 def likely_collective_names(program: Program) -> set[str]:
     """What a call that comes to a collective may be named: by names alone, so that few calls need a closer look."""
-    return program.cached("likely collectives", lambda: _find_likely(program))
-
-
-def _find_likely(program: Program) -> set[str]:
     likely = set(_LASTS)
     callers: dict[str, set[str]] = defaultdict(set)
     for source in program.sources:
@@ -132,13 +130,9 @@ def _name_around(scope: ScopeNode) -> str:
     return function.name if owner is None else owner.name
 
 
+@recursive_query((), DEEPEST)
 def collectives_of(program: Program, function: FunctionNode) -> tuple[tuple[str, tuple[ast.Call, ...]], ...]:
     """Those that a function calls, the first of each name."""
-    nothing: tuple[tuple[str, tuple[ast.Call, ...]], ...] = ()
-    return program.once("collectives", function, lambda: _first_of_each(program, function), nothing, DEEPEST)
-
-
-def _first_of_each(program: Program, function: FunctionNode) -> tuple[tuple[str, tuple[ast.Call, ...]], ...]:
     found: dict[str, tuple[ast.Call, ...]] = {}
     for name, chain in collectives_in(program, function):
         found.setdefault(name, chain)
@@ -198,13 +192,18 @@ class _CollectiveWalk:
 
 def _is_reached(program: Program, node: ast.AST, place: CallFrame) -> bool:
     """Whether nothing keeps one from a place of a function that was entered; a parameter might, if it is not known."""
-    held = program.cached(("held at", node), lambda: list(conditions(program, node)))
+    held = _held_at(program, node)
     return all(
         _may_be(program, part, part_holds, place)
         for test, holds in held
         if not _is_likely(test, holds) or truth(program, test, place) is not None
         for part, part_holds in split_condition(test, holds)
     )
+
+
+@cached_query
+def _held_at(program: Program, node: ast.AST) -> list[tuple[ast.expr, bool]]:
+    return list(conditions(program, node))
 
 
 def _may_be(program: Program, test: ast.expr, holds: bool, place: CallFrame) -> bool:

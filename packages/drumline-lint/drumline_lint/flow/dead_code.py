@@ -10,6 +10,7 @@ from drumline_lint.flow.distributed import distributed_sources
 from drumline_lint.flow.single_process import is_single_process
 from drumline_lint.program.calls import argument, default_of, has_unknown_arguments, number_of
 from drumline_lint.program.program import Program
+from drumline_lint.program.queries import recursive_query
 from drumline_lint.program.tree import enclosing_class, enclosing_function, last_name, parent_of
 from drumline_lint.program.value import Class, Function
 from drumline_lint.reading.source import Source
@@ -19,13 +20,9 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef
 _PLAIN_DECORATORS = {"classmethod", "staticmethod", "no_grad", "inference_mode", "smart_inference_mode"}
 
 
+@recursive_query([])
 def callers_in_ranks(program: Program, function: Definition) -> list[ast.Call]:
     """Those of its own and those that may be; nothing if it is handed on to where it is not seen who calls it."""
-    nobody: list[ast.Call] = []
-    return program.once("callers in ranks", function, lambda: _find(program, function), nobody)
-
-
-def _find(program: Program, function: Definition) -> list[ast.Call]:
     names = [last_name(one.func if isinstance(one, ast.Call) else one) for one in function.decorator_list]
     if not set(names) <= _PLAIN_DECORATORS:
         return []
@@ -106,12 +103,13 @@ def always(program: Program, test: ast.expr) -> bool | None:
     if is_joined(test):
         return decided(test, lambda one: always(program, one))
     if isinstance(test, ast.Name):
-        return program.once("truth", test, lambda: _of_name(program, test), None, MOST_GIVEN_ON)
+        return _of_name(program, test)
     if isinstance(test, ast.Attribute):
-        return program.once("truth", test, lambda: _of_attribute(program, test), None, MOST_GIVEN_ON)
+        return _of_attribute(program, test)
     return None
 
 
+@recursive_query(None, MOST_GIVEN_ON)
 def _of_name(program: Program, name: ast.Name) -> bool | None:
     """Of a parameter; what else is a switch, its author means to set."""
     bindings = program.bindings(name)
@@ -120,6 +118,7 @@ def _of_name(program: Program, name: ast.Name) -> bool | None:
     return _of_parameter(program, parameters[0]) if is_one else None
 
 
+@recursive_query(None, MOST_GIVEN_ON)
 def _of_attribute(program: Program, node: ast.Attribute) -> bool | None:
     """Of what `self` gets from a parameter when it is made, and from nobody else."""
     function = enclosing_function(node)

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 
 from drumline_lint.program.calls import argument
 from drumline_lint.program.files import Files, package_of
-from drumline_lint.program.imports import connected, imported_sources
+from drumline_lint.program.imports import connected, with_imported
 from drumline_lint.program.names import FRAMEWORKS, INIT, STARTS
 from drumline_lint.program.program import Program
+from drumline_lint.program.queries import cached_query
 from drumline_lint.program.tree import Binding, enclosing_function
 from drumline_lint.program.value import ConstantValue
 from drumline_lint.reading.source import Source
@@ -25,13 +26,14 @@ _WORDS = (
 _TRAINERS = ("transformers.Trainer", "transformers.TrainingArguments")
 
 
+@cached_query
 def distributed_sources(program: Program) -> set[Source]:
     """The files that train on several processes, and all that they import of the given ones.
 
     A file does if it calls torch.distributed's functions, DDP or the like, or a function of another file that does. To
     import from such a file, or to ask for a rank, is not enough.
     """
-    return program.cached("distributed", lambda: _find_distributed(program))
+    return {one for one in with_imported(program, _starting(program)) if not _is_group_of_one(program, one)}
 
 
 def _is_group_of_one(program: Program, source: Source) -> bool:
@@ -40,12 +42,9 @@ def _is_group_of_one(program: Program, source: Source) -> bool:
     return bool(inits) and all(program.values(argument(call, 3, "world_size")) == {ConstantValue(1)} for call in inits)
 
 
+@cached_query
 def framework(program: Program, source: Source) -> str:
     """The framework that a file leaves samplers and wrapping to; empty if it does all itself."""
-    return program.cached(("framework", source), lambda: _find_framework(program, source))
-
-
-def _find_framework(program: Program, source: Source) -> str:
     for scope in program.index(source).scopes.values():
         for bindings in scope.names.values():
             for binding in bindings:
@@ -59,19 +58,6 @@ def _is_framework(program: Program, binding: Binding, source: Source) -> bool:
     if root in FRAMEWORKS:
         return program.module(root, source) is None  # a file of one's own may have that name
     return binding.imported in _TRAINERS
-
-
-def _find_distributed(program: Program) -> set[Source]:
-    return {one for one in _closed(_starting(program), program) if not _is_group_of_one(program, one)}
-
-
-def _closed(sources: set[Source], program: Program) -> set[Source]:
-    found, pending = set(sources), list(sources)
-    while pending:
-        others = [one for one in imported_sources(program, pending.pop()) if one not in found]
-        found.update(others)
-        pending += others
-    return found
 
 
 def _starting(program: Program) -> set[Source]:

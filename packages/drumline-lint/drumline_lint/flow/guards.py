@@ -10,6 +10,7 @@ from drumline_lint.flow.dead_code import is_switched_off
 from drumline_lint.flow.single_process import is_in_single_process_run, is_single_process_here
 from drumline_lint.program.names import STARTS
 from drumline_lint.program.program import Program
+from drumline_lint.program.queries import cached_query, recursive_query
 from drumline_lint.program.ranks import OF_VARIABLE
 from drumline_lint.program.tree import (
     FUNCTIONS,
@@ -59,11 +60,10 @@ def _ways(program: Program, node: ast.AST) -> list[CallPath]:
     if function is None:
         return [CallPath(found, _beginning_of_file(program, program.source_of(node)))]
     found |= guards_of_decorators(program, function)
-    nothing: list[CallPath] = []  # whoever calls itself is not reached by that
-    outer = program.once("ways", function, lambda: _ways_to_function(program, function), nothing)
-    return [CallPath(found | way.guards, way.begins) for way in outer]
+    return [CallPath(found | way.guards, way.begins) for way in _ways_to_function(program, function)]
 
 
+@recursive_query([])  # whoever calls itself is not reached by that
 def _ways_to_function(program: Program, function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[CallPath]:
     calls = program.callers(function) or _perhaps_callers(program, function)
     found: list[CallPath] = []
@@ -104,9 +104,12 @@ def _beginning(program: Program, function: ast.FunctionDef | ast.AsyncFunctionDe
 def _beginning_of_file(program: Program, source: Source) -> str:
     if starts_ranks(program, source.tree):
         return "parent"
-    calls = program.index(source).every(ast.Call)
-    is_own = program.cached(("trains", source), lambda: any(_is_training(program, call) for call in calls))
-    return "ranks" if is_own or _is_distributed(program, source.tree) else "unknown"
+    return "ranks" if _trains(program, source) or _is_distributed(program, source.tree) else "unknown"
+
+
+@cached_query
+def _trains(program: Program, source: Source) -> bool:
+    return any(_is_training(program, call) for call in program.index(source).every(ast.Call))
 
 
 def _is_training(program: Program, call: ast.Call) -> bool:
@@ -133,12 +136,9 @@ def _is_without_ranks(program: Program, held: Conditions) -> bool:
     return False
 
 
+@recursive_query(False)
 def starts_ranks(program: Program, node: ast.AST) -> bool:
     """Whether it starts the ranks' processes, itself or by what it calls."""
-    return program.once("starts", node, lambda: _does_start(program, node), False)
-
-
-def _does_start(program: Program, node: ast.AST) -> bool:
     for call in nodes_in(node, ast.Call):
         if program.name_of(call.func) in _SPAWNING:
             return True
@@ -150,12 +150,9 @@ def _does_start(program: Program, node: ast.AST) -> bool:
     return False
 
 
+@recursive_query(False)
 def _is_distributed(program: Program, node: ast.AST) -> bool:
     """Whether it comes to something that only ranks do; not every process that is started is one."""
-    return program.once("is distributed", node, lambda: _does_distribute(program, node), False)
-
-
-def _does_distribute(program: Program, node: ast.AST) -> bool:
     for call in nodes_in(node, ast.Call):
         if program.name_of(call.func) in STARTS:
             return True

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from drumline_lint.program.program import Program
+from drumline_lint.program.queries import cached_query
 from drumline_lint.program.tree import (
     LOOPS,
     SCOPES,
@@ -31,10 +32,11 @@ def batch_loops(program: Program, source: Source) -> list[Loop]:
 
     A loop over epochs, that comes to it only through another loop, is none.
     """
-    every = program.cached("batch loops", lambda: _loops_around_backward(program))
+    every = _loops_around_backward(program)
     return sorted((loop for loop in every if program.source_of(loop) is source), key=position)
 
 
+@cached_query
 def _loops_around_backward(program: Program) -> list[Loop]:
     """From each `.backward()` outwards, and to whoever calls the function that it is in, up to the first loop."""
     found: dict[Loop, None] = {}

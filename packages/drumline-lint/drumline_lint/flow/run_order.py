@@ -11,6 +11,7 @@ from typing import TypeAlias, TypeVar
 from drumline_lint.flow.distributed import distributed_sources
 from drumline_lint.program.imports import imported_by, imported_sources
 from drumline_lint.program.program import Program
+from drumline_lint.program.queries import cached_query
 from drumline_lint.program.tree import FUNCTIONS, FunctionNode, children, last_name, nodes_in
 from drumline_lint.program.value import Function, Instance
 from drumline_lint.reading.source import Source
@@ -75,27 +76,31 @@ Finds: TypeAlias = Callable[[Program, Run], Iterable[tuple[ast.AST, Found]]]
 
 def runs_through(program: Program, source: Source) -> list[Run]:
     """The runs that come through a file: what scripts do, or a `main` that nobody calls."""
-    return program.cached("scripts through", lambda: _scripts_by_source(program)).get(source, [])
+    return _runs_by_source(program).get(source, [])
 
 
 def found_in_runs(program: Program, source: Source, find: Finds[Found]) -> dict[ast.AST, Found]:
     """What is found in a file by looking through all runs of scripts, each once, whoever asks."""
-    return program.cached(("found", find), lambda: _find_in_scripts(program, find)).get(source, {})
+    return _found_by_source(program, find).get(source, {})
 
 
+@cached_query
 def all_runs(program: Program) -> list[Run]:
     """What every script of the distributed files does, and every `main` that nobody calls."""
-    return program.cached("scripts", lambda: _scripts(program))
+    every = _in_order(program)
+    found = [script(program, source) for source in every if _is_script(program, source)]
+    return found + [main for source in every for main in _mains(program, source)]
 
 
+@cached_query
 def all_imported(program: Program) -> set[Source]:
-    return program.cached("imported", lambda: _all_imported(program))
+    return {other for source in _in_order(program) for other in imported_sources(program, source)}
 
 
+@cached_query
 def script(program: Program, source: Source) -> Run:
     """What a file does when it is run; nothing for one that only defines."""
-    tree = program.tree(source)
-    return program.cached(("script", source), lambda: _RunWalk(program, source).over(source, tree.body, _Frame()))
+    return _RunWalk(program, source).over(source, program.tree(source).body, _Frame())
 
 
 def process_of(program: Program, step: Step) -> tuple[ast.AST, ...]:
@@ -112,7 +117,8 @@ def _is_called(program: Program, source: Source, function: FunctionNode) -> bool
     )
 
 
-def _find_in_scripts(program: Program, find: Finds[Found]) -> dict[Source, dict[ast.AST, Found]]:
+@cached_query
+def _found_by_source(program: Program, find: Finds[Found]) -> dict[Source, dict[ast.AST, Found]]:
     found: dict[Source, dict[ast.AST, Found]] = defaultdict(dict)
     for run in all_runs(program):
         for node, what in find(program, run):
@@ -120,25 +126,18 @@ def _find_in_scripts(program: Program, find: Finds[Found]) -> dict[Source, dict[
     return found
 
 
-def _scripts_by_source(program: Program) -> dict[Source, list[Run]]:
+@cached_query
+def _runs_by_source(program: Program) -> dict[Source, list[Run]]:
     found: dict[Source, list[Run]] = defaultdict(list)
-    _sort(program, all_runs(program), found)
+    for run in all_runs(program):
+        for source in {program.source_of(step.call): None for step in run}:
+            found[source].append(run)
     return found
-
-
-def _scripts(program: Program) -> list[Run]:
-    every = _in_order(program)
-    found = [script(program, source) for source in every if _is_script(program, source)]
-    return found + [main for source in every for main in _mains(program, source)]
 
 
 def _is_script(program: Program, source: Source) -> bool:
     """Whether it is run: not what others import, unless it says what to do when it is run."""
     return source not in all_imported(program) or any(map(is_for_script, program.tree(source).body))
-
-
-def _all_imported(program: Program) -> set[Source]:
-    return {other for source in _in_order(program) for other in imported_sources(program, source)}
 
 
 def _mains(program: Program, source: Source) -> list[Run]:
@@ -148,12 +147,6 @@ def _mains(program: Program, source: Source) -> list[Run]:
         for one in program.tree(source).body
         if isinstance(one, ast.FunctionDef) and one.name == "main" and not _is_called(program, source, one)
     ]
-
-
-def _sort(program: Program, every: list[Run], found: dict[Source, list[Run]]) -> None:
-    for run in every:
-        for source in {program.source_of(step.call): None for step in run}:
-            found[source].append(run)
 
 
 def _in_order(program: Program) -> list[Source]:
@@ -216,7 +209,7 @@ class _RunWalk:
         return [_Todo(node, frame) for node in reversed(done)]
 
     def _call(self, node: ast.Call, todo: _Todo) -> None:
-        begun = self.program.cached(("begun", node), lambda: _begun(self.program, node))
+        begun = _begun(self.program, node)
         if not begun:
             self.stack += todo.rest
         for function in begun:
@@ -257,6 +250,7 @@ class _RunWalk:
         self.stack += todo
 
 
+@cached_query
 def _begun(program: Program, call: ast.Call) -> list[FunctionNode]:
     """What a call runs: one function, as far as can be told, or what it starts in another process."""
     function = program.function_of(call)
@@ -278,12 +272,10 @@ def _with_methods(program: Program, expression: ast.expr) -> tuple[list[Function
     return enter, leave
 
 
+@cached_query
 def _done_at_import(program: Program, source: Source) -> list[ast.stmt]:
     """Its outermost statements, but for what is done only where it is the script."""
-    return program.cached(
-        ("done at import", source),
-        lambda: [one for one in program.tree(source).body if not is_for_script(one) and _may_call(one)],
-    )
+    return [one for one in program.tree(source).body if not is_for_script(one) and _may_call(one)]
 
 
 def is_for_script(statement: ast.stmt) -> bool:

@@ -13,6 +13,7 @@ from drumline_lint.flow.run_order import MOST_STEPS, Run, all_imported, all_runs
 from drumline_lint.program.names import DDP, DISTRIBUTED_SAMPLER, FSDP, INIT, STARTS
 from drumline_lint.program.origins import written_values
 from drumline_lint.program.program import Program
+from drumline_lint.program.queries import cached_query
 from drumline_lint.program.ranks import OF_FUNCTION, is_world_size
 from drumline_lint.program.tree import ancestors, enclosing_class, enclosing_function, last_name, nodes_in, parent_of
 from drumline_lint.program.value import ConstantValue, Rank
@@ -31,9 +32,10 @@ def is_in_single_process_run(program: Program, node: ast.AST) -> bool:
     source = program.source_of(node)
     is_main = any(isinstance(one, ast.stmt) and is_for_script(one) for one in (node, *ancestors(node)))
     is_script = is_main or source not in all_imported(program)
-    return is_script and program.cached(("is lone", source), lambda: _is_lone(program, source))
+    return is_script and _is_lone(program, source)
 
 
+@cached_query
 def _is_lone(program: Program, source: Source) -> bool:
     """All it wraps must be wrapped in other runs, too, that start a group; else that is somewhere unseen."""
     if next(program.all_calls(INIT), None) is None or framework(program, source):
@@ -62,10 +64,11 @@ def _may_start(program: Program, call: ast.Call) -> bool:
         return False
     name = last_name(call.func)
     own = (name, isinstance(call.func, ast.Attribute))
-    is_of_files = not named and own in program.cached("starting", lambda: _starting(program))
+    is_of_files = not named and own in _starting(program)
     return is_of_files or bool(_MAY_START.search(name))
 
 
+@cached_query
 def _starting(program: Program) -> set[tuple[str, bool]]:
     """The names of all functions that come to the start of a process group, and whether they are methods."""
     pending, seen = list(program.all_calls(INIT)), set[ast.AST]()
@@ -109,10 +112,9 @@ def is_single_process_here(program: Program, node: ast.AST, held: Conditions) ->
         if _says_one(program, test, holds) and not _begins_there(program, node, test):
             return True
         outer = parent_of(test)
-        if isinstance(outer, ast.If) and outer.orelse:
-            begun = program.cached(("begun in", outer), lambda: _groups_begun(program, outer))  # noqa: B023
-            if begun == (not holds, holds) and outer in ancestors(node):
-                return True
+        is_branching = isinstance(outer, ast.If) and bool(outer.orelse) and outer in ancestors(node)
+        if is_branching and _groups_begun(program, outer) == (not holds, holds):
+            return True
     return False
 
 
@@ -145,6 +147,7 @@ def _is_about_support(test: ast.expr) -> bool:
     return isinstance(test, ast.Call) and last_name(test.func) == "is_available"
 
 
+@cached_query
 def _groups_begun(program: Program, branches: ast.If) -> tuple[bool, bool]:
     """In which branches a process group is begun; unasked if the condition itself tells who comes where."""
     if says_distributed(program, branches.test) is not None:

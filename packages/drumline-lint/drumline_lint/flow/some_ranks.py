@@ -11,6 +11,7 @@ from drumline_lint.flow.guards import guards_of_decorators
 from drumline_lint.flow.loops import calls_reached
 from drumline_lint.flow.single_process import says_distributed
 from drumline_lint.program.program import Program
+from drumline_lint.program.queries import cached_query
 from drumline_lint.program.tree import (
     ancestors,
     enclosing_function,
@@ -37,28 +38,29 @@ class RankFilter:
 
 def calls_under_rank_tests(program: Program, source: Source) -> Iterator[ast.Call]:
     """The calls of functions in which ranks are told apart; the others need no closer look."""
-    found = program.cached(("tells ranks apart", source), lambda: set(_scopes_with_rank_tests(program, source)))
+    found = _scopes_with_rank_tests(program, source)
     for call in program.index(source).every(ast.Call) if found else ():
         if scope_of(call) in found:
             yield call
 
 
-def _scopes_with_rank_tests(program: Program, source: Source) -> Iterator[ast.AST]:
+@cached_query
+def _scopes_with_rank_tests(program: Program, source: Source) -> set[ast.AST]:
     """Functions and files with a condition on ranks; what is inside a comprehension or lambda counts for itself."""
     index = program.index(source)
-    for kind in (ast.If, ast.IfExp, ast.While):
-        conditional = [one for one in index.every(kind) if not _is_in_model(one)]
-        yield from (scope_of(one) for one in conditional if rank_tests(program, one.test))
+    # What is in a `forward` is run by a model; conditions are many there, and seldom on ranks.
+    conditional = [
+        one
+        for kind in (ast.If, ast.IfExp, ast.While)
+        for one in index.every(kind)
+        if getattr(scope_of(one), "name", "") != "forward"
+    ]
+    found: set[ast.AST] = {scope_of(one) for one in conditional if rank_tests(program, one.test)}
     for one in index.every(ast.BoolOp):
         if isinstance(parent_of(one), ast.Expr) and rank_tests(program, one.values[0]):
-            yield scope_of(one)
+            found.add(scope_of(one))
     functions = [*index.every(ast.FunctionDef), *index.every(ast.AsyncFunctionDef)]
-    yield from (one for one in functions if one.decorator_list)
-
-
-def _is_in_model(node: ast.AST) -> bool:
-    """What is in a `forward` is run by a model; conditions are many there, and seldom on ranks."""
-    return getattr(scope_of(node), "name", "") == "forward"
+    return found | {one for one in functions if one.decorator_list}
 
 
 def rank_filter(program: Program, call: ast.Call) -> RankFilter | None:

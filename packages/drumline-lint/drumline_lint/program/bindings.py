@@ -4,50 +4,47 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from itertools import pairwise, takewhile
+from typing import TypeAlias
 
 from drumline_lint.program import names, ranks
 from drumline_lint.program.files import package_of
 from drumline_lint.program.functions import of_parameter
 from drumline_lint.program.queries import ProgramView, each, unpacked
-from drumline_lint.program.tree import LOOPS, SCOPES, Binding, ancestors, parent_of, position, scope_of, source_of
+from drumline_lint.program.tree import (
+    LOOPS,
+    SCOPES,
+    Binding,
+    ancestors,
+    block_of,
+    parent_of,
+    position,
+    scope_of,
+    source_of,
+)
 from drumline_lint.program.value import NOTHING, Class, Function, Library, Module, Rank, Values
 from drumline_lint.reading.source import Source
 
-LEAVING = (ast.Return, ast.Raise)
-TRIES = (ast.Try, ast.TryStar)
+_LEAVING = (ast.Return, ast.Raise, ast.Continue, ast.Break)
+_TRIES = (ast.Try, ast.TryStar)
 # Parts of a statement that come instead of each other, not one after the other.
-BRANCHES = (ast.ExceptHandler, ast.match_case)
-BLOCKS = ("body", "orelse", "handlers", "finalbody", "cases")
-
-
-@dataclass(eq=False)
-class _BindingTree:
-    """One name's bindings, by what they are in."""
-
-    by_node: dict[ast.AST, list[Binding]] = field(default_factory=dict)
-    inner: dict[ast.AST, list[ast.AST]] = field(default_factory=dict)
-    """Of each node, the statements directly in it that hold one."""
-    elsewhere: list[Binding] = field(default_factory=list)
-    """Parameters, and those that another function makes by `global`: it is not told when."""
+_BRANCHES = (ast.ExceptHandler, ast.match_case)
+State: TypeAlias = frozenset[Binding | None]
+"""The bindings of a name that may have been the last; None among them: none was made."""
 
 
 def reaching_bindings(bindings: Sequence[Binding], use: ast.AST) -> list[Binding]:
-    """Those before the use, back to the first that was made in any case; in a loop also those after it."""
+    """Those that may have been the last before the use."""
     if len(bindings) == 1:
         return list(bindings)
     own = [one for one in bindings if isinstance(one.node, ast.comprehension) and _is_within(use, one)]
     if own:
         return own
     plain = [one for one in bindings if not isinstance(one.node, ast.comprehension)]
-    scope = scope_of(use)
-    held = _hold(plain, scope)
-    found, is_certain = _before(held, use, scope)
-    if not is_certain:
-        found = [*found, *held.elsewhere]
-    else:
-        found = [*found, *(one for one in held.elsewhere if not isinstance(one.node, ast.arg))]
-    return list(dict.fromkeys(found)) or plain or list(bindings)
+    walk = _BindingWalk(plain, scope_of(use))
+    state = walk.before(use)
+    state |= {one for one in walk.elsewhere if None in state or not isinstance(one.node, ast.arg)}
+    return [one for one in plain if one in state] or plain or list(bindings)
 
 
 def _is_within(use: ast.AST, binding: Binding) -> bool:
@@ -57,171 +54,117 @@ def _is_within(use: ast.AST, binding: Binding) -> bool:
     return whole in around and binding.value not in around
 
 
-def _hold(bindings: Iterable[Binding], scope: ast.AST) -> _BindingTree:
-    held = _BindingTree()
-    for binding in bindings:
-        chain = [binding.node, *ancestors(binding.node)]
-        if scope not in chain or isinstance(binding.node, ast.arg):
-            held.elsewhere.append(binding)
-            continue
-        chain = chain[: chain.index(scope) + 1]
-        if any(isinstance(one, SCOPES) for one in chain[1:-1]):
-            held.elsewhere.append(binding)
-            continue
-        for node, outer in zip(chain, [*chain[1:], None], strict=True):
-            if node not in held.by_node and outer is not None:
-                held.inner.setdefault(outer, []).append(node)
-            held.by_node.setdefault(node, []).append(binding)
-    return held
+class _BindingWalk:
+    """The bindings of one name in a scope, and which of them a place is reached with."""
 
+    def __init__(self, bindings: Iterable[Binding], scope: ast.AST) -> None:
+        self.scope = scope
+        self.by_node: dict[ast.AST, list[Binding]] = {}
+        """The bindings that are in a node, itself included."""
+        self.inner: dict[ast.AST, list[ast.AST]] = {}
+        """Of each node, those directly in it that hold a binding."""
+        self.elsewhere: list[Binding] = []
+        """Parameters, and those that another function makes by `global`: it is not told when."""
+        for binding in bindings:
+            chain = [binding.node, *ancestors(binding.node)]
+            chain = chain[: chain.index(scope) + 1] if scope in chain else []
+            if not chain or isinstance(binding.node, ast.arg) or any(isinstance(one, SCOPES) for one in chain[1:-1]):
+                self.elsewhere.append(binding)
+                continue
+            for node, outer in zip(chain, [*chain[1:], None], strict=True):
+                if node not in self.by_node and outer is not None:
+                    self.inner.setdefault(outer, []).append(node)
+                self.by_node.setdefault(node, []).append(binding)
 
-def _before(held: _BindingTree, use: ast.AST, scope: ast.AST) -> tuple[list[Binding], bool]:
-    """From the use outwards: what is before it in its block, then in the one around, until one was made in any case."""
-    found: list[Binding] = []
-    current = use
-    for outer in ancestors(use):
-        if outer in held.by_node:
-            more, is_certain = _earlier_in(held, outer, current)
-            found += more
-            if is_certain:
-                return found, True
-        if isinstance(outer, LOOPS) and not _is_first(outer, current):
-            found += held.by_node.get(outer, [])  # those after it, in the round before
-        if outer is scope:
-            break
-        current = outer
-    return found, False
+    def before(self, use: ast.AST) -> State:
+        path = [use]
+        while path[-1] is not self.scope and (outer := parent_of(path[-1])) is not None:
+            path.append(outer)
+        state: State = frozenset({None})
+        for outer, child in pairwise(reversed(path)):
+            if outer in self.by_node:
+                state = self._entering(outer, child, state)
+        return state
 
+    def _entering(self, outer: ast.AST, child: ast.AST, state: State) -> State:
+        """Where a part of a node begins."""
+        if isinstance(outer, LOOPS) and child is not getattr(outer, "iter", None):
+            state |= {*self.by_node[outer]}  # in the round before
+        if not isinstance(child, (ast.stmt, *_BRANCHES)):
+            return self._earlier_in_line(outer, child) or state
+        if not isinstance(outer, _TRIES):
+            state = self._opened(outer) or state
+        elif child in outer.orelse:
+            state = self._after_all(self._held(outer, outer.body), state)
+        elif child not in outer.body:
+            earlier = [*outer.body] if child in outer.handlers else [*outer.body, *outer.handlers, *outer.orelse]
+            state |= {binding for one in self._held(outer, earlier) for binding in self.by_node[one]}
+        if isinstance(child, _BRANCHES):
+            return state
+        siblings = self.inner.get(outer, []) if isinstance(outer, SCOPES) else self._held(outer, block_of(child))
+        return self._after_all([one for one in siblings if position(one) < position(child)], state)
 
-def _is_first(loop: ast.AST, part: ast.AST) -> bool:
-    """What is iterated over is evaluated once."""
-    return isinstance(loop, ast.For | ast.AsyncFor) and part is loop.iter
+    def _opened(self, outer: ast.AST) -> State:
+        """What the head of a statement binds for its body."""
+        own = [one for one in self.by_node.get(outer, ()) if one.node is outer and not isinstance(outer, SCOPES)]
+        heads = [one for one in self.inner.get(outer, ()) if not isinstance(one, (ast.stmt, *_BRANCHES))]
+        return frozenset([*own, *(binding for head in heads for binding in self.by_node[head])])
 
+    def _earlier_in_line(self, outer: ast.AST, child: ast.AST) -> State:
+        """`(n := f()) and g(n)`; an assignment's own name is not bound yet while its value is computed."""
+        first = child.context_expr if isinstance(child, ast.withitem) else child
+        found = set()
+        for binding in self.by_node[outer]:
+            node: ast.AST = binding.node
+            between = list(takewhile(lambda one: one is not outer, (node, *ancestors(node))))
+            if isinstance(outer, ast.With | ast.AsyncWith) and node is outer:
+                is_in_line, node = True, binding.value or child
+            else:
+                is_in_line = isinstance(node, ast.NamedExpr) and node is not outer and child not in between
+            if is_in_line and position(node) < position(first) and not any(isinstance(o, ast.stmt) for o in between):
+                found.add(binding)
+        return frozenset(found)
 
-def _earlier_in(held: _BindingTree, outer: ast.AST, current: ast.AST) -> tuple[list[Binding], bool]:
-    if not isinstance(current, (ast.stmt, *BRANCHES)):
-        return _earlier_in_expression(held, outer, current)
-    is_branch = isinstance(current, BRANCHES)
-    siblings = [] if is_branch else _block(held, outer, current)
-    found, is_certain = _sequence(held, [one for one in siblings if position(one) < position(current)])
-    if is_certain:
-        return found, True
-    more, is_certain = _opened(held, outer, current)
-    return found + more, is_certain
+    def _held(self, outer: ast.AST, parts: Sequence[ast.AST]) -> list[ast.AST]:
+        return [one for one in self.inner.get(outer, ()) if one in parts]
 
+    def _after_all(self, statements: Iterable[ast.AST], state: State) -> State:
+        for statement in sorted(statements, key=position):
+            state = self._after(statement, state)
+        return state
 
-def _opened(held: _BindingTree, outer: ast.AST, current: ast.AST) -> tuple[list[Binding], bool]:
-    """What the head of a statement binds for its body, and what an earlier part of a `try` may have bound."""
-    if isinstance(outer, TRIES):
-        if current in outer.orelse:
-            return _sequence(held, _in_field(held, outer, "body"))
-        parts = {"handlers": ("body",), "finalbody": ("body", "handlers", "orelse")}
-        for name, before in parts.items():
-            if current in getattr(outer, name):
-                return [b for part in before for s in _in_field(held, outer, part) for b in held.by_node[s]], False
-        return [], False
-    own = [one for one in held.by_node[outer] if one.node is outer and not isinstance(outer, SCOPES)]
-    heads = [one for one in held.inner.get(outer, ()) if not isinstance(one, (ast.stmt, *BRANCHES))]
-    own += [binding for head in heads for binding in held.by_node[head]]
-    return own, bool(own)
+    def _after(self, statement: ast.AST, state: State) -> State:
+        if isinstance(statement, ast.If):
+            return self._after_if(statement, state)
+        if isinstance(statement, _TRIES):
+            return self._after_try(statement, state)
+        if isinstance(statement, ast.With | ast.AsyncWith):
+            return self._after_all(self._held(statement, statement.body), self._opened(statement) or state)
+        every = frozenset(self.by_node[statement])
+        return state | every if isinstance(statement, (*LOOPS, ast.Match)) else every
 
+    def _after_if(self, statement: ast.If, state: State) -> State:
+        """Each branch, but those that leave. An `elif` is an `if` in the `else`."""
+        found: State = frozenset()
+        rest: list[ast.stmt] = [statement]
+        outer: ast.AST = statement
+        while len(rest) == 1 and isinstance(branch := rest[0], ast.If):
+            state = frozenset(self.by_node.get(branch.test, ())) or state
+            if not isinstance(branch.body[-1], _LEAVING):
+                found |= self._after_all(self._held(branch, branch.body), state)
+            rest, outer = branch.orelse, branch
+        if rest and isinstance(rest[-1], _LEAVING):
+            return found
+        return found | self._after_all(self._held(outer, rest), state)
 
-def _earlier_in_expression(held: _BindingTree, outer: ast.AST, current: ast.AST) -> tuple[list[Binding], bool]:
-    """`(n := f()) and g(n)`; an assignment's own name is not bound yet while its value is computed."""
-    found = []
-    first = current.context_expr if isinstance(current, ast.withitem) else current
-    for binding in held.by_node[outer]:
-        is_walrus = isinstance(binding.node, ast.NamedExpr) and binding.node is not outer
-        is_entered = isinstance(outer, ast.With | ast.AsyncWith) and binding.node is outer
-        if is_walrus and not isinstance(current, ast.stmt):
-            inside = current in (binding.node, *ancestors(binding.node))
-            if not inside and position(binding.node) < position(first) and _is_in_head(outer, binding.node):
-                found.append(binding)
-        elif is_entered and position(binding.value or current) < position(first):
-            found.append(binding)
-    return found, bool(found)
-
-
-def _is_in_head(outer: ast.AST, node: ast.AST) -> bool:
-    for one in ancestors(node):
-        if one is outer:
-            return True
-        if isinstance(one, ast.stmt):
-            return False
-    return False
-
-
-def _block(held: _BindingTree, outer: ast.AST, current: ast.AST) -> list[ast.AST]:
-    for name in BLOCKS:
-        statements = getattr(outer, name, None)
-        if isinstance(statements, list) and any(one is current for one in statements):
-            return _in_field(held, outer, name)
-    return []
-
-
-def _in_field(held: _BindingTree, outer: ast.AST, name: str) -> list[ast.AST]:
-    holding = held.inner.get(outer, [])
-    if isinstance(outer, SCOPES):
-        return holding
-    statements = getattr(outer, name, [])
-    return [one for one in holding if any(one is other for other in statements)]
-
-
-def _sequence(held: _BindingTree, statements: Iterable[ast.AST]) -> tuple[list[Binding], bool]:
-    """What a name may be after some statements, and whether it was bound in any case."""
-    found: list[Binding] = []
-    for statement in sorted(statements, key=position, reverse=True):
-        more, is_certain = _after(held, statement)
-        found += more
-        if is_certain:
-            return found, True
-    return found, False
-
-
-def _after(held: _BindingTree, statement: ast.AST) -> tuple[list[Binding], bool]:
-    every = held.by_node[statement]
-    if isinstance(statement, ast.If):
-        return _after_if(held, statement)
-    if isinstance(statement, TRIES):
-        found, is_certain = _sequence(held, _in_field(held, statement, "finalbody"))
-        return (found, True) if is_certain else (every, _is_bound_by_try(held, statement))
-    if isinstance(statement, ast.With | ast.AsyncWith):
-        found, is_certain = _sequence(held, _in_field(held, statement, "body"))
-        own = [one for one in every if one.node is statement]
-        return (found, True) if is_certain else (found + own, bool(own))
-    return every, not isinstance(statement, (*LOOPS, ast.Match))
-
-
-def _after_if(held: _BindingTree, statement: ast.If) -> tuple[list[Binding], bool]:
-    """Each branch; one that returns or raises does not come here. An `elif` is an `if` in the `else`."""
-    found: list[Binding] = []
-    is_certain = True
-    rest: list[ast.stmt] = [statement]
-    while len(rest) == 1 and isinstance(branch := rest[0], ast.If):
-        if branch.test in held.by_node:
-            return found + held.by_node[branch], is_certain
-        more, is_bound = _sequence(held, _in_field(held, branch, "body"))
-        if not isinstance(branch.body[-1], LEAVING):
-            found, is_certain = found + more, is_certain and (is_bound or _goes_on_elsewhere(branch.body))
-        rest, last = branch.orelse, branch
-    if rest and isinstance(rest[-1], LEAVING):
-        return found, is_certain
-    more, is_bound = _sequence(held, _in_field(held, last, "orelse"))
-    return found + more, is_certain and (is_bound or _goes_on_elsewhere(rest))
-
-
-def _goes_on_elsewhere(block: Sequence[ast.stmt]) -> bool:
-    return bool(block) and isinstance(block[-1], ast.Continue | ast.Break)
-
-
-def _is_bound_by_try(held: _BindingTree, statement: ast.Try | ast.TryStar) -> bool:
-    body = [*_in_field(held, statement, "body"), *_in_field(held, statement, "orelse")]
-    caught = [
-        isinstance(handler.body[-1], (*LEAVING, ast.Continue, ast.Break))
-        or _sequence(held, _in_field(held, handler, "body"))[1]
-        for handler in statement.handlers
-    ]
-    return _sequence(held, body)[1] and all(caught)
+    def _after_try(self, statement: ast.Try | ast.TryStar, state: State) -> State:
+        tried = self._held(statement, statement.body)
+        found = self._after_all(self._held(statement, statement.orelse), self._after_all(tried, state))
+        anywhere = state | {binding for one in tried for binding in self.by_node[one]}
+        for handler in statement.handlers:
+            if not isinstance(handler.body[-1], _LEAVING):
+                found |= self._after_all(self._held(handler, handler.body), self._opened(handler) or anywhere)
+        return self._after_all(self._held(statement, statement.finalbody), found)
 
 
 def of_name(program: ProgramView, node: ast.Name) -> Values:

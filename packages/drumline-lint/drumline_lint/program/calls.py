@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from functools import cache
 
 from drumline_lint.program import names
-from drumline_lint.program.queries import ProgramView
+from drumline_lint.program.queries import ProgramView, cached_query
 from drumline_lint.program.tree import enclosing_class, last_name, position
 from drumline_lint.reading.source import Source
 
@@ -59,9 +58,6 @@ def _is_static(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     return any(last_name(one) == "staticmethod" for one in function.decorator_list)
 
 
-_WORD = re.compile(r"\w+")
-
-
 def calls_in_all(program: ProgramView, wanted: tuple[str, ...]) -> Iterator[ast.Call]:
     """All calls of these in all given files that mention them."""
     lasts = {name.rpartition(".")[2] for name in wanted}
@@ -82,17 +78,6 @@ def calls_in(program: ProgramView, source: Source, wanted: tuple[str, ...]) -> I
     return iter(sorted(found, key=position))
 
 
-def calls_by_word(found: Iterable[tuple[Source, Iterable[ast.Call]]]) -> dict[str, list[ast.Call]]:
-    """Calls by every word of their files: who looks for those that may be about a name need not read all texts. One
-    that a file has under a name of another file's is not found."""
-    by_word: dict[str, list[ast.Call]] = defaultdict(list)
-    for source, calls in found:
-        every = list(calls)
-        for word in set(_WORD.findall(source.text)) if every else ():
-            by_word[word] += every
-    return by_word
-
-
 @cache
 def _by_last_name(wanted: tuple[str, ...]) -> dict[str, set[str]]:
     found: dict[str, set[str]] = defaultdict(set)
@@ -103,11 +88,12 @@ def _by_last_name(wanted: tuple[str, ...]) -> dict[str, set[str]]:
 
 def aliases(program: ProgramView, source: Source, wanted: Iterable[str]) -> set[str]:
     """Other names that a file has for them: `from torch.nn.parallel import DistributedDataParallel as DDP`."""
-    every = program.cached(("aliases", source), lambda: _find_aliases(program, source))
+    every = _all_aliases(program, source)
     return set().union(*(every[name] for name in wanted if name in every))
 
 
-def _find_aliases(program: ProgramView, source: Source) -> dict[str, set[str]]:
+@cached_query
+def _all_aliases(program: ProgramView, source: Source) -> dict[str, set[str]]:
     """By the full name of what is imported, and by the last name of what is assigned."""
     found: dict[str, set[str]] = defaultdict(set)
     for scope in program.files.index(source).scopes.values():

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
-from typing import Any
 
 from drumline_lint.program import ranks
 from drumline_lint.program.bindings import of_name
@@ -89,33 +87,36 @@ def _called_library(program: ProgramView, name: str, node: ast.Call) -> Values:
 
 
 def evaluate(program: ProgramView, expression: ast.expr) -> Values:
-    by_kind = _BY_KIND.get(expression.__class__)
-    return NOTHING if by_kind is None else by_kind(program, expression)
-
-
-def _of_constant(program: ProgramView, node: ast.Constant) -> Values:
-    return frozenset({ConstantValue(node.value)})
-
-
-def _of_lambda(program: ProgramView, node: ast.Lambda) -> Values:
-    return frozenset({Function(node)})
-
-
-def _of_several(program: ProgramView, node: ast.Tuple | ast.List | ast.Set) -> Values:
-    return frozenset({Items(tuple(node.elts))})
-
-
-def _of_inner(program: ProgramView, node: ast.NamedExpr | ast.Await) -> Values:
-    return program.values(node.value)
-
-
-def _of_either(program: ProgramView, node: ast.IfExp) -> Values:
-    return program.values(node.body) | program.values(node.orelse)
-
-
-def _of_and_or(program: ProgramView, node: ast.BoolOp) -> Values:
-    about = [ranks.is_about_being_distributed(one) for one in node.values]
-    return ranks.combined(node.op, [program.values(one) for one in node.values], about)
+    found: Values = NOTHING
+    match expression:
+        case ast.Name():
+            found = of_name(program, expression)
+        case ast.Attribute():
+            found = of_attribute(program, expression)
+        case ast.Call():
+            found = of_call(program, expression)
+        case ast.Constant():
+            found = frozenset({ConstantValue(expression.value)})
+        case ast.Subscript():
+            found = _of_subscript(program, expression)
+        case ast.Compare():
+            found = _of_comparison(program, expression)
+        case ast.BinOp():  # a sum of a thousand terms is a thousand deep; ranks are found in short ones
+            found = ranks.computed(expression.op, program.values(expression.left), program.values(expression.right))
+        case ast.BoolOp():
+            about = [ranks.is_about_being_distributed(one) for one in expression.values]
+            found = ranks.combined(expression.op, [program.values(one) for one in expression.values], about)
+        case ast.UnaryOp():
+            found = _of_unary(program, expression)
+        case ast.Tuple() | ast.List() | ast.Set():
+            found = frozenset({Items(tuple(expression.elts))})
+        case ast.IfExp():
+            found = program.values(expression.body) | program.values(expression.orelse)
+        case ast.NamedExpr() | ast.Await():
+            found = program.values(expression.value)
+        case ast.Lambda():
+            found = frozenset({Function(expression)})
+    return found
 
 
 def _of_unary(program: ProgramView, node: ast.UnaryOp) -> Values:
@@ -127,11 +128,6 @@ def _of_unary(program: ProgramView, node: ast.UnaryOp) -> Values:
             ConstantValue(-v.value) for v in inner if isinstance(v, ConstantValue) and isinstance(v.value, int)
         )
     return NOTHING
-
-
-def _of_binary(program: ProgramView, node: ast.BinOp) -> Values:
-    # A sum of a thousand terms is a thousand deep; ranks are found in short ones.
-    return ranks.computed(node.op, program.values(node.left), program.values(node.right))
 
 
 def _of_comparison(program: ProgramView, node: ast.Compare) -> Values:
@@ -162,23 +158,3 @@ def _of_subscript(program: ProgramView, node: ast.Subscript) -> Values:
     if not found and keys and isinstance(keys[0], str):
         return ranks.by_name(keys[0])
     return frozenset(found)
-
-
-_BY_KIND: dict[type[ast.expr], Callable[[ProgramView, Any], Values]] = {
-    ast.Attribute: of_attribute,
-    ast.Await: _of_inner,
-    ast.BinOp: _of_binary,
-    ast.BoolOp: _of_and_or,
-    ast.Call: of_call,
-    ast.Compare: _of_comparison,
-    ast.Constant: _of_constant,
-    ast.IfExp: _of_either,
-    ast.Lambda: _of_lambda,
-    ast.List: _of_several,
-    ast.Name: of_name,
-    ast.NamedExpr: _of_inner,
-    ast.Set: _of_several,
-    ast.Subscript: _of_subscript,
-    ast.Tuple: _of_several,
-    ast.UnaryOp: _of_unary,
-}

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import re
+from collections import defaultdict
 
 from drumline_lint.program import ranks
-from drumline_lint.program.calls import (
-    argument,
-    calls_by_word,
-    default_of,
-    has_unknown_arguments,
-    is_instance,
-    number_of,
-)
-from drumline_lint.program.queries import ProgramView, any_of, unpacked
+from drumline_lint.program.calls import argument, default_of, has_unknown_arguments, is_instance, number_of
+from drumline_lint.program.queries import ProgramView, any_of, cached_query, unpacked
 from drumline_lint.program.tree import (
     Binding,
     FunctionNode,
@@ -38,7 +32,6 @@ from drumline_lint.program.value import (
     Value,
     Values,
 )
-from drumline_lint.reading.source import Source
 
 
 def ancestry(program: ProgramView, node: ast.ClassDef) -> list[ast.ClassDef | str]:
@@ -82,6 +75,7 @@ def name_of_owner(program: ProgramView, owner: Value) -> str:
     return f"{name_of_owner(program, owner.of)}.{owner.name}" if isinstance(owner, Method) else ""
 
 
+_WORD = re.compile(r"\w+")
 # They start a function in other processes or threads.
 STARTING = ("spawn", "start_processes", "Process", "Thread")
 
@@ -126,15 +120,21 @@ def _find_callers(program: ProgramView, function: FunctionNode) -> list[ast.Call
     for source in program.files.calling.get(by, ()):
         calls = program.files.index(source).calls.get(by, ())
         found += [call for call in calls if function_of(program, call) is function]
-    starting = program.cached("calls that start", lambda: calls_by_word(_all_starting(program)))
-    return found + [call for call in starting.get(by, ()) if function in started_functions(program, call)]
+    return found + [
+        call for call in _calls_that_start(program).get(by, ()) if function in started_functions(program, call)
+    ]
 
 
-def _all_starting(program: ProgramView) -> Iterator[tuple[Source, list[ast.Call]]]:
+@cached_query
+def _calls_that_start(program: ProgramView) -> dict[str, list[ast.Call]]:
+    """By every word of their files: who looks for those that may start a function need not read all texts."""
+    by_word: dict[str, list[ast.Call]] = defaultdict(list)
     for name in STARTING:
         for source in program.files.calling.get(name, ()):
-            calls = program.files.index(source).calls.get(name, ())
-            yield source, [call for call in calls if target_of(call) is not None]
+            calls = [call for call in program.files.index(source).calls.get(name, ()) if target_of(call) is not None]
+            for word in set(_WORD.findall(source.text)) if calls else ():
+                by_word[word] += calls
+    return by_word
 
 
 def started_functions(program: ProgramView, call: ast.Call) -> list[FunctionNode]:

@@ -3,23 +3,39 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from drumline_lint.program.files import package_of
 from drumline_lint.program.program import Program
+from drumline_lint.program.queries import cached_query
 from drumline_lint.reading.source import Source
 
 
+@cached_query
 def imported_sources(program: Program, source: Source) -> list[Source]:
     """The given files that a file imports, wherever in it."""
-    return program.cached(("imports", source), lambda: _imported_anywhere(program, source))
+    index = program.index(source)
+    statements = [*index.every(ast.Import), *index.every(ast.ImportFrom)]
+    return list(dict.fromkeys(other for one in statements for other in imported_by(program, one)))
+
+
+def with_imported(program: Program, sources: Iterable[Source]) -> set[Source]:
+    """Files with all that they import, and on from there."""
+    found = set(sources)
+    pending = list(found)
+    while pending:
+        others = set(imported_sources(program, pending.pop())) - found
+        found |= others
+        pending += others
+    return found
 
 
 def connected(program: Program, source: Source) -> frozenset[Source]:
     """A file with those that it imports or that import it, and on from there: what may run in one process with it."""
-    return program.cached("connected files", lambda: _components(program))[source]
+    return _components(program)[source]
 
 
+@cached_query
 def _components(program: Program) -> dict[Source, frozenset[Source]]:
     neighbours: dict[Source, set[Source]] = {source: set() for source in program.sources}
     for source in program.sources:
@@ -38,23 +54,12 @@ def _components(program: Program) -> dict[Source, frozenset[Source]]:
     return found
 
 
+@cached_query
 def imported_by(program: Program, statement: ast.Import | ast.ImportFrom) -> list[Source]:
     """The given files that one statement imports: packages before what is in them."""
-    return program.cached(("imported by", statement), lambda: list(_find_imported(program, statement)))
-
-
-def _find_imported(program: Program, statement: ast.Import | ast.ImportFrom) -> Iterator[Source]:
     source = program.source_of(statement)
-    for name in _modules(statement):
-        other = program.module(name, source)
-        if other is not None and other is not source:
-            yield other
-
-
-def _imported_anywhere(program: Program, source: Source) -> list[Source]:
-    index = program.index(source)
-    statements = [*index.every(ast.Import), *index.every(ast.ImportFrom)]
-    return list(dict.fromkeys(other for one in statements for other in imported_by(program, one)))
+    others = [program.module(name, source) for name in _modules(statement)]
+    return [other for other in others if other is not None and other is not source]
 
 
 def _modules(statement: ast.Import | ast.ImportFrom) -> Iterator[str]:

@@ -7,6 +7,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 
 from drumline_lint.program.program import Program
+from drumline_lint.program.queries import cached_query
 from drumline_lint.program.ranks import is_world_size
 from drumline_lint.program.tree import Binding, ScopeNode, ancestors, children, dotted, nodes_in, scope_of
 from drumline_lint.program.value import Class, Function, Instance, Rank
@@ -120,11 +121,10 @@ def _inner(expression: ast.expr) -> Iterator[ast.expr]:
 
 def _filled(program: Program, name: ast.Name) -> list[ast.expr]:
     """`state["model"] = ...` in the same function."""
-    source = program.source_of(name)
-    every = program.cached(("filled", source), lambda: _all_filled(program, source))
-    return every.get((scope_of(name), name.id), [])
+    return _all_filled(program, program.source_of(name)).get((scope_of(name), name.id), [])
 
 
+@cached_query
 def _all_filled(program: Program, source: Source) -> dict[tuple[ScopeNode, str], list[ast.expr]]:
     found: dict[tuple[ScopeNode, str], list[ast.expr]] = defaultdict(list)
     for statement in program.index(source).every(ast.Assign):

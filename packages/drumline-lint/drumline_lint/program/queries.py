@@ -9,7 +9,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from drumline_lint.program.files import Files
 from drumline_lint.program.tree import Binding, last_name
@@ -99,6 +100,44 @@ class ProgramView(Protocol):
 
     def cached(self, key: object, find: Callable[[], Found]) -> Found:
         """What was found before."""
+
+    def once(
+        self, question: str, node: ast.AST, find: Callable[[], Found], meanwhile: Found, deepest: int = NO_LIMIT
+    ) -> Found:
+        """What was found before, or `meanwhile` where the question leads back to itself."""
+
+
+View = TypeVar("View", bound=ProgramView)
+Node = TypeVar("Node", bound=ast.AST)
+Parameters = ParamSpec("Parameters")
+
+
+def cached_query(
+    find: Callable[Concatenate[View, Parameters], Found],
+) -> Callable[Concatenate[View, Parameters], Found]:
+    """Keeps what a function finds in a program, for all that it is given."""
+
+    @wraps(find)
+    def ask(program: View, *given: Parameters.args, **named: Parameters.kwargs) -> Found:
+        return program.cached((find, *given), lambda: find(program, *given, **named))
+
+    return ask
+
+
+def recursive_query(
+    meanwhile: Any, deepest: int = NO_LIMIT
+) -> Callable[[Callable[[View, Node], Found]], Callable[[View, Node], Found]]:
+    """The same for a question about a node that may lead back to itself: there the answer is `meanwhile`."""
+
+    def decorate(find: Callable[[View, Node], Found]) -> Callable[[View, Node], Found]:
+        @wraps(find)
+        def ask(program: View, node: Node) -> Found:
+            question = f"{find.__module__}.{find.__qualname__}"
+            return program.once(question, node, lambda: find(program, node), meanwhile, deepest)
+
+        return ask
+
+    return decorate
 
 
 # They give on what their first argument has, one by one.

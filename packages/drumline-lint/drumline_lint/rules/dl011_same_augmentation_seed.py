@@ -12,6 +12,7 @@ from drumline_lint.flow.run_order import Run, Step, found_in_runs, process_of
 from drumline_lint.program.calls import argument
 from drumline_lint.program.names import LOADER
 from drumline_lint.program.program import Program
+from drumline_lint.program.queries import cached_query
 from drumline_lint.program.tree import nodes_in
 from drumline_lint.program.value import Class, ConstantValue, Function
 from drumline_lint.reading.source import Source
@@ -143,11 +144,8 @@ def _drawn_by(program: Program, call: ast.Call) -> dict[str, str]:
     return found
 
 
+@cached_query
 def _drawn_in_dataset(program: Program, node: ast.ClassDef) -> dict[str, str]:
-    return program.cached(("drawn in", node), lambda: _find_drawn(program, node))
-
-
-def _find_drawn(program: Program, node: ast.ClassDef) -> dict[str, str]:
     """What is drawn in `__getitem__`, or in what that calls; unless the item's number is its seed."""
     read = program.method(node, "__getitem__")
     found: dict[str, str] = {}

@@ -11,6 +11,7 @@ from drumline_lint.flow.distributed import framework
 from drumline_lint.flow.guards import is_now_and_then
 from drumline_lint.flow.loops import calls_in, loop_around
 from drumline_lint.program.program import Program
+from drumline_lint.program.queries import cached_query
 from drumline_lint.program.tree import Loop, enclosing_function, end_position, nodes_in, position
 from drumline_lint.reading.source import Source
 from drumline_lint.training.steps import (
@@ -28,7 +29,7 @@ SWITCHES = {"no_sync", "require_backward_grad_sync", "set_requires_gradient_sync
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """The backward of every micro-batch."""
-    for call, step in program.cached(RULE.id, lambda: list(_unswitched(program))):
+    for call, step in _unswitched(program):
         if program.source_of(call) is source:
             yield RULE.at(
                 source,
@@ -38,14 +39,16 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             )
 
 
-def _unswitched(program: Program) -> Iterator[tuple[ast.Call, ast.Call]]:
-    for found in accumulations(program):
-        if framework(program, program.source_of(found.loop)) or _is_switched(program, found):
-            continue
-        if wrapped_calls(program, found.loop):
-            for call in every_round(program, found, "backward"):
-                if program.function_of(call) is None:
-                    yield call, found.step
+@cached_query
+def _unswitched(program: Program) -> list[tuple[ast.Call, ast.Call]]:
+    return [
+        (call, found.step)
+        for found in accumulations(program)
+        if not framework(program, program.source_of(found.loop)) and not _is_switched(program, found)
+        if wrapped_calls(program, found.loop)
+        for call in every_round(program, found, "backward")
+        if program.function_of(call) is None
+    ]
 
 
 def _is_switched(program: Program, found: Accumulation) -> bool:
@@ -70,11 +73,7 @@ class Accumulation:
     """Of the optimizer: at every nth round, or after the loop."""
 
 
-def accumulations(program: Program) -> list[Accumulation]:
-    return program.cached("accumulations", lambda: list(_find(program)))
-
-
-def _find(program: Program) -> Iterator[Accumulation]:
+def accumulations(program: Program) -> Iterator[Accumulation]:
     for loop in training_loops(program):
         roots = round_functions(program, loop, every_nth)
         steps = [

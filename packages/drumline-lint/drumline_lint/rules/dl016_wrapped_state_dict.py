@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from typing import cast
 
 from drumline_lint.findings import Edit, Finding, rule
 from drumline_lint.flow.conditions import held_conditions
@@ -12,10 +11,12 @@ from drumline_lint.flow.single_process import says_distributed
 from drumline_lint.program.names import DDP
 from drumline_lint.program.origins import parts, previous_values
 from drumline_lint.program.program import Program
+from drumline_lint.program.queries import cached_query
 from drumline_lint.program.tree import ancestors, dotted, nodes_in
 from drumline_lint.program.value import ConstantValue
 from drumline_lint.reading.source import Source
 from drumline_lint.training.saves import saves
+from drumline_lint.training.steps import is_method
 
 RULE = rule("DL016")
 
@@ -36,18 +37,16 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             )
 
 
-def _saved(program: Program) -> frozenset[ast.Call]:
+@cached_query
+def _saved(program: Program) -> set[ast.expr]:
     """All calls of `.state_dict()` whose result is saved, in all given files."""
-    return program.cached("saved state_dicts", lambda: frozenset(_find_saved(program)))
-
-
-def _find_saved(program: Program) -> Iterator[ast.Call]:
-    for source in program.sources:
-        for save in saves(program, source):
-            for part in parts(program, save.what):
-                called = part.func if isinstance(part, ast.Call) else None
-                if isinstance(called, ast.Attribute) and called.attr == "state_dict":
-                    yield cast(ast.Call, part)
+    return {
+        part
+        for source in program.sources
+        for save in saves(program, source)
+        for part in parts(program, save.what)
+        if isinstance(part, ast.Call) and is_method(part, "state_dict")
+    }
 
 
 def _is_wrapped(program: Program, model: ast.expr) -> bool:
@@ -57,17 +56,16 @@ def _is_wrapped(program: Program, model: ast.expr) -> bool:
     return not any(_unwraps(program, part) for part in parts(program, model))
 
 
+@cached_query
 def _is_loaded_wrapped(program: Program) -> bool:
     """Whether the wrapper's name is expected where something is loaded: other keys would not fit there."""
-    return program.cached("loads of wrapped models", lambda: any(_wrapped_loads(program)))
-
-
-def _wrapped_loads(program: Program) -> Iterator[bool]:
     for source in program.sources:
-        yield "[7:]" in source.text  # as long as `module.`, which is often cut off by hand
+        if "[7:]" in source.text:  # as long as `module.`, which is often cut off by hand
+            return True
         for call in program.index(source).calls.get("load_state_dict", ()):
-            if isinstance(call.func, ast.Attribute):
-                yield _is_wrapped(program, call.func.value)
+            if isinstance(call.func, ast.Attribute) and _is_wrapped(program, call.func.value):
+                return True
+    return False
 
 
 def _unwraps(program: Program, part: ast.expr) -> bool:

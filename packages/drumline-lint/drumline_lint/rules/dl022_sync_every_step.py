@@ -10,6 +10,7 @@ from drumline_lint.flow.conditions import always_exits, rank_tests
 from drumline_lint.flow.guards import is_now_and_then
 from drumline_lint.flow.loops import repeated
 from drumline_lint.program.program import Program
+from drumline_lint.program.queries import cached_query
 from drumline_lint.program.tree import SCOPES, ancestors, last_name, nodes_in, position, statement_of
 from drumline_lint.reading.source import Source
 from drumline_lint.training.steps import is_method, round_functions, training_loops
@@ -23,7 +24,7 @@ SHOWING = ("print", "write", "set_postfix", "set_postfix_str", "set_description"
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """One finding a loop, at the first statement that waits."""
-    for found in program.cached(RULE.id, lambda: _find(program)):
+    for found in _waiting_statements(program):
         (statement, (node, value)), others = min(found.items(), key=lambda one: position(one[0])), len(found) - 1
         if program.source_of(statement) is source:
             more = f", and so do {others} other statements of this loop" if others > 1 else ""
@@ -32,7 +33,8 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             yield RULE.at(source, node, said)
 
 
-def _find(program: Program) -> list[dict[ast.stmt, tuple[ast.expr, ast.expr]]]:
+@cached_query
+def _waiting_statements(program: Program) -> list[dict[ast.stmt, tuple[ast.expr, ast.expr]]]:
     """Of each loop, the statements that wait; a statement belongs to one loop."""
     every: list[dict[ast.stmt, tuple[ast.expr, ast.expr]]] = []
     seen: set[ast.stmt] = set()

@@ -9,6 +9,7 @@ from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.conditions import are_exclusive
 from drumline_lint.flow.loops import calls_made_in
 from drumline_lint.program.program import Program
+from drumline_lint.program.queries import cached_query
 from drumline_lint.program.tree import enclosing_function
 from drumline_lint.program.value import CallResult
 from drumline_lint.reading.source import Source
@@ -41,12 +42,16 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 def _around(program: Program, clip: ast.Call) -> list[list[ast.Call]]:
     """The rounds of training that come to the clip, as the calls that they make; or else its own function's."""
-    every = program.cached("rounds", lambda: [list(calls_made_in(program, one)) for one in training_loops(program)])
-    found = [calls for calls in every if clip in calls]
+    found = [calls for calls in _rounds(program) if clip in calls]
     function = enclosing_function(clip)
     if found or function is None:
         return found
     return [list(calls_made_in(program, function))]
+
+
+@cached_query
+def _rounds(program: Program) -> list[list[ast.Call]]:
+    return [list(calls_made_in(program, loop)) for loop in training_loops(program)]
 
 
 def _scaler_before(program: Program, calls: list[ast.Call], clip: ast.Call) -> str:

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, rule
 from drumline_lint.program.calls import argument
-from drumline_lint.program.imports import imported_sources
+from drumline_lint.program.imports import with_imported
 from drumline_lint.program.program import Program
+from drumline_lint.program.queries import cached_query
 from drumline_lint.program.tree import enclosing_function, last_name, nodes_in
 from drumline_lint.program.value import Class
 from drumline_lint.reading.source import Source
@@ -43,13 +44,14 @@ def _where(program: Program, save: ast.Call, content: ast.expr) -> ast.expr:
 
 def _scaler_in_use(program: Program, saving: Source) -> str:
     """As it is written where it makes a step, in a file that imports the one that saves, or is imported by it."""
-    for source, scaler in program.cached("scalers in use", lambda: _find_scalers(program)):
-        if saving in _with_imported(program, source) or source in _with_imported(program, saving):
+    for source, scaler in _scalers_in_use(program):
+        if saving in with_imported(program, [source]) or source in with_imported(program, [saving]):
             return scaler
     return ""
 
 
-def _find_scalers(program: Program) -> list[tuple[Source, str]]:
+@cached_query
+def _scalers_in_use(program: Program) -> list[tuple[Source, str]]:
     found = []
     for source in program.sources:
         for call in program.index(source).calls.get("step", ()) if "caler" in source.text else ():
@@ -57,15 +59,6 @@ def _find_scalers(program: Program) -> list[tuple[Source, str]]:
             if owner is not None and program.made(owner, *SCALERS) and is_scaler(program, owner):
                 found.append((source, source.code(owner)))
                 break
-    return found
-
-
-def _with_imported(program: Program, source: Source) -> set[Source]:
-    found, pending = {source}, [source]
-    while pending:
-        new = set(imported_sources(program, pending.pop())) - found
-        found |= new
-        pending += new
     return found
 
 

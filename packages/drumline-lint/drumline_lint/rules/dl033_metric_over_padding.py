@@ -15,6 +15,7 @@ from drumline_lint.program.calls import argument, has_unknown_arguments
 from drumline_lint.program.imports import connected
 from drumline_lint.program.names import COLLECTIVES, DISTRIBUTED_SAMPLER, LOADER
 from drumline_lint.program.program import Program
+from drumline_lint.program.queries import cached_query
 from drumline_lint.program.tree import Loop, enclosing_function, last_name, nodes_in
 from drumline_lint.program.value import ConstantValue
 from drumline_lint.reading.source import Source
@@ -34,7 +35,7 @@ _OF_ONE_PROCESS = ("torch.", "numpy.", "einops.", "functools.", "gc.", "asyncio.
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """The sampler of a loader that an evaluation goes over."""
-    for sampler in program.cached(RULE.id, lambda: list(dict.fromkeys(_find(program)))):
+    for sampler in _padding_samplers(program):
         if program.source_of(sampler) is source:
             yield RULE.at(
                 source,
@@ -44,7 +45,9 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             )
 
 
-def _find(program: Program) -> Iterator[ast.Call]:
+@cached_query
+def _padding_samplers(program: Program) -> dict[ast.Call, None]:
+    found: dict[ast.Call, None] = {}
     distributed = distributed_sources(program)
     trained = {one for loop in training_loops(program) for one in _samplers(program, loop)}
     for source in program.sources:
@@ -54,7 +57,8 @@ def _find(program: Program) -> Iterator[ast.Call]:
             every = [one for one in _samplers(program, loop) if one not in trained]
             samplers = [one for one in every if _pads(program, one) and not _is_for_training(program, one)]
             if samplers and _counts(program, loop) and not is_on_main_only(program, loop):
-                yield from (one for one in samplers if not _is_handled(program, loop, one))
+                found |= dict.fromkeys(one for one in samplers if not _is_handled(program, loop, one))
+    return found
 
 
 def _is_joined(program: Program, source: Source) -> bool:
@@ -64,10 +68,11 @@ def _is_joined(program: Program, source: Source) -> bool:
         _JOINING.search(last.lower()) and any(_may_join(program, call) for call in calls)
         for other in near
         for last, calls in program.index(other).calls.items()
-    ) or not near.isdisjoint(program.cached("reducing files", lambda: _reducing(program)))
+    ) or not near.isdisjoint(_reducing_files(program))
 
 
-def _reducing(program: Program) -> set[Source]:
+@cached_query
+def _reducing_files(program: Program) -> set[Source]:
     return {program.source_of(call) for call in program.all_calls(*_REDUCING)}
 
 

@@ -19,6 +19,7 @@ from drumline_lint.program.functions import function_with
 from drumline_lint.program.names import DDP
 from drumline_lint.program.origins import LARGEST, origins, parts
 from drumline_lint.program.program import Program
+from drumline_lint.program.queries import recursive_query
 from drumline_lint.program.tree import (
     Binding,
     FunctionNode,
@@ -151,12 +152,8 @@ def run_by(call: ast.Call) -> ast.expr:
     return called.value if isinstance(called, ast.Attribute) and called.attr == "forward" else called
 
 
+@recursive_query((), MOST_CALLS)
 def _forwards_of(program: Program, function: FunctionNode) -> tuple[Chain, ...]:
-    nothing: tuple[Chain, ...] = ()
-    return program.once("forwards", function, lambda: _find_first(program, function), nothing, MOST_CALLS)
-
-
-def _find_first(program: Program, function: FunctionNode) -> tuple[Chain, ...]:
     found: dict[ast.Call, Chain] = {}
     for chain in forwards_in(program, function):
         found.setdefault(chain[-1], chain)

@@ -10,6 +10,7 @@ from drumline_lint.flow.conditions import always_exits, held_conditions
 from drumline_lint.flow.guards import is_now_and_then
 from drumline_lint.flow.loops import repeated
 from drumline_lint.program.program import Program
+from drumline_lint.program.queries import cached_query
 from drumline_lint.program.ranks import is_about_being_distributed
 from drumline_lint.program.tree import SCOPES, ancestors, nodes_in
 from drumline_lint.reading.source import Source
@@ -20,19 +21,21 @@ RULE = rule("DL041")
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Barriers that every round of a training loop calls, in the loop or in a function that it calls."""
-    found = program.cached(RULE.id, lambda: dict.fromkeys(_find(program)))
-    for call in found:
+    for call in _barriers(program):
         if program.source_of(call) is source:
             yield RULE.at(source, call, f"{source.code(call)} makes all ranks wait for the slowest at every step")
 
 
-def _find(program: Program) -> Iterator[ast.Call]:
+@cached_query
+def _barriers(program: Program) -> dict[ast.Call, None]:
+    found: dict[ast.Call, None] = {}
     for loop in training_loops(program):
         for root, rare in round_functions(program, loop, _is_rare).items():
             parts = [part for part in repeated(root) if not isinstance(part, SCOPES)] if not rare else []
             for call in (one for part in parts for one in nodes_in(part, ast.Call)):
                 if program.name_of(call.func) == "torch.distributed.barrier" and not _is_rare(program, call, root):
-                    yield call
+                    found[call] = None
+    return found
 
 
 def _is_rare(program: Program, node: ast.AST, until: ast.AST) -> bool:

@@ -12,6 +12,7 @@ from drumline_lint.program.imports import connected
 from drumline_lint.program.names import COLLECTIVES, DDP, FSDP, LOADER
 from drumline_lint.program.origins import written_values
 from drumline_lint.program.program import Program
+from drumline_lint.program.queries import cached_query
 from drumline_lint.program.tree import Loop, ancestors, enclosing_class, enclosing_function, last_name
 from drumline_lint.program.value import CallResult, Instance, LoopItem
 
@@ -62,12 +63,9 @@ def _viewed(expression: ast.expr) -> ast.expr:
     return expression
 
 
+@cached_query
 def training_loops(program: Program) -> dict[ast.Call, list[Loop]]:
     """Of each DataLoader, the loops that train a distributed model on its batches."""
-    return program.cached("loops that loaders feed", lambda: _training_loops(program))
-
-
-def _training_loops(program: Program) -> dict[ast.Call, list[Loop]]:
     found: dict[ast.Call, list[Loop]] = defaultdict(list)
     for source in program.sources:
         for loop in batch_loops(program, source):

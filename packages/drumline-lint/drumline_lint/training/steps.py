@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from drumline_lint.flow.conditions import conditions
 from drumline_lint.flow.distributed import distributed_sources
@@ -12,6 +12,7 @@ from drumline_lint.flow.loops import batch_loops, calls_in, calls_made_in
 from drumline_lint.program.calls import argument
 from drumline_lint.program.names import DDP, GRAD_SCALERS
 from drumline_lint.program.program import Program
+from drumline_lint.program.queries import cached_query
 from drumline_lint.program.tree import FunctionNode, Loop, ancestors, dotted, last_name, nodes_in, parent_of
 from drumline_lint.program.value import CallResult, ConstantValue
 
@@ -19,12 +20,9 @@ IsRare = Callable[[Program, ast.AST, ast.AST], bool]
 SCALERS = (*GRAD_SCALERS, "torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler")
 
 
+@cached_query
 def training_loops(program: Program) -> list[Loop]:
     """The loops over batches of all files that train in several processes."""
-    return program.cached("training loops", lambda: _find_loops(program))
-
-
-def _find_loops(program: Program) -> list[Loop]:
     found = distributed_sources(program)
     return [loop for source in program.sources if source in found for loop in batch_loops(program, source)]
 
@@ -44,16 +42,11 @@ def round_functions(program: Program, loop: ast.AST, is_rare: IsRare = is_now_an
     return found
 
 
+@cached_query
 def callees(program: Program, root: ast.AST) -> list[tuple[ast.Call, FunctionNode]]:
     """The calls written in it that run a function of the given files, with that."""
-    return program.cached(("callees", root), lambda: list(_find_callees(program, root)))
-
-
-def _find_callees(program: Program, root: ast.AST) -> Iterator[tuple[ast.Call, FunctionNode]]:
-    for call in calls_in(root):
-        function = program.function_of(call)
-        if function is not None:
-            yield call, function
+    found = [(call, program.function_of(call)) for call in calls_in(root)]
+    return [(call, function) for call, function in found if function is not None]
 
 
 def every_nth(program: Program, node: ast.AST, until: ast.AST) -> bool:
@@ -102,23 +95,16 @@ def _counts(program: Program, test: ast.expr, depth: int = 0) -> bool:
     )
 
 
-def optimizer_steps(program: Program, root: ast.AST) -> Iterator[ast.Call]:
+@cached_query
+def optimizer_steps(program: Program, root: ast.AST) -> list[ast.Call]:
     """`optimizer.step()` and `scaler.step(optimizer)` that are written in it."""
-    for call, owner in _steps(program, root):
-        if is_optimizer(program, owner) or is_scaler(program, owner):
-            yield call
-
-
-def _steps(program: Program, root: ast.AST) -> list[tuple[ast.Call, ast.expr]]:
-    """All `something.step()` that are written in it, with what they are of."""
-    return program.cached(
-        ("steps", root),
-        lambda: [
-            (call, call.func.value)
-            for call in calls_in(root)
-            if isinstance(call.func, ast.Attribute) and call.func.attr == "step"
-        ],
-    )
+    return [
+        call
+        for call in calls_in(root)
+        if isinstance(call.func, ast.Attribute)
+        and call.func.attr == "step"
+        and (is_optimizer(program, call.func.value) or is_scaler(program, call.func.value))
+    ]
 
 
 def is_method(call: ast.Call, *names: str) -> bool:
