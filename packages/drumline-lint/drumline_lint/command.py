@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from drumline_lint import __version__
 from drumline_lint.errors import ExitCode, UsageError, did_you_mean
 from drumline_lint.findings import Rule, Severity
-from drumline_lint.linter import Report, all_docs, check, exit_is_clean, read_all
+from drumline_lint.linter import Report, all_docs, check, read_all
 from drumline_lint.output.text import as_explanation, as_list, plural
 from drumline_lint.reading.discovery import find_files
 from drumline_lint.reading.parse import Reading
@@ -180,7 +180,7 @@ def _lint(given: argparse.Namespace, rules: Mapping[str, Any], docs: Mapping[str
     _report(given, report, docs)
     if report.problems:
         return ExitCode.USAGE
-    return ExitCode.CLEAN if given.exit_zero or exit_is_clean(report) else ExitCode.FINDINGS
+    return ExitCode.CLEAN if given.exit_zero or report.is_clean else ExitCode.FINDINGS
 
 
 def _settings(given: argparse.Namespace, docs: Mapping[str, Rule]) -> Settings:

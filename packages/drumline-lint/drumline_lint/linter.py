@@ -56,6 +56,10 @@ class Report:
         return sum(reading.content is not None or not reading.problems for reading in self.readings.values())
 
     @property
+    def is_clean(self) -> bool:
+        return all(finding.severity is Severity.NOTE for finding in self.findings)
+
+    @property
     def everything(self) -> list[Finding]:
         return sorted([*self.findings, *self.problems], key=_order)
 
@@ -234,7 +238,3 @@ def _line_of_text(content: Source | Script, place: Place, line: int) -> int:
 def _order(finding: Finding) -> tuple[str, int, int, int, str, str]:
     place = finding.place
     return place.path, place.cell or 0, place.line, place.column, finding.rule, finding.message
-
-
-def exit_is_clean(report: Report) -> bool:
-    return not any(finding.severity is not Severity.NOTE for finding in report.findings)

@@ -157,15 +157,11 @@ def find_table(start: Path) -> tuple[Path, dict[str, Any]] | None:
             table: Any = _toml(path)
             for name in TABLE.split("."):
                 table = table.get(name) if isinstance(table, dict) else None
+            if table is not None and not isinstance(table, dict):
+                raise ConfigError([f"{path}: [{TABLE}] is a table, not {table!r}"], next_step=NEXT_STEP)
             if table is not None:
-                return path, _table(path, table)
+                return path, table
     return None
-
-
-def _table(path: Path, value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ConfigError([f"{path}: [{TABLE}] is a table, not {value!r}"], next_step=NEXT_STEP)
-    return value
 
 
 def _toml(path: Path) -> dict[str, Any]:

@@ -89,12 +89,6 @@ def test_a_cell_that_is_no_python_is_told_and_the_others_are_read() -> None:
     assert problems_of(notebook(code("x = '\ud800'")))[0].startswith("n.ipynb:cell 1:1:1: the code cannot be parsed:")
 
 
-def test_format_3_has_sheets() -> None:
-    cells = [{"cell_type": "heading", "source": "x"}, {"cell_type": "code", "input": ["bad()\n", "x = 1"]}]
-    data = json.dumps({"nbformat": 3, "worksheets": [{"cells": cells}, {"cells": cells}]}).encode()
-    assert told(report_of({"n.ipynb": data}).findings) == ["n.ipynb:cell 2:1:1 DL101", "n.ipynb:cell 4:1:1 DL101"]
-
-
 @pytest.mark.parametrize("metadata", [{"kernelspec": {"language": "R"}}, {"language_info": {"name": "julia"}}])
 def test_other_languages_are_passed_over(metadata: dict[str, Any]) -> None:
     assert read_notebook(PATH, notebook(code("x <- 1 +"), metadata=metadata)) == (None, [])
@@ -125,9 +119,7 @@ ANYTHING = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(
-            st.sampled_from(["cells", "worksheets", "cell_type", "source", "input", "metadata", "language_info"]),
-            inner,
-            max_size=4,
+            st.sampled_from(["cells", "cell_type", "source", "metadata", "language_info"]), inner, max_size=4
         )
     ),
     max_leaves=12,

@@ -11,7 +11,6 @@ import pytest
 
 from drumline_lint import linter as run
 from drumline_lint.findings import Finding, Place, Severity
-from drumline_lint.linter import exit_is_clean
 from drumline_lint.reading.source import Source
 from drumline_lint.settings import Settings
 from made_up_rules import BAD, RULES, USUAL, report_of, rule, told
@@ -160,6 +159,6 @@ def test_problems_may_be_ignored_too() -> None:
 
 
 def test_notes_alone_do_not_fail() -> None:
-    assert exit_is_clean(report_of({"a.py": "odd()\n"}))
-    assert not exit_is_clean(report_of({"a.py": "odd()\npoor()\n"}))
-    assert exit_is_clean(report_of({"a.py": "poor()\n"}, settings=Settings(chosen=frozenset())))
+    assert report_of({"a.py": "odd()\n"}).is_clean
+    assert not report_of({"a.py": "odd()\npoor()\n"}).is_clean
+    assert report_of({"a.py": "poor()\n"}, settings=Settings(chosen=frozenset())).is_clean

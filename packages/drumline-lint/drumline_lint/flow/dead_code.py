@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from drumline_lint.flow.conditions import Conditions, conditions, decided, is_joined
 from drumline_lint.flow.distributed import distributed_sources
-from drumline_lint.flow.single_process import is_single_process
+from drumline_lint.flow.single_process import holds_on_every_way, is_single_process
 from drumline_lint.program.calls import argument, default_of, has_unknown_arguments, number_of
 from drumline_lint.program.program import Program
 from drumline_lint.program.queries import recursive_query
@@ -77,19 +77,12 @@ def _calls_by(program: Program, mention: ast.expr) -> list[ast.Call]:
     return calls if all(isinstance(one.ctx, ast.Store) for one in others) else []
 
 
-DEEPEST = 6
 MOST_GIVEN_ON = 20
 
 
-def is_dead(program: Program, node: ast.AST, depth: int = 0) -> bool:
-    """Whether a condition around it never holds in distributed runs, or all that call its function are dead."""
-    if is_switched_off(program, list(conditions(program, node))):
-        return True
-    function = enclosing_function(node)
-    if function is None or depth > DEEPEST:
-        return False
-    calls = [call for call in program.callers(function) if enclosing_function(call) is not function]
-    return bool(calls) and all(is_dead(program, call, depth + 1) for call in calls)
+def is_dead(program: Program, node: ast.AST) -> bool:
+    """Whether a condition around it never holds in distributed runs, or around all calls of its function."""
+    return holds_on_every_way(program, node, lambda one: is_switched_off(program, list(conditions(program, one))))
 
 
 def is_switched_off(program: Program, held: Conditions) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Set
+from collections.abc import Callable, Set
 
 from drumline_lint.flow.conditions import Conditions, conditions
 from drumline_lint.flow.distributed import framework
@@ -92,18 +92,27 @@ _FLAGS = set(
 _COUNTS = set("n_gpu n_gpus ngpu ngpus num_gpu num_gpus nprocs num_processes device_count".split())
 
 
-def is_single_process(program: Program, node: ast.AST, depth: int = 0) -> bool:
-    """Whether whoever comes here is the only process, by a condition around it or around all of its calls."""
-    for test, holds in conditions(program, node):
-        if says_distributed(program, test) is (not holds):
-            return True
-    if _is_in_other_branch(program, node):
+def holds_on_every_way(program: Program, node: ast.AST, holds_at: Callable[[ast.AST], bool], depth: int = 0) -> bool:
+    """Whether something holds at a place, or at all calls of the function that it is in, or at all calls of theirs."""
+    if holds_at(node):
         return True
     function = enclosing_function(node)
     if function is None or depth > DEEPEST:
-        return function is None and is_in_single_process_run(program, node)
+        return False
     calls = [call for call in program.callers(function) if enclosing_function(call) is not function]
-    return bool(calls) and all(is_single_process(program, call, depth + 1) for call in calls)
+    return bool(calls) and all(holds_on_every_way(program, call, holds_at, depth + 1) for call in calls)
+
+
+def is_single_process(program: Program, node: ast.AST) -> bool:
+    """Whether whoever comes here is the only process, by a condition around it or around all of its calls."""
+    return holds_on_every_way(program, node, lambda one: _is_single_process_at(program, one))
+
+
+def _is_single_process_at(program: Program, node: ast.AST) -> bool:
+    if any(says_distributed(program, test) is (not holds) for test, holds in conditions(program, node)):
+        return True
+    is_outside = enclosing_function(node) is None
+    return _is_in_other_branch(program, node) or (is_outside and is_in_single_process_run(program, node))
 
 
 def is_single_process_here(program: Program, node: ast.AST, held: Conditions) -> bool:

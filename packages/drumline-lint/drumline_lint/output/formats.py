@@ -95,6 +95,7 @@ def as_sarif(report: Report, rules: Mapping[str, Rule], *, version: str, folder:
 def _rule(rule: Rule) -> dict[str, Any]:
     text = f"{rule.why}\n\nFix: {rule.fix}"
     snippets = f"\n\nBad:\n\n{_fenced(rule, rule.bad)}\n\nGood:\n\n{_fenced(rule, rule.good)}" if rule.bad else ""
+    problem = "recommendation" if rule.severity == "note" else rule.severity.value
     return {
         "id": rule.id,
         "name": "".join(part.capitalize() for part in rule.name.split("-")),
@@ -102,12 +103,8 @@ def _rule(rule: Rule) -> dict[str, Any]:
         "fullDescription": {"text": rule.why},
         "help": {"text": text, "markdown": f"{text}{snippets}"},
         "defaultConfiguration": {"level": rule.severity.value},
-        "properties": {"tags": ["distributed-training"], "problem.severity": _problem_severity(rule)},
+        "properties": {"tags": ["distributed-training"], "problem.severity": problem},
     }
-
-
-def _problem_severity(rule: Rule) -> str:
-    return "recommendation" if rule.severity == "note" else rule.severity.value
 
 
 def _fenced(rule: Rule, code: str) -> str:
@@ -163,7 +160,8 @@ def as_github(report: Report) -> str:
 
 
 def _command(finding: Finding) -> str:
-    properties = ",".join(f"{name}={_escaped_property(value)}" for name, value in _properties(finding))
+    values = [(name, _escaped(value).replace(":", "%3A").replace(",", "%2C")) for name, value in _properties(finding)]
+    properties = ",".join(f"{name}={value}" for name, value in values)
     cell = "" if finding.place.cell is None else f"cell {finding.place.cell}, line {finding.place.line}: "
     message = _escaped(f"{cell}{finding.message}\nfix: {finding.fix}")
     return f"::{COMMANDS[finding.severity]} {properties}::{message}"
@@ -186,7 +184,3 @@ def _properties(finding: Finding) -> Iterator[tuple[str, str]]:
 
 def _escaped(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _escaped_property(text: str) -> str:
-    return _escaped(text).replace(":", "%3A").replace(",", "%2C")

@@ -51,11 +51,8 @@ def default_of(function: ast.FunctionDef | ast.AsyncFunctionDef, parameter: ast.
 
 
 def _is_method(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    return enclosing_class(function) is not None and not _is_static(function)
-
-
-def _is_static(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    return any(last_name(one) == "staticmethod" for one in function.decorator_list)
+    is_static = any(last_name(one) == "staticmethod" for one in function.decorator_list)
+    return enclosing_class(function) is not None and not is_static
 
 
 def calls_in_all(program: ProgramView, wanted: tuple[str, ...]) -> Iterator[ast.Call]:

@@ -38,16 +38,13 @@ def checked_local_rank(program: ProgramView, node: ast.Attribute, owners: Values
     """What the name says, unless one of the given files puts something else there, or what cannot be told."""
     if named != _LOCAL:
         return named
-    parsed = [source_of(one.call) for one in owners if isinstance(one, CallResult) and _is_parsed(one)]
+    made = [one for one in owners if isinstance(one, CallResult)]
+    # Arguments of the command line: what another script does with its own does not matter.
+    parsed = [source_of(one.call) for one in made if one.name.rpartition(".")[2].startswith("parse_")]
     files = dict.fromkeys([source_of(node), *parsed]) if parsed else program.files.sources
     every = [one for source in files for one in _assigned(program, source, node)]
     is_known = all(_may_be_local(bound(program, binding)) for binding in every)
     return named if is_known else _EITHER
-
-
-def _is_parsed(owner: object) -> bool:
-    """Arguments of the command line: what another script does with its own does not matter."""
-    return isinstance(owner, CallResult) and owner.name.rpartition(".")[2].startswith("parse_")
 
 
 def _assigned(program: ProgramView, source: Source, node: ast.Attribute) -> Iterator[Binding]:
@@ -56,13 +53,9 @@ def _assigned(program: ProgramView, source: Source, node: ast.Attribute) -> Iter
         return
     for target, binding in program.files.index(source).attributes.get(node.attr, ()):
         is_same = dotted(target.value).rpartition(".")[2] == dotted(node.value).rpartition(".")[2]
-        if is_same and not _has(binding.value, node.attr):
+        within = () if binding.value is None else ast.walk(binding.value)
+        if is_same and not any(isinstance(one, ast.Attribute) and one.attr == node.attr for one in within):
             yield binding
-
-
-def _has(value: ast.expr | None, name: str) -> bool:
-    within = () if value is None else ast.walk(value)
-    return any(isinstance(one, ast.Attribute) and one.attr == name for one in within)
 
 
 def _may_be_local(values: Values) -> bool:
@@ -96,7 +89,8 @@ def _member(program: ProgramView, owner: Value, name: str) -> Values:
         full = names.canonical(f"{owner.name}.{name}")
         return ranks.of_library(full) or frozenset({Library(full)})
     if isinstance(owner, Module):
-        return exported(program, owner.source, name) or _submodule(program, owner.source, name)
+        inner = program.files.submodule(owner.source, name)
+        return exported(program, owner.source, name) or (NOTHING if inner is None else frozenset({Module(inner)}))
     if isinstance(owner, CallResult):
         if name == "module" and owner.call.args:  # of DDP and DataParallel: what they wrap
             return program.values(owner.call.args[0])
@@ -113,11 +107,6 @@ def _of_field(program: ProgramView, owner: CallResult, name: str) -> Values:
     makers = program.values(argument(owner.call, None, "default_factory"))
     parts = [Instance(one.node) for one in makers if isinstance(one, Class)]
     return frozenset().union(*(_member_of_class(program, part, name) for part in parts))
-
-
-def _submodule(program: ProgramView, package: Source, name: str) -> Values:
-    found = program.files.submodule(package, name)
-    return NOTHING if found is None else frozenset({Module(found)})
 
 
 def _member_of_class(program: ProgramView, owner: Instance | Class, name: str) -> Values:

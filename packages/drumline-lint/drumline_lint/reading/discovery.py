@@ -87,7 +87,8 @@ def _take(search: _Search, folder: Path, real: str, entry: os.DirEntry[str]) -> 
     """Keep a file; a folder to walk into is returned, unless a link leads there."""
     path = folder / entry.name
     if _is(entry.is_dir):
-        if _is_skipped(path) or is_matched(path, search.exclude, search.root):
+        is_skipped = path.name.startswith(".") or path.name in SKIPPED or _is((path / "pyvenv.cfg").exists)
+        if is_skipped or is_matched(path, search.exclude, search.root):
             return None
         if not entry.is_symlink():
             return path
@@ -96,10 +97,6 @@ def _take(search: _Search, folder: Path, real: str, entry: os.DirEntry[str]) -> 
         whole = os.path.realpath(path) if entry.is_symlink() else os.path.join(real, entry.name)  # noqa: PTH118
         search.by_real_path.setdefault(whole, path)
     return None
-
-
-def _is_skipped(folder: Path) -> bool:
-    return folder.name.startswith(".") or folder.name in SKIPPED or _is((folder / "pyvenv.cfg").exists)
 
 
 def _is(question: Callable[[], bool]) -> bool:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from drumline_lint.findings import UNREADABLE, Finding, problem
-from drumline_lint.reading.source import CANNOT_PARSE, Cell, Source, syntax_problem
+from drumline_lint.reading.source import CANNOT_PARSE, Cell, Source, parse_python, syntax_problem
 from drumline_lint.untrusted import parse_json
 
 _PYTHON_BELOW = re.compile(r"%%(?:time|timeit|capture|prun|python3?)\b")
@@ -63,17 +62,13 @@ def _code_cells(document: dict[str, Any]) -> Iterator[tuple[int, str]]:
     """Number and code of each; the numbers count all cells, from 1. Other languages than Python have none."""
     if not _is_python(document):
         return
-    cells = document.get("cells")
-    if cells is None:  # before format 4 there were sheets, and code was called input
-        sheets = document.get("worksheets", [])
-        cells = [cell for sheet in _list(sheets) for cell in _list(_dict(sheet).get("cells", []))]
-    elif not isinstance(cells, list):
-        raise _NoNotebookError("its cells are no list")
-    if "cells" not in document and "worksheets" not in document:
+    if "cells" not in document:
         raise _NoNotebookError("it has no cells")
-    for number, cell in enumerate(cells, start=1):
+    if not isinstance(document["cells"], list):
+        raise _NoNotebookError("its cells are no list")
+    for number, cell in enumerate(document["cells"], start=1):
         if _dict(cell).get("cell_type") == "code":
-            yield number, _joined(cell.get("source", cell.get("input", "")))
+            yield number, _joined(cell.get("source", ""))
 
 
 def _is_python(document: dict[str, Any]) -> bool:
@@ -86,12 +81,9 @@ def _dict(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
 def _joined(code: Any) -> str:
-    text = code if isinstance(code, str) else "".join(line for line in _list(code) if isinstance(line, str))
+    lines = code if isinstance(code, list) else [code]
+    text = "".join(line for line in lines if isinstance(line, str))
     return re.sub(r"\r\n?", "\n", text)
 
 
@@ -106,9 +98,7 @@ def _as_python(code: str) -> tuple[str, BaseException | None]:
 
 def _parsed(text: str) -> tuple[ast.Module | None, BaseException | None]:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return ast.parse(text), None
+        return parse_python(text), None
     except CANNOT_PARSE as error:
         return None, error
 

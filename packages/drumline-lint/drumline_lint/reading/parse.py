@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 import io
 import re
 import tokenize
-import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from drumline_lint.findings import UNREADABLE, Finding, problem
 from drumline_lint.reading.notebook import read_notebook
 from drumline_lint.reading.shell import Script
-from drumline_lint.reading.source import CANNOT_PARSE, Source, syntax_problem
+from drumline_lint.reading.source import CANNOT_PARSE, Source, parse_python, syntax_problem
 from drumline_lint.untrusted import read_regular
 
 MAX_BYTES = 64 << 20
@@ -109,9 +107,7 @@ def _encoding(data: bytes) -> str:
 
 def _parse(reading: Reading, text: str) -> None:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            tree = ast.parse(text)
+        tree = parse_python(text)
     except CANNOT_PARSE as error:
         reading.problems.append(syntax_problem(error, reading.path))
     else:

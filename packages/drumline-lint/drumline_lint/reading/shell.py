@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import TypeAlias
 
 from drumline_lint.findings import Place
 from drumline_lint.reading.shell_parser import ASSIGNMENT, Command, Kind, Piece, Word, inside_quotes, read_commands
@@ -20,18 +20,6 @@ _CHANGED_ELSEWHERE = re.compile(r"\b(?:for|select|read|unset|mapfile|readarray|g
 _NUMBER_OF_NODES = {"SLURM_NNODES", "SLURM_JOB_NUM_NODES"}
 _LONGEST_VALUE = 4000
 _DEEPEST = 12
-
-
-class TextRange(Protocol):
-    """What has a place in the text."""
-
-    @property
-    def start(self) -> int:
-        """The offset of its first letter."""
-
-    @property
-    def end(self) -> int:
-        """The offset behind its last."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +39,9 @@ class Assignment:
     """Of an array."""
     start: int
     end: int
+
+
+TextRange: TypeAlias = Word | Assignment
 
 
 @dataclass(eq=False)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import ast
 import re
 import sys
+import warnings
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from drumline_lint.findings import UNREADABLE, Finding, Place, problem
+from drumline_lint.findings import UNREADABLE, Finding, Place, column_of, problem
 
 Silenced = Mapping[int, frozenset[str]]
 """Numbers and names of rules by line, in capitals; none named means all."""
@@ -89,8 +90,8 @@ class Source:
         """Of a node; a module is at its first line, and of what has a body it is the line that opens it."""
         line: int = getattr(node, "lineno", 1)
         end_line: int = getattr(node, "end_lineno", None) or line
-        column = self._column(line, getattr(node, "col_offset", 0))
-        end_column = self._column(end_line, getattr(node, "end_col_offset", None) or 0)
+        column = column_of(self.lines[line - 1], getattr(node, "col_offset", 0))
+        end_column = column_of(self.lines[end_line - 1], getattr(node, "end_col_offset", None) or 0)
         if hasattr(node, "body"):
             end_line, end_column = line, len(self.lines[line - 1]) + 1
         number, before = None, 0
@@ -107,16 +108,17 @@ class Source:
         )
 
     def code(self, node: ast.AST) -> str:
+        """What is written there, in one line."""
         first, last = getattr(node, "lineno", 1), getattr(node, "end_lineno", None) or 1
-        start, end = getattr(node, "col_offset", 0), getattr(node, "end_col_offset", None)
-        written = [line.encode() for line in self.lines[first - 1 : last]]
-        written[-1] = written[-1][:end]
-        written[0] = written[0][start:]
-        return " ".join(b" ".join(written).decode(errors="replace").split())
+        written = self.between((first, getattr(node, "col_offset", 0)), (last, getattr(node, "end_col_offset", None)))
+        return " ".join(written.split())
 
-    def _column(self, line: int, offset: int) -> int:
-        """`ast` counts bytes of UTF-8 from 0."""
-        return len(self.lines[line - 1].encode()[:offset].decode(errors="ignore")) + 1
+    def between(self, start: tuple[int, int], end: tuple[int, int | None]) -> str:
+        """The text from one position to another, as `ast` counts them."""
+        written = [line.encode() for line in self.lines[start[0] - 1 : end[0]]]
+        written[-1] = written[-1][: end[1]]
+        written[0] = written[0][start[1] :]
+        return b"\n".join(written).decode(errors="replace")
 
 
 def _statements(tree: ast.Module) -> Iterator[Lines]:
@@ -137,6 +139,12 @@ def _first_lines(body: list[ast.stmt] | list[ast.match_case]) -> Iterator[int]:
 
 CANNOT_PARSE = (SyntaxError, ValueError, RecursionError, MemoryError)
 """The last two are raised for code that is nested too deeply, ValueError for null characters."""
+
+
+def parse_python(text: str) -> ast.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(text)
 
 
 def syntax_problem(error: BaseException, path: Path, *, cell: int | None = None) -> Finding:

@@ -18,6 +18,7 @@ from drumline_lint.reading.source import Source
 from drumline_lint.training.loaders import given, training_loops
 
 RULE = rule("DL005")
+_KNOWN = (CallResult, Method, Instance, ConstantValue)
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
@@ -28,11 +29,12 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     for call in calls:
         fed = _loaders_of(program, call) if _shuffles(program, call) else []
         if fed and not _is_told(program, call, fed) and not _is_handed_on(program, call, fed):
-            yield RULE.at(
-                source,
-                call,
-                f"{_message(source, call)} shuffles, but nobody calls its set_epoch: every epoch has the same order",
+            dataset = argument(call, 0, "dataset")
+            of = "" if dataset is None else f" of {source.code(dataset)}"
+            message = (
+                f"the DistributedSampler{of} shuffles, but nobody calls its set_epoch: every epoch has the same order"
             )
+            yield RULE.at(source, call, message)
 
 
 def _shuffles(program: Program, call: ast.Call) -> bool:
@@ -60,13 +62,10 @@ def _is_told(program: Program, sampler: ast.Call, loaders: list[ast.Call]) -> bo
         for call in program.index(source).calls.get("set_epoch", ()):
             if isinstance(call.func, ast.Attribute):
                 owners = program.values(call.func.value)
-                if not _are_known(owners) or any(_is_one_of(owners, [sampler, *loaders])):
+                are_known = owners and all(isinstance(one, _KNOWN) for one in owners)
+                if not are_known or any(_is_one_of(owners, [sampler, *loaders])):
                     return True
     return False
-
-
-def _are_known(values: Values) -> bool:
-    return bool(values) and all(isinstance(value, CallResult | Method | Instance | ConstantValue) for value in values)
 
 
 def _is_one_of(values: Values, calls: list[ast.Call]) -> Iterator[bool]:
@@ -96,8 +95,3 @@ _HARMLESS = {"enumerate", "len", "tqdm", "iter", "next", "zip", "islice", "print
 def _is_unseen(program: Program, call: ast.Call) -> bool:
     name = program.name_of(call.func)
     return name != LOADER and name.rpartition(".")[2] not in _HARMLESS and not called_definitions(program, call)
-
-
-def _message(source: Source, call: ast.Call) -> str:
-    dataset = argument(call, 0, "dataset")
-    return "the DistributedSampler" if dataset is None else f"the DistributedSampler of {source.code(dataset)}"

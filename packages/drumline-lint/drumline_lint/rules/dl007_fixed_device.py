@@ -10,20 +10,16 @@ from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.distributed import framework
 from drumline_lint.flow.guards import is_on_some_only
 from drumline_lint.flow.single_process import is_in_run, is_single_process
-from drumline_lint.program.calls import argument
 from drumline_lint.program.imports import connected
-from drumline_lint.program.names import DDP
 from drumline_lint.program.origins import written_values
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import Binding, last_name, position, scope_of, statement_of
+from drumline_lint.program.tree import Binding, position, scope_of, statement_of
 from drumline_lint.reading.source import Source
+from drumline_lint.training.models import devices_given
 
 RULE = rule("DL007")
 _FIXED = re.compile(r"cuda:\d+")
 _MASK = "CUDA_VISIBLE_DEVICES"
-
-_TAKING = {"set_device", "device", "to", "cuda", "load"}
-_DEVICE_ARGUMENTS = {"device", "map_location"}
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
@@ -32,8 +28,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         return  # where each process sees one GPU only, its number is 0
     found = {
         fixed
-        for call in _candidates(program, source)
-        for device in _devices(program, call)
+        for device in devices_given(program, source)
         for fixed in _fixed(program, device)
         if program.source_of(fixed) is source
     }
@@ -44,32 +39,6 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 def _masking(program: Program) -> set[Source]:
     return program.cached("masking", lambda: {source for source in program.sources if _MASK in source.text})
-
-
-def _candidates(program: Program, source: Source) -> Iterator[ast.Call]:
-    """Calls that may be given a device, by what they are called and given."""
-    wrapping = set(program.calls(source, DDP))
-    for call in program.index(source).every(ast.Call):
-        is_named = last_name(call.func) in _TAKING or any(one.arg in _DEVICE_ARGUMENTS for one in call.keywords)
-        if is_named or call in wrapping:
-            yield call
-
-
-def _devices(program: Program, call: ast.Call) -> Iterator[ast.expr]:
-    name = program.name_of(call.func)
-    method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
-    given = [argument(call, None, "device"), argument(call, None, "map_location")]
-    if name in ("torch.cuda.set_device", "torch.cuda.device") or method in ("to", "cuda"):
-        given.append(argument(call, 0, "device"))
-    elif name == "torch.device":
-        given += [argument(call, 0, "type"), argument(call, 1, "index")]
-    elif name == "torch.load":
-        given.append(argument(call, 1, "map_location"))
-    elif name == DDP:
-        listed = argument(call, 1, "device_ids")
-        given += [*listed.elts] if isinstance(listed, ast.List | ast.Tuple) else []
-        given.append(argument(call, 2, "output_device"))
-    yield from (one for one in given if one is not None)
 
 
 def _fixed(program: Program, device: ast.expr) -> list[ast.expr]:

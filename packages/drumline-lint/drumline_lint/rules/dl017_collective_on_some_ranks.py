@@ -63,10 +63,6 @@ def _message(source: Source, tests: Sequence[RankTest], name: str, chain: tuple[
     first = source.code(chain[0].func)
     if len(chain) == 1:
         return f"{who} {first}, which blocks until every rank calls it"
-    through = " and ".join(_called(call) for call in chain[1:-1])
+    through = " and ".join(ast.unparse(call.func) for call in chain[1:-1])
     by = f" through {through}" if through else ""
     return f"{who} {first}, which calls {short_name(name)}{by}: that blocks until every rank calls it"
-
-
-def _called(call: ast.Call) -> str:
-    return ast.unparse(call.func)

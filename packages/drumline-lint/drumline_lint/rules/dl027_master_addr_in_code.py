@@ -6,14 +6,7 @@ import re
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, rule
-from drumline_lint.flow.hosts import (
-    Setting,
-    is_left_to_launcher,
-    is_loopback,
-    is_right_on_one_host,
-    settings,
-    written_text,
-)
+from drumline_lint.flow.hosts import is_left_to_launcher, is_loopback, is_right_on_one_host, settings, written_text
 from drumline_lint.program.program import Program
 from drumline_lint.reading.source import Source
 
@@ -25,10 +18,10 @@ LAST_PORT = 65535
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """One finding for each statement; a port beside an address that is computed belongs to that."""
     every = settings(program, source)
-    address_is_computed = any(one.name == "MASTER_ADDR" and not _constant(program, one) for one in every)
+    address_is_computed = any(one.name == "MASTER_ADDR" and not written_text(program, one.value) for one in every)
     seen = set()
     for one in every:
-        value = _constant(program, one)
+        value = written_text(program, one.value) or ""
         is_port = one.name == "MASTER_PORT"
         if not value or one.name not in ("MASTER_ADDR", "MASTER_PORT") or one.node in seen:
             continue
@@ -41,7 +34,3 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         if not (is_port or is_loopback(value)) or not is_right_on_one_host(program, one.node):
             seen.add(one.node)
             yield RULE.at(source, one.node, f"{one.name} is set to {value}, over what the launcher says")
-
-
-def _constant(program: Program, setting: Setting) -> str:
-    return written_text(program, setting.value) or ""

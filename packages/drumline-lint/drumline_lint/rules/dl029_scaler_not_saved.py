@@ -75,17 +75,12 @@ def _contents(program: Program, expression: ast.expr | None, depth: int = 0) -> 
         elif name == "dict" or any(isinstance(value, Class) for value in program.values(expression.func)):
             yield expression
         else:
-            for value in _returned(program, expression):
-                yield from _contents(program, value, depth + 1)
+            function = program.function_of(expression)
+            for one in nodes_in(function, ast.Return) if function is not None else ():
+                yield from _contents(program, one.value, depth + 1)
     elif isinstance(expression, ast.Name) and not _is_added_to(program, expression):
         for value in (*program.assigned(expression), *passed(program, expression)):
             yield from _contents(program, value, depth + 1)
-
-
-def _returned(program: Program, call: ast.Call) -> list[ast.expr]:
-    function = program.function_of(call)
-    found = [] if function is None else [one.value for one in nodes_in(function, ast.Return)]
-    return [one for one in found if one is not None]
 
 
 def _is_added_to(program: Program, name: ast.Name) -> bool:

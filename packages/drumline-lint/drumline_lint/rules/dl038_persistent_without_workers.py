@@ -30,7 +30,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 def _has_no_workers(program: Program, call: ast.Call) -> bool:
     workers = given(call, "num_workers")
-    return workers is None or all(_is_zero(one) for one in _constants(program, workers) or [None])
+    return workers is None or all(_is_number(one) and one == 0 for one in _constants(program, workers) or [None])
 
 
 def _constants(program: Program, expression: ast.expr) -> list[object]:
@@ -38,10 +38,6 @@ def _constants(program: Program, expression: ast.expr) -> list[object]:
     if not all(isinstance(one, ast.Constant) for one in origins):
         return []
     return list({one.value for one in origins if isinstance(one, ast.Constant)})
-
-
-def _is_zero(value: object) -> bool:
-    return _is_number(value) and value == 0
 
 
 def _is_number(value: object) -> bool:

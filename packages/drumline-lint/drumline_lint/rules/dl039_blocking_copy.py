@@ -68,7 +68,7 @@ def _fixed_file(program: Program, source: Source, call: ast.Call) -> list[Edit]:
     arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
     end = end_position(call)
     place = max(map(end_position, arguments)) if arguments else (end[0], end[1] - 1)
-    behind = _between(source, place, end)
+    behind = source.between(place, end)
     if behind.replace(",", "").split() != [")"]:
         return []  # a bracket around the last argument, or a comment behind it
     return [Edit(start=place, end=place, text=", non_blocking=True" if arguments else "non_blocking=True")]
@@ -89,10 +89,3 @@ def _counted(binding: Binding) -> int:
         depth += last_name(over.func) != "tqdm"
         over = over.args[0]
     return depth
-
-
-def _between(source: Source, start: tuple[int, int], end: tuple[int, int]) -> str:
-    lines = [line.encode() for line in source.lines[start[0] - 1 : end[0]]]
-    lines[-1] = lines[-1][: end[1]]
-    lines[0] = lines[0][start[1] :]
-    return b"\n".join(lines).decode(errors="replace")

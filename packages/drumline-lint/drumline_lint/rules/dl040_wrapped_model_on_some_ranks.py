@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, rule
-from drumline_lint.flow.collectives import Find, has_counterpart, has_group, who_calls
+from drumline_lint.flow.collectives import has_counterpart, has_group, who_calls
 from drumline_lint.flow.distributed import framework
 from drumline_lint.flow.guards import guards
 from drumline_lint.flow.loops import has_gradients_off
@@ -47,6 +47,10 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     """Calls under a condition on ranks that come to the forward of a wrapped model."""
     if not wraps_any(program) or framework(program, source):
         return
+
+    def find(node: ast.AST) -> Iterator[tuple[str, Chain]]:
+        return ((_FORWARD, chain) for chain in forwards_in(program, node))
+
     for call in calls_under_rank_tests(program, source):
         kept = None
         for chain in forwards_by(program, call):
@@ -54,13 +58,9 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             if kept is None:
                 break
             effect = _effect(program, chain, kept) if _is_open(program, chain) else ""
-            if effect and not has_counterpart(program, call, _FORWARD, kept.tests, _find(program)):
+            if effect and not has_counterpart(program, call, _FORWARD, kept.tests, find):
                 yield RULE.at(source, call, _message(source, kept, chain, effect), fix=_fix(source, chain, effect))
                 break
-
-
-def _find(program: Program) -> Find:
-    return lambda node: ((_FORWARD, chain) for chain in forwards_in(program, node))
 
 
 def _is_open(program: Program, chain: Chain) -> bool:
@@ -235,12 +235,9 @@ def _is_other(program: Program, part: ast.expr) -> bool:
         return part.attr in ("module", "_orig_mod")
     if not isinstance(part, ast.Call):
         return False
-    return program.name_of(part.func) in ("getattr", "copy.deepcopy", "copy.copy") or _says_so(part.func)
-
-
-def _says_so(function: ast.expr) -> bool:
-    name = last_name(function).lower()
-    return "unwrap" in name or "without_ddp" in name
+    name = last_name(part.func).lower()
+    is_copy = program.name_of(part.func) in ("getattr", "copy.deepcopy", "copy.copy")
+    return is_copy or "unwrap" in name or "without_ddp" in name
 
 
 _WITH_BUFFERS = ("spectral_norm", "Buffer", "register_buffer", "parametrizations")

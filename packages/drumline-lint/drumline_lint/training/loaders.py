@@ -95,14 +95,10 @@ def _given_to_others(program: Program, loop: Loop, call: ast.Call) -> set[ast.Ca
     own = [origin for one in used if Instance(owner) in program.values(one) for origin in written_values(program, one)]
     if not own or not all(isinstance(one, ast.Call) for one in own):
         return set()
-    given = {one: set(_given_loaders(program, one)) for one in program.callers(made)}
+    arguments = {one: [*one.args, *(keyword.value for keyword in one.keywords)] for one in program.callers(made)}
+    given = {one: {loader for part in parts for loader in loaders(program, part)} for one, parts in arguments.items()}
     mine = set().union(*(loaders for one, loaders in given.items() if one in own))
     return set().union(*given.values()) - mine
-
-
-def _given_loaders(program: Program, call: ast.Call) -> Iterator[ast.Call]:
-    for one in (*call.args, *(keyword.value for keyword in call.keywords)):
-        yield from loaders(program, one)
 
 
 def trains_together(program: Program, loop: ast.AST) -> bool:

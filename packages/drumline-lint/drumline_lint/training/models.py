@@ -17,6 +17,7 @@ from drumline_lint.reading.source import Source
 
 _WORDS = ("cuda", "device", "gpu", "rank")
 _DEVICES = ("torch.device", "torch.cuda.current_device")
+_TAKING_DEVICES = ("torch.cuda.set_device", "torch.cuda.device", "torch.device", "torch.load", DDP)
 
 
 def moves_to_gpu(program: Program, call: ast.Call) -> bool:
@@ -50,6 +51,26 @@ def _says_gpu(program: Program, value: Value) -> bool | None:
     if isinstance(value, CallResult) and value.name in _DEVICES:
         return not value.call.args or may_be_gpu(program, value.call.args[0])
     return True if isinstance(value, Rank) else None
+
+
+def devices_given(program: Program, source: Source) -> Iterator[ast.expr]:
+    """All that is given in a file where a device is asked for: in `set_device`, `.to`, `device=`, `device_ids`."""
+    named = {call: program.name_of(call.func) for call in program.calls(source, *_TAKING_DEVICES)}
+    for call in program.index(source).every(ast.Call):
+        method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+        given = [argument(call, None, "device"), argument(call, None, "map_location")]
+        name = named.get(call, "")
+        if name in _TAKING_DEVICES[:2] or method in ("to", "cuda"):
+            given.append(argument(call, 0, "device"))
+        elif name == "torch.device":
+            given += [argument(call, 0, "type"), argument(call, 1, "index")]
+        elif name == "torch.load":
+            given.append(argument(call, 1, "map_location"))
+        elif name == DDP:
+            for listed in written_values(program, argument(call, 1, "device_ids")):
+                given += listed.elts if isinstance(listed, ast.List | ast.Tuple) else []
+            given.append(argument(call, 2, "output_device"))
+        yield from dict.fromkeys(one for one in given if one is not None)
 
 
 def is_on_cpu_only(program: Program, source: Source) -> bool:

@@ -59,7 +59,8 @@ def may_differ_by_rank(program: Program, expression: ast.expr | None, seen: Seen
     if isinstance(expression, ast.Name | ast.Attribute):
         name = last_name(expression)
         bindings = [] if name in seen else _bindings(program, expression)
-        return _says_rank(name) or any(_binding_may_differ(program, one, seen | {name}) for one in bindings)
+        says_rank = any(word in name.lower() for word in _WORDS_OF_RANKS)
+        return says_rank or any(_binding_may_differ(program, one, seen | {name}) for one in bindings)
     return any(may_differ_by_rank(program, part, seen) for part in _parts(program, expression))
 
 
@@ -99,10 +100,6 @@ def _binding_may_differ(program: Program, binding: Binding, seen: Seen) -> bool:
     if isinstance(binding.node, ast.arg):
         return any(may_differ_by_rank(program, one, seen) for one in program.arguments_for(binding.node))
     return binding.kind != "import"
-
-
-def _says_rank(name: str) -> bool:
-    return any(word in name.lower() for word in _WORDS_OF_RANKS)
 
 
 def where_given(program: Program, step: Step, expression: ast.expr) -> ast.AST:
