@@ -121,8 +121,9 @@ def is_single_process_here(program: Program, node: ast.AST, held: Conditions) ->
         if _says_one(program, test, holds) and not _begins_there(program, node, test):
             return True
         outer = parent_of(test)
-        is_branching = isinstance(outer, ast.If) and bool(outer.orelse) and outer in ancestors(node)
-        if is_branching and _groups_begun(program, outer) == (not holds, holds):
+        if not isinstance(outer, ast.If) or not outer.orelse or outer not in ancestors(node):
+            continue
+        if _groups_begun(program, outer) == (not holds, holds):
             return True
     return False
 

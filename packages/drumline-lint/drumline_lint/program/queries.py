@@ -118,7 +118,7 @@ def cached_query(
     """Keeps what a function finds in a program, for all that it is given."""
 
     @wraps(find)
-    def ask(program: View, *given: Parameters.args, **named: Parameters.kwargs) -> Found:
+    def ask(program: View, /, *given: Parameters.args, **named: Parameters.kwargs) -> Found:
         return program.cached((find, *given), lambda: find(program, *given, **named))
 
     return ask
@@ -133,7 +133,8 @@ def recursive_query(
         @wraps(find)
         def ask(program: View, node: Node) -> Found:
             question = f"{find.__module__}.{find.__qualname__}"
-            return program.once(question, node, lambda: find(program, node), meanwhile, deepest)
+            found: Found = program.once(question, node, lambda: find(program, node), meanwhile, deepest)
+            return found
 
         return ask
 

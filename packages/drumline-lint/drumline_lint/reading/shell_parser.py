@@ -131,12 +131,14 @@ class _Reader:
         self.text, self.at, self.end = text, start, end
         self.commands: list[Command] = []
         self.is_conditional = False
+        self.closer = ""
         self.here: list[tuple[str, bool]] = []
         """The here-documents that begin on the next line: what ends each, and whether tabs come before that."""
 
     def read_list(self, closer: str = "") -> None:
         """Commands up to a closing bracket, or to the end."""
         is_inside, num_open, operator = self.is_conditional, 0, ""
+        outer_closer, self.closer = self.closer, closer
         words: list[Word] = []
         is_at_end = False
         while not is_at_end:
@@ -172,7 +174,7 @@ class _Reader:
                 self.at += 1
                 self.read_list(")")
         self.at = min(self.at + len(closer), self.end)
-        self.is_conditional = is_inside
+        self.is_conditional, self.closer = is_inside, outer_closer
 
     def _without_keywords(self, words: list[Word]) -> tuple[list[Word], int]:
         """The command itself, and how many ifs, cases and loops are opened, less those that are closed."""
@@ -189,7 +191,7 @@ class _Reader:
     def _word(self) -> Word | None:
         start, pieces = self.at, list[Piece]()
         items: tuple[Word, ...] | None = None
-        while self.at < self.end:
+        while self.at < self.end and self.text[self.at] != self.closer:
             if found := self._take(_BARE):
                 pieces.append(Piece(Kind.TEXT, found[0]))
             elif self._take(_CONTINUED):
