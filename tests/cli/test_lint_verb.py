@@ -13,13 +13,11 @@ import pytest
 
 from benchmarks.lint_speed import generate, parts_of
 from drumline.cli import main
-from drumline.doctor.machine.known_variables import MEANING
 from drumline.launch.node_plan import NodePlan, Program, torchrun_command
 from drumline.launch.slurm import BatchJob, batch_text
 from drumline_lint.findings import Severity
 from drumline_lint.linter import Report, check, read_all
 from drumline_lint.reading.discovery import find_files
-from drumline_lint.reading.nccl_names import NCCL, TORCH
 from drumline_lint.reading.parse import read_bytes
 from drumline_lint.rules import all_rules
 from drumline_lint.settings import Settings
@@ -94,12 +92,6 @@ def test_our_own_code_is_clean(folder: str) -> None:
     assert not report.problems
     bad = [finding for finding in report.findings if finding.severity is not Severity.NOTE]
     assert [f"{finding.place} {finding.rule}" for finding in bad] == []
-
-
-def test_the_doctor_knows_the_same_variables() -> None:
-    known = {name for name in MEANING if name.startswith(("NCCL_", "TORCH_NCCL_"))}
-    assert len(known) > 50
-    assert known <= NCCL | TORCH
 
 
 def test_commands_on_our_pages_are_clean() -> None:
