@@ -16,13 +16,13 @@ from benchmarks.harness import Way
 from benchmarks.stopping import let_go_on, stop
 from benchmarks.work import Batch
 from drumline.config.schema import Config
+from drumline.data.ledger import Ledger
 from drumline.data.loader import MicroBatch, Step
 from drumline.data.sharding import Cursor, plan_epoch
 from drumline.distributed.determinism import seed_shared
 from drumline.engine.job import Job, Progress, build_job
 from drumline.engine.loop import Loop
 from drumline.engine.run_context import RunContext, RunRequest
-from drumline.engine.saver import LedgerFile
 from drumline.engine.steps.choice import make_step
 from drumline.engine.train import train
 from drumline.manager import DDPManager
@@ -42,7 +42,7 @@ def engine_steps(ddp: DDPManager, config: Config, task: Task, batches: list[Batc
     reporter = Reporter([], rank=ddp.rank, host=ddp.host)
     request = RunRequest("", config, Path(), False, ())
     context = RunContext(request, job, Progress(), reporter, total_steps=ENDLESS)
-    loop = Loop(context, make_step(job, config), LedgerFile(None), [])
+    loop = Loop(context, make_step(job, config), Ledger(), [])
     while True:
         for step in job.loader.steps() if batches is None else _steps_of(job, batches):
             loop.take_step(step)

@@ -24,7 +24,7 @@ from drumline.engine.optimizer import rate_of
 from drumline.engine.output import WatchNotices
 from drumline.engine.preemption import Preemption
 from drumline.engine.run_context import RunContext
-from drumline.engine.saver import LedgerFile, Saver
+from drumline.engine.saver import Saver
 from drumline.engine.steps.eager import AnyStep
 from drumline.engine.trace import TracedStep
 from drumline.errors import TrainingError
@@ -180,12 +180,12 @@ class Save(Hook):
 
     name = "save"
 
-    def __init__(self, context: RunContext, saver: Saver, ledger_file: LedgerFile, evaluation: Evaluate) -> None:
+    def __init__(self, context: RunContext, saver: Saver, evaluation: Evaluate) -> None:
         settings = context.config.checkpoint
         self._progress, self._last = context.progress, context.total_steps
         self.interval = settings.every_steps or AT_EPOCH_END
         self._every_epochs = settings.every_epochs or sys.maxsize
-        self._saver, self._ledger_file, self._evaluation = saver, ledger_file, evaluation
+        self._saver, self._evaluation = saver, evaluation
         self.saved_step = context.progress.step
         """The latest step that is on file, or being written."""
 
@@ -204,15 +204,12 @@ class Save(Hook):
 
     def save(self, context: RunContext, metrics: Mapping[str, float], *, must_save: bool) -> None:
         """Collective."""
-        step, ddp = context.progress.step, context.job.ddp
-        ddp.heartbeat.mark(Phase.SAVE)
+        step = context.progress.step
+        context.job.ddp.heartbeat.mark(Phase.SAVE)
         with context.throughput.paused():
-            if not self._saver.prepare(step, metrics, must_save=must_save):
-                return
-            # Before the save: a checkpoint never knows of steps that the ledger lacks.
-            self._ledger_file.gather(step=step, device=ddp.device)
-            self._saver.save(context.progress, metrics)
-        self.saved_step = step
+            if self._saver.prepare(step, metrics, must_save=must_save):
+                self._saver.save(context.progress, metrics)
+                self.saved_step = step
 
 
 class CompareReplicas(Hook):

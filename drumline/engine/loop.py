@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from drumline.data.ledger import Ledger
 from drumline.data.loader import Step
 from drumline.distributed.group import collective_counter
 from drumline.engine import hooks
@@ -10,7 +11,7 @@ from drumline.engine.optimizer import rate_factor, set_rate
 from drumline.engine.output import WatchNotices
 from drumline.engine.preemption import Preemption
 from drumline.engine.run_context import RunContext
-from drumline.engine.saver import LedgerFile, Saver
+from drumline.engine.saver import Saver
 from drumline.engine.steps.eager import AnyStep
 from drumline.engine.trace import TracedStep
 from drumline.watch.heartbeat import DATA, Phase
@@ -25,12 +26,11 @@ def between_steps(
     notices: WatchNotices,
     trace: TracedStep | None,
     saver: Saver,
-    ledger_file: LedgerFile,
     preemption: Preemption,
 ) -> list[hooks.Hook]:
     """The hooks of a run, in the order in which they run. Their order is part of their correctness."""
     evaluate = hooks.Evaluate(context, trace)
-    save = hooks.Save(context, saver, ledger_file, evaluate)
+    save = hooks.Save(context, saver, evaluate)
     compare = hooks.CompareReplicas(context, non_finite, save)
     return [
         # First: whatever fails later, the folder has the settings that the step was trained with.
@@ -53,13 +53,11 @@ def between_steps(
 class Loop:
     """Runs a job from where its progress is to its last step."""
 
-    def __init__(
-        self, context: RunContext, train_step: AnyStep, ledger_file: LedgerFile, between: list[hooks.Hook]
-    ) -> None:
+    def __init__(self, context: RunContext, train_step: AnyStep, ledger: Ledger, between: list[hooks.Hook]) -> None:
         self.progress, self._context = context.progress, context
         self.job, self._optim = context.job, context.config.optim
         self._total_steps, self._throughput = context.total_steps, context.throughput
-        self._train_step, self._ledger, self._hooks = train_step, ledger_file.ledger, between
+        self._train_step, self._ledger, self._hooks = train_step, ledger, between
         self._all = [(hook.due, hook.run) for hook in between]
         self._each_step = [(hook.due, hook.run) for hook in between if not hook.interval]
         self._intervals = [hook.interval for hook in between if hook.interval]

@@ -18,6 +18,8 @@ from typing import Any, Literal, TextIO
 from drumline.checkpoint.retention import best
 from drumline.config.schema import LogConfig
 from drumline.data.sharding import Cursor, plan_step
+from drumline.distributed.failure import summary
+from drumline.engine.job import Progress
 from drumline.engine.run_context import RunContext
 from drumline.engine.run_folder import RunFolder
 from drumline.errors import log
@@ -55,18 +57,10 @@ def screen() -> TextIO:
     return _screen or sys.stderr
 
 
-class _WarningsAsEvents(logging.Handler):
-    def __init__(self, reporter: Reporter) -> None:
-        super().__init__(logging.WARNING)
-        self._reporter = reporter
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._reporter.report("warning", message=record.getMessage())
-
-
 @contextmanager
-def open_reporter(settings: LogConfig, folder: RunFolder, ddp: DDPManager) -> Iterator[Reporter]:
-    """A reporter for one run on one rank. Warnings of the package's logger become events too."""
+def open_reporter(settings: LogConfig, folder: RunFolder, ddp: DDPManager, progress: Progress) -> Iterator[Reporter]:
+    """A reporter for one run on one rank. Warnings of the package's logger become events, and the error that leaves the
+    block too."""
     with ExitStack() as stack:
         log_file = stack.enter_context(open_log(folder.log_file(ddp.rank)))
         plain = make_display("plain", log_file)
@@ -79,10 +73,15 @@ def open_reporter(settings: LogConfig, folder: RunFolder, ddp: DDPManager) -> It
         else:  # its log may be shown beside rank 0's
             sinks.append(lambda event: plain(event) if event["kind"] == "warning" else None)
         reporter = stack.enter_context(Reporter(sinks, rank=ddp.rank, host=ddp.host))
-        handler = _WarningsAsEvents(reporter)
+        handler = logging.Handler(logging.WARNING)
+        handler.emit = lambda record: reporter.report("warning", message=record.getMessage())  # type: ignore[method-assign]
         log.logger.addHandler(handler)
         stack.callback(log.logger.removeHandler, handler)
-        yield reporter
+        try:
+            yield reporter
+        except (Exception, SystemExit) as error:
+            reporter.report("error", step=progress.step, message=summary(error))
+            raise
 
 
 def make_display(mode: Literal["auto", "live", "plain", "none"], stream: TextIO) -> Display:

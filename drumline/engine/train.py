@@ -15,7 +15,6 @@ import torch
 from drumline.config.config_file import to_toml
 from drumline.distributed.collectives import gather_json
 from drumline.distributed.determinism import explain_refused_kernels
-from drumline.distributed.failure import summary
 from drumline.engine.hooks import FirstStep
 from drumline.engine.job import Progress, build_job, check_streams, choose_batch, count_steps
 from drumline.engine.loop import Loop, between_steps
@@ -25,7 +24,7 @@ from drumline.engine.preemption import Preemption, report_preemption, watching_f
 from drumline.engine.resume import EarlierFailure, begin_launch, find_newest, report_resume, resume
 from drumline.engine.run_context import RunContext, RunRequest, facts_of
 from drumline.engine.run_folder import RunFolder, locked, set_aside, write_whole
-from drumline.engine.saver import LedgerFile, Saver
+from drumline.engine.saver import Saver
 from drumline.engine.steps.choice import make_step
 from drumline.engine.steps.eager import AnyStep
 from drumline.engine.steps.warm_up import warm_up
@@ -79,7 +78,6 @@ def train(
 
         # What the folder records about this start.
         _write_environment(context)
-        ledger_file = _open_ledger(context, stack)
         report_start(context)
         if found is not None:
             report_resume(context, found, facts)
@@ -87,8 +85,8 @@ def train(
         # The steps, and what happens between them.
         notices = WatchNotices(ddp.watch_folder if ddp.is_main_process() else None)
         non_finite = NonFinite(context)
-        saver = Saver(context, facts=facts, ledger_file=ledger_file, check_state=non_finite.check_state)
-        preemption.is_writing = saver.is_writing
+        saver = Saver(context, facts=facts, check_state=non_finite.check_state)
+        preemption.is_writing = lambda: saver.writer.is_busy
         with explain_refused_kernels(), saver:
             _check_before_steps(context)
             clock.mark("warm-up")
@@ -101,10 +99,9 @@ def train(
                 notices=notices,
                 trace=trace,
                 saver=saver,
-                ledger_file=ledger_file,
                 preemption=preemption,
             )
-            Loop(context, train_step, ledger_file, hooks).run()
+            Loop(context, train_step, saver.ledger, hooks).run()
         ddp.heartbeat.mark(Phase.LEAVING)
 
         # The end.
@@ -125,15 +122,6 @@ def _failure_in_heartbeat(ddp: DDPManager) -> Iterator[None]:
         raise
 
 
-@contextmanager
-def _failure_as_event(reporter: Reporter, progress: Progress) -> Iterator[None]:
-    try:
-        yield
-    except (Exception, SystemExit) as error:
-        reporter.report("error", step=progress.step, message=summary(error))
-        raise
-
-
 def _open_folder(
     request: RunRequest, folder: RunFolder, ddp: DDPManager, progress: Progress, stack: ExitStack
 ) -> Reporter:
@@ -149,10 +137,9 @@ def _open_folder(
     if not ddp.is_main_process():
         folder.make()
         divert_output(folder.log_file(ddp.rank))
-    reporter = stack.enter_context(open_reporter(request.config.log, folder, ddp))
+    reporter = stack.enter_context(open_reporter(request.config.log, folder, ddp, progress))
     if moved_to is not None:
         reporter.report("note", message=f"moved the earlier run to {moved_to}")
-    stack.enter_context(_failure_as_event(reporter, progress))
     return reporter
 
 
@@ -173,22 +160,6 @@ def _write_environment(context: RunContext) -> None:
         }
         write_whole(folder.environment_file, json.dumps(environment, indent=1) + "\n")
         folder.preempted_file.unlink(missing_ok=True)
-
-
-def _open_ledger(context: RunContext, stack: ExitStack) -> LedgerFile:
-    job, train, progress = context.job, context.config.train, context.progress
-    ledger_file = LedgerFile(context.folder.ledger if job.ddp.is_main_process() else None)
-    stack.callback(ledger_file.close)
-    ledger_file.start(
-        step=progress.step,
-        cursor=progress.cursor,
-        world_size=job.ddp.world_size,
-        batch_size=job.batch.size,
-        samples=job.loader.num_samples,
-        seed=train.seed,
-        shards=train.shards if train.exact == "elastic" else None,
-    )
-    return ledger_file
 
 
 def _check_before_steps(context: RunContext) -> None:

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from drumline.config.schema import CheckpointConfig, Config, LogConfig, TrainConfig, WatchConfig
+from drumline.data.ledger import Ledger
 from drumline.data.sharding import Cursor
 from drumline.engine.hooks import AT_EPOCH_END, FirstStep, Hook
 from drumline.engine.job import Progress
 from drumline.engine.loop import Loop, between_steps
 from drumline.engine.run_context import RunContext, RunRequest
-from drumline.engine.saver import LedgerFile
 from drumline.watch.heartbeat import HeartbeatWriter
 
 ORDER = [
@@ -57,7 +57,6 @@ def make_hooks(context: RunContext) -> list[Hook]:
         notices=anything,
         trace=None,
         saver=anything,
-        ledger_file=anything,
         preemption=anything,
     )
 
@@ -71,7 +70,7 @@ def run_names(monkeypatch: pytest.MonkeyPatch, config: Config, *, steps: int, pe
         monkeypatch.setattr(hook, "run", lambda _, hook=hook: names.append(hook.name))
     # It runs once.
     monkeypatch.setattr(hooks[0], "run", lambda _: (names.append("first_step"), setattr(hooks[0], "_is_due", False)))
-    loop = Loop(context, SimpleNamespace(), LedgerFile(None), hooks)  # type: ignore[arg-type]
+    loop = Loop(context, SimpleNamespace(), Ledger(), hooks)  # type: ignore[arg-type]
     found = []
     for step in range(1, steps + 1):
         context.progress.step, context.progress.cursor = step, Cursor(step // per_epoch, step % per_epoch)
@@ -148,7 +147,7 @@ def test_hooks_are_asked_together_at_their_intervals_and_epoch_ends(
 ) -> None:
     context = make_context(CONFIG, 8)
     hooks = [Counts(interval) for interval in intervals]
-    loop = Loop(context, SimpleNamespace(), LedgerFile(None), [*hooks])  # type: ignore[arg-type]
+    loop = Loop(context, SimpleNamespace(), Ledger(), [*hooks])  # type: ignore[arg-type]
     for step in range(1, 9):
         context.progress.step, context.progress.cursor = step, Cursor(step // 5, step % 5)
         loop.run_hooks()
