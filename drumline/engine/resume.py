@@ -11,7 +11,7 @@ import json
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -35,80 +35,44 @@ from drumline.watch.diagnosis.diagnosis_files import read_diagnoses
 from drumline.watch.heartbeat import Phase
 
 MOST_AT_ONE_STEP = 3
+# What a checkpoint records about its run, as far as a resumed run reads it.
+_FACTS = {"task": str, "config": dict, "world_size": int, "batch_size": int}
 
 
-@dataclass(frozen=True, kw_only=True)
-class EarlierFailure:
-    """What ended the start before this one. Times are Unix seconds."""
-
-    cause: str
-    rank: int | None
-    """None: the whole host."""
-    host: str
-    step: int | None
-    failed_at: float
-    diagnosed_at: float
-
-    def report(self, reporter: Reporter, *, step: int) -> None:
-        """After `step`, the first of this start, once the device has finished it."""
-        reporter.report(
-            "recovered",
-            step=step,
-            cause=self.cause,
-            told_rank=self.rank,
-            told_host=self.host,
-            seconds=max(0.0, time.time() - self.failed_at),
-            seconds_to_diagnosis=max(0.0, self.diagnosed_at - self.failed_at),
-            lost_steps=None if self.step is None else max(0, self.step - (step - 1)),
-        )
-
-
-@dataclass(frozen=True)
-class _Launch:
-    """What `launch.json` holds."""
-
-    launch: str
-    """Its name."""
-    starts: list[int] = field(default_factory=list)
-    """How many diagnoses of it there were at each of its starts."""
-    refused: dict[str, Any] | None = None
-    """What was found when a restart was refused; that is final, whatever a sidecar makes of the refusal."""
-
-
-def begin_launch(folder: RunFolder, ddp: DDPManager) -> EarlierFailure | None:
-    """Collective: at a restart all ranks refuse together what would fail again. Rank 0 gets what happened."""
-    found: dict[str, Any] | None = None
-    if ddp.is_main_process():
-        found = look_back(folder, is_restart=ddp.is_restart)
+def begin_launch(folder: RunFolder, ddp: DDPManager) -> dict[str, Any] | None:
+    """Collective: at a restart all ranks refuse together what would fail again. Rank 0 gets what ended the start before
+    this one, for `report_recovery`."""
+    found: Any = look_back(folder, is_restart=ddp.is_restart) if ddp.is_main_process() else None
     found = broadcast_json(found, device=ddp.device)
-    assert found is not None
     if found["refusal"] is not None:
         what, next_step = found["refusal"]
         # The place is where it failed; the refusal is raised on every rank.
         raise HangError(what, next_step=next_step, place=Place(**found["place"]))
-    return EarlierFailure(**found["failure"]) if found["failure"] and ddp.is_main_process() else None
+    failure: dict[str, Any] | None = found["failure"]
+    return failure if ddp.is_main_process() else None
 
 
 def look_back(folder: RunFolder, *, is_restart: bool) -> dict[str, Any]:
     """On rank 0: `refusal` (what and next, or None), its `place`, and `failure`: what is new since the last start."""
-    launch = (_read_launch(folder.launch_file) if is_restart else None) or _Launch(uuid.uuid4().hex)
-    if launch.refused is not None:  # torchrun tries again all the same
-        return launch.refused
-    starts = launch.starts
-    diagnoses = diagnoses_of_launch(folder.diagnoses, launch.launch) if starts else []
-    launch = replace(launch, starts=[*starts, len(diagnoses)])
+    launch = _read_launch(folder.launch_file) if is_restart else None
+    launch = launch or {"launch": uuid.uuid4().hex, "starts": [], "refused": None}
+    if launch["refused"] is not None:  # torchrun tries again all the same
+        return dict(launch["refused"])
+    diagnoses = diagnoses_of_launch(folder.diagnoses, launch["launch"]) if launch["starts"] else []
+    starts = [*launch["starts"], len(diagnoses)]
     # One start may have ended with several: in a network partition each side makes its own. The first is the cause.
-    by_start = [diagnoses[begin:end] for begin, end in pairwise(launch.starts) if end > begin]
-    last = by_start[-1][0] if by_start else None
-    is_new = bool(starts) and len(diagnoses) > starts[-1]
+    firsts = [diagnoses[begin] for begin, end in pairwise(starts) if begin < min(end, len(diagnoses))]
+    last = firsts[-1] if firsts else None
+    is_new = len(starts) > 1 and starts[-1] > starts[-2]
     found = {
-        "refusal": check_same_step([some[0] for some in by_start], folder.diagnoses),
+        "refusal": check_same_step(firsts, folder.diagnoses),
         "place": {} if last is None else {name: last["diagnosis"][name] for name in ("host", "rank", "step")},
-        "failure": asdict(_failure_in(last)) if last is not None and is_new else None,
+        "failure": _failure_in(last) if last is not None and is_new else None,
     }
     make_own_folder(folder.launch_file.parent)
-    launch = replace(launch, refused=found if found["refusal"] else None)
-    write_whole(folder.launch_file, json.dumps(asdict(launch)) + "\n")
+    # A refusal is final, whatever a sidecar makes of it.
+    launch = {**launch, "starts": starts, "refused": found if found["refusal"] else None}
+    write_whole(folder.launch_file, json.dumps(launch) + "\n")
     return found
 
 
@@ -139,30 +103,39 @@ def check_same_step(diagnoses: Sequence[Mapping[str, Any]], folder: Path) -> tup
     return as_list(heading, [str(record["diagnosis"]["what"]) for record in same]), next_step
 
 
-def _failure_in(record: Mapping[str, Any]) -> EarlierFailure:
+def _failure_in(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What a diagnosis says about a failure. Times are Unix seconds; `rank` is None where it is the whole host."""
     diagnosis, diagnosed_at = record["diagnosis"], float(record["time"])
-    return EarlierFailure(
-        cause=str(diagnosis["cause"]),
-        rank=diagnosis["rank"],
-        host=diagnosis["host"],
-        step=diagnosis["step"],
-        failed_at=diagnosed_at - float(diagnosis["since_s"]),
-        diagnosed_at=diagnosed_at,
+    names = ("cause", "rank", "host", "step")
+    times = {"failed_at": diagnosed_at - float(diagnosis["since_s"]), "diagnosed_at": diagnosed_at}
+    return {**{name: diagnosis[name] for name in names}, **times}
+
+
+def report_recovery(failure: Mapping[str, Any], reporter: Reporter, *, step: int) -> None:
+    """After `step`, the first of this start, once the device has finished it."""
+    reporter.report(
+        "recovered",
+        step=step,
+        cause=failure["cause"],
+        told_rank=failure["rank"],
+        told_host=failure["host"],
+        seconds=max(0.0, time.time() - failure["failed_at"]),
+        seconds_to_diagnosis=max(0.0, failure["diagnosed_at"] - failure["failed_at"]),
+        lost_steps=None if failure["step"] is None else max(0, failure["step"] - (step - 1)),
     )
 
 
-def _read_launch(path: Path) -> _Launch | None:
+def _read_launch(path: Path) -> dict[str, Any] | None:
+    """`launch`: its name; `starts`: how many diagnoses of it there were at each of its starts; `refused`: what was
+    found when a restart was refused. None: there is no such file, or it is damaged."""
     try:
         record = parse_json(read_regular(path))
         starts, refused = record["starts"], record["refused"]
         if not all(type(number) is int for number in starts) or not isinstance(refused, dict | None):
             return None
-        return _Launch(str(record["launch"]), starts, refused)
+        return {"launch": str(record["launch"]), "starts": starts, "refused": refused}
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-_FACTS = {"task": str, "config": dict, "world_size": int, "batch_size": int}
 
 
 @dataclass(frozen=True)

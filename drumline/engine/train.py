@@ -21,7 +21,7 @@ from drumline.engine.loop import Loop, between_steps
 from drumline.engine.non_finite import NonFinite
 from drumline.engine.output import StartClock, WatchNotices, divert_output, open_reporter, report_end, report_start
 from drumline.engine.preemption import Preemption, report_preemption, watching_for_notice
-from drumline.engine.resume import EarlierFailure, begin_launch, find_newest, report_resume, resume
+from drumline.engine.resume import begin_launch, find_newest, report_recovery, report_resume, resume
 from drumline.engine.run_context import RunContext, RunRequest, facts_of
 from drumline.engine.run_folder import RunFolder, locked, set_aside, write_whole
 from drumline.engine.saver import Saver
@@ -186,7 +186,7 @@ def _make_step(context: RunContext, facts: dict[str, Any], stack: ExitStack) -> 
 
 
 def _after_first_step(
-    context: RunContext, facts: Mapping[str, Any], clock: StartClock, failure: EarlierFailure | None
+    context: RunContext, facts: Mapping[str, Any], clock: StartClock, failure: Mapping[str, Any] | None
 ) -> None:
     """Write the settings that the run is trained with, and how they changed on the way. Not before the first step: a
     start that is refused changes nothing."""
@@ -200,4 +200,4 @@ def _after_first_step(
             folder.settings_history.unlink(missing_ok=True)
     clock.report(context.reporter, step=step)
     if failure is not None:
-        failure.report(context.reporter, step=step)
+        report_recovery(failure, context.reporter, step=step)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from drumline.engine import resume
-from drumline.engine.resume import EarlierFailure, look_back
+from drumline.engine.resume import look_back, report_recovery
 from drumline.engine.run_folder import RunFolder
 from drumline.metrics.display import event_line
 from drumline.metrics.events import Event, Reporter
@@ -114,9 +114,9 @@ def test_the_time_from_fault_to_step_is_told(
 ) -> None:
     events: list[Event] = []
     monkeypatch.setattr(resume.time, "time", lambda: 112.0)
-    failure = EarlierFailure(cause=cause, rank=rank, host="b", step=fault_step, failed_at=100.0, diagnosed_at=103.0)
+    failure = {"cause": cause, "rank": rank, "host": "b", "step": fault_step, "failed_at": 100.0, "diagnosed_at": 103.0}
     with Reporter([events.append], rank=0, host="a") as reporter:
-        failure.report(reporter, step=51)
+        report_recovery(failure, reporter, step=51)
     (event,) = events
     assert (event["kind"], event["step"], event["seconds"], event["seconds_to_diagnosis"]) == (
         "recovered",
