@@ -19,7 +19,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
 import torch.distributed as dist
@@ -31,10 +30,11 @@ from drumline.engine.output import screen
 from drumline.engine.run_context import RunContext
 from drumline.engine.run_folder import write_whole
 from drumline.errors import ExitCode, log
-from drumline.launch.spot_notice import Probe, make_probe
+from drumline.launch.spot_notice import make_probe
 from drumline.launch.startup import SAME_SIGNAL_S
 from drumline.manager import DDPManager
 from drumline.net.sealed_store import SealedStore
+from drumline.processes import EXITED, state_of
 from drumline.terminal import print_message
 from drumline.text import named_ranks
 
@@ -167,7 +167,7 @@ class Preemption:
         """Whether a rank of this host has exited."""
         assert self._store is not None
         known = [key for key in self._local_ranks if self._store.check([key])]
-        return not all(_is_running(int(pid)) for pid in self._store.multi_get(known))
+        return any(state_of(int(pid)) in EXITED for pid in self._store.multi_get(known))
 
     def _tick(self) -> bool:
         if self._vote is None:
@@ -223,16 +223,6 @@ def report_preemption(context: RunContext, preemption: Preemption) -> None:
     ddp.barrier()
 
 
-def _is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass  # of another user, in a container that shares the host's name
-    return True
-
-
 class SignalPipe:
     """Signals, received by a thread over a pipe. Python runs a signal's handler when its main thread returns from what
     it does, which in a collective may be never; the system writes to the pipe at once.
@@ -245,7 +235,8 @@ class SignalPipe:
         signal.set_wakeup_fd(self._in, warn_on_full_buffer=False)
         self._before: dict[int, Any] = {}
         for number in signals:
-            self._before[number] = signal.signal(number, _do_nothing)
+            # Only signals that have a handler are written to the pipe.
+            self._before[number] = signal.signal(number, lambda *_: None)
             signal.siginterrupt(number, False)
         os.register_at_fork(after_in_child=self._restore_in_child)
 
@@ -280,10 +271,6 @@ class SignalPipe:
             signal.signal(number, handler)
 
 
-def _do_nothing(number: int, frame: FrameType | None) -> None:
-    """Only signals that have a handler are written to the pipe."""
-
-
 @contextmanager
 def watching_for_notice(notice: str | None, ddp: DDPManager, preemption: Preemption) -> Iterator[None]:
     """While the block runs, one rank of each node asks for a notice (`--watch.notice`), in a thread of its own: the
@@ -294,29 +281,27 @@ def watching_for_notice(notice: str | None, ddp: DDPManager, preemption: Preempt
         return
     probe, every_s = make_probe(notice)
     ended = threading.Event()
+
+    def ask() -> None:
+        has_warned = False
+        while not ended.is_set():
+            try:
+                text = probe()
+            except Exception as error:
+                if not has_warned:
+                    log.warning(
+                        f"watch.notice {notice} failed: {type(error).__name__}: {error}; retrying every {every_s:g} s "
+                        "without another warning"
+                    )
+                text, has_warned = None, True
+            if text and not ended.is_set():
+                preemption.give_notice(text)
+                return
+            ended.wait(every_s)
+
     # A daemon, and not waited for: the user's function may never return.
-    threading.Thread(
-        target=_ask_for_notice, args=(probe, every_s, notice, preemption, ended), name="drumline-notice", daemon=True
-    ).start()
+    threading.Thread(target=ask, name="drumline-notice", daemon=True).start()
     try:
         yield
     finally:
         ended.set()
-
-
-def _ask_for_notice(probe: Probe, every_s: float, notice: str, preemption: Preemption, ended: threading.Event) -> None:
-    has_warned = False
-    while not ended.is_set():
-        try:
-            text = probe()
-        except Exception as error:
-            if not has_warned:
-                log.warning(
-                    f"watch.notice {notice} failed: {type(error).__name__}: {error}; retrying every {every_s:g} s "
-                    "without another warning"
-                )
-            text, has_warned = None, True
-        if text and not ended.is_set():
-            preemption.give_notice(text)
-            return
-        ended.wait(every_s)

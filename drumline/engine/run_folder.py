@@ -13,7 +13,6 @@ import fcntl
 import os
 import socket
 import struct
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +30,8 @@ from drumline.untrusted import (
 )
 
 MAX_LOCK_BYTES = 1024
+# struct flock: type, whence, start, length, process.
+_FLOCK = struct.Struct("hhqqi0q")
 
 
 class RunFolder:
@@ -149,20 +150,11 @@ def job_at_work(folder: RunFolder) -> str | None:
     keep out a job that starts at this moment."""
     try:
         with open_regular(folder.path / ".lock") as file:
-            if not _is_locked(file.fileno()):
-                return None
-            return file.read(MAX_LOCK_BYTES).decode(errors="replace").strip()
+            found = fcntl.fcntl(file, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_RDLCK, 0, 0, 0, 0))
+            is_locked = _FLOCK.unpack(found)[0] != fcntl.F_UNLCK
+            return file.read(MAX_LOCK_BYTES).decode(errors="replace").strip() if is_locked else None
     except OSError:
         return None
-
-
-def _is_locked(descriptor: int) -> bool:
-    # struct flock as the system has it: type, whence, start, length, process; on macOS the type comes late.
-    layout, place = ("qqihh", 3) if sys.platform == "darwin" else ("hhqqi0q", 0)
-    asked = [0] * 5
-    asked[place] = fcntl.F_RDLCK
-    answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, struct.pack(layout, *asked))
-    return bool(struct.unpack(layout, answer)[place] != fcntl.F_UNLCK)
 
 
 def write_whole(path: Path, text: str) -> None:
