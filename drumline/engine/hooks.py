@@ -140,14 +140,14 @@ class Evaluate(Hook):
         if (loader := context.job.eval_loader) is None:
             return
         if self._trace is not None:
-            self._trace.begin_evaluation()
+            self._trace.write("evaluation")
         started = time.perf_counter()
         with context.throughput.paused():
             metrics = evaluate(context.job, loader)
         context.metrics.clear()
         context.metrics.update(metrics)
         if self._trace is not None:
-            self._trace.end_evaluation(metrics)
+            self._trace.write("evaluated", metrics=metrics)
         context.reporter.report(
             "evaluation",
             step=context.progress.step,

@@ -34,7 +34,7 @@ from drumline.errors import TrainingError
 from drumline.metrics.events import EventLog
 
 NUM_BYTES = 8
-"""Of a hash."""
+"""The length of a hash."""
 
 
 class TracedStep:
@@ -49,11 +49,10 @@ class TracedStep:
         self.grad_norm: Tensor | None = None
         with self._errors_explained():
             self._log = EventLog(self._path)
-        try:
-            self._write("start", world_size=self._job.ddp.world_size, pid=os.getpid(), **self._tensors())
-        except BaseException:
-            self.close()
-            raise
+
+    def start(self) -> None:
+        """Write what the attempt starts from."""
+        self.write("start", world_size=self._job.ddp.world_size, pid=os.getpid(), **self._tensors())
 
     def __call__(self, step: Step) -> None:
         """Collective: one optimizer step, and its line in the trace."""
@@ -61,13 +60,11 @@ class TracedStep:
         self._inner(step._replace(micro_batches=self._hashed(step)))
         self.grad_norm = self._inner.grad_norm
         number, epoch = self._progress.step + 1, step.plan.epoch
-        self._write("step", step=number, epoch=epoch, batches=self._batches, **self._tensors())
+        self.write("step", step=number, epoch=epoch, batches=self._batches, **self._tensors())
 
-    def begin_evaluation(self) -> None:
-        self._write("evaluation")
-
-    def end_evaluation(self, metrics: Mapping[str, float]) -> None:
-        self._write("evaluated", metrics=metrics)
+    def write(self, kind: str, **fields: Any) -> None:
+        with self._errors_explained():
+            self._log({"kind": kind, "step": self._progress.step, **fields})
 
     def close(self) -> None:
         self._log.close()
@@ -102,10 +99,6 @@ class TracedStep:
         unsaved = {name: hash_tensor(one) for name, one in job.model.named_buffers() if name not in saved}
         return {"tensors": hashes | documents, "unsaved": unsaved}
 
-    def _write(self, kind: str, **fields: Any) -> None:
-        with self._errors_explained():
-            self._log({"kind": kind, "step": self._progress.step, **fields})
-
     @contextmanager
     def _errors_explained(self) -> Iterator[None]:
         try:
@@ -118,13 +111,12 @@ class TracedStep:
 
 
 def hash_tensor(tensor: Tensor) -> str:
-    """Of a tensor's type, shape and bits, wherever it is."""
-    return _digest(_describe(tensor), _bits(tensor))
+    """The hash of a tensor's type, shape and bits, wherever it is."""
+    return _add(blake3(), tensor).hexdigest(NUM_BYTES)
 
 
 def hash_json(document: Any) -> str:
-    """Of a document that JSON can hold."""
-    return _digest(json.dumps(document, sort_keys=True).encode())
+    return blake3(json.dumps(document, sort_keys=True).encode()).hexdigest(NUM_BYTES)
 
 
 def hash_samples(batch: Any, size: int) -> tuple[list[str], str]:
@@ -137,11 +129,9 @@ def hash_samples(batch: Any, size: int) -> tuple[list[str], str]:
             rest.update(f"{place}={leaf!r};".encode())
         elif tensor.dim() and tensor.shape[0] == size and tensor.layout is torch.strided:
             for sample, row in zip(samples, tensor.detach().cpu(), strict=True):
-                sample.update(place.encode() + _describe(row))
-                sample.update(_bits(row))
+                _add(sample.update(place.encode()), row)
         else:
-            rest.update(place.encode() + _describe(tensor))
-            rest.update(_bits(tensor))
+            _add(rest.update(place.encode()), tensor)
     return [sample.hexdigest(NUM_BYTES) for sample in samples], rest.hexdigest(NUM_BYTES)
 
 
@@ -175,20 +165,9 @@ def _is_numbers(leaf: Any) -> bool:
     return isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufc"
 
 
-def _describe(tensor: Tensor) -> bytes:
-    return f"{tensor.dtype}{list(tensor.shape)}:".encode()
-
-
-def _bits(tensor: Tensor) -> memoryview:
+def _add(digest: blake3, tensor: Tensor) -> blake3:
     dense = tensor.detach().cpu()
     if dense.layout is not torch.strided:
         dense = dense.to_dense()
-    plain = dense.resolve_conj().resolve_neg().contiguous()
-    return plain.reshape(-1).view(torch.uint8).numpy().data
-
-
-def _digest(*parts: bytes | memoryview) -> str:
-    digest = blake3()
-    for part in parts:
-        digest.update(part)
-    return digest.hexdigest(NUM_BYTES)
+    bits = dense.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    return digest.update(f"{tensor.dtype}{list(tensor.shape)}:".encode()).update(bits.numpy().data)

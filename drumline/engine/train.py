@@ -182,6 +182,7 @@ def _make_step(context: RunContext, facts: dict[str, Any], stack: ExitStack) -> 
         return step, None
     traced = TracedStep(step, context)
     stack.callback(traced.close)
+    traced.start()
     return traced, traced
 
 
