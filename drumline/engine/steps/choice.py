@@ -49,18 +49,14 @@ def make_step(
             bucket_bytes=int(config.dist.bucket_cap_mb * 2**20),
             find_unused=config.dist.find_unused_parameters,
         )
-    clip_norm, sends_buffers = config.optim.clip_norm, config.dist.broadcast_buffers
-
-    def eager() -> AnyStep:
-        return TrainStep(job, clip_norm=clip_norm, sends_buffers=sends_buffers)
-
-    def compiled() -> AnyStep:
-        return CompiledStep(job, clip_norm=clip_norm, sends_buffers=sends_buffers)
-
-    kinds: dict[str, Callable[[], AnyStep]] = {"eager": eager, "compile": compiled}
+    settings: dict[str, Any] = {"clip_norm": config.optim.clip_norm, "sends_buffers": config.dist.broadcast_buffers}
+    kinds: dict[str, Callable[[], AnyStep]] = {
+        "eager": lambda: TrainStep(job, **settings),
+        "compile": lambda: CompiledStep(job, **settings),
+    }
     if job.ddp.device.type == "cuda":
-        kinds["graph"] = lambda: GraphStep(eager(), job, note=note)
-        kinds["compiled_graph"] = lambda: GraphStep(compiled(), job, note=note)
+        kinds["graph"] = lambda: GraphStep(kinds["eager"](), job, note=note)
+        kinds["compiled_graph"] = lambda: GraphStep(kinds["compile"](), job, note=note)
     if config.train.step == "auto" and chosen not in kinds:
         return AutoStep(kinds, device=job.ddp.device, on_choice=on_choice, note=note)
     wanted = chosen if chosen and config.train.step == "auto" else config.train.step
@@ -83,10 +79,8 @@ class AutoStep:
         on_choice: Callable[[str], None],
         note: Callable[[str], None],
     ) -> None:
-        self._kinds = dict(kinds)
-        self._left = list(kinds)
-        self._device = device
-        self._on_choice, self._note = on_choice, note
+        self._left = list(kinds.items())
+        self._device, self._on_choice, self._note = device, on_choice, note
         self._steps: dict[str, AnyStep] = {}
         self._seconds: dict[str, float] = {}
         self._is_settled = False
@@ -102,8 +96,8 @@ class AutoStep:
             self._count(step, begin)
 
     def _try_next(self) -> None:
-        self._name = self._left.pop(0)
-        self._step = self._steps[self._name] = self._kinds[self._name]()
+        self._name, make = self._left.pop(0)
+        self._step = self._steps[self._name] = make()
         self._num_taken = self._num_samples = 0
         self._times: list[tuple[float | torch.cuda.Event, float | torch.cuda.Event]] = []
 
@@ -145,15 +139,12 @@ def _time_point(device: torch.device) -> float | torch.cuda.Event:
 
 def _seconds_between(begin: float | torch.cuda.Event, end: float | torch.cuda.Event) -> float:
     """Waits until the device has reached the second."""
-    if isinstance(begin, torch.cuda.Event):
-        assert isinstance(end, torch.cuda.Event)
-        end.synchronize()
-        return float(begin.elapsed_time(end)) / 1000
-    assert isinstance(end, float)
-    return end - begin
-
-
-_EARLY = "force_non_lazy_backward_lowering"
+    if isinstance(begin, float) and isinstance(end, float):
+        return end - begin
+    assert not isinstance(begin, float)
+    assert not isinstance(end, float)
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1000
 
 
 class CompiledStep:
@@ -165,7 +156,6 @@ class CompiledStep:
         self._full = TrainStep(job, compute_loss=compiled(loss_function(job.task)), **settings)
         self._short = TrainStep(job, **settings)
         self.grad_norm: Tensor | None = None
-        """Of the latest step, before clipping; on the device."""
 
     def __call__(self, step: Step) -> None:
         """Collective: one optimizer step."""
@@ -179,27 +169,24 @@ def compiled(function: LossFunction) -> LossFunction:
     from torch._functorch import config as functorch_config  # which takes a while, and few need it
 
     # The backward pass too: torch would else compile it in the first one, where it is too late to fall back.
-    if hasattr(functorch_config, _EARLY):
-        setattr(functorch_config, _EARLY, True)
+    early = "force_non_lazy_backward_lowering"
+    if hasattr(functorch_config, early):
+        setattr(functorch_config, early, True)
     compiled_function = torch.compile(function)
     is_off = False
 
     def parts(model: nn.Module, batch: Any) -> LossParts:
         nonlocal is_off
-        if is_off:
-            return function(model, batch)
-        try:
-            return compiled_function(model, batch)
-        except torch._dynamo.exc.TorchDynamoException as error:
-            is_off = True
-            log.warning(
-                f"steps are not compiled but run operation by operation, because torch.compile failed: {_reason(error)}"
-            )
-            return function(model, batch)
+        if not is_off:
+            try:
+                return compiled_function(model, batch)
+            except torch._dynamo.exc.TorchDynamoException as error:
+                is_off = True
+                lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [repr(error)]
+                reason = next((line for line in lines if "Error" in line or "compiler" in line), lines[0])
+                log.warning(
+                    f"steps are not compiled but run operation by operation, because torch.compile failed: {reason}"
+                )
+        return function(model, batch)
 
     return parts
-
-
-def _reason(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return next((line for line in lines if "Error" in line or "compiler" in line), lines[0] if lines else repr(error))

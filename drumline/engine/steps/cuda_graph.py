@@ -56,6 +56,9 @@ class CapturedStep:
         self, run: Callable[[Step], None], step: Step, micro_batches: Sequence[MicroBatch], shape: Shape, pool: Any
     ) -> None:
         """Capture what `run` does with such a step; nothing is computed yet. Raises what CUDA refuses."""
+        self.host_weight = 0.0
+        """What a step of it adds to the meter on the host."""
+        self.grad_norm: Tensor | None = None
         self._inputs = [tensor.clone() for tensor in shape.tensors]
         inputs = iter(self._inputs)
         leaves = iter([next(inputs) if isinstance(leaf, Tensor) else leaf for leaf in shape.leaves])

@@ -110,7 +110,9 @@ class TrainStep:
             with nullcontext() if micro.is_last else self._no_sync():
                 loss = self._forward(micro)
                 weight = self._add_weight(weight, loss.weight, micro)
-                reduction = self._send_weight(weight) if micro.is_last else None
+                reduction = None
+                if micro.is_last and weight is not None and self._world_size > 1:
+                    reduction = dist.all_reduce(weight, async_op=True)
                 self._backward(loss, scale if micro.size else 0.0)
             self._measure(loss, micro)
             if not micro.is_last:
@@ -163,12 +165,6 @@ class TrainStep:
             return None
         total = torch.zeros((), dtype=torch.float64, device=self._device) if so_far is None else so_far
         return total.add_(weight) if micro.size else total
-
-    def _send_weight(self, weight: Tensor | None) -> dist.Work | None:
-        if weight is None or self._world_size == 1:
-            return None
-        work: dist.Work = dist.all_reduce(weight, async_op=True)
-        return work
 
     def _update(self, correction: Tensor | None) -> None:
         self._heartbeat.mark(OPTIMIZER)

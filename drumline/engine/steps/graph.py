@@ -10,7 +10,7 @@ generator's state. So a captured step has the bits of an eager one.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -58,15 +58,6 @@ class ShapesSeen:
         return "observe"
 
 
-class _ShapeGraph(NamedTuple):
-    """The graph of one shape."""
-
-    captured: CapturedStep
-    host_weight: float
-    """What a step of it adds to the meter on the host."""
-    grad_norm: Tensor | None
-
-
 class GraphStep:
     """Takes the steps of `inner`, captured where that is possible. `note` logs a sentence."""
 
@@ -78,7 +69,7 @@ class GraphStep:
         self._pool = torch.cuda.graph_pool_handle()
         self._seen = ShapesSeen()
         self._has_too_many = False
-        self._graphs: dict[Hashable, _ShapeGraph] = {}
+        self._graphs: dict[Hashable, CapturedStep] = {}
         self._is_off = False
         self.grad_norm: Tensor | None = None
         if isinstance(job.applied, DistributedDataParallel):
@@ -101,7 +92,7 @@ class GraphStep:
         if graph is not None:
             self._heartbeat.next_micro()
             self._heartbeat.mark(FORWARD)
-            graph.captured.replay(shape)
+            graph.replay(shape)
             self._heartbeat.mark(OPTIMIZER)
             self._job.meter.host_weight += graph.host_weight
             self.grad_norm = graph.grad_norm
@@ -110,7 +101,7 @@ class GraphStep:
         self._inner(step)
         self.grad_norm = self._inner.grad_norm
 
-    def _run_or_capture(self, shape: Shape, step: Step, micro_batches: list[MicroBatch]) -> _ShapeGraph | None:
+    def _run_or_capture(self, shape: Shape, step: Step, micro_batches: list[MicroBatch]) -> CapturedStep | None:
         """The graph of a shape that was seen often enough; otherwise None, and the step has run."""
         if shape.key not in self._seen and not self._accepts(shape):
             self._run(step)
@@ -141,7 +132,7 @@ class GraphStep:
             self._note(f"a step of a new shape ({shape}) runs eagerly until it was seen {STEPS_OF_A_SHAPE} times")
         return True
 
-    def _capture(self, shape: Shape, step: Step, micro_batches: list[MicroBatch]) -> _ShapeGraph | None:
+    def _capture(self, shape: Shape, step: Step, micro_batches: list[MicroBatch]) -> CapturedStep | None:
         device, meter = self._job.ddp.device, self._job.meter
         rng, weight = torch.cuda.get_rng_state(device), meter.host_weight
         try:
@@ -157,9 +148,10 @@ class GraphStep:
             self._run(step._replace(micro_batches=iter(micro_batches)))
             return None
         self._job.captured_steps.add(captured)
-        self._graphs[shape.key] = _ShapeGraph(captured, meter.host_weight - weight, self._inner.grad_norm)
+        self._graphs[shape.key] = captured
+        captured.host_weight, captured.grad_norm = meter.host_weight - weight, self._inner.grad_norm
         meter.host_weight = weight
-        return self._graphs[shape.key]
+        return captured
 
     def _turn_off(self, reason: str) -> None:
         self._is_off = True
