@@ -8,12 +8,11 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from drumline.data.evaluation_loader import EvaluationLoader
 from drumline.distributed.collectives import all_sum, broadcast_json
@@ -311,12 +310,22 @@ def evaluate(job: Job, loader: EvaluationLoader) -> dict[str, float]:
     model, device = job.model, job.ddp.device
     job.ddp.heartbeat.mark(Phase.EVALUATION)
     LiveBuffers(model).broadcast()
-    with evaluation_mode(model):
-        names, sums = _sum_batches(job, loader)
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    names, sums = _sum_batches(job, loader)
+    for module, was_training in modes:  # a user may have put parts of the model into eval mode for good
+        module.training = was_training
     # Rank 0 always has the first batch; a rank that has none learns the names from it.
     mine = [loader.num_batches, loader.digest]
     names, expected = broadcast_json([names, mine], device=device)
-    _check_stream(mine, expected, rank=job.ddp.rank)
+    if mine != expected:  # only a stream's: of anything else the ranks have compared samples before the first step
+        what = "an evaluation stream whose first sample differs from that of rank 0"
+        if mine[0] != expected[0]:
+            what = f"{mine[0]} evaluation batches from its stream, rank 0 {expected[0]}"
+        raise TrainingError(
+            f"rank {job.ddp.rank} read {what}",
+            next_step="let every rank read the whole evaluation stream in one order: Drumline splits it by batches",
+        )
     table = torch.zeros(expected[0], 1 + len(names), dtype=torch.float64, device=device)
     for number, row in sums.items():
         table[number] = row
@@ -324,18 +333,6 @@ def evaluate(job: Job, loader: EvaluationLoader) -> dict[str, float]:
     if weight <= 0:
         raise TrainingError("the weights of the evaluation set add up to 0, so it has no mean loss")
     return job.reported({name: total / weight for name, total in zip(names, totals, strict=True)})
-
-
-@contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Each module gets its own mode back: a user may have put parts of the model into eval mode for good."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, was_training in modes:
-            module.training = was_training
 
 
 def _sum_batches(job: Job, loader: EvaluationLoader) -> tuple[list[str], dict[int, Tensor]]:
@@ -350,18 +347,3 @@ def _sum_batches(job: Job, loader: EvaluationLoader) -> tuple[list[str], dict[in
         row = [size if loss.weight is None else loss.weight, loss.total, *loss.metrics.values()]
         sums[number] = torch.stack([torch.as_tensor(value, device=job.ddp.device).double() for value in row])
     return names, sums
-
-
-def _check_stream(mine: list[Any], expected: list[Any], *, rank: int) -> None:
-    """Only a stream can differ: of anything else the ranks have compared samples before the first step."""
-    if mine == expected:
-        return
-    what = (
-        f"{mine[0]} evaluation batches from its stream, rank 0 {expected[0]}"
-        if mine[0] != expected[0]
-        else "an evaluation stream whose first sample differs from that of rank 0"
-    )
-    raise TrainingError(
-        f"rank {rank} read {what}",
-        next_step="let every rank read the whole evaluation stream in the same order: Drumline splits it by batches",
-    )
