@@ -193,13 +193,7 @@ def build_job(
         eval_loader=eval_loader,
         meter=meter,
         finite=FiniteSteps(
-            config.train.on_nan,
-            meter=meter,
-            buffers=LiveBuffers(model),
-            optimizer=optimizer,
-            scaler=scaler,
-            device=device,
-            waits_for_device=device.type != "cpu",
+            config.train.on_nan, meter, LiveBuffers(model), optimizer, scaler, waits_for_device=device.type != "cpu"
         ),
         batch=batch,
         data_fingerprint=data_fingerprint,

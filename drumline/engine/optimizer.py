@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -76,9 +76,6 @@ def rate_of(optimizer: Optimizer) -> float:
     return float(optimizer.param_groups[0]["lr"])
 
 
-OnNan = Literal["stop", "skip", "warn"]
-
-
 class FiniteSteps:
     """Counts on the device which steps were not finite, so that no step waits, and a captured step does it too. One for
     a job, whatever kinds of step it takes. `--train.on_nan` decides what is counted, and what becomes of the update:
@@ -97,21 +94,20 @@ class FiniteSteps:
 
     def __init__(
         self,
-        on_nan: OnNan,
-        *,
+        on_nan: str,
         meter: Meter,
         buffers: LiveBuffers,
         optimizer: Optimizer,
         scaler: GradScaler | None,
-        device: torch.device,
-        waits_for_device: bool = False,
+        *,
+        waits_for_device: bool,
     ) -> None:
         """`waits_for_device`: to read a number is to wait for the device."""
         self.skips = on_nan == "skip"
-        self.counts = torch.zeros(2, dtype=meter.dtype, device=device)
+        self.counts = torch.zeros(2, dtype=meter.dtype, device=meter.loss.device)
         """Since they were last set to zero: steps that were not finite, and steps since the first of them."""
         self._num_bad, self._num_since = self.counts.unbind()
-        self._bad = torch.zeros((), device=device)
+        self._bad = torch.zeros((), device=meter.loss.device)
         self._meter, self._buffers, self._optimizer, self._scaler = meter, buffers, optimizer, scaler
         self._kept_buffers: list[Tensor] | None = None
         self._kept_sums: Tensor | None = None
@@ -148,20 +144,19 @@ class FiniteSteps:
 
     def check(self, parameters: Iterable[Tensor], grad_norm: Tensor | None) -> None:
         """The gradients are there: was all finite? Waits for nothing."""
-        if not self.skips:
-            # The sum since the last log line: what is not finite in it stays so.
-            _set_if_not_finite(self._bad, self._meter.loss)
-            self.counts.add_(self._bad)
-            return
-        if self._scaler is not None:
+        if not self.skips or self._scaler is not None:
             number = self._meter.loss
         elif grad_norm is not None:
             number = grad_norm
         else:
             number = largest(parameter.grad for parameter in parameters if parameter.grad is not None)
-        _set_if_not_finite(self._bad, number)
-        self._num_bad.add_(self._bad)
-        self._num_since.add_(self._num_bad.sign())
+        # 1 if the number is not finite, else 0: in two operations, where torch.isfinite takes four.
+        torch.ne(number - number, 0, out=self._bad)
+        if self.skips:
+            self._num_bad.add_(self._bad)
+            self._num_since.add_(self._num_bad.sign())
+        else:  # the sum since the last log line: what is not finite in it stays so
+            self.counts.add_(self._bad)
 
     def update(self) -> None:
         """The optimizer's step, unless it is to be left out. On a GPU the fused ones leave it out by themselves."""
@@ -191,11 +186,6 @@ class FiniteSteps:
         self._buffers.put_back(
             [torch.where(is_skipped, kept, now) if kept.shape == now.shape else kept for kept, now in pairs]
         )
-
-
-def _set_if_not_finite(flag: Tensor, number: Tensor) -> None:
-    """1 if the number is not finite, else 0: in two operations, where torch.isfinite takes four."""
-    torch.ne(number - number, 0, out=flag)
 
 
 def largest(tensors: Iterable[Tensor]) -> Tensor:

@@ -24,15 +24,7 @@ def fixture(
     model = nn.BatchNorm1d(3)
     options: dict[str, Any] = {"momentum": 0.9, "nesterov": True} if kind is SGD else {}
     optimizer, meter = kind(model.parameters(), lr=0.1, fused=fused, **options), Meter(CPU)  # type: ignore[call-arg]
-    finite = FiniteSteps(
-        on_nan,
-        meter=meter,
-        buffers=LiveBuffers(model),
-        optimizer=optimizer,
-        scaler=None,
-        device=CPU,
-        waits_for_device=waits,
-    )
+    finite = FiniteSteps(on_nan, meter, LiveBuffers(model), optimizer, None, waits_for_device=waits)
     return model, optimizer, finite, meter
 
 
