@@ -73,7 +73,7 @@ def time_heartbeats(ddp: DDPManager, path: Path, rounds: int) -> None:
 
 def count_marks(ddp: DDPManager, path: Path) -> None:
     """Those of real steps, by their record."""
-    ddp._heartbeat = HeartbeatWriter(path)
+    ddp.heartbeat = HeartbeatWriter(path)
     taken = engine_steps(ddp, WORK[NAME], InMemoryTask(WORK[NAME]))
     time_steps(taken, STEPS_PER_BLOCK)  # the first one also has those of the start
     first = read_heartbeat(path)
@@ -111,13 +111,13 @@ class NoHeartbeat:
 
 
 def compare_steps(ddp: DDPManager, pairs: int, steps: int) -> None:
-    watched = ddp._heartbeat
+    watched = ddp.heartbeat
     ways = {
         "on": engine_steps(ddp, WORK[NAME], InMemoryTask(WORK[NAME])),
         "off": engine_steps(ddp, WORK[NAME], InMemoryTask(WORK[NAME])),
     }
     for name, heartbeat in (("on", watched), ("off", NoHeartbeat())):
-        ddp._heartbeat = heartbeat  # type: ignore[assignment]
+        ddp.heartbeat = heartbeat  # type: ignore[assignment]
         time_steps(ways[name], STEPS_PER_BLOCK)  # the first step takes the writer, and warms up
     assert ddp.watch_folder is not None
     sidecar = int((ddp.watch_folder / "sidecar.pid").read_text())

@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -87,7 +86,8 @@ class DDPManager:
         self._rendezvous: Rendezvous | None = None
         self._watched: WatchedRank | None = None
         self._monitor: ProgressMonitor | None = None
-        self._heartbeat = HeartbeatWriter()
+        self.heartbeat = HeartbeatWriter()
+        """Read by the sidecar; without one nobody does."""
         self._wrapped: nn.Module | None = None
         self._smallest_batch: int | None = None
         self._in_shards = False
@@ -120,7 +120,7 @@ class DDPManager:
         if self._is_forked():
             return True
         if not broken:
-            self._heartbeat.mark(Phase.LEAVING)
+            self.heartbeat.mark(Phase.LEAVING)
         if self._monitor is not None:
             self._monitor.close()
         if not (in_time := group.leave_group(broken=broken)):
@@ -130,7 +130,7 @@ class DDPManager:
             )
             group.limit_exit(group.LEAVE_S, failed=broken)
         if not broken:
-            self._heartbeat.mark(Phase.LEFT)
+            self.heartbeat.mark(Phase.LEFT)
         if self._watched is not None:
             self._watched.close()
         self._monitor = self._watched = self._device = self._rendezvous = self._wrapped = None
@@ -140,21 +140,18 @@ class DDPManager:
         self.setup()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if self._is_forked():
             return
         first = None
         # To the watchdog, before any call that may block.
         if isinstance(error, SystemExit) and not error.code:
-            self._heartbeat.mark(Phase.LEFT)
+            self.heartbeat.mark(Phase.LEFT)
         elif error is not None:
             self.note_failure(error)
         if isinstance(error, Exception):
             mine = Failure(self.place(), summary(error), ExitCode.TRAINING_FAILED)
             first = self.claim_failure(error, mine)
-            write_failure(os.environ, (first or mine).record())
             error.add_note(f"[{self.place()}]")
         self.cleanup(broken=error is not None)
         if first is not None:
@@ -291,7 +288,7 @@ class DDPManager:
         if not train:
             evaluate: Callable[..., EvaluationLoader] = StreamEvaluationLoader if streams else IndexedEvaluationLoader
             evaluation = evaluate(dataset, sharding=sharding, device=self.device, options=options)
-            evaluation.observer = LoopHeartbeats(self._heartbeat, Phase.EVALUATION, group.collective_counter())
+            evaluation.observer = LoopHeartbeats(self.heartbeat, Phase.EVALUATION, group.collective_counter())
             return evaluation
         self._in_shards = shards is not None
         self._smallest_batch = min(
@@ -300,13 +297,8 @@ class DDPManager:
         self._warn_about_small_batches()
         make: Callable[..., AnyLoader] = StreamLoader if streams else Loader
         loader = make(dataset, sharding=sharding, device=self.device, seed=self._seed, options=options)
-        loader.observer = LoopHeartbeats(self._heartbeat, Phase.USER, group.collective_counter())
+        loader.observer = LoopHeartbeats(self.heartbeat, Phase.USER, group.collective_counter())
         return loader
-
-    @property
-    def heartbeat(self) -> HeartbeatWriter:
-        """This rank's heartbeat, which the sidecar reads; without one nobody does."""
-        return self._heartbeat
 
     @property
     def store(self) -> SealedStore | None:
@@ -320,15 +312,18 @@ class DDPManager:
 
     def note_failure(self, error: BaseException) -> None:
         """Report the failure to the watchdog, before any call that may block."""
-        recorder = self._heartbeat if self._watched is None else self._watched
+        recorder = self.heartbeat if self._watched is None else self._watched
         recorder.fail(summary(error), failure_kind(error))
 
     def claim_failure(self, error: BaseException, mine: Failure) -> Failure | None:
-        """Report to the others that this rank has failed. None: it is the first; otherwise the earlier failure."""
-        if self._rendezvous is None:
-            return None
-        by_rank_0 = not self._topology.agent_hosts_store and self.world_size > 1
-        return claim_failure(self._rendezvous.store, mine, error, rank_0_hosts_store=by_rank_0)
+        """Report to the others, and to the launcher, that this rank has failed. None: it is the first; otherwise the
+        earlier failure."""
+        first = None
+        if self._rendezvous is not None:
+            by_rank_0 = not self._topology.agent_hosts_store and self.world_size > 1
+            first = claim_failure(self._rendezvous.store, mine, error, rank_0_hosts_store=by_rank_0)
+        write_failure(os.environ, (first or mine).record())
+        return first
 
     def _join(self, topology: Topology, device: torch.device) -> None:
         backend = choose_backend(self._wanted_backend, device=device)
@@ -340,14 +335,16 @@ class DDPManager:
             "choice of deterministic kernels": self._deterministic,
             "choice of a sidecar": self._watch.sidecar,
         }
-        compared: dict[str, Any] = {"own": own, "settings": self._settings, "same_code": self._same_code}
+        facts = rank_facts(
+            os.environ, backend=backend, device=device, own=own, settings=self._settings, same_code=self._same_code
+        )
         self._rendezvous = group.join_group(
             topology,
             backend=backend,
             device=device,
             start_timeout_s=self._start_timeout_s,
             train_timeout_s=self._train_timeout_s,
-            facts=rank_facts(os.environ, backend=backend, device=device, **compared),
+            facts=facts,
             environment=os.environ,
         )
 
@@ -364,9 +361,9 @@ class DDPManager:
                 environment=os.environ,
             )
         if self._watched is not None:
-            self._heartbeat = self._watched.heartbeat
-            self._heartbeat.mark(Phase.USER)
-            self._monitor = ProgressMonitor(self._heartbeat, patience_s=self._watch.hang_s, sign=self._versions)
+            self.heartbeat = self._watched.heartbeat
+            self.heartbeat.mark(Phase.USER)
+            self._monitor = ProgressMonitor(self.heartbeat, patience_s=self._watch.hang_s, sign=self._versions)
 
     def _versions(self) -> Hashable:
         """What changes with a backward pass and a step of the optimizer: tensors count what is written to them."""

@@ -18,7 +18,7 @@ from drumline.engine.job import Progress
 from drumline.engine.output import is_diverted, screen
 from drumline.engine.run_folder import RunFolder
 from drumline.errors import DrumlineError, ExitCode, NonFiniteError, Place, TrainingError, UsageError
-from drumline.launch.rank_environment import LOGS_SHOWN, write_failure
+from drumline.launch.rank_environment import LOGS_SHOWN
 from drumline.launch.topology import let_first_rank_report, topology_from
 from drumline.manager import DDPManager
 from drumline.terminal import paragraph, show, shown
@@ -53,10 +53,8 @@ def report_failure(
         raised_by=place,
     )
     first = ddp.claim_failure(error, mine)
-    failure = first or mine
-    write_failure(environment, failure.record())
     _print_once(error, place, first, run=run, log_file=RunFolder(run).log_file(ddp.rank), environment=environment)
-    return failure.exit_code
+    return (first or mine).exit_code
 
 
 def subject(error: BaseException, place: Place) -> Place:
