@@ -28,12 +28,14 @@ from drumline.distributed.collectives import check_same, gather_json
 from drumline.distributed.determinism import machine_facts
 from drumline.distributed.wrap import LiveBuffers, gains_from_channels_last, has_batchnorm, unwrap_model
 from drumline.engine.optimizer import FiniteSteps, make_optimizer, peak_rate
-from drumline.engine.steps.cuda_graph import CAPTURING, CapturedStep, leave_default_stream
 from drumline.errors import UsageError, log
 from drumline.manager import DDPManager
 from drumline.metrics.meters import Meter, check_names
 from drumline.tasks.base import Task
 from drumline.watch.heartbeat import Phase
+
+CAPTURING = ("graph", "compiled_graph", "auto")
+"""The values of `train.step` that capture a graph, or may do so."""
 
 
 @dataclass
@@ -82,8 +84,8 @@ class Job:
     finite: FiniteSteps
     batch: GlobalBatch
     data_fingerprint: str
-    captured_steps: WeakSet[CapturedStep] = field(default_factory=WeakSet)
-    """Those that are still in use."""
+    captured_steps: WeakSet[Any] = field(default_factory=WeakSet)
+    """Those of `steps/graph.py` that are still in use."""
 
     def reported(self, means: dict[str, float]) -> dict[str, float]:
         """What the task makes of the means, for the log."""
@@ -198,6 +200,15 @@ def build_job(
         batch=batch,
         data_fingerprint=data_fingerprint,
     )
+
+
+def leave_default_stream(device: torch.device) -> None:
+    """Make a new stream current: CUDA cannot capture the default stream, and a step is captured on the stream that it
+    was warmed up on. Call it before the model is built: autograd remembers each parameter's first stream."""
+    if torch.cuda.current_stream(device) == torch.cuda.default_stream(device):
+        own = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        own.wait_stream(torch.cuda.default_stream(device))
+        torch.cuda.set_stream(own)
 
 
 def set_arithmetic(train: TrainConfig, device: torch.device) -> None:

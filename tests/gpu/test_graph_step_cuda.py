@@ -28,12 +28,12 @@ from drumline.config.schema import (
 )
 from drumline.data.loader import MicroBatch, Step
 from drumline.data.sharding import Cursor, Sharding, plan_step
-from drumline.engine.job import Progress, build_job, make_manager
+from drumline.engine.job import Progress, build_job, leave_default_stream, make_manager
 from drumline.engine.optimizer import set_rate
 from drumline.engine.run_context import RunRequest
 from drumline.engine.steps import graph
 from drumline.engine.steps.choice import make_step
-from drumline.engine.steps.cuda_graph import CapturedStep, Shape, leave_default_stream
+from drumline.engine.steps.graph import CapturedStep, Shape
 from drumline.engine.train import train
 from drumline.metrics.events import read_events
 from drumline.tasks import ImageClassification

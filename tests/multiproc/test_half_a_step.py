@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from drumline.engine.job import build_job, make_manager
-from drumline.engine.steps.cuda_graph import undo_partial_step
 from drumline.engine.steps.eager import TrainStep
+from drumline.engine.steps.graph import undo_partial_step
 from drumline.tasks.base import Loss
 from tests.jobs import Classify, make_config
 from tests.ranks import run_ranks

@@ -17,7 +17,6 @@ from drumline.data.sharding import StepPlan, shards_of_rank
 from drumline.distributed.collectives import broadcast_json
 from drumline.distributed.determinism import seed_shard
 from drumline.distributed.shard_sum import ShardSum
-from drumline.distributed.wrap import LiveBuffers
 from drumline.engine.job import Job
 from drumline.engine.steps.eager import LossParts, TrainStep, correction_for
 from drumline.errors import UsageError
@@ -39,7 +38,8 @@ class ElasticStep(TrainStep):
         world_size = job.ddp.world_size
         self._seed = seed
         self._is_first_step = True
-        self._shard_buffers = ShardBuffers(self._buffers)
+        self._buffers_before: list[Tensor] = []
+        self._buffers_after_first: list[Tensor] = []
         self._gradients = ShardSum(
             {name: tensor for name, tensor in job.model.named_parameters() if tensor.requires_grad},
             rank=job.ddp.rank,
@@ -56,13 +56,20 @@ class ElasticStep(TrainStep):
         plan = step.plan
         weights: Tensor | None = None
         shard = None
+        num_opened = 0
         self._finite.begin()
-        self._shard_buffers.start(has_several=plan.has_several_shards)
+        shares_buffers = plan.has_several_shards and bool(self._buffers)
+        if shares_buffers:
+            self._buffers_before = self._buffers.keep(self._buffers_before)
         for micro in step.micro_batches:
             if micro.shard != shard:
                 shard = micro.shard
                 seed_shard(self._seed, epoch=plan.epoch, start=plan.start, shard=shard)
-                self._shard_buffers.open_shard()
+                if shares_buffers and num_opened == 1:
+                    self._buffers_after_first = self._buffers.keep(self._buffers_after_first)
+                if shares_buffers and num_opened > 0:
+                    self._buffers.put_back(self._buffers_before)
+                num_opened += 1
                 self._gradients.open_shard()
             loss = self._forward(micro)
             weights = self._add_shard_weight(weights, loss, micro, plan)
@@ -79,7 +86,8 @@ class ElasticStep(TrainStep):
         # have been sending them all along.
         self._gradients.finish(plan.num_shards)
         self._agree_on_the_loss()
-        self._shard_buffers.finish()
+        if shares_buffers and num_opened > 1:
+            self._buffers.put_back(self._buffers_after_first)
         self._buffers.broadcast()
         self._update(self._weight_correction(weights, plan))
 
@@ -113,30 +121,3 @@ class ElasticStep(TrainStep):
             self._is_weighted = seen["weighted"]
             self._meter.prepare(seen["metrics"])
             self._is_first_step = False
-
-
-class ShardBuffers:
-    """A model's buffers: every shard of a step starts from the same, and those after the first shard are kept."""
-
-    def __init__(self, buffers: LiveBuffers) -> None:
-        self._buffers = buffers
-        self._before: list[Tensor] | None = None
-        self._after_first: list[Tensor] | None = None
-
-    def start(self, *, has_several: bool) -> None:
-        """A step begins, of one shard or several on this rank."""
-        self._num_opened = 0
-        self._has_several = has_several and bool(self._buffers)
-        if self._has_several:
-            self._before = self._buffers.keep(self._before)
-
-    def open_shard(self) -> None:
-        if self._has_several and self._num_opened == 1:
-            self._after_first = self._buffers.keep(self._after_first)
-        if self._before is not None and self._has_several and self._num_opened > 0:
-            self._buffers.put_back(self._before)
-        self._num_opened += 1
-
-    def finish(self) -> None:
-        if self._after_first is not None and self._has_several and self._num_opened > 1:
-            self._buffers.put_back(self._after_first)
