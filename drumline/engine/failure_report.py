@@ -53,7 +53,7 @@ def report_failure(
         raised_by=place,
     )
     first = ddp.claim_failure(error, mine)
-    _print_once(error, place, first, run=run, log_file=RunFolder(run).log_file(ddp.rank), environment=environment)
+    _print_once(error, place, first, RunFolder(run).log_file(ddp.rank), run=run, environment=environment)
     return (first or mine).exit_code
 
 
@@ -65,25 +65,19 @@ def subject(error: BaseException, place: Place) -> Place:
 
 
 def _print_once(
-    error: BaseException,
-    place: Place,
-    first: Failure | None,
-    *,
-    run: Path,
-    log_file: Path,
-    environment: Mapping[str, str],
+    error: BaseException, place: Place, first: Failure | None, log: Path, *, run: Path, environment: Mapping[str, str]
 ) -> None:
     """On the screen once for the job, and in this rank's log. Some launchers show the logs on their screen too."""
     is_log_shown = bool(environment.get(LOGS_SHOWN)) and is_diverted()
     if not is_log_shown:
-        _append(log_file, shown("".join(traceback.format_exception(error))))
+        _append(log, shown("".join(traceback.format_exception(error))))
     if first is None:
         text = describe_failure(error, place, run=run)
-        if not (is_log_shown and _append(log_file, text)):
+        if not (is_log_shown and _append(log, text)):
             show(text, end="", stream=screen())
         return
     line = paragraph(f"{place.clause('stopped')} because {first.place.clause('crashed')}: {first.error}")
-    _append(log_file, line)
+    _append(log, line)
     if first.place.host != place.host and not environment.get(LOGS_SHOWN):  # its screen may be another one
         show(line, end="", stream=sys.stderr)
 
@@ -115,18 +109,17 @@ def is_own(error: BaseException) -> bool:
 def describe_failure(error: BaseException, place: Place, *, run: Path) -> str:
     """A failure as the user reads it: our own errors and the system's explain themselves, others show their
     traceback."""
-    if isinstance(error, UsageError) and place.step is None:
-        what, *more = error.lines()  # the command is wrong, wherever it runs
-        return paragraph(f"error: {what}", *more)
     if isinstance(error, OSError) and error.errno in REFUSALS:
         error = _explained(error, run)
-    if isinstance(error, DrumlineError):
+    if isinstance(error, UsageError) and place.step is None:
+        what, *more = error.lines()  # the command is wrong, wherever it runs
+    elif isinstance(error, DrumlineError):
         what, *more = error.located(**vars(place)).lines()
-        return paragraph(f"error: {what}", *more)
-    frames = "".join(traceback.format_exception(error)).rstrip("\n").split("\n")
-    if isinstance(error, SystemExit):
-        return paragraph(f"error: {summary(error)} [{place}]", *frames)
-    return paragraph(f"error: {place.clause('crashed')}: {summary(error)}", *frames)
+    else:
+        is_exit = isinstance(error, SystemExit)
+        what = f"{summary(error)} [{place}]" if is_exit else f"{place.clause('crashed')}: {summary(error)}"
+        more = "".join(traceback.format_exception(error)).rstrip("\n").split("\n")
+    return paragraph(f"error: {what}", *more)
 
 
 def _explained(error: OSError, run: Path) -> TrainingError:

@@ -19,7 +19,6 @@ from drumline.watch.heartbeat import DATA, Phase
 
 def between_steps(
     context: RunContext,
-    *,
     train_step: AnyStep,
     first_step: hooks.FirstStep,
     non_finite: NonFinite,

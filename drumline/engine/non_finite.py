@@ -1,8 +1,5 @@
-"""`--train.on_nan`: what the loop does about steps that were not finite, and how it finds where that began.
-
-Steps are counted on the device (`FiniteSteps`). The loop reads the count where it waits for the device anyway: with a
-log line, and before replicas are compared or saved. After the first such step all ranks run its batch once more and
-check the output of every module.
+"""`--train.on_nan`: what the loop does about steps that were not finite (`FiniteSteps` counts them), and how it finds
+where that began: all ranks run the batch of the first such step once more and check the output of every module.
 """
 
 from __future__ import annotations
@@ -56,7 +53,17 @@ class NonFinite:
         """Collective: `num_bad` is the count of all ranks together."""
         if num_bad:
             self._has_bad_steps = True
-            self._act()
+            num_skipped, place, cause = self._locate()
+            why = f": {cause}" if cause else ""
+            if self._on_nan == "stop":
+                raise NonFiniteError(f"the loss is not finite{why}", next_step=self._next_step(), place=place)
+            self._num_skipped += num_skipped
+            self._warn(
+                f"the loss is not finite since step {place.step}{why} [{place}]"
+                if self._on_nan == "warn"
+                else f"updates that were not finite were skipped: {num_skipped}, the first at step {place.step} "
+                f"({self._num_skipped} since the start){why} [{place}]"
+            )
             self._job.finite.counts.zero_()
         self._read_at = (self._progress.step, self._progress.cursor)
 
@@ -80,20 +87,6 @@ class NonFinite:
             self._is_state_reported = True
             self._warn(f"{what}; the checkpoint is marked [{place}]")
         return str(name)
-
-    def _act(self) -> None:
-        num_bad, place, cause = self._locate()
-        why = f": {cause}" if cause else ""
-        if self._on_nan == "stop":
-            raise NonFiniteError(f"the loss is not finite{why}", next_step=self._next_step(), place=place)
-        if self._on_nan == "warn":
-            self._warn(f"the loss is not finite since step {place.step}{why} [{place}]")
-            return
-        self._num_skipped += num_bad
-        self._warn(
-            f"updates that were not finite were skipped: {num_bad}, the first at step {place.step} "
-            f"({self._num_skipped} since the start){why} [{place}]"
-        )
 
     def _locate(self) -> tuple[int, Place, str | None]:
         """Collective: how many steps were not finite, where the first was, and its cause where it is known."""

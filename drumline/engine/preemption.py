@@ -1,11 +1,8 @@
 """On SIGTERM, SIGUSR1 or a notice, a run finishes its step, saves and exits, so that the same command resumes it.
 
-A signal may come to one rank or to all, at any moment. A thread of each rank receives it over a pipe and agrees with
-the threads of the other ranks on the step to stop at (`distributed/stop_vote.py`). The training loop reads one
-attribute, `is_asked`, after each step.
-
-A notice (`--watch.notice`: the machine will be taken back) is not a signal: a signal after it counts as the first.
-Only the rank process of `drumline train` listens; in a user's own loop signals do what they always did.
+A thread of each rank receives signals over a pipe, at any moment, and agrees with the threads of the other ranks on the
+step to stop at (`distributed/stop_vote.py`). The training loop reads one attribute, `is_asked`, after each step. Only
+the rank process of `drumline train` listens; in a user's own loop signals do what they always did.
 """
 
 from __future__ import annotations
@@ -67,7 +64,9 @@ class Preemption:
         self._vote: StopVote | None = None
         self._store: SealedStore | None = None
         self._first: tuple[int, float] | None = None
-        self._notice: str | None = None
+        self.notice: str | None = None
+        """Set from any thread, once the group is there: stop the run, for this reason. A notice (`--watch.notice`: the
+        machine will be taken back) is not a signal: a signal after it counts as the first."""
         self._has_warned = False
         self._local_ranks: list[str] = []
         self._is_joined = self._ignores_signals = self._is_closed = False
@@ -90,10 +89,6 @@ class Preemption:
             self._store = ddp.store.clone()
             self._vote = StopVote(self._store, rank=ddp.rank, world_size=ddp.world_size, step=lambda: progress.step)
         self._is_joined = True
-
-    def give_notice(self, text: str) -> None:
-        """From any thread, once the group is there: stop the run, for this reason."""
-        self._notice = text
 
     def begin(self) -> None:
         """The loop is about to take its first step."""
@@ -124,8 +119,8 @@ class Preemption:
         while not self._is_closed:
             for number in self._pipe.wait(timeout):
                 self._receive(number)
-            if self._notice is not None and not self.cause:
-                self.cause = {"signal": self._notice, **self._place, "time": time.time()}
+            if self.notice is not None and not self.cause:
+                self.cause = {"signal": self.notice, **self._place, "time": time.time()}
                 self._request()
             timeout = BUSY_POLL_S if self._with_store(self._tick) else POLL_S
 
@@ -295,7 +290,7 @@ def watching_for_notice(notice: str | None, ddp: DDPManager, preemption: Preempt
                     )
                 text, has_warned = None, True
             if text and not ended.is_set():
-                preemption.give_notice(text)
+                preemption.notice = text
                 return
             ended.wait(every_s)
 

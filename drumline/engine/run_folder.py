@@ -69,7 +69,7 @@ class RunFolder:
     def make(self) -> None:
         """Make it, and refuse what another user owns: that user's links would choose what is written and deleted
         where."""
-        with self._refusing():
+        with self.refusing():
             make_own_folder(self.path, follow_links=True)  # the user named it
             for folder in (self.events, self.logs, self.checkpoints):
                 make_own_folder(folder)
@@ -80,13 +80,8 @@ class RunFolder:
             for file in appended:
                 check_own_file(file)
 
-    def check_owner(self) -> None:
-        """Refuse a folder of another user, or a link of one to a folder of ours."""
-        with self._refusing():
-            check_own_folder(self.path, follow_links=True)
-
     @contextmanager
-    def _refusing(self) -> Iterator[None]:
+    def refusing(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -104,7 +99,8 @@ def set_aside(folder: RunFolder) -> Path | None:
     path = folder.path.resolve()
     if not path.is_dir():
         return None
-    folder.check_owner()
+    with folder.refusing():  # a folder of another user, or a link of one to a folder of ours
+        check_own_folder(folder.path, follow_links=True)
     stamp = time.strftime("%Y%m%d-%H%M%S")
     suffixes = chain([""], (f"-{number}" for number in count(1)))
     with locked(folder):

@@ -271,9 +271,8 @@ class Saver:
             tensor_file.num_bytes(group)  # refuses what cannot be saved
         copied = self._copier.take(parts[rank]) if self._settings.background else self._copier.as_they_are(parts[rank])
         if rank == 0:
-            self.writer.start(
-                partial(self._write, gathered, copied, parts, dict(metrics), non_finite, progress.step, began)
-            )
+            about = {"metrics": dict(metrics), "non_finite": non_finite}
+            self.writer.start(partial(self._write, progress.step, gathered, copied, parts, about, began))
         else:
             self.writer.start(partial(self._write_part, copied, progress.step))
         if copied.kind == "none":
@@ -308,15 +307,14 @@ class Saver:
 
     def _write(
         self,
+        step: int,
         gathered: GatheredState,
         copied: Copy,
         parts: Mapping[int, Mapping[str, Any]],
-        metrics: Mapping[str, float],
-        non_finite: str | None,
-        step: int,
+        about: Mapping[str, Any],
         began: float,
     ) -> dict[str, Any]:
-        """On rank 0, in the writer's thread: the fields of the event."""
+        """On rank 0, in the writer's thread. Returns the fields of the event."""
         copy_s = copied.wait()
         gathered.documents["progress"]["measured"]["sums"] = gathered.sums.tolist()
         self._ledger_file.flush()  # before the checkpoint is complete
@@ -329,10 +327,9 @@ class Saver:
             step,
             tensors={**copied.tensors, **gathered.own},
             documents=gathered.documents,
-            metrics=metrics,
-            non_finite=non_finite,
             stream=copied.stream,
             others=Collector(self._messages(), me, expected) if others else None,
+            **about,
         )
         seconds = time.perf_counter() - began
         num_bytes = sum(file.stat().st_size for file in path.iterdir())

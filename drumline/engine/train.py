@@ -88,19 +88,17 @@ def train(
         saver = Saver(context, facts=facts, check_state=non_finite.check_state)
         preemption.is_writing = lambda: saver.writer.is_busy
         with explain_refused_kernels(), saver:
-            _check_before_steps(context)
+            if at.step < context.total_steps:
+                check_streams(job)
+                warm_up(job, config, note=context.note)
+            else:
+                context.note(
+                    "this run has finished; raise train.epochs or train.steps, or start a new one with --fresh"
+                )
             clock.mark("warm-up")
             train_step, trace = _make_step(context, facts, stack)
-            hooks = between_steps(
-                context,
-                train_step=train_step,
-                first_step=FirstStep(partial(_after_first_step, context, facts, clock, failure)),
-                non_finite=non_finite,
-                notices=notices,
-                trace=trace,
-                saver=saver,
-                preemption=preemption,
-            )
+            first_step = FirstStep(partial(_after_first_step, context, facts, clock, failure))
+            hooks = between_steps(context, train_step, first_step, non_finite, notices, trace, saver, preemption)
             Loop(context, train_step, saver.ledger, hooks).run()
         ddp.heartbeat.mark(Phase.LEAVING)
 
@@ -162,21 +160,9 @@ def _write_environment(context: RunContext) -> None:
         folder.preempted_file.unlink(missing_ok=True)
 
 
-def _check_before_steps(context: RunContext) -> None:
-    """Collective."""
-    if context.progress.step < context.total_steps:
-        check_streams(context.job)
-        warm_up(context.job, context.config, note=context.note)
-    else:
-        context.note("this run has finished; raise train.epochs or train.steps, or start a new one with --fresh")
-
-
 def _make_step(context: RunContext, facts: dict[str, Any], stack: ExitStack) -> tuple[AnyStep, TracedStep | None]:
     """The step, and the same again if it is traced."""
-
-    def remember(kind: str) -> None:
-        facts["step"] = kind
-
+    remember = partial(facts.__setitem__, "step")
     step = make_step(context.job, context.config, chosen=facts["step"], on_choice=remember, note=context.note)
     if not context.config.log.trace:
         return step, None

@@ -208,7 +208,7 @@ def exception_of_a_rank(text: str, path: Path, capsys: pytest.CaptureFixture[str
         raise ValueError(text) from KeyError(text)
     except ValueError as error:
         error.add_note(text)
-        _print_once(error, Place("a", 0, 3), None, run=path, log_file=path / "no folder" / "log", environment={})
+        _print_once(error, Place("a", 0, 3), None, path / "no folder" / "log", run=path, environment={})
     return capsys.readouterr().err
 
 
@@ -219,7 +219,7 @@ def exception_of_a_rank_on_another_host(text: str, path: Path, capsys: pytest.Ca
     from drumline.errors import Place
 
     first, log = Failure(Place("b", 1, 3), text, 1), path / "no folder" / "log"
-    _print_once(ValueError("x"), Place("a", 0), first, run=path, log_file=log, environment={})
+    _print_once(ValueError("x"), Place("a", 0), first, log, run=path, environment={})
     return capsys.readouterr().err
 
 

@@ -153,7 +153,7 @@ def told_while_a_save_is_written(config: Config, run: Path) -> tuple[int, int, l
 
     def ask(self: Saver, step: int, metrics: Any, *, must_save: bool) -> bool:
         nonlocal asked_for
-        writing.append(self.is_writing())
+        writing.append(self.writer.is_busy)
         asked_for = math.inf if must_save else step
         return prepare(self, step, metrics, must_save=must_save)
 

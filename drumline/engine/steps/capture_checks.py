@@ -1,7 +1,5 @@
-"""Whether a step may be captured: no Python runs in a replay, so nothing that Python decides may change.
-
-Each check returns the reason why not, as the end of a sentence, or None. What cannot be found from outside is what
-the user's code reads elsewhere (a file, a global): the docs say so.
+"""Whether a step may be captured: no Python runs in a replay, so nothing that Python decides may change. Each check
+returns the reason why not, as the end of a sentence, or None.
 """
 
 from __future__ import annotations

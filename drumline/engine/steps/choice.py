@@ -1,8 +1,5 @@
-"""Which kind of step a run takes: what its settings ask for, on its device; `auto` measures all of them.
-
-The first steps of an `auto` run try each kind in turn, and the fastest is kept. They are steps of the run like any
-other. Every rank tries the same kind at the same step; what counts is the time of all ranks together, and of the steps
-alone: an evaluation or a save between two of them says nothing about a kind.
+"""Which kind of step a run takes: what its settings ask for, on its device. With `auto` the first steps of the run try
+each kind in turn, the same on every rank, and the fastest is kept, by the time of all ranks together.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
 """One optimizer step: the hot path. Nothing here waits for the device, and nothing is done per sample.
 
-A task's loss is a sum over its micro-batch. Gradients are wanted of the mean over the whole global batch, over all
-micro-batches and ranks. DDP averages over ranks, so each sum is scaled by world_size / (samples in the global batch)
-before its backward pass; the plan knows that number on every rank, so it costs no communication. A loss with weights
-of its own (tokens) needs the sum of weights over all ranks: it travels while the last backward pass runs, and the
-gradients are corrected by one multiplication after.
-
-Buffers (BatchNorm's statistics) are rank 0's: it broadcasts them at the end of the step, so that all replicas are the
-same between steps.
+A task's loss is a sum over its micro-batch, but gradients are wanted of the mean over the whole global batch. DDP
+averages over ranks, so each sum is scaled by world_size / (samples in the global batch) before its backward pass. A
+loss with weights of its own (tokens) needs their sum over all ranks: it travels while the last backward pass runs, and
+the gradients are corrected by one multiplication after.
 """
 
 from __future__ import annotations

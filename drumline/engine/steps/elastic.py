@@ -1,9 +1,8 @@
 """The step of `--train.exact elastic`: the same bits on any number of ranks.
 
 The global batch is cut into a fixed number of shards, and everything that could depend on the number of ranks belongs
-to a shard instead: what goes through the model at once (and so BatchNorm's statistics), randomness inside the model,
-the gradient, the weight of the loss. A rank computes its shards one after another; their gradients are added in one
-fixed order (distributed/shard_sum.py). Buffers start from the same values in every shard; those of shard 0 are kept.
+to a shard instead: what goes through the model at once, randomness inside the model, the gradient, the weight of the
+loss. Buffers start from the same values in every shard; those of shard 0 are kept.
 """
 
 from __future__ import annotations

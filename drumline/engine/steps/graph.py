@@ -1,10 +1,8 @@
 """`--train.step graph`: whole steps captured as CUDA graphs and replayed, which leaves the host next to nothing to do.
 
-Forward, backward, all-reduce, clipping, optimizer and loss scaling of all micro-batches are one graph for each shape
-of a step. The first steps of a shape run eagerly, as steps of the run like any other; the last of them is observed for
-what a graph would get wrong. What stays live: batches are copied in; the learning rate, the loss scale, the optimizer's
-state and the sums of the meters are tensors that the graph reads and writes; random numbers continue from the
-generator's state. So a captured step has the bits of an eager one.
+There is one graph for each shape of a step. The first steps of a shape run eagerly; the last of them is observed for
+what a graph would get wrong. Batches are copied in; the learning rate, the loss scale, the optimizer's state and the
+sums of the meters are tensors that the graph reads and writes. So a captured step has the bits of an eager one.
 """
 
 from __future__ import annotations

@@ -1,14 +1,6 @@
-"""Before the first step: refuse what would train wrongly or fail later, and let DDP settle its layout.
-
-- A loss that is a mean is refused: the engine would divide it by the number of samples again.
-- Parameters that the loss does not use are named: on several ranks DDP would wait for their gradients.
-- One backward pass: after its first one DDP lays its buckets out anew, in the order in which gradients came. On three
-  or more ranks the layout decides in which order the ranks' parts of a gradient are added, and with it the last bit.
-  Without this pass the first step after a resume would run in the layout that an uninterrupted run had in its very
-  first step only.
-
-The task's loss is called as seldom as that allows: twice with a few samples, and with the whole batch only where the
-layout needs it or a parameter seems unused. Everything is restored: the run has the same bits with and without.
+"""Before the first step: refuse a loss that is a mean, name parameters that it does not use, and let DDP settle its
+layout by one backward pass. The task's loss is called as seldom as that allows, and all that it changes is restored:
+the run has the same bits with and without.
 """
 
 from __future__ import annotations
