@@ -25,7 +25,7 @@ from drumline.terminal import paragraph, show, shown
 from drumline.untrusted import open_log
 from drumline.watch.failure_kind import FailureKind, failure_kind
 
-# Of a file system, and of the next start too.
+# A file system that refuses a write refuses it at the next start, too.
 REFUSALS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM})
 # A RuntimeError out of these is as likely the exit of another process (a rank, a DataLoader worker) as its own error.
 OTHERS_FAULT = ("torch.distributed", "torch.autograd", "torch.utils.data", "drumline.")

@@ -45,7 +45,7 @@ class Progress:
     step: int = 0
     cursor: Cursor = field(default_factory=Cursor)
     saved_step: int | None = None
-    """Of the newest checkpoint that this start has begun to write; None: none yet."""
+    """The step of the newest checkpoint that this start has begun to write; None: none yet."""
     is_stopping: bool = False
     """A hook has ended the run before its last step."""
 

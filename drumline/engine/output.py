@@ -193,7 +193,7 @@ class WatchNotices:
 
     @property
     def stragglers(self) -> list[str]:
-        """Of the whole run: the latest notice about each rank or host."""
+        """The latest notice about each rank or host, over the whole run."""
         return list(self._slow.values())
 
     def report(self, reporter: Reporter) -> None:

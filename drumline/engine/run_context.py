@@ -200,7 +200,7 @@ class RunContext:
     total_steps: int
     throughput: Throughput = field(default_factory=Throughput)
     metrics: dict[str, float] = field(default_factory=dict)
-    """Of the latest evaluation."""
+    """What the latest evaluation measured."""
 
     @property
     def config(self) -> Config:

@@ -1,9 +1,9 @@
 """The folder of a run, and how it is opened: new, again, or afresh.
 
 config.toml  environment.json  ledger.jsonl  events/rank-NNNNN.jsonl  logs/rank-NNNNN.log  checkpoints/step-NNNNNNNN/
-settings-history.jsonl (which settings changed at which step)  trace/rank-NNNNN.jsonl (with log.trace)
-preempted.json (while a preempted run waits to be resumed)
-watch/launch.json  diagnoses/NNNN-CAUSE.json (what the sidecars reported)
+settings-history.jsonl (which settings changed at which step, if any did)  trace/rank-NNNNN.jsonl (with log.trace)
+preempted.json (while a preempted run waits to be resumed; scripts that requeue jobs may look for it)
+watch/launch.json (the launch, through its restarts)  diagnoses/NNNN-CAUSE.json (what the sidecars reported)
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import chain, count
 from pathlib import Path
 
 from drumline.errors import TrainingError, UsageError
@@ -41,16 +40,11 @@ class RunFolder:
         self.path = path
         self.config_file = path / "config.toml"
         self.settings_history = path / "settings-history.jsonl"
-        """Which settings changed at which step; config.toml has those of the latest steps. Not there: none changed."""
         self.environment_file = path / "environment.json"
         self.ledger = path / "ledger.jsonl"
-        """Which samples were trained on, when and where."""
         self.preempted_file = path / "preempted.json"
-        """There while a preempted run waits to be resumed; scripts that requeue jobs may look for it."""
         self.diagnoses = path / "diagnoses"
-        """What the sidecars reported about a run that hung or failed."""
         self.launch_file = path / "watch" / "launch.json"
-        """Which launch this is: the same through its restarts."""
         self.checkpoints = path / "checkpoints"
         self.logs = path / "logs"
         self.tensorboard = path / "tensorboard"
@@ -67,8 +61,7 @@ class RunFolder:
         return self.traces / f"rank-{rank:05d}.jsonl"
 
     def make(self) -> None:
-        """Make it, and refuse what another user owns: that user's links would choose what is written and deleted
-        where."""
+        """Make it. What another user owns is refused: its links would choose what is written and deleted where."""
         with self.refusing():
             make_own_folder(self.path, follow_links=True)  # the user named it
             for folder in (self.events, self.logs, self.checkpoints):
@@ -76,8 +69,7 @@ class RunFolder:
             for folder in (self.diagnoses, self.launch_file.parent, self.traces, self.tensorboard):
                 if os.path.lexists(folder):
                     check_own_folder(folder)
-            appended = (self.ledger, self.settings_history, *self.events.iterdir(), *self.logs.iterdir())
-            for file in appended:
+            for file in (self.ledger, self.settings_history, *self.events.iterdir(), *self.logs.iterdir()):
                 check_own_file(file)
 
     @contextmanager
@@ -101,11 +93,12 @@ def set_aside(folder: RunFolder) -> Path | None:
         return None
     with folder.refusing():  # a folder of another user, or a link of one to a folder of ours
         check_own_folder(folder.path, follow_links=True)
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    suffixes = chain([""], (f"-{number}" for number in count(1)))
+    first = aside = path.with_name(f"{path.name}.before-{time.strftime('%Y%m%d-%H%M%S')}")
+    number = 0
     with locked(folder):
-        names = (path.with_name(f"{path.name}.before-{stamp}{suffix}") for suffix in suffixes)
-        aside = next(name for name in names if not name.exists())
+        while aside.exists():
+            number += 1
+            aside = first.with_name(f"{first.name}-{number}")
         path.rename(aside)
     return folder.path.with_name(aside.name) if folder.path.name else aside  # as the user wrote it
 
@@ -113,13 +106,8 @@ def set_aside(folder: RunFolder) -> Path | None:
 @contextmanager
 def locked(folder: RunFolder) -> Iterator[None]:
     """Keep a second job out of this folder. The lock ends with the process, however that ends."""
-    try:
+    with folder.refusing():
         descriptor = descriptor_of(folder.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_APPEND)
-    except OSError as error:
-        raise UsageError(
-            f"the run folder {folder.path} cannot be written to: {error.strerror}",
-            next_step="make it writable, or choose another with --run DIR",
-        ) from error
     with os.fdopen(descriptor, "a+", encoding="utf-8", errors="replace") as file:
         try:
             # Not flock: that one is inherited by DataLoader workers, and would outlive the rank by theirs.
@@ -155,9 +143,16 @@ def job_at_work(folder: RunFolder) -> str | None:
 
 def write_whole(path: Path, text: str) -> None:
     """Replace a file at once, so that a full disk never leaves half of it, or none."""
-    try:
+    with writing_to(path):
         replace_text(path, text)
+
+
+@contextmanager
+def writing_to(path: Path, *, instead: str = "use another --run DIR") -> Iterator[None]:
+    """A file that cannot be written ends the run, with what to do."""
+    try:
+        yield
     except OSError as error:
         raise TrainingError(
-            f"{path} could not be written: {error.strerror}", next_step="make room there, or use another --run DIR"
+            f"{path} could not be written: {error.strerror}", next_step=f"make room there, or {instead}"
         ) from error

@@ -125,11 +125,11 @@ class GatheredState:
     live: dict[str, dict[str, Tensor]]
     """Shares memory with the model and the optimizer: the next step changes it."""
     own: dict[str, dict[str, Tensor]]
-    """Of this save alone."""
+    """Belongs to this save alone."""
     documents: dict[str, Any]
     """Not yet with `sums` in them."""
     sums: Tensor
-    """Of the meter, being copied to the host: complete when a copy that was started later is."""
+    """The meter's sums, being copied to the host: complete when a copy that was started later is."""
 
 
 def gather_state(job: Job, progress: Progress, facts: Mapping[str, Any], *, is_writer: bool) -> GatheredState | None:

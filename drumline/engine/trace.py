@@ -6,8 +6,7 @@ One file a rank, RUN/trace/rank-NNNNN.jsonl, one line for each thing that happen
 - `step`: a step was taken: its epoch, the micro-batches of this rank, and the tensors after it;
 - `evaluation`, `evaluated`: one begins, and ends with its metrics.
 
-Tensors (rank 0 writes them) have the names that they have in a checkpoint; `unsaved` are those that no checkpoint
-holds. Without `log.trace` none of this runs: the loop takes another kind of step.
+Tensors (rank 0 writes them) have the names that they have in a checkpoint; `unsaved` are those that no checkpoint has.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Set
-from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -29,10 +27,11 @@ from drumline.data.draws import permute
 from drumline.data.loader import MicroBatch, Step
 from drumline.data.sharding import Span
 from drumline.engine.run_context import RunContext
+from drumline.engine.run_folder import writing_to
 from drumline.engine.steps.eager import AnyStep
-from drumline.errors import TrainingError
 from drumline.metrics.events import EventLog
 
+WITHOUT = "train without --log.trace"
 NUM_BYTES = 8
 """The length of a hash."""
 
@@ -47,7 +46,7 @@ class TracedStep:
         self._seed = context.config.train.seed
         self._batches: list[dict[str, Any]] = []
         self.grad_norm: Tensor | None = None
-        with self._errors_explained():
+        with writing_to(self._path, instead=WITHOUT):
             self._log = EventLog(self._path)
 
     def start(self) -> None:
@@ -63,7 +62,7 @@ class TracedStep:
         self.write("step", step=number, epoch=epoch, batches=self._batches, **self._tensors())
 
     def write(self, kind: str, **fields: Any) -> None:
-        with self._errors_explained():
+        with writing_to(self._path, instead=WITHOUT):
             self._log({"kind": kind, "step": self._progress.step, **fields})
 
     def close(self) -> None:
@@ -99,16 +98,6 @@ class TracedStep:
         unsaved = {name: hash_tensor(one) for name, one in job.model.named_buffers() if name not in saved}
         return {"tensors": hashes | documents, "unsaved": unsaved}
 
-    @contextmanager
-    def _errors_explained(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise TrainingError(
-                f"the trace {self._path} could not be written: {error.strerror}",
-                next_step="make room there, use another --run DIR, or train without --log.trace",
-            ) from error
-
 
 def hash_tensor(tensor: Tensor) -> str:
     """The hash of a tensor's type, shape and bits, wherever it is."""
@@ -124,7 +113,7 @@ def hash_samples(batch: Any, size: int) -> tuple[list[str], str]:
     all the rest of the batch."""
     samples, rest = [blake3() for _ in range(size)], blake3()
     for place, leaf in _leaves(batch, ""):
-        tensor = torch.tensor(leaf) if _is_numbers(leaf) else leaf
+        tensor = torch.tensor(leaf) if isinstance(leaf, np.ndarray) else leaf
         if not isinstance(tensor, Tensor):
             rest.update(f"{place}={leaf!r};".encode())
         elif tensor.dim() and tensor.shape[0] == size and tensor.layout is torch.strided:
@@ -140,29 +129,23 @@ def _leaves(value: Any, place: str, above: tuple[int, ...] = ()) -> Iterator[tup
     prints itself may hold an address, which no two runs share."""
     if id(value) in above:
         return
-    if isinstance(value, np.ndarray) and not _is_numbers(value):
+    if isinstance(value, np.ndarray) and value.dtype.kind not in "biufc":
         value = value.tolist()
     above = (*above, id(value))
-    if isinstance(value, Mapping):
-        items = ((f"{place}[{name!r}]", item) for name, item in value.items())
-    elif isinstance(value, tuple | list):
-        items = ((f"{place}[{number}]", item) for number, item in enumerate(value))
-    elif isinstance(value, Set):
-        items = ((place, text) for text in sorted(map(repr, value)))
-    elif is_dataclass(value):
-        items = ((f"{place}.{field.name}", getattr(value, field.name)) for field in fields(value))
-    elif hasattr(value, "__dict__") and not isinstance(value, Tensor | type):
-        items = ((f"{place}.{name}", item) for name, item in vars(value).items())
+    if isinstance(value, Set):
+        value = sorted(map(repr, value))
+    if isinstance(value, Mapping | tuple | list):
+        pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
+        items = ((f"{place}[{name!r}]", item) for name, item in pairs)
+    elif is_dataclass(value) or (hasattr(value, "__dict__") and not isinstance(value, Tensor | type)):
+        names = [field.name for field in fields(value)] if is_dataclass(value) else vars(value)
+        items = ((f"{place}.{name}", getattr(value, name)) for name in names)
     else:
         is_plain = isinstance(value, Tensor | np.ndarray | np.generic | str | bytes | int | float | complex)
         yield place, value if is_plain or value is None else type(value).__name__
         return
     for inner, item in items:
         yield from _leaves(item, inner, above)
-
-
-def _is_numbers(leaf: Any) -> bool:
-    return isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufc"
 
 
 def _add(digest: blake3, tensor: Tensor) -> blake3:

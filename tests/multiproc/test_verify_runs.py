@@ -29,6 +29,8 @@ def die_at(step: int, when: str, config: Config, run: Path) -> None:
     def save_and_die(self: Saver, progress: Progress, metrics: Mapping[str, float]) -> None:
         if when == "after" or progress.step < step:
             save(self, progress, metrics)
+        else:
+            self._ledger_file.gather(step=step, device=self._job.ddp.device)
         if progress.step == step:
             self.writer.wait()
             self._job.ddp.barrier()

@@ -32,7 +32,7 @@ class AnyStep(Protocol):
     """What the loop needs of any kind of step."""
 
     grad_norm: Tensor | None
-    """Of the latest step, before clipping; on the device."""
+    """The norm of the latest step's gradient, before clipping; on the device."""
 
     def __call__(self, step: Step) -> None:
         """Collective: one optimizer step."""

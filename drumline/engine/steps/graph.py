@@ -28,7 +28,7 @@ from drumline.watch.heartbeat import FORWARD, OPTIMIZER
 _MOST_SHAPES = 8
 # DDP times its first ten backward passes with events, which cannot be captured.
 STEPS_BEFORE = 11
-# Of one shape: libraries choose their kernels, the compiler compiles.
+# Steps of one shape before its capture: libraries choose their kernels, the compiler compiles.
 STEPS_OF_A_SHAPE = 3
 
 

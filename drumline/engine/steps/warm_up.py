@@ -54,7 +54,14 @@ def warm_up(job: Job, config: Config, *, note: Callable[[str], None]) -> None:
             with job.autocast:
                 loss = None if batch is None else job.applied(loss_function(task), batch)
             if names_unused:
-                _name_unused(job, loss, note)
+                mine = [] if loss is None else unused_parameters(job.model, loss.total)
+                unused = sorted({name for names in gather_json(mine, device=job.ddp.device) for name in names})
+                more = f" and {len(unused) - NAMED} more" if len(unused) > NAMED else ""
+                what = f"the loss does not use these parameters: {', '.join(unused[:NAMED])}{more}"
+                if unused and job.ddp.world_size > 1:
+                    raise UsageError(what, next_step=FIND_UNUSED)
+                if unused:
+                    note(f"{what}; on several ranks this stops the run: {FIND_UNUSED}")
             if loss is not None:
                 (loss.total * 0.0).backward()
         job.optimizer.zero_grad(set_to_none=True)
@@ -79,21 +86,20 @@ def dry_run(job: Job) -> Iterator[Task]:
 
 
 def check_few_samples(job: Job) -> bool:
-    """Collective: refuse a mean, by the loss of some samples and of the same samples twice; returns whether they surely
-    use every parameter. In evaluation mode, where samples have nothing to do with each other; what cannot be
-    concatenated, or fails, is not judged."""
+    """Collective: refuse a mean, by the loss of some samples and of the same samples twice, in evaluation mode; returns
+    whether they surely use every parameter. What cannot be concatenated, or fails, is not judged."""
     few, device = job.loader.preview(FEW_SAMPLES), job.ddp.device
-    # Of one size on all ranks: a loss may have a collective in it.
+    # The same number on all ranks: a loss may have a collective in it.
     size = min(gather_json(min(_num_rows(few), FEW_SAMPLES), device=device))
     if size < 2 or not job.task.check_mean:
         return False
-    once = _map_tensors(lambda leaf: leaf[:size], few)
+    once = pytree.tree_map_only(Tensor, lambda leaf: leaf[:size], few)
     first = _try_loss(job, once)
     # Together, so that all take the same path: it may have failed on one.
     unused = gather_json(None if first is None else unused_parameters(job.model, first.total), device=device)
     if first is None or None in unused:
         return False
-    second = _try_loss(job, _map_tensors(lambda leaf: torch.cat([leaf, leaf]), once))
+    second = _try_loss(job, pytree.tree_map_only(Tensor, lambda leaf: torch.cat([leaf, leaf]), once))
     if second is not None and is_a_mean(_numbers(first, size), _numbers(second, 2 * size)):
         name = type(job.task).__name__
         raise UsageError(
@@ -121,24 +127,11 @@ def _numbers(loss: LossParts, size: int) -> tuple[float, float]:
 
 
 def is_a_mean(once: tuple[float, float], twice: tuple[float, float]) -> bool:
-    """Of (total, weight) pairs: whether the total stays the same with twice the weight."""
+    """Whether the first of (total, weight) stays the same with twice the weight."""
     (total, weight), (total_of_both, weight_of_both) = once, twice
     if not (math.isfinite(total) and math.isfinite(total_of_both)) or weight <= 0 or abs(total) < 1e-6:
         return False
     return math.isclose(weight_of_both, 2 * weight, rel_tol=1e-3) and math.isclose(total_of_both, total, rel_tol=1e-3)
-
-
-def _name_unused(job: Job, loss: LossParts | None, note: Callable[[str], None]) -> None:
-    """Collective: which trained parameters this loss does not use, on any rank."""
-    mine = [] if loss is None else unused_parameters(job.model, loss.total)
-    unused = sorted({name for names in gather_json(mine, device=job.ddp.device) for name in names})
-    if not unused:
-        return
-    more = f" and {len(unused) - NAMED} more" if len(unused) > NAMED else ""
-    what = f"the loss does not use these parameters: {', '.join(unused[:NAMED])}{more}"
-    if job.ddp.world_size > 1:
-        raise UsageError(what, next_step=FIND_UNUSED)
-    note(f"{what}; on several ranks this stops the run: {FIND_UNUSED}")
 
 
 def unused_parameters(model: nn.Module, total: Tensor) -> list[str]:
@@ -162,7 +155,3 @@ def _num_rows(batch: Any) -> int:
     tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
     sizes = {tensor.shape[0] if tensor.dim() else 0 for tensor in tensors}
     return sizes.pop() if len(sizes) == 1 else 0
-
-
-def _map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
-    return pytree.tree_map(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, batch)
