@@ -102,6 +102,19 @@ def interface_towards(found: Sequence[Interface], host: str) -> Interface | None
     return None if one is None or one.is_loopback or source == target[0] else one
 
 
+def outward_address(environment: Mapping[str, str], master_addr: str) -> str | None:
+    """This host's address on the network that a variable names for the backend, else on the one that leads to rank 0's
+    store. None: that store is on this host."""
+    found = interfaces()
+    if environment.get(GLOO_VARIABLE):
+        one = gloo_interface(found, environment)
+    elif environment.get(NCCL_VARIABLE):
+        one = nccl_interface(found, environment)
+    else:
+        one = interface_towards(found, master_addr)
+    return None if one is None else one.address
+
+
 def is_enabled(name: str) -> bool:
     """Whether it is administratively up, with or without a carrier."""
     return bool(_flags(name) & IS_ENABLED)

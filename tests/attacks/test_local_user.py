@@ -48,9 +48,9 @@ class Stranger:
 
 
 def attack(port: int, pids: list[int]) -> int:
-    """What the stranger could do: bit 1, they read the room's name; bit 2, they read a secret."""
+    """What the stranger could do: bit 1, they read the name of the rendezvous; bit 2, they read a secret."""
     stranger = Stranger(port)
-    room = re.search(rb'"room": "([0-9a-f]+)"', stranger.get("drumline/rendezvous"))
+    room = re.search(rb'"namespace": "([0-9a-f]+)"', stranger.get("drumline/rendezvous"))
     name = room[1].decode() if room else "unknown"
     for key in ("preemption/request", "preemption/decision", "failure/first", "failure/count", "pid/x/0"):
         for value in (REQUEST, b"no JSON"):

@@ -95,7 +95,7 @@ def test_ends_say_how_the_other_is_silent_and_meet_again(make_testbed: Callable[
 # What each node says first of where it is, then where it listens once it knows what all have said.
 WHERE = """
 import sys
-from drumline.distributed.start.rank_rendezvous import outward_address
+from drumline.net.interfaces import outward_address
 from drumline.watch.rank.node_watch import listen_for_sidecars, sidecar_address
 if sys.argv[1] == "out":
     print(outward_address({}, "a"))

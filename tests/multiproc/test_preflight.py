@@ -171,7 +171,7 @@ def come_twice(agent_port: int) -> str:
     if rank == 2:
         watch = open_store(others[2], timeout_s=20)
         while not watch.check(["rendezvous"]) or not watch.check(
-            [f"{json.loads(watch.get('rendezvous'))['room']}/decision/joined"]
+            [f"{json.loads(watch.get('rendezvous'))['namespace']}/decision/joined"]
         ):
             time.sleep(0.01)
     if rank < 2:
@@ -224,7 +224,7 @@ def meet_with_another_size() -> str:
         meeting = meet(topology)
     except PreflightError as error:
         store = open_store(topology, timeout_s=20)
-        store.under(json.loads(store.get("rendezvous"))["room"]).raw.set("heard", "")
+        store.under(json.loads(store.get("rendezvous"))["namespace"]).raw.set("heard", "")
         return str(error)
     meeting.store.raw.wait(["heard"])  # rank 0 runs the store
     return ""

@@ -4,7 +4,7 @@ A rank that is missing is named while the others wait. Ranks that are about to r
 the value of each: before there is a group, because ranks of two versions may not get one.
 
 torchrun's own store outlives a restart, and what an earlier start left there looks like ranks that are here. So rank 0
-opens each rendezvous under a name of its own, and a rank believes it only when its own name is on the list.
+opens each rendezvous in a namespace of its own, and a rank believes it only when its own name is on the list.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,18 +21,11 @@ from typing import Any
 import blake3
 
 from drumline.distributed.start.fact_differences import Facts, check_differences
-from drumline.distributed.start.rank_store import Decision, announce, follow, is_announced, wait_for
+from drumline.distributed.start.rank_store import Decision, announce, announced, follow
 from drumline.errors import PreflightError
 from drumline.launch.topology import Topology
 from drumline.net.dial import FIRST_NOTICE_S, WaitNotice
-from drumline.net.interfaces import (
-    GLOO_VARIABLE,
-    NCCL_VARIABLE,
-    gloo_interface,
-    interface_towards,
-    interfaces,
-    nccl_interface,
-)
+from drumline.net.interfaces import outward_address
 from drumline.net.sealed_store import SealedStore, check_secret, document
 from drumline.net.secrets import SECRET_ENV, KeyPair, new_secret
 from drumline.terminal import print_message
@@ -43,6 +37,8 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 PROCESSES = Path("/proc/self/ns/pid")
 CURRENT, JOINED = "rendezvous", "joined"
 CARD: dict[str, type] = {"name": str, "host": str, "machine": str, "local_rank": int, "digest": str}
+Card = Mapping[str, Any]
+"""What a rank publishes of itself."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +50,7 @@ class Rendezvous:
     nodes: tuple[tuple[int, ...], ...]
     """The ranks of each node; the first of them acts for it."""
     hosts: tuple[str, ...]
-    """Of each node."""
+    """The host of each node."""
     addresses: tuple[str | None, ...]
     """By which other nodes reach each one; None: it is the host of rank 0's store, or unknown."""
 
@@ -74,11 +70,13 @@ def join_rendezvous(
     `gpu`: the one that this rank must have to itself. `environment`: tells which network to use.
     """
     rank = _Joining(store, topology, timeout_s, facts or {})
-    address = None if environment is None else outward_address(environment, topology.master_addr)
-    rank.card |= {"gpu": gpu, "address": address}
-    decision = rank.lead(deadline) if topology.rank == 0 else rank.follow_rank_0(deadline)
-    readers = [int(other) for other in decision["names"] if int(other) > 0] if topology.rank == 0 else []
-    value = follow(rank.room, JOINED, decision, readers=readers)
+    rank.card |= {"gpu": gpu, "address": outward_address(environment or {}, topology.master_addr)}
+    if topology.rank == 0:
+        decision = rank.lead(deadline)
+        value = follow(rank.part, JOINED, decision, num_readers=len(decision["names"]) - 1)
+    else:
+        decision = rank.follow_rank_0(deadline)
+        value = follow(rank.part, JOINED, decision)
     if value["world_size"] != topology.world_size:
         raise PreflightError(
             f"the world size differs across ranks: {value['world_size']} on rank 0, {topology.world_size} on rank "
@@ -86,18 +84,18 @@ def join_rendezvous(
             next_step="start every node with the same number of nodes and ranks",
         )
     return Rendezvous(
-        rank.sealed_room(decision), tuple(map(tuple, value["nodes"])), tuple(value["hosts"]), tuple(value["addresses"])
+        rank.sealed_part(decision), tuple(map(tuple, value["nodes"])), tuple(value["hosts"]), tuple(value["addresses"])
     )
 
 
 class _Joining:
-    """One rank's part."""
+    """What one rank does to join."""
 
     def __init__(self, store: SealedStore, topology: Topology, timeout_s: float, facts: Facts) -> None:
         self.store, self.topology, self.timeout_s = store, topology, timeout_s
         self.facts = json.dumps(facts, sort_keys=True)
         self.name = secrets.token_hex(4)
-        """Of this process, in this start."""
+        """Tells this process, in this start, from any other."""
         self.keys = KeyPair() if store.secret is None else None
         self.secret = new_secret() if store.secret is None else store.secret
         self.card: dict[str, Any] = {
@@ -108,77 +106,69 @@ class _Joining:
             "digest": blake3.blake3(self.facts.encode()).hexdigest(16),
             "public": self.keys and self.keys.public,
         }
-        self.room = store
-        self.room_name = ""
+        self.part, self.namespace = store, ""
+        """The part of the store that belongs to this rendezvous, once it is known."""
         self.notice = WaitNotice(first_s=min(FIRST_NOTICE_S, timeout_s / 4))
         self.pause_s = FIRST_POLL_S
 
     def lead(self, deadline: float) -> Decision:
         """On rank 0: open the rendezvous, wait for all, and decide."""
-        opened = json.dumps({"room": self.name, "host": self.topology.host})
+        opened = json.dumps({"namespace": self.name, "host": self.topology.host})
         self.store.set(CURRENT, opened)
         self._enter(self.name)
-        everyone = [_card(rank) for rank in range(self.topology.world_size)]
-        while not self.room.check(everyone):
-            if time.monotonic() > deadline:
-                break
+        everyone = [_card_key(rank) for rank in range(self.topology.world_size)]
+        while not self.part.check(everyone) and time.monotonic() <= deadline:
             current = self.store.compare_set(CURRENT, "", opened)
             if current != opened.encode() and (other := document(current, host=str)):
                 raise _duplicate(self.topology, other["host"])
             self._wait()
         cards = self._cards()
         names = {rank: [card["name"], card["host"]] for rank, card in cards.items()}
-        return announce(self.room, JOINED, self._decide, names=names, keys=self._wrapped(cards))
+        keys = None
+        if self.keys is not None:  # ranks were given no secret: they get one for this start, wrapped for each of them
+            others = {rank: card.get("public") for rank, card in cards.items() if rank > 0}
+            wrapped = {
+                rank: self.keys.wrap(self.secret, public, self.namespace, str(rank)) for rank, public in others.items()
+            }
+            keys = {"public": self.keys.public, "wrapped": wrapped}
+        return announce(self.part, JOINED, self._decide, names=names, keys=keys)
 
     def follow_rank_0(self, deadline: float) -> Decision:
         """On the other ranks: enter whatever rendezvous is the current one, until one has this rank on its list."""
         other = None
         while True:
-            if current := document(self.store.peek(CURRENT) or b"", room=str):
-                self._enter(current["room"])
-                if is_announced(self.room, JOINED):
-                    decision = wait_for(self.room, JOINED, deadline=deadline)
+            if current := document(self.store.peek(CURRENT) or b"", namespace=str):
+                self._enter(current["namespace"])
+                if decision := announced(self.part, JOINED):
                     other, host = decision["names"].get(str(self.topology.rank), (None, ""))
                     if other == self.name or (other is None and "what" not in decision):
                         return decision
             check_secret(self.store, "rank 0")
-            if time.monotonic() > deadline + (DECISION_GRACE_S if self.room_name else 0):
+            if time.monotonic() > deadline + (DECISION_GRACE_S if self.namespace else 0):
                 raise _duplicate(self.topology, host) if other else self._too_late()
             self._wait()
 
-    def _enter(self, room: str) -> None:
-        if room == self.room_name:
-            return
-        self.room, self.room_name = self.store.under(room), room
-        self.room.set(f"facts/{self.topology.rank}", self.facts)
-        self.room.set(_card(self.topology.rank), json.dumps(self.card))
-
-    def _wrapped(self, cards: Mapping[int, Mapping[str, Any]]) -> dict[str, Any] | None:
-        """On rank 0, where ranks were given no secret: one for this start, wrapped for each of the others."""
+    def sealed_part(self, decision: Decision) -> SealedStore:
+        """The part of the store, in which from now on only ranks of this start are believed."""
         if self.keys is None:
-            return None
-        wrapped = {
-            rank: self.keys.wrap(self.secret, card.get("public"), self.room_name, str(rank))
-            for rank, card in cards.items()
-            if rank > 0
-        }
-        return {"public": self.keys.public, "wrapped": wrapped}
-
-    def sealed_room(self, decision: Decision) -> SealedStore:
-        """The room, in which from now on only ranks of this start are believed."""
-        if self.keys is None:
-            return self.room
+            return self.part
         if (rank := self.topology.rank) > 0:
             keys = decision["keys"]
-            wrapped = str(keys["wrapped"].get(str(rank)))
-            secret = self.keys.wrap(wrapped, keys["public"], self.room_name, str(rank))
+            secret = self.keys.wrap(str(keys["wrapped"].get(str(rank))), keys["public"], self.namespace, str(rank))
             if secret is None:
                 raise PreflightError(
-                    f"rank 0 did not give rank {rank} on {self.topology.host} a secret: another version, or a stranger",
+                    f"rank {rank} on {self.topology.host} could not read the secret of this start from rank 0: it runs "
+                    "another version, or another process wrote it",
                     next_step=f"install the same version on all nodes, and set {SECRET_ENV} to one value on all",
                 )
             self.secret = secret
-        return self.room.resealed(self.secret)
+        return self.part.resealed(self.secret)
+
+    def _enter(self, namespace: str) -> None:
+        if namespace != self.namespace:
+            self.part, self.namespace = self.store.under(namespace), namespace
+            self.part.set(f"facts/{self.topology.rank}", self.facts)
+            self.part.set(_card_key(self.topology.rank), json.dumps(self.card))
 
     def _decide(self) -> dict[str, Any]:
         cards = self._cards()
@@ -186,12 +176,10 @@ class _Joining:
         if len(cards) < len(ranks):
             raise self._too_late()
         if any(card["digest"] != cards[0]["digest"] for card in cards.values()):
-            texts = self.room.multi_get([f"facts/{rank}" for rank in ranks])
+            texts = self.part.multi_get([f"facts/{rank}" for rank in ranks])
             check_differences([document(text) or {} for text in texts], [cards[rank]["host"] for rank in ranks])
         _refuse_shared_gpus(cards)
-        nodes = group_by_node(
-            {rank: RankPlace(card["host"], card["machine"], card["local_rank"]) for rank, card in cards.items()}
-        )
+        nodes = group_by_node(cards)
         firsts = [cards[node[0]] for node in nodes]
         return {
             "world_size": len(ranks),
@@ -201,37 +189,35 @@ class _Joining:
         }
 
     def _cards(self) -> dict[int, dict[str, Any]]:
-        """Of the ranks that have joined."""
-        ranks = {_card(rank): rank for rank in range(self.topology.world_size)}
-        cards = {ranks[key]: document(text, **CARD) for key, text in self.room.there(list(ranks)).items()}
+        """What each rank that has joined published."""
+        ranks = {_card_key(rank): rank for rank in range(self.topology.world_size)}
+        cards = {ranks[key]: document(text, **CARD) for key, text in self.part.there(list(ranks)).items()}
         return {rank: card for rank, card in cards.items() if card is not None}
 
     def _wait(self) -> None:
         if self.notice.is_due():
-            self._report()
+            hosts = self._hosts()
+            text = waiting_for(self.topology, hosts)
+            # Once on each host, and after that from one rank alone.
+            is_first = self.topology.rank == min(hosts, default=1)
+            if text and (is_first or (self.topology.local_rank == 0 and self.notice.count == 1)):
+                print_message(f"{text} ({self.notice.waited_s:.0f} s of {self.timeout_s:g} s)")
         time.sleep(self.pause_s)
         self.pause_s = min(LAST_POLL_S, self.pause_s * 1.3)
 
-    def _report(self) -> None:
-        """Once on each host, and after that from one rank alone."""
-        hosts = self._hosts() if self.room_name else {}
-        is_first = self.topology.rank == min(hosts, default=1)
-        text = waiting_for(self.topology, hosts)
-        if text and (is_first or (self.topology.local_rank == 0 and self.notice.count == 1)):
-            print_message(f"{text} ({self.notice.waited_s:.0f} s of {self.timeout_s:g} s)")
-
     def _hosts(self) -> dict[int, str]:
-        return {rank: card["host"] for rank, card in self._cards().items()}
+        """The host of each rank that has joined; of none while there is no rendezvous."""
+        return {rank: card["host"] for rank, card in self._cards().items()} if self.namespace else {}
 
     def _too_late(self) -> PreflightError:
-        return too_late(self.topology, self._hosts() if self.room_name else {}, timeout_s=self.timeout_s)
+        return too_late(self.topology, self._hosts(), timeout_s=self.timeout_s)
 
 
-def _card(rank: int) -> str:
+def _card_key(rank: int) -> str:
     return f"card/{rank}"
 
 
-def _refuse_shared_gpus(cards: Mapping[int, Mapping[str, Any]]) -> None:
+def _refuse_shared_gpus(cards: Mapping[int, Card]) -> None:
     """Two ranks on one GPU would wait for each other in NCCL."""
     first: dict[str, int] = {}
     for rank, card in cards.items():
@@ -256,12 +242,13 @@ def _duplicate(topology: Topology, host: str) -> PreflightError:
     )
 
 
-# Who is missing
+# Who is missing. `hosts`: of the ranks that have joined.
 
 
 def waiting_for(topology: Topology, hosts: Mapping[int, str]) -> str:
-    """What a rank reports while it waits; empty when all are here. `hosts`: of the ranks that have joined."""
-    missing = _missing(topology, hosts) if hosts else [0]  # without rank 0 nobody knows who else is here
+    """What a rank reports while it waits; empty when all are here."""
+    # Without rank 0 nobody knows who else is here.
+    missing = _missing(topology, hosts) if hosts else [0]
     who = f"rank {topology.rank} on {topology.host}"
     return f"{who} waits for {_named(missing, hosts, topology)}" if missing else ""
 
@@ -274,9 +261,9 @@ def too_late(topology: Topology, hosts: Mapping[int, str], *, timeout_s: float) 
             next_step="look at rank 0's own output; raise --dist.start_timeout_s if it is only slow",
         )
     missing = _missing(topology, hosts)
-    by_host: dict[str, list[int]] = {}
+    by_host = defaultdict(list)
     for rank, host in hosts.items():
-        by_host.setdefault(host, []).append(rank)
+        by_host[host].append(rank)
     here = ", ".join(f"{number_ranges(ranks)} on {host}" for host, ranks in by_host.items())
     return PreflightError(
         f"{len(missing)} of {topology.world_size} ranks did not start within {timeout_s:g} s: "
@@ -289,37 +276,21 @@ def _missing(topology: Topology, hosts: Mapping[int, str]) -> list[int]:
     return [rank for rank in range(topology.world_size) if rank not in hosts]
 
 
-def _named(missing: Iterable[int], hosts: Mapping[int, str], topology: Topology) -> str:
+def _named(missing: list[int], hosts: Mapping[int, str], topology: Topology) -> str:
     """`rank 3 (node-a), ranks 4-7 (node 1)`: by node, where all have as many ranks as this one."""
     size = topology.local_world_size
     if topology.world_size % size or size == topology.world_size:
-        return named_ranks(list(missing))
-    by_node: dict[int, list[int]] = {}
+        return named_ranks(missing)
+    names = {rank // size: host for rank, host in hosts.items()} | dict(enumerate(topology.node_names))
+    by_node = defaultdict(list)
     for rank in missing:
-        by_node.setdefault(rank // size, []).append(rank)
-    return ", ".join(f"{named_ranks(ranks)} ({_node_name(node, hosts, topology)})" for node, ranks in by_node.items())
+        by_node[rank // size].append(rank)
+    return ", ".join(f"{named_ranks(ranks)} ({names.get(node, f'node {node}')})" for node, ranks in by_node.items())
 
 
-def _node_name(node: int, hosts: Mapping[int, str], topology: Topology) -> str:
-    if node < len(topology.node_names):
-        return topology.node_names[node]
-    size = topology.local_world_size
-    known = [hosts[rank] for rank in range(node * size, (node + 1) * size) if rank in hosts]
-    return known[0] if known else f"node {node}"
-
-
-# Which ranks share a node, and by which address others reach it. A host's name alone does not show that: containers
-# on two machines may have the same one, and two launchers on one machine do. So ranks are grouped by the machine (and
-# process namespace) that they see, then each group is split by its local ranks.
-
-
-@dataclass(frozen=True)
-class RankPlace:
-    """Where a rank runs."""
-
-    host: str
-    machine: str
-    local_rank: int
+# Which ranks share a node. A host's name alone does not show that: containers on two machines may have the same one,
+# and two launchers on one machine do. So ranks are grouped by the machine (and process namespace) that they see, then
+# each group is split by its local ranks.
 
 
 def this_machine() -> str:
@@ -330,37 +301,24 @@ def this_machine() -> str:
         return ""
 
 
-def outward_address(environment: Mapping[str, str], master_addr: str) -> str | None:
-    """This host's address on the network that a variable names for the backend, else on the one that leads to rank 0's
-    store. None: that store is on this host."""
-    found = interfaces()
-    if environment.get(GLOO_VARIABLE):
-        one = gloo_interface(found, environment)
-    elif environment.get(NCCL_VARIABLE):
-        one = nccl_interface(found, environment)
-    else:
-        one = interface_towards(found, master_addr)
-    return None if one is None else one.address
-
-
-def group_by_node(places: Mapping[int, RankPlace]) -> list[tuple[int, ...]]:
+def group_by_node(cards: Mapping[int, Card]) -> list[tuple[int, ...]]:
     """The ranks of each node, that with the lowest local rank first. Nodes are in the order of their lowest ranks."""
-    machines: dict[tuple[str, str], list[int]] = {}
-    for rank, one in sorted(places.items()):
-        machines.setdefault((one.host, one.machine), []).append(rank)
-    nodes = [node for ranks in machines.values() for node in _split(ranks, places)]
-    return sorted(nodes, key=min)
+    machines = defaultdict(list)
+    for rank, card in sorted(cards.items()):
+        machines[card["host"], card["machine"]].append(rank)
+    local_ranks = {rank: int(card["local_rank"]) for rank, card in cards.items()}
+    return sorted((node for ranks in machines.values() for node in _split(ranks, local_ranks)), key=min)
 
 
-def _split(ranks: list[int], places: Mapping[int, RankPlace]) -> list[tuple[int, ...]]:
+def _split(ranks: list[int], local_ranks: Mapping[int, int]) -> list[tuple[int, ...]]:
     """Ranks of one machine: as many nodes as there are ranks with its lowest local rank."""
-    by_local: dict[int, list[int]] = {}
+    by_local = defaultdict(list)
     for rank in ranks:
-        by_local.setdefault(places[rank].local_rank, []).append(rank)
+        by_local[local_ranks[rank]].append(rank)
     lowest = min(by_local)
     nodes = {first: [first] for first in by_local.pop(lowest)}
     # torchrun numbers a node's ranks consecutively; srun may distribute them round robin.
-    first_of = {rank: rank - places[rank].local_rank + lowest for rank in ranks}
+    first_of = {rank: rank - local_ranks[rank] + lowest for rank in ranks}
     are_consecutive = set(first_of.values()) <= nodes.keys()
     firsts = list(nodes)
     for _, same in sorted(by_local.items()):

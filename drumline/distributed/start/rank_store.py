@@ -1,19 +1,20 @@
 """The store in which ranks join before there is a group, and rank 0 decides. torchrun's agent runs it, or rank 0.
 
-torch waits for it in silence, and prints its own C++ stack when it gives up. So a plain socket goes first: it tells a
-name that does not resolve from a port that refuses and from one that does not answer, and the wait is reported.
+torch waits for it without a message, and prints its own C++ stack when it gives up. So a plain socket goes first: it
+tells a name that does not resolve from a port that refuses and from one that does not answer, and the wait is reported.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
+from drumline.distributed.failure import summary
 from drumline.errors import PreflightError
 from drumline.launch.topology import Topology
 from drumline.net.dial import CLOSED_S, FIRST_NOTICE_S, Reason, WaitNotice, closed_data_ports, explained, wait_for_port
@@ -22,7 +23,6 @@ from drumline.net.tcp_store import open_tcp_store, store_binding
 from drumline.terminal import print_message
 
 UNKNOWN_NAME_S = 30.0  # a pod's name may exist later than the pod
-PREFIX = "drumline"
 READ_S = 2.0
 POLL_S = 0.02
 Decision = dict[str, Any]
@@ -32,27 +32,23 @@ _hosted: dict[int, dist.TCPStore] = {}
 
 def open_store(topology: Topology, *, timeout_s: float) -> SealedStore:
     """Only ranks with the same secret believe each other."""
-    return SealedStore(_open(topology, timeout_s), topology.secret, PREFIX)
-
-
-def _open(topology: Topology, timeout_s: float) -> dist.Store:
     host, port = topology.master_addr, topology.master_port
-    if topology.rank > 0 or topology.agent_hosts_store:
-        _wait_until_open(topology, timeout_s=timeout_s)
-        try:
-            return open_tcp_store(host, port, timeout_s=timeout_s)
-        except (dist.DistError, RuntimeError, OSError) as error:
-            raise _unreachable(topology, f" within {timeout_s:g} s: {_first_line(error)}") from error
-    if port not in _hosted:
-        try:
+    store = _hosted.get(port)
+    try:
+        if topology.rank > 0 or topology.agent_hosts_store:
+            _wait_until_open(topology, timeout_s=timeout_s)
+            store = open_tcp_store(host, port, timeout_s=timeout_s)
+        elif store is None:
             bound = store_binding(host, name="MASTER_ADDR")
-            _hosted[port] = open_tcp_store(host, port, timeout_s=timeout_s, bound=bound)
-        except (dist.DistError, RuntimeError, OSError) as error:
-            raise PreflightError(
-                f"rank 0 could not open its store {host}:{port}: {_first_line(error)}",
-                next_step="choose another MASTER_PORT, and a MASTER_ADDR that is this host",
-            ) from error
-    return _hosted[port]
+            store = _hosted[port] = open_tcp_store(host, port, timeout_s=timeout_s, bound=bound)
+    except (dist.DistError, RuntimeError, OSError) as error:
+        if topology.rank > 0 or topology.agent_hosts_store:
+            raise _unreachable(topology, timeout_s, summary(error)) from error
+        raise PreflightError(
+            f"rank 0 could not open its store {host}:{port}: {summary(error)}",
+            next_step="choose another MASTER_PORT, and a MASTER_ADDR that is this host",
+        ) from error
+    return SealedStore(store, topology.secret)
 
 
 def _wait_until_open(topology: Topology, *, timeout_s: float) -> None:
@@ -77,20 +73,16 @@ def _wait_until_open(topology: Topology, *, timeout_s: float) -> None:
     if topology.agent_hosts_store and blocked.reason == Reason.NO_ANSWER and blocked.lasted_s >= CLOSED_S:
         raise closed_data_ports([topology.host], host, port=port, reason=blocked.reason)
     waited_s = min(timeout_s, limits.get(blocked.reason, timeout_s))
-    raise _unreachable(topology, f" within {waited_s:g} s: {explained(blocked.reason)}")
+    raise _unreachable(topology, waited_s, explained(blocked.reason))
 
 
-def _unreachable(topology: Topology, why: str) -> PreflightError:
-    address = f"{topology.master_addr}:{topology.master_port}"
+def _unreachable(topology: Topology, waited_s: float, why: str) -> PreflightError:
     return PreflightError(
-        f"rank {topology.rank} on {topology.host} could not reach rank 0's store {address}{why}",
+        f"rank {topology.rank} on {topology.host} could not reach rank 0's store {topology.master_addr}:"
+        f"{topology.master_port} within {waited_s:g} s: {why}",
         next_step="check that rank 0 runs, that MASTER_ADDR is its host as this one knows it, and that no firewall "
         "closes the port",
     )
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
 # What rank 0 decides for all: before there is a group, what it finds wrong must stop every rank alike.
@@ -98,9 +90,10 @@ def _first_line(error: BaseException) -> str:
 
 def agree(store: SealedStore, topology: Topology, name: str, decide: Callable[[], Any], *, deadline: float) -> Any:
     """Collective: what `decide` returns on rank 0; the PreflightError that it raises is raised on every rank."""
-    if topology.rank > 0:
-        return follow(store, name, wait_for(store, name, deadline=deadline), readers=())
-    return follow(store, name, announce(store, name, decide), readers=range(1, topology.world_size))
+    if topology.rank == 0:
+        return follow(store, name, announce(store, name, decide), num_readers=topology.world_size - 1)
+    store.wait([_key(name)], timedelta(seconds=max(1.0, deadline - time.monotonic())))
+    return follow(store, name, json.loads(store.get(_key(name))))
 
 
 def announce(store: SealedStore, name: str, decide: Callable[[], Any], **more: Any) -> Decision:
@@ -113,26 +106,21 @@ def announce(store: SealedStore, name: str, decide: Callable[[], Any], **more: A
     return decision
 
 
-def is_announced(store: SealedStore, name: str) -> bool:
-    return store.check([_key(name)])
+def announced(store: SealedStore, name: str) -> Decision | None:
+    """On the other ranks: what rank 0 has decided, if it has."""
+    found = store.peek(_key(name))
+    return None if found is None else json.loads(found)
 
 
-def wait_for(store: SealedStore, name: str, *, deadline: float) -> Decision:
-    """On the other ranks."""
-    store.wait([_key(name)], timedelta(seconds=max(1.0, deadline - time.monotonic())))
-    decision: Decision = json.loads(store.get(_key(name)))
-    return decision
-
-
-def follow(store: SealedStore, name: str, decision: Decision, *, readers: Collection[int]) -> Any:
-    """What was decided, or the error. `readers`: on rank 0, the others that are there; it waits until they have read an
-    error."""
+def follow(store: SealedStore, name: str, decision: Decision, *, num_readers: int = 0) -> Any:
+    """What was decided, or the error. `num_readers`: on rank 0, which often runs the store, how many others it waits
+    for, until they have read an error."""
     if "what" not in decision:
         return decision["value"]
     read = f"{_key(name)}/read"
-    store.add(read, 0 if readers else 1)
+    store.add(read, 0 if num_readers else 1)
     until = time.monotonic() + READ_S
-    while readers and store.add(read, 0) < len(readers) and time.monotonic() < until:
+    while num_readers and store.add(read, 0) < num_readers and time.monotonic() < until:
         time.sleep(POLL_S)
     raise PreflightError(decision["what"], next_step=decision["next"])
 

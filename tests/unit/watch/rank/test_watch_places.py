@@ -9,16 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from drumline.distributed.start.rank_rendezvous import RankPlace, group_by_node, outward_address, this_machine
+from drumline.distributed.start.rank_rendezvous import Card, group_by_node, this_machine
 from drumline.errors import PreflightError
 from drumline.launch.node import watch_folder
-from drumline.net.interfaces import interfaces
+from drumline.net.interfaces import interfaces, outward_address
 from drumline.watch.rank.node_watch import listen_for_sidecars, make_watch_folder, sidecar_address
 
 
-def ranks(*given: tuple[str, int]) -> dict[int, RankPlace]:
+def ranks(*given: tuple[str, int]) -> dict[int, Card]:
     """`("a1", 0)`: on host a, machine 1, with local number 0."""
-    return {rank: RankPlace(place[0], place[1:], local) for rank, (place, local) in enumerate(given)}
+    return {
+        rank: {"host": place[0], "machine": place[1:], "local_rank": local} for rank, (place, local) in enumerate(given)
+    }
 
 
 @pytest.mark.parametrize(
@@ -39,7 +41,7 @@ def ranks(*given: tuple[str, int]) -> dict[int, RankPlace]:
         (ranks(("a1", 1), ("a1", 0)), [(1, 0)]),
     ],
 )
-def test_ranks_that_see_each_other_make_up_a_node(places: dict[int, RankPlace], nodes: list[tuple[int, ...]]) -> None:
+def test_ranks_that_see_each_other_make_up_a_node(places: dict[int, Card], nodes: list[tuple[int, ...]]) -> None:
     assert group_by_node(places) == nodes
 
 
