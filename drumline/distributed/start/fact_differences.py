@@ -37,22 +37,16 @@ class Difference:
     name: str
     values: Sequence[Any]
 
-    @property
-    def is_warning(self) -> bool:
-        return self.group in WARNINGS
-
 
 def check_differences(everyone: Sequence[Facts], hosts: Sequence[str]) -> None:
     """Raise with the value of each rank, given the facts of all; what may differ is a warning."""
     found = differences(everyone)
     for one in found:
-        if one.is_warning:
+        if one.group in WARNINGS:
             log.warning(f"ranks differ in {one.name}: {by_rank(one.values, hosts)}. {NEXT_STEPS[one.group]}")
-    wrong = [one for one in found if not one.is_warning]
-    if not wrong:
-        return
-    text, next_step = described(wrong, hosts)
-    raise PreflightError(text, next_step=next_step)
+    if wrong := [one for one in found if one.group not in WARNINGS]:
+        text, next_step = described(wrong, hosts)
+        raise PreflightError(text, next_step=next_step)
 
 
 def described(found: Sequence[Difference], hosts: Sequence[str]) -> tuple[str, str]:
@@ -61,8 +55,7 @@ def described(found: Sequence[Difference], hosts: Sequence[str]) -> tuple[str, s
     if len(found) > MAX_DIFFERENCES:
         lines.append(f"and {len(found) - MAX_DIFFERENCES} more")
     text = lines[0] if len(lines) == 1 else as_list(f"{len(found)} things:", lines)
-    groups = dict.fromkeys(one.group for one in found)
-    return f"ranks differ in {text}", "; ".join(dict.fromkeys(NEXT_STEPS[group] for group in groups))
+    return f"ranks differ in {text}", "; ".join(dict.fromkeys(NEXT_STEPS[one.group] for one in found))
 
 
 def differences(everyone: Sequence[Facts]) -> list[Difference]:

@@ -15,7 +15,6 @@ import sysconfig
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import blake3
@@ -56,8 +55,6 @@ DEFAULTS = {
 DRIVER = Path("/proc/driver/nvidia/version")
 OWN = "drumline"
 INSTALLED = ("site-packages", "dist-packages")
-MAX_MODULES = 2000
-MAX_SOURCE_BYTES = 4 << 20
 
 
 def rank_facts(
@@ -87,7 +84,7 @@ def rank_facts(
 
 
 def versions(device: torch.device) -> dict[str, Any]:
-    """Of a patch more or less of Python nothing depends."""
+    """The parts of versions on which a run depends; not the patch version of Python."""
     found: dict[str, Any] = {
         "Python's version": ".".join(platform.python_version_tuple()[:2]),
         "torch's version": torch.__version__,
@@ -145,37 +142,17 @@ def code_hashes() -> dict[str, str]:
     library = tuple(f"{sysconfig.get_paths()[name]}/" for name in ("stdlib", "platstdlib"))
     hashes = {}
     for name, module in sorted(sys.modules.items()):
-        file = _source(name, module, library)
-        if file is None or (digest := _hash(file)) is None:
+        try:
+            # Not getattr: some modules load themselves when they are asked for anything.
+            file: str = object.__getattribute__(module, "__dict__")["__file__"]
+            is_installed = file.startswith(library) or any(f"/{word}/" in file for word in INSTALLED)
+            if not file.endswith(".py") or (is_installed and name.partition(".")[0] != OWN):
+                continue
+            text = Path(file).read_bytes()
+        except (AttributeError, KeyError, OSError):  # no module, no file, or removed since
             continue
         # The script is called __main__ by everyone; its file's name is clearer. A forked rank has it twice.
         shown = Path(file).name if name in ("__main__", "__mp_main__") else name
-        hashes[shown] = digest
-        if len(hashes) == MAX_MODULES:
-            break
+        # A checkout on another system may end its lines otherwise.
+        hashes[shown] = blake3.blake3(text.replace(b"\r\n", b"\n")).hexdigest(6)
     return hashes
-
-
-def _source(name: str, module: ModuleType | None, library: tuple[str, ...]) -> str | None:
-    # Not getattr: some modules load themselves when they are asked for anything.
-    try:
-        file = object.__getattribute__(module, "__dict__").get("__file__")
-    except AttributeError:  # anything may be among the modules
-        return None
-    if not isinstance(file, str) or not file.endswith(".py"):
-        return None
-    if name.partition(".")[0] == OWN:
-        return file
-    if file.startswith(library) or any(f"/{word}/" in file for word in INSTALLED):
-        return None
-    return file
-
-
-def _hash(file: str) -> str | None:
-    try:
-        with Path(file).open("rb") as source:
-            text = source.read(MAX_SOURCE_BYTES)
-    except OSError:  # removed since, or inside an archive
-        return None
-    # A checkout on another system may end its lines otherwise.
-    return blake3.blake3(text.replace(b"\r\n", b"\n")).hexdigest(6)
