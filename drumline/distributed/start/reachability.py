@@ -1,8 +1,8 @@
 """Whether each host can reach every other where data will go, tried before there is a group.
 
 The store is one port on one host, and open. Data takes other ports, on the network that the backend chooses: where
-those are closed, the group waits in silence. The first rank of each node listens on that network and probes all others:
-milliseconds when all is well, seconds when a firewall drops packets, and not the start timeout.
+those are closed, the group would wait without a message. The first rank of each node listens on that network and probes
+all others: milliseconds when all is well, seconds when a firewall drops packets, and not the start timeout.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import contextlib
 import ipaddress
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
@@ -32,8 +33,8 @@ from drumline.net.interfaces import (
 from drumline.net.sealed_store import SealedStore
 from drumline.text import join_names
 
-REACH = "reachability"
 VARIABLES = {"gloo": GLOO_VARIABLE, "nccl": NCCL_VARIABLE}
+UNKNOWN_NETWORK = "NAME_OF_THE_NETWORK"
 MAX_LINES = 8
 CLOCK_WARNING_S = 1.0
 
@@ -43,17 +44,14 @@ def check_reachability(
 ) -> None:
     """Collective: raise the same on every rank if data cannot go between two hosts."""
     store, firsts = rendezvous.store, [ranks[0] for ranks in rendezvous.nodes]
-    listener = None
-    try:
+    with contextlib.ExitStack() as on_exit:
         if topology.rank in firsts:
-            listener = _listen(store, topology, environment, backend)
-            _probe_others(store, topology, firsts, _left(deadline))
+            if listener := _listen(store, topology, environment, backend):
+                on_exit.callback(listener.close)
+            _probe_others(store, topology, firsts, deadline)
         warnings = agree(
-            store, topology, REACH, lambda: _examine(store, firsts, backend, _left(deadline)), deadline=deadline
+            store, topology, "reachability", lambda: _examine(store, firsts, backend, deadline), deadline=deadline
         )
-    finally:
-        if listener is not None:
-            listener.close()
     for text in warnings if topology.rank == 0 else ():
         log.warning(text)
 
@@ -83,8 +81,8 @@ def _listen(
     return listener
 
 
-def _probe_others(store: SealedStore, topology: Topology, firsts: Sequence[int], timeout: timedelta) -> None:
-    facts = _read(store, "listener", firsts, timeout)
+def _probe_others(store: SealedStore, topology: Topology, firsts: Sequence[int], deadline: float) -> None:
+    facts = _read(store, "listener", firsts, deadline)
     others = [fact for rank, fact in facts.items() if rank != topology.rank]
     results = probe_hosts([ProbeTarget(**fact["target"]) for fact in others if "target" in fact])
     # The network that leads to the store is one that works; on the store's own host, the one that leads back.
@@ -94,23 +92,21 @@ def _probe_others(store: SealedStore, topology: Topology, firsts: Sequence[int],
     store.set(f"probed/{topology.rank}", json.dumps(found))
 
 
-def _examine(store: SealedStore, firsts: Sequence[int], backend: str, timeout: timedelta) -> list[str]:
+def _examine(store: SealedStore, firsts: Sequence[int], backend: str, deadline: float) -> list[str]:
     """On rank 0: the warnings."""
-    facts, probed = _read(store, "listener", firsts, timeout), _read(store, "probed", firsts, timeout)
-    working = {rank: result["working"] for rank, result in probed.items()}
+    facts, probed = _read(store, "listener", firsts, deadline), _read(store, "probed", firsts, deadline)
     for rank, fact in facts.items():
         if "target" not in fact:
-            raise _no_network(fact, working[rank], backend)
+            raise _no_network(fact, probed[rank]["working"], backend)
     targets = {rank: ProbeTarget(**fact["target"]) for rank, fact in facts.items()}
     closed = [
-        ClosedPath(targets[source], targets[int(rank)], reason)
+        ClosedPath(targets[source], targets[int(rank)], reason, probed[int(rank)]["working"])
         for source, result in probed.items()
         for rank, reason in result["failed"].items()
     ]
-    warnings = check_closed_paths(closed, working, backend=backend)
     hosts = {rank: fact["host"] for rank, fact in facts.items()}
     ahead = {int(rank): seconds for rank, seconds in probed[firsts[0]]["clocks"].items()}
-    return [*warnings, *clock_warnings(hosts, ahead)]
+    return [*check_closed_paths(closed, backend=backend), *clock_warnings(hosts, ahead)]
 
 
 def _no_network(fact: Mapping[str, Any], working: str | None, backend: str) -> PreflightError:
@@ -118,18 +114,14 @@ def _no_network(fact: Mapping[str, Any], working: str | None, backend: str) -> P
     why = f"{variable} is {fact['named']}, which fits" if fact["named"] else f"without {variable} it takes"
     return PreflightError(
         f"{fact['host']} has no network for {backend}: {why} none of {networks} that is up and has an address",
-        next_step=f"export {variable}={working or 'NAME_OF_THE_NETWORK'} on {fact['host']}",
+        next_step=f"export {variable}={working or UNKNOWN_NETWORK} on {fact['host']}",
     )
 
 
-def _read(store: SealedStore, kind: str, ranks: Sequence[int], timeout: timedelta) -> dict[int, dict[str, Any]]:
+def _read(store: SealedStore, kind: str, ranks: Sequence[int], deadline: float) -> dict[int, dict[str, Any]]:
     keys = [f"{kind}/{rank}" for rank in ranks]
-    store.wait(keys, timeout)
+    store.wait(keys, timedelta(seconds=max(1.0, deadline - time.monotonic())))
     return {rank: json.loads(text) for rank, text in zip(ranks, store.multi_get(keys), strict=True)}
-
-
-def _left(deadline: float) -> timedelta:
-    return timedelta(seconds=max(1.0, deadline - time.monotonic()))
 
 
 # What a closed path means
@@ -142,10 +134,16 @@ class ClosedPath:
     source: ProbeTarget
     target: ProbeTarget
     reason: str
+    working: str | None = None
+    """The network of the target that leads to the other hosts, as far as it is known."""
 
     @property
     def is_loopback(self) -> bool:
         return ipaddress.ip_address(self.target.address).is_loopback
+
+    @property
+    def is_wrong_network(self) -> bool:
+        return self.working not in (None, self.target.interface)
 
     def is_needed(self, backend: str) -> bool:
         """gloo has the host with the larger address connect to the other one, and never the other way round."""
@@ -155,65 +153,60 @@ class ClosedPath:
         return mine.version != theirs.version or int(mine) >= int(theirs)
 
 
-def check_closed_paths(closed: Sequence[ClosedPath], working: Mapping[int, str | None], *, backend: str) -> list[str]:
-    """Raise for paths that the backend needs; warnings about the others. `working`: the network of each host (by rank)
-    that leads to the others, as far as it is known."""
+def check_closed_paths(closed: Sequence[ClosedPath], *, backend: str) -> list[str]:
+    """Raise for paths that the backend needs; warnings about the others."""
     needed = [path for path in closed if path.is_needed(backend)]
-    if lines := _lines(needed, working):
+    if lines := _lines(needed):
         more = [f"and {len(lines) - MAX_LINES} more of this kind"] if len(lines) > MAX_LINES else []
         shown = [*lines[:MAX_LINES], *more]
         what = shown[0] if len(shown) == 1 else as_list("data cannot go between these hosts:", shown)
-        raise PreflightError(what, next_step="; ".join(_fixes(needed, working, backend)))
-    return [f"{line}. {backend} does not need this path, as the addresses are now" for line in _lines(closed, working)]
+        raise PreflightError(what, next_step="; ".join(_fixes(needed, backend)))
+    return [f"{line}. {backend} does not need this path, as the addresses are now" for line in _lines(closed)]
 
 
-def _lines(paths: Sequence[ClosedPath], working: Mapping[int, str | None]) -> list[str]:
+def _lines(paths: Sequence[ClosedPath]) -> list[str]:
     """One for each host that cannot be reached for one reason, with all who tried."""
-    groups: dict[tuple[int, str], list[ClosedPath]] = {}
+    groups = defaultdict(list)
     for path in paths:
-        groups.setdefault((path.target.rank, path.reason), []).append(path)
-    return [_line(group, working) for group in groups.values()]
+        groups[path.target.rank, path.reason].append(path)
+    return [_line(group[0], join_names([path.source.host for path in group])) for group in groups.values()]
 
 
-def _line(paths: Sequence[ClosedPath], working: Mapping[int, str | None]) -> str:
-    target, who, why = paths[0].target, join_names([path.source.host for path in paths]), paths[0].reason
+def _line(path: ClosedPath, who: str) -> str:
+    target, why = path.target, explained_closed(path.reason)
     where = f"{target.address} ({target.interface})"
-    if paths[0].is_loopback:
+    if path.is_loopback:
         return f"{target.host} takes data on its loopback, {where}, where {who} cannot reach it"
-    if _is_wrong_network(target, working):
+    if path.is_wrong_network:
         return (
             f"{target.host} takes data on the wrong network, {where}, where {who} cannot reach it: port {target.port}: "
-            f"{explained_closed(why)}; {working[target.rank]} is the one that leads to the other hosts"
+            f"{why}; {path.working} is the one that leads to the other hosts"
         )
-    return f"{who} cannot reach {target.host}'s data port {target.port} at {where}: {explained_closed(why)}"
+    return f"{who} cannot reach {target.host}'s data port {target.port} at {where}: {why}"
 
 
-def _is_wrong_network(target: ProbeTarget, working: Mapping[int, str | None]) -> bool:
-    return working.get(target.rank) not in (None, target.interface)
-
-
-def _fixes(paths: Sequence[ClosedPath], working: Mapping[int, str | None], backend: str) -> list[str]:
-    fixes: dict[str, dict[str, None]] = {}
+def _fixes(paths: Sequence[ClosedPath], backend: str) -> list[str]:
+    hosts: dict[str, dict[str, None]] = defaultdict(dict)
     for path in paths:
-        if path.is_loopback or _is_wrong_network(path.target, working):
-            name = working.get(path.target.rank) or "NAME_OF_THE_NETWORK"
-            fix = f"export {VARIABLES.get(backend, GLOO_VARIABLE)}={name} on"
+        if path.is_loopback or path.is_wrong_network:
+            fix = f"export {VARIABLES.get(backend, GLOO_VARIABLE)}={path.working or UNKNOWN_NETWORK} on"
         else:
             fix = "open all TCP ports between the nodes (in AWS: all traffic from the security group itself), on"
-        fixes.setdefault(fix, {})[path.target.host] = None
-    return [f"{fix} {join_names(hosts)}" for fix, hosts in fixes.items()]
+        hosts[fix][path.target.host] = None
+    return [f"{fix} {join_names(names)}" for fix, names in hosts.items()]
 
 
-def clock_warnings(hosts: Mapping[int, str], ahead: Mapping[int, float]) -> Iterator[str]:
+def clock_warnings(hosts: Mapping[int, str], ahead: Mapping[int, float]) -> list[str]:
     """`ahead`: by how many seconds each host's wall clock is ahead of that of the first host."""
     off = [
         f"{hosts[rank]} is {abs(seconds):,.1f} s {'ahead of' if seconds > 0 else 'behind'} {hosts[min(hosts)]}"
         for rank, seconds in sorted(ahead.items())
         if abs(seconds) >= CLOCK_WARNING_S
     ]
-    if off:
-        yield (
-            f"wall clocks differ: {join_names(off)}. Drumline does not depend on them, but times in logs do, and plain "
-            "torchrun loses nodes whose clocks differ by more than some seconds. Next: synchronize them by NTP "
-            "(sudo chronyc makestep)"
-        )
+    if not off:
+        return []
+    return [
+        f"wall clocks differ: {join_names(off)}. Drumline does not depend on them, but times in logs do, and plain "
+        "torchrun loses nodes whose clocks differ by more than some seconds. Next: synchronize them by NTP "
+        "(sudo chronyc makestep)"
+    ]
