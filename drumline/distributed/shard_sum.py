@@ -32,14 +32,12 @@ class _Flat:
         first = parameters[0]
         self.data = torch.zeros(self.chunk * world_size, dtype=first.dtype, device=first.device)
         pieces = torch.split(self.data[: sum(sizes)], sizes)
-        self.views = [_laid_out_like(parameter, piece) for piece, parameter in zip(pieces, parameters, strict=True)]
-
-
-def _laid_out_like(parameter: Tensor, memory: Tensor) -> Tensor:
-    """A view of so much memory in the order of a parameter's own (channels_last, say): fused optimizers go by memory,
-    not by index."""
-    strides = torch.empty_like(parameter, device="meta").stride()
-    return memory.as_strided(parameter.shape, strides)
+        # In the order of the parameter's own memory (channels_last, say): fused optimizers go by memory, not by index.
+        strides = [torch.empty_like(parameter, device="meta").stride() for parameter in parameters]
+        self.views = [
+            piece.as_strided(parameter.shape, stride)
+            for piece, parameter, stride in zip(pieces, parameters, strides, strict=True)
+        ]
 
 
 class _Bucket:
@@ -47,8 +45,8 @@ class _Bucket:
 
     def __init__(self, parameters: list[nn.Parameter], world_size: int) -> None:
         self.parameters = parameters
-        self.missing = 0
-        """How many gradients are still to come in this backward pass."""
+        self.missing: set[Tensor] = set()
+        """Those whose gradients are still to come in this backward pass."""
         self._world_size = world_size
         self._flats = [_Flat(parameters, world_size)]
         self._spare = list(self._flats)
@@ -90,7 +88,7 @@ class _Bucket:
         rows = self._received.view(-1, self._newest.chunk).unbind()
         sums: list[tuple[TreeNode, Tensor]] = []
         for node, row in zip((node for those in nodes for node in those), rows, strict=True):
-            fold(sums, (node, row), num_shards, _add_in_place)
+            fold(sums, (node, row), num_shards, Tensor.add_)
         ((_, total),) = sums
         self._pending = _all_gather(self._newest.data, total, async_op=True)
 
@@ -147,7 +145,6 @@ class ShardSum:
         self._ever_got_gradient = bytearray(len(parameters))
         self._parameters = list(parameters.values())
         self._buckets = [_Bucket(group, world_size) for group in _grouped(self._parameters, bucket_bytes)]
-        self._arrived = bytearray(len(parameters))
         self._num_sent = 0
         self._sends_along: tuple[int, int] | None = None
         bucket_of = {id(parameter): bucket for bucket in self._buckets for parameter in bucket.parameters}
@@ -164,9 +161,8 @@ class ShardSum:
         """The next backward pass is this rank's last: send each bucket as soon as it is complete."""
         if self._world_size > 1 and not self._find_unused:
             self._sends_along = (shard, num_shards)
-            self._arrived = bytearray(len(self._parameters))
             for bucket in self._buckets:
-                bucket.missing = len(bucket.parameters)
+                bucket.missing = set(bucket.parameters)
 
     def close_shard(self, shard: int, num_shards: int) -> None:
         """All backward passes of a shard are done."""
@@ -201,16 +197,15 @@ class ShardSum:
         self._got_gradient[number] = 1
         if self._sends_along is None:
             return
-        if self._arrived[number]:
+        if parameter not in bucket.missing:
             raise TrainingError(
                 f"the parameter {self._names[number]} got its gradient twice in one backward pass",
                 next_step="use torch.utils.checkpoint with use_reentrant=False",
             )
-        self._arrived[number] = 1
-        bucket.missing -= 1
+        bucket.missing.remove(parameter)
         shard, num_shards = self._sends_along
         # In the order of the list, not in which they are complete: that may differ between ranks.
-        while self._num_sent < len(self._buckets) and self._buckets[self._num_sent].missing == 0:
+        while self._num_sent < len(self._buckets) and not self._buckets[self._num_sent].missing:
             ready = self._buckets[self._num_sent]
             ready.close_shard(shard, num_shards)
             ready.send(self._nodes(num_shards), self._rank)
@@ -241,10 +236,6 @@ def _grouped(parameters: Iterable[nn.Parameter], bucket_bytes: int) -> list[list
     return groups
 
 
-def _add_in_place(left: Tensor, right: Tensor) -> None:
-    left.add_(right)
-
-
 # The tree: pure arithmetic
 
 
@@ -262,7 +253,7 @@ def are_siblings(left: TreeNode, right: TreeNode, num_shards: int) -> bool:
 
 
 def fold(
-    sums: list[tuple[TreeNode, Part]], new: tuple[TreeNode, Part], num_shards: int, add: Callable[[Part, Part], None]
+    sums: list[tuple[TreeNode, Part]], new: tuple[TreeNode, Part], num_shards: int, add: Callable[[Part, Part], object]
 ) -> None:
     """Append the next shard's part to a list of sums, and add up whatever now makes a whole node."""
     sums.append(new)
