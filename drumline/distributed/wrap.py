@@ -82,18 +82,22 @@ def wrap_model(
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if not dist.is_initialized() or not reduces_gradients:
         return Applied(model) if applied else SingleProcess(model)
+    if sync_batchnorm and device.type != "cuda":
+        raise UsageError(
+            "dist.sync_batchnorm needs GPUs: torch's SyncBatchNorm refuses CPU tensors",
+            next_step="leave it off on the CPU, or use a model with GroupNorm or LayerNorm",
+        )
     if sync_batchnorm:
-        model = convert_batchnorm(model, device=device)
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise UsageError(f"{type(model).__name__} has no parameter that can be trained")
-    # Of a weight whose dimensions are 1 in places it finds the strides of its gradient odd; there is nothing to it.
+    # DDP warns about a weight some of whose dimensions are 1; it does no harm.
     warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
-    options: dict[str, Any] = {_BUFFER_OPTION: broadcast_buffers}
     return DistributedDataParallel(
         Applied(model) if applied else model,
         device_ids=[device.index] if device.type == "cuda" else None,
         find_unused_parameters=find_unused_parameters,
-        **options,
+        **{_BUFFER_OPTION: broadcast_buffers},
         bucket_cap_mb=bucket_cap_mb,
         gradient_as_bucket_view=gradient_as_bucket_view,
         static_graph=static_graph,
@@ -110,17 +114,6 @@ def unwrap_model(model: nn.Module) -> nn.Module:
     return model if inner is model else unwrap_model(inner)
 
 
-def convert_batchnorm(model: nn.Module, *, device: torch.device) -> nn.Module:
-    """BatchNorm layers with statistics over all ranks."""
-    if device.type != "cuda":
-        raise UsageError(
-            "dist.sync_batchnorm needs GPUs: torch's SyncBatchNorm refuses CPU tensors",
-            next_step="leave it off on the CPU, or use a model with GroupNorm or LayerNorm",
-        )
-    converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
-    return converted
-
-
 def gains_from_channels_last(model: nn.Module) -> bool:
     """Whether it convolves images; volumes, which have no such layout, must not be among its weights."""
     convolves = any(isinstance(module, nn.Conv2d | nn.ConvTranspose2d) for module in model.modules())
@@ -133,7 +126,11 @@ def has_batchnorm(model: nn.Module) -> bool:
 
 def small_batch_warning(model: nn.Module, *, batch_size: int, in_shards: bool) -> str | None:
     """The warning, if BatchNorm sees too few samples at once."""
-    layers = [name for name, module in model.named_modules() if _has_own_statistics(module)]
+    layers = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm)
+    ]
     if not layers or batch_size >= SMALL_BATCH:
         return None
     advice = "fewer shards" if in_shards else "--dist.sync_batchnorm on GPUs"
@@ -142,10 +139,6 @@ def small_batch_warning(model: nn.Module, *, batch_size: int, in_shards: bool) -
         f"{'in each shard' if in_shards else 'on each rank'}, fewer than {SMALL_BATCH}: its statistics will be noisy. "
         f"Use {advice}, a larger batch, or fewer micro-batches"
     )
-
-
-def _has_own_statistics(module: nn.Module) -> bool:
-    return isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm)
 
 
 class LiveBuffers:
