@@ -57,11 +57,9 @@ def choose_device(wanted: str, *, local_rank: int) -> torch.device:
     return device
 
 
-def nccl_gpu(device: torch.device, environment: Mapping[str, str]) -> str | None:
+def nccl_gpu(device: torch.device, environment: Mapping[str, str]) -> str:
     """What NCCL tells ranks apart by, so that no two may share it: the GPU's UUID, and the host that NCCL_HOSTID names.
     Ranks with a host of their own each may share a GPU, which tests on one GPU need."""
-    if device.type != "cuda":
-        return None
     uuid = str(torch.cuda.get_device_properties(device).uuid)
     host = environment.get("NCCL_HOSTID")
     return uuid if host is None else f"{uuid} (NCCL_HOSTID {host})"
@@ -85,13 +83,12 @@ def join_group(
     device: torch.device,
     start_timeout_s: float,
     train_timeout_s: float,
-    facts: Mapping[str, Mapping[str, Any]] | None = None,
-    environment: Mapping[str, str] | None = None,
+    facts: Mapping[str, Mapping[str, Any]],
+    environment: Mapping[str, str],
 ) -> Rendezvous:
     """Collective: join all other ranks. The store of what it returns outlives a broken group.
 
-    `facts`: what all ranks must have in common (`rank_facts`). `environment`: tells the backend which network to
-    use; without it hosts do not probe each other.
+    `facts`: what all ranks must have in common (`rank_facts`). `environment`: tells the backend which network to use.
     """
     deadline = time.monotonic() + start_timeout_s
     store = open_store(topology, timeout_s=start_timeout_s)
@@ -102,10 +99,10 @@ def join_group(
             deadline=deadline,
             timeout_s=start_timeout_s,
             facts=facts,
-            gpu=nccl_gpu(device, environment or {}) if backend == "nccl" else None,
+            gpu=nccl_gpu(device, environment) if backend == "nccl" else None,
             environment=environment,
         )
-        if environment is not None and len(rendezvous.nodes) > 1:
+        if len(rendezvous.nodes) > 1:
             check_reachability(rendezvous, topology, environment, backend=backend, deadline=deadline)
     dist.init_process_group(
         backend,
@@ -131,7 +128,6 @@ def leave_group(*, broken: bool = False) -> bool:
         return True
     group = dist.distributed_c10d._get_default_group()
     gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
-
     errors: list[Exception] = []
 
     def destroy() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
@@ -18,12 +19,13 @@ from tests.ports import listening_addresses
 from tests.ranks import RanksFailed, free_port, run_ranks
 
 CPU = torch.device("cpu")
+NOTHING_SET: dict[str, Any] = {"facts": {}, "environment": {}}
 
 
 def join() -> Topology:
     topology = topology_from(os.environ)
     assert topology is not None
-    group.join_group(topology, backend="gloo", device=CPU, start_timeout_s=30, train_timeout_s=20)
+    group.join_group(topology, backend="gloo", device=CPU, start_timeout_s=30, train_timeout_s=20, **NOTHING_SET)
     return topology
 
 
@@ -134,7 +136,14 @@ def come_late() -> str:
     if topology.rank == 2:
         return "never"
     with pytest.raises(PreflightError) as caught:
-        group.join_group(topology, backend="gloo", device=CPU, start_timeout_s=1 + 2 * topology.rank, train_timeout_s=5)
+        group.join_group(
+            topology,
+            backend="gloo",
+            device=CPU,
+            start_timeout_s=1 + 2 * topology.rank,
+            train_timeout_s=5,
+            **NOTHING_SET,
+        )
     return str(caught.value)
 
 
