@@ -56,7 +56,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """What the model is trained on, and how batches reach the device."""
+    """The training data, and how batches reach the device."""
 
     name: str = "digits"
     """`digits`, `cifar10`, `image_folder`, `tokens`, `synthetic_images`, `synthetic_tokens`, or your own

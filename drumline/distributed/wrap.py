@@ -93,11 +93,12 @@ def wrap_model(
         raise UsageError(f"{type(model).__name__} has no parameter that can be trained")
     # DDP warns about a weight some of whose dimensions are 1; it does no harm.
     warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
+    options: dict[str, Any] = {_BUFFER_OPTION: broadcast_buffers}
     return DistributedDataParallel(
         Applied(model) if applied else model,
         device_ids=[device.index] if device.type == "cuda" else None,
         find_unused_parameters=find_unused_parameters,
-        **{_BUFFER_OPTION: broadcast_buffers},
+        **options,
         bucket_cap_mb=bucket_cap_mb,
         gradient_as_bucket_view=gradient_as_bucket_view,
         static_graph=static_graph,
