@@ -4,7 +4,7 @@ A collective would need every rank to call it at the same step, which is what is
 each rank (the watcher, see `engine/preemption.py`) talks to the store, and answers even while its rank is busy:
 
 1. One writes `request`. All see that, and write how far their rank is.
-2. Rank 0 proposes a step a little ahead of the foremost. Each rank gets ready to stop there, then writes how far
+2. Rank 0 proposes the step after the foremost. Each rank gets ready to stop there, then writes how far
    it is now. A rank that reaches the step before all have written waits.
 3. All were short of it: it is decided. One was not: rank 0 proposes a later step, twice as far ahead.
 
@@ -23,7 +23,6 @@ from typing import Any
 from drumline.net.sealed_store import SealedStore
 
 PREFIX = "preemption"
-AHEAD_S = 1.0
 # A rank whose thread writes nothing for so long is lost or unreachable: nobody can save then.
 PATIENCE_S = 60.0
 LITTLE_PATIENCE_S = 10.0
@@ -44,13 +43,10 @@ class StopVote:
         self._changed = threading.Condition()
         self._has_begun = False
         self._round = 0
-        self._margin = 1
-        self._seen, self._rate = (time.monotonic(), 0), 0.0
         self._patient_until = math.inf
 
     def begin(self) -> None:
         """The loop is about to look for the first time, before its first step."""
-        self._seen = (time.monotonic(), self._step())
         self._has_begun = True
 
     def request(self, cause: dict[str, Any], *, in_a_hurry: bool = False) -> None:
@@ -64,11 +60,9 @@ class StopVote:
         if self.is_decided:
             return False
         if self.cause is None:
-            if (request := self._store.peek("request")) is None:
-                self._note_pace()
-                return False
-            self._join(request)
-            return True
+            if (request := self._store.peek("request")) is not None:
+                self._join(request)
+            return self.cause is not None
         if (proposal := self._store.peek(f"proposal/{self._round}")) is not None:
             self._answer(int(proposal))
         if self._rank == 0:
@@ -86,7 +80,7 @@ class StopVote:
                 self._changed.wait()
             return self.stop is not None and step >= self.stop
 
-    def silent(self) -> list[int]:
+    def missing_ranks(self) -> list[int]:
         """Ranks that did not write when it was their turn."""
         ranks = range(self._world_size)
         return [rank for rank in ranks if not self._store.check([f"position/{self._round}/{rank}"])] or [0]
@@ -100,7 +94,6 @@ class StopVote:
 
     def _join(self, request: bytes) -> None:
         self._patient_until = min(self._patient_until, time.monotonic() + PATIENCE_S)
-        self._margin = max(1, math.ceil(self._steps_per_s() * AHEAD_S))
         self.cause = json.loads(request)
         self._store.set(f"position/0/{self._rank}", str(self._position()))
 
@@ -122,7 +115,7 @@ class StopVote:
         if self.stop is not None and foremost < self.stop:
             self._decide(str(self.stop))
         elif not self._store.check([f"proposal/{self._round}"]):
-            self._store.set(f"proposal/{self._round}", str(foremost + (self._margin << self._round)))
+            self._store.set(f"proposal/{self._round}", str(foremost + (1 << self._round)))
 
     def _decide(self, what: str) -> None:
         self._store.compare_set("decision", "", what)
@@ -136,14 +129,3 @@ class StopVote:
     def _position(self) -> int:
         """The last step after which this rank may have continued."""
         return self._step() if self._has_begun else self._step() - 1
-
-    def _note_pace(self) -> None:
-        if time.monotonic() - self._seen[0] > AHEAD_S:
-            self._rate, self._seen = self._steps_per_s(), (time.monotonic(), self._step())
-
-    def _steps_per_s(self) -> float:
-        then, step = self._seen
-        elapsed = time.monotonic() - then
-        if not self._has_begun or elapsed < AHEAD_S / 4:
-            return self._rate
-        return (self._step() - step) / elapsed

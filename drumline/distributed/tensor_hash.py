@@ -32,16 +32,15 @@ CHUNK_BYTES = 1024 * ROW_BYTES
 @torch.no_grad()
 def hash_tensors(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     """One int64 for each tensor, on `device`: of its bits, in the order of its indices, its type and its shape."""
-    hashes: list[Tensor | None] = [None] * len(tensors)
+    hashes: dict[int, Tensor] = {}
     # By device, so that the few that are elsewhere (an optimizer's counters, on the CPU) come in one copy.
     for source in {tensor.device for tensor in tensors}:
         chosen = [number for number, tensor in enumerate(tensors) if tensor.device == source]
         found = _hash_on_device([tensors[number] for number in chosen], source)
         # A copy to the CPU must be waited for: its numbers would be read before they are there.
         found = found.to(device, non_blocking=device.type != "cpu")
-        for number, one in zip(chosen, found.unbind(), strict=True):
-            hashes[number] = one
-    return torch.stack([one for one in hashes if one is not None]) if hashes else _empty(device)
+        hashes.update(zip(chosen, found.unbind(), strict=True))
+    return torch.stack([hashes[number] for number in range(len(tensors))]) if hashes else _on(device, [])
 
 
 @torch.no_grad()
@@ -67,7 +66,7 @@ def _hash_on_device(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     hashes = _on(device, [text_hash(f"{tensor.dtype} {list(tensor.shape)}") for tensor in tensors])
     owners = torch.repeat_interleave(_on(device, lengths), output_size=total)
     places = torch.arange(total, device=device) - _on(device, starts)[owners]
-    rows = torch.cat(sums) if sums else _empty(device)
+    rows = torch.cat(sums) if sums else _on(device, [])
     return hashes.index_add_(0, owners, _mix(rows ^ _mix(places)))
 
 
@@ -110,10 +109,6 @@ def _words(raw: Tensor) -> Tensor:
     return raw.view(torch.int32).view(-1, COLUMNS)
 
 
-def _empty(device: torch.device) -> Tensor:
-    return torch.empty(0, dtype=torch.int64, device=device)
-
-
 @lru_cache(maxsize=16)
 def _zeros(device: torch.device) -> Tensor:
     return torch.zeros(ROW_BYTES, dtype=torch.uint8, device=device)
@@ -126,16 +121,12 @@ def _multipliers(device: torch.device) -> Tensor:
 
 def _mix(numbers: Tensor) -> Tensor:
     """A bijection of 64 bits after which every bit depends on every other (the finish of SplitMix64)."""
-    mixed = numbers + _signed(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ _shift(mixed, 30)) * _signed(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ _shift(mixed, 27)) * _signed(0x94D049BB133111EB)
+    mixed = numbers + (0x9E3779B97F4A7C15 - 2**64)  # signed, as torch's numbers are
+    mixed = (mixed ^ _shift(mixed, 30)) * (0xBF58476D1CE4E5B9 - 2**64)
+    mixed = (mixed ^ _shift(mixed, 27)) * (0x94D049BB133111EB - 2**64)
     return mixed ^ _shift(mixed, 31)
 
 
 def _shift(numbers: Tensor, bits: int) -> Tensor:
     """To the right, with zeros from the left: torch's own shift repeats the sign."""
     return (numbers >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def _signed(number: int) -> int:
-    return number - (1 << 64) if number >> 63 else number

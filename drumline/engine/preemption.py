@@ -174,7 +174,7 @@ class Preemption:
         if self._vote.is_decided and self._vote.stop is None:
             is_own = self.cause.get("rank") == self._place["rank"]
             if is_own and not (self._first is None and self._has_warned):
-                self._has_warned, who = True, named_ranks(self._vote.silent())
+                self._has_warned, who = True, named_ranks(self._vote.missing_ranks())
                 if self._first is None:
                     log.warning(NOTICE_IGNORED.format(**self.cause, who=who))
                 else:

@@ -134,7 +134,7 @@ def test_a_rank_that_never_answers_makes_all_give_up_together(
         for rank in ranks[:2]:
             rank.vote.tick()
     assert [rank.vote.stop for rank in ranks[:2]] == [None, None]
-    assert ranks[1].vote.silent() == [2]
+    assert ranks[1].vote.missing_ranks() == [2]
     while ranks[2].vote.tick() or not ranks[2].vote.is_decided:
         pass
     assert not ranks[2].vote.stops_at(10**9)
