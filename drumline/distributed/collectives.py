@@ -94,23 +94,13 @@ def check_same(values: Mapping[str, Any], *, host: str, device: torch.device, ne
 def check_same_weights(model: nn.Module, *, host: str, device: torch.device) -> None:
     """Collective: raise on every rank if the models do not start from the same bits, naming the first difference."""
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    hashes = hash_tensors(list(tensors.values()), device).tolist()
+    found = {
+        f"the initial weights; first difference in {name}": f"{list(tensor.shape)} {value & (2**64 - 1):016x}"
+        for (name, tensor), value in zip(tensors.items(), hashes, strict=True)
+    }
     next_step = "build the model after the seed is set and from the same settings on every rank"
-    check_same(
-        {"the model's tensors": {name: list(tensor.shape) for name, tensor in tensors.items()}},
-        host=host,
-        device=device,
-        next_step=next_step,
-    )
-    digests = gather_tensors(hash_tensors(list(tensors.values()), device), device=device)
-    for position, name in enumerate(tensors):
-        found = [int(one[position]) for one in digests]
-        if any(value != found[0] for value in found):
-            hosts = gather_json(host, device=device)
-            shown = [f"{value & (2**64 - 1):016x}" for value in found]
-            raise PreflightError(
-                f"ranks start from different weights; first difference in {name}: {by_rank(shown, hosts)}",
-                next_step=next_step,
-            )
+    check_same(found, host=host, device=device, next_step=next_step)
 
 
 def _is_alone() -> bool:

@@ -70,7 +70,7 @@ def explain_refused_kernels() -> Iterator[None]:
         ) from error
 
 
-def machine_facts(device: torch.device) -> dict[str, Any]:
+def platform_facts(device: torch.device) -> dict[str, Any]:
     """What the last bit of a result depends on. The same run on another machine is the same run, but for rounding."""
     if device.type == "cuda":
         hardware: dict[str, Any] = {"device": torch.cuda.get_device_name(device), "CUDA version": torch.version.cuda}

@@ -25,7 +25,7 @@ from drumline.data.evaluation_loader import EvaluationLoader
 from drumline.data.sharding import Cursor
 from drumline.data.stream_loader import AnyLoader, StreamLoader
 from drumline.distributed.collectives import check_same, gather_json
-from drumline.distributed.determinism import machine_facts
+from drumline.distributed.determinism import platform_facts
 from drumline.distributed.wrap import LiveBuffers, gains_from_channels_last, has_batchnorm, unwrap_model
 from drumline.engine.optimizer import FiniteSteps, make_optimizer, peak_rate
 from drumline.errors import UsageError, log
@@ -230,7 +230,7 @@ def make_autocast(precision: str, device: torch.device) -> AbstractContextManage
 def _check_same_data(config: Config, ddp: DDPManager, train_data: str, eval_data: str | None) -> None:
     """Collective. Versions, settings and code were compared at the rendezvous. In elastic mode the kind of machine
     counts too."""
-    machine = machine_facts(ddp.device) if config.train.exact == "elastic" else {}
+    machine = platform_facts(ddp.device) if config.train.exact == "elastic" else {}
     check_same(
         {
             "the training data": train_data,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from drumline.config.schema import Config
-from drumline.distributed.determinism import machine_facts
+from drumline.distributed.determinism import platform_facts
 from drumline.engine.job import Job, Progress, flat
 from drumline.engine.run_folder import RunFolder
 from drumline.errors import UsageError
@@ -65,7 +65,7 @@ def facts_of(
         "world_size": job.ddp.world_size,
         "batch_size": job.batch.size,
         "data": job.data_fingerprint,
-        "machine": machine_facts(job.ddp.device),
+        "machine": platform_facts(job.ddp.device),
         # What `--train.step auto` chose: measured again, it might choose another.
         "step": (before or {}).get("step"),
         "history": history,

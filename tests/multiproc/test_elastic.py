@@ -260,5 +260,5 @@ def test_ranks_on_unlike_machines_are_told_so(tmp_path: Path) -> None:
 
 
 def train_on_another_machine(config: Config, run: Path) -> None:
-    job.machine_facts = lambda device: {"device": f"kind {os.environ['RANK']}"}
+    job.platform_facts = lambda device: {"device": f"kind {os.environ['RANK']}"}
     train_here(config, Everything, run)

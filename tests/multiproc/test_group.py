@@ -105,7 +105,7 @@ def weights_differ(where: str) -> str:
         ("nowhere", "no error"),
         ("bit", "first difference in 0.bias: rank 0, 1 (node-0 and node-1): "),
         ("buffer", "first difference in 1.running_var: rank 0, 2 (node-0 and node-2): "),
-        ("shape", "ranks differ in the model's tensors: rank 0, 2 (node-0 and node-2): {'0.weight': [3, 3]"),
+        ("shape", "first difference in 0.weight: rank 0, 2 (node-0 and node-2): [3, 3] "),
     ],
 )
 def test_different_initial_weights_are_found_and_named(where: str, expected: str) -> None:

@@ -210,7 +210,7 @@ def differ() -> str:
 
 def test_models_that_start_differently_are_refused() -> None:
     for message in run_ranks(2, differ):
-        assert "ranks start from different weights; first difference in weight: rank 0 (" in message
+        assert "ranks differ in the initial weights; first difference in weight: rank 0 (" in message
         assert "next: build the model after the seed is set" in message
 
 
