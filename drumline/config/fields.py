@@ -45,31 +45,23 @@ FIELDS: Mapping[str, Field] = {
 """Every setting, in the order of the schema."""
 
 # Names from other tools, where spelling alone is too far from ours to be recognized.
-OTHER_NAMES: Mapping[str, str] = {
-    "learning_rate": "optim.lr",
-    "optimizer": "optim.name",
-    "optim": "optim.name",
-    "scheduler": "optim.schedule",
-    "lr_scheduler": "optim.schedule",
-    "wd": "optim.weight_decay",
-    "warmup": "optim.warmup_steps",
-    "grad_clip": "optim.clip_norm",
-    "max_grad_norm": "optim.clip_norm",
-    "gradient_clip_val": "optim.clip_norm",
-    "model": "model.name",
-    "dataset": "data.name",
-    "data_dir": "data.dir",
-    "dataset_dir": "data.dir",
-    "num_workers": "data.workers",
-    "bs": "train.batch_size",
-    "batch": "train.batch_size",
-    "grad_accum": "train.accumulate",
-    "gradient_accumulation_steps": "train.accumulate",
-    "amp": "train.precision",
-    "dtype": "train.precision",
-    "mixed_precision": "train.precision",
-    "timeout": "dist.train_timeout_s",
+_OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
+    "model.name": ("model",),
+    "data.name": ("dataset",),
+    "data.dir": ("data_dir", "dataset_dir"),
+    "data.workers": ("num_workers",),
+    "optim.name": ("optimizer", "optim"),
+    "optim.lr": ("learning_rate",),
+    "optim.schedule": ("scheduler", "lr_scheduler"),
+    "optim.weight_decay": ("wd",),
+    "optim.warmup_steps": ("warmup",),
+    "optim.clip_norm": ("grad_clip", "max_grad_norm", "gradient_clip_val"),
+    "train.batch_size": ("bs", "batch"),
+    "train.accumulate": ("grad_accum", "gradient_accumulation_steps"),
+    "train.precision": ("amp", "dtype", "mixed_precision"),
+    "dist.train_timeout_s": ("timeout",),
 }
+OTHER_NAMES = {other: path for path, others in _OTHER_NAMES.items() for other in others}
 
 SWITCHES: Mapping[str, bool] = {
     **dict.fromkeys(("true", "yes", "on", "1"), True),

@@ -25,24 +25,11 @@ ANY_BACKEND = ("TORCH_DISTRIBUTED_DEBUG", "NVIDIA_TF32_OVERRIDE")
 OF_BACKEND = {
     "gloo": ("GLOO_DEVICE_TRANSPORT", "TORCH_GLOO_LAZY_INIT"),
     "nccl": (
-        "NCCL_ALGO",
-        "NCCL_BUFFSIZE",
-        "NCCL_COLLNET_ENABLE",
-        "NCCL_CROSS_NIC",
-        "NCCL_IB_DISABLE",
-        "NCCL_MAX_CTAS",
-        "NCCL_MAX_NCHANNELS",
-        "NCCL_MIN_CTAS",
-        "NCCL_MIN_NCHANNELS",
-        "NCCL_MNNVL_ENABLE",
-        "NCCL_NET",
-        "NCCL_NTHREADS",
-        "NCCL_NVLS_ENABLE",
-        "NCCL_PROTO",
-        "NCCL_SOCKET_FAMILY",
-        "TORCH_NCCL_USE_COMM_NONBLOCKING",
+        "NCCL_ALGO", "NCCL_BUFFSIZE", "NCCL_COLLNET_ENABLE", "NCCL_CROSS_NIC", "NCCL_IB_DISABLE", "NCCL_MAX_CTAS",
+        "NCCL_MAX_NCHANNELS", "NCCL_MIN_CTAS", "NCCL_MIN_NCHANNELS", "NCCL_MNNVL_ENABLE", "NCCL_NET", "NCCL_NTHREADS",
+        "NCCL_NVLS_ENABLE", "NCCL_PROTO", "NCCL_SOCKET_FAMILY", "TORCH_NCCL_USE_COMM_NONBLOCKING",
     ),
-}
+}  # fmt: skip
 # A launcher's arguments, which some scripts keep among their own.
 OWN_TO_A_RANK = {"rank", "local_rank", "node_rank"}
 # Set to this, they mean the same as not set.

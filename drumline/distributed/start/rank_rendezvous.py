@@ -35,7 +35,7 @@ FIRST_POLL_S, LAST_POLL_S = 0.01, 0.2
 DECISION_GRACE_S = 2.0  # what rank 0 finds at its deadline is better reported than what each other rank does at its own
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 PROCESSES = Path("/proc/self/ns/pid")
-CURRENT, JOINED = "rendezvous", "joined"
+CURRENT, JOINED = "rendezvous", "decision/joined"
 CARD: dict[str, type] = {"name": str, "host": str, "machine": str, "local_rank": int, "digest": str}
 Card = Mapping[str, Any]
 """What a rank publishes of itself."""
@@ -71,12 +71,9 @@ def join_rendezvous(
     """
     rank = _Joining(store, topology, timeout_s, facts or {})
     rank.card |= {"gpu": gpu, "address": outward_address(environment or {}, topology.master_addr)}
-    if topology.rank == 0:
-        decision = rank.lead(deadline)
-        value = follow(rank.part, JOINED, decision, num_readers=len(decision["names"]) - 1)
-    else:
-        decision = rank.follow_rank_0(deadline)
-        value = follow(rank.part, JOINED, decision)
+    is_first = topology.rank == 0
+    decision = rank.lead(deadline) if is_first else rank.follow_rank_0(deadline)
+    value = follow(rank.part, JOINED, decision, num_readers=len(decision["names"]) - 1 if is_first else 0)
     if value["world_size"] != topology.world_size:
         raise PreflightError(
             f"the world size differs across ranks: {value['world_size']} on rank 0, {topology.world_size} on rank "
@@ -116,7 +113,7 @@ class _Joining:
         opened = json.dumps({"namespace": self.name, "host": self.topology.host})
         self.store.set(CURRENT, opened)
         self._enter(self.name)
-        everyone = [_card_key(rank) for rank in range(self.topology.world_size)]
+        everyone = [f"card/{rank}" for rank in range(self.topology.world_size)]
         while not self.part.check(everyone) and time.monotonic() <= deadline:
             current = self.store.compare_set(CURRENT, "", opened)
             if current != opened.encode() and (other := document(current, host=str)):
@@ -145,7 +142,9 @@ class _Joining:
                         return decision
             check_secret(self.store, "rank 0")
             if time.monotonic() > deadline + (DECISION_GRACE_S if self.namespace else 0):
-                raise _duplicate(self.topology, host) if other else self._too_late()
+                if other:
+                    raise _duplicate(self.topology, host)
+                raise too_late(self.topology, self._hosts(), timeout_s=self.timeout_s)
             self._wait()
 
     def sealed_part(self, decision: Decision) -> SealedStore:
@@ -168,13 +167,13 @@ class _Joining:
         if namespace != self.namespace:
             self.part, self.namespace = self.store.under(namespace), namespace
             self.part.set(f"facts/{self.topology.rank}", self.facts)
-            self.part.set(_card_key(self.topology.rank), json.dumps(self.card))
+            self.part.set(f"card/{self.topology.rank}", json.dumps(self.card))
 
     def _decide(self) -> dict[str, Any]:
         cards = self._cards()
         ranks = range(self.topology.world_size)
         if len(cards) < len(ranks):
-            raise self._too_late()
+            raise too_late(self.topology, self._hosts(), timeout_s=self.timeout_s)
         if any(card["digest"] != cards[0]["digest"] for card in cards.values()):
             texts = self.part.multi_get([f"facts/{rank}" for rank in ranks])
             check_differences([document(text) or {} for text in texts], [cards[rank]["host"] for rank in ranks])
@@ -190,7 +189,7 @@ class _Joining:
 
     def _cards(self) -> dict[int, dict[str, Any]]:
         """What each rank that has joined published."""
-        ranks = {_card_key(rank): rank for rank in range(self.topology.world_size)}
+        ranks = {f"card/{rank}": rank for rank in range(self.topology.world_size)}
         cards = {ranks[key]: document(text, **CARD) for key, text in self.part.there(list(ranks)).items()}
         return {rank: card for rank, card in cards.items() if card is not None}
 
@@ -208,13 +207,6 @@ class _Joining:
     def _hosts(self) -> dict[int, str]:
         """The host of each rank that has joined; of none while there is no rendezvous."""
         return {rank: card["host"] for rank, card in self._cards().items()} if self.namespace else {}
-
-    def _too_late(self) -> PreflightError:
-        return too_late(self.topology, self._hosts(), timeout_s=self.timeout_s)
-
-
-def _card_key(rank: int) -> str:
-    return f"card/{rank}"
 
 
 def _refuse_shared_gpus(cards: Mapping[int, Card]) -> None:

@@ -88,42 +88,38 @@ def _unreachable(topology: Topology, waited_s: float, why: str) -> PreflightErro
 # What rank 0 decides for all: before there is a group, what it finds wrong must stop every rank alike.
 
 
-def agree(store: SealedStore, topology: Topology, name: str, decide: Callable[[], Any], *, deadline: float) -> Any:
+def agree(store: SealedStore, topology: Topology, key: str, decide: Callable[[], Any], *, deadline: float) -> Any:
     """Collective: what `decide` returns on rank 0; the PreflightError that it raises is raised on every rank."""
     if topology.rank == 0:
-        return follow(store, name, announce(store, name, decide), num_readers=topology.world_size - 1)
-    store.wait([_key(name)], timedelta(seconds=max(1.0, deadline - time.monotonic())))
-    return follow(store, name, json.loads(store.get(_key(name))))
+        return follow(store, key, announce(store, key, decide), num_readers=topology.world_size - 1)
+    store.wait([key], timedelta(seconds=max(1.0, deadline - time.monotonic())))
+    return follow(store, key, json.loads(store.get(key)))
 
 
-def announce(store: SealedStore, name: str, decide: Callable[[], Any], **more: Any) -> Decision:
+def announce(store: SealedStore, key: str, decide: Callable[[], Any], **more: Any) -> Decision:
     """On rank 0: decide, and publish it. `more`: what the others should know in any case."""
     try:
         decision = {**more, "value": decide()}
     except PreflightError as error:
         decision = {**more, "what": error.what, "next": error.next_step}
-    store.set(_key(name), json.dumps(decision))
+    store.set(key, json.dumps(decision))
     return decision
 
 
-def announced(store: SealedStore, name: str) -> Decision | None:
+def announced(store: SealedStore, key: str) -> Decision | None:
     """On the other ranks: what rank 0 has decided, if it has."""
-    found = store.peek(_key(name))
+    found = store.peek(key)
     return None if found is None else json.loads(found)
 
 
-def follow(store: SealedStore, name: str, decision: Decision, *, num_readers: int = 0) -> Any:
+def follow(store: SealedStore, key: str, decision: Decision, *, num_readers: int = 0) -> Any:
     """What was decided, or the error. `num_readers`: on rank 0, which often runs the store, how many others it waits
     for, until they have read an error."""
     if "what" not in decision:
         return decision["value"]
-    read = f"{_key(name)}/read"
+    read = f"{key}/read"
     store.add(read, 0 if num_readers else 1)
     until = time.monotonic() + READ_S
     while num_readers and store.add(read, 0) < num_readers and time.monotonic() < until:
         time.sleep(POLL_S)
     raise PreflightError(decision["what"], next_step=decision["next"])
-
-
-def _key(name: str) -> str:
-    return f"decision/{name}"

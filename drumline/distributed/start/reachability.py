@@ -50,7 +50,11 @@ def check_reachability(
                 on_exit.callback(listener.close)
             _probe_others(store, topology, firsts, deadline)
         warnings = agree(
-            store, topology, "reachability", lambda: _examine(store, firsts, backend, deadline), deadline=deadline
+            store,
+            topology,
+            "decision/reachability",
+            lambda: _examine(store, firsts, backend, deadline),
+            deadline=deadline,
         )
     for text in warnings if topology.rank == 0 else ():
         log.warning(text)

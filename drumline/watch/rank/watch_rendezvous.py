@@ -25,7 +25,7 @@ from drumline.net.secrets import new_secret
 from drumline.watch.rank.node_watch import NodeWatch, listen_for_sidecars, make_watch_folder, sidecar_address
 from drumline.watch.sidecar.sidecar_options import Peer
 
-SIDECARS = "sidecars"
+SIDECARS = "decision/sidecars"
 
 
 def join_watch(
