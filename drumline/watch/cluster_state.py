@@ -1,4 +1,4 @@
-"""What sidecars observe of ranks and nodes and send each other: plain values that go through JSON and back."""
+"""What sidecars observe and ranks report, and sidecars send each other: plain values that go through JSON and back."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class RankState:
     """The process that debugs it."""
     workers: tuple[WorkerState, ...] = ()
     stack: tuple[str, ...] = ()
-    """Of its main thread, the innermost call first: `file.py:12 in name`."""
+    """The main thread's calls, the innermost first: `file.py:12 in name`."""
     answers: bool | None = None
     """Whether Python runs in it: a thread of its own answered. None: it was not asked."""
     collectives: tuple[Collective, ...] = ()
@@ -109,11 +109,11 @@ class NodeState:
     kernel: tuple[str, ...] = ()
     """Lines of the kernel's log that may matter."""
     activity: tuple[RankState, ...] = ()
-    """Of ranks that run a script: where their time goes, and how often they have called backward, in place of steps."""
+    """Where the time of ranks that run a script goes, with the number of backward passes in place of steps."""
 
 
 class Answer(StrEnum):
-    """Of a node to a new connection."""
+    """How a node reacts to a new connection."""
 
     NONE = "none"
     REFUSED = "refused"
@@ -158,37 +158,50 @@ class ClusterState:
 
     @property
     def ranks(self) -> list[RankState]:
-        """Of all nodes, in order."""
         return sorted((rank for node in self.nodes for rank in node.ranks), key=lambda rank: rank.rank)
 
 
-def node_from_json(record: Mapping[str, Any]) -> NodeState:
-    """From `asdict` of one. Raises TypeError, KeyError, ValueError or AttributeError for anything else."""
-    return NodeState(
-        **{
-            **record,
-            "ranks": tuple(map(_rank, record["ranks"])),
-            "heartbeat_age_s": {int(node): float(age) for node, age in record["heartbeat_age_s"].items()},
-            "kernel": tuple(map(str, record["kernel"])),
-            "activity": tuple(map(_rank, record["activity"])),
-        }
-    )
+# What a rank reports of the script that it runs, for the leader to compare
 
 
-def _rank(record: Mapping[str, Any]) -> RankState:
-    workers = (WorkerState(**{**worker, "stack": tuple(worker["stack"])}) for worker in record["workers"])
-    return RankState(
-        **{
-            **record,
-            "phase": Phase(record["phase"]),
-            "failure_kind": FailureKind(record["failure_kind"]),
-            "spent_s": tuple(record["spent_s"]),
-            "workers": tuple(workers),
-            "stack": tuple(record["stack"]),
-            "collectives": collectives_from_json(record["collectives"]),
-        }
-    )
+@dataclass(frozen=True, kw_only=True)
+class LoaderReport:
+    """A DataLoader, when it was first iterated over."""
+
+    batches: int | None = None
+    """Its length; None where it has none, or where it may differ: no gradients, or uneven inputs (Join)."""
+    samples: int | None = None
+    """The length of the dataset, where every rank has all of it and its sampler takes a part."""
 
 
-def collectives_from_json(records: Any) -> tuple[Collective, ...]:
-    return tuple(Collective(**{**one, "sizes": tuple(map(tuple, one["sizes"]))}) for one in records)
+@dataclass(frozen=True, kw_only=True)
+class ModuleHashes:
+    """The parameters of a DDP module at a step."""
+
+    tensors: Mapping[str, tuple[str, int]]
+    """By name: type and shape, and the hash."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Its optimizer's numbers: `SGD's lr`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleReport:
+    """A DDP module. Its group and its number among the modules of that group identify it on all ranks."""
+
+    name: str
+    ranks: tuple[int, ...]
+    hashes: Mapping[int, ModuleHashes] = field(default_factory=dict)
+    """By step, the latest ones; 0: at its construction."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptReport:
+    """One rank's."""
+
+    owner: Mapping[str, Any]
+    """Its `host`, `rank`, `local_rank` and `node_rank`."""
+    facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By group: `arguments`, `variables`, `packages` and `script`; empty until the process group is there."""
+    loaders: Mapping[str, LoaderReport] = field(default_factory=dict)
+    """By the place where they are iterated over: `train.py:42`."""
+    modules: Mapping[str, ModuleReport] = field(default_factory=dict)

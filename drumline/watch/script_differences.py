@@ -11,8 +11,8 @@ from typing import Any
 
 from drumline.distributed.start.fact_differences import described, differences
 from drumline.text import by_rank
+from drumline.watch.cluster_state import ModuleReport, ScriptReport
 from drumline.watch.replica_differences import find_difference
-from drumline.watch.script_report import ModuleReport, ScriptReport
 
 # A hand-made split leaves some ranks one batch more; a script that does not handle that hangs, and is diagnosed.
 MAX_BATCHES_APART = 1

@@ -27,7 +27,7 @@ def look(network):
             silent.discard(node)
             times[node] += 1
             print(f"{peers[node].host} is heard ({times[node]})", flush=True)
-        if 3 < age < float("inf") and node not in silent and network.connect_result(node):
+        if 3 < age and node not in silent and network.connect_result(node):
             silent.add(node)
             print(f"{peers[node].host} is silent ({times[node]}): {network.connect_result(node)}", flush=True)
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 from drumline.text import number_ranges
 from drumline.watch.cluster_state import Collective, RankState
@@ -68,7 +67,7 @@ class Alarm(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """Of one rank, or one host."""
+    """What is wrong with one rank, or with one host."""
 
     cause: Cause
     host: str
@@ -86,19 +85,6 @@ class Diagnosis:
 
     def sentence(self, alarm: str) -> str:
         return f"{alarm}: {self.what.rstrip('.')}. Next: {self.next_step}"
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> Diagnosis:
-        """Raises TypeError, KeyError or ValueError for anything else."""
-        found = cls(**{**record, "cause": Cause(record["cause"])})
-        has_texts = all(isinstance(text, str) for text in (found.host, found.what, found.next_step))
-        has_numbers = all(number is None or type(number) is int for number in (found.rank, found.step))
-        if not has_texts or not has_numbers or type(found.since_s) not in (int, float):
-            raise TypeError("a field of the diagnosis has the wrong type")
-        return found
 
 
 def name(rank: RankState) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +22,7 @@ from drumline.untrusted import make_own_folder, parse_json, read_regular, replac
 from drumline.watch.cluster_state import ClusterState, RankState
 from drumline.watch.diagnosis.diagnosis import Diagnosis, collective_name, names
 from drumline.watch.diagnosis.evidence import Evidence, pending
+from drumline.watch.typed_json import from_json
 
 _NAME = re.compile(r"(\d{4,})-[a-z_]+\.(json|txt)")
 _STATES = {
@@ -56,7 +57,7 @@ def write_diagnosis(
             "action": action,
             "launch": launch,
             "time": at,
-            "diagnosis": diagnosis.to_json(),
+            "diagnosis": asdict(diagnosis),
             "cluster": asdict(cluster),
         }
         path = folder / f"{number:04d}-{diagnosis.cause}.json"
@@ -67,20 +68,16 @@ def write_diagnosis(
 
 
 def read_diagnoses(folder: Path) -> list[dict[str, Any]]:
-    """All records, in order; other files are ignored. Their `diagnosis` passes Diagnosis.from_json."""
-    paths = [path for path in folder.glob("*.json") if _number(path) is not None] if folder.is_dir() else []
-    records = (_read(path) for path in sorted(paths, key=lambda path: (_number(path), path.name)))
-    return [record for record in records if record is not None]
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        record = parse_json(read_regular(path))
-        Diagnosis.from_json(record["diagnosis"])
-        is_valid = all(isinstance(record[name], str) for name in ("alarm", "sentence", "launch", "action"))
-        return record if is_valid and type(record["time"]) in (int, float) else None
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
+    """All records, in order; other files are ignored. The `diagnosis` of each has the fields of a Diagnosis."""
+    records = []
+    for path in sorted(folder.glob("*.json")):
+        with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+            record = parse_json(read_regular(path))
+            from_json(Diagnosis, record["diagnosis"])
+            has_texts = all(isinstance(record[name], str) for name in ("alarm", "sentence", "launch", "action"))
+            if _NAME.fullmatch(path.name) and has_texts and type(record["time"]) in (int, float):
+                records.append(record)
+    return records
 
 
 @contextmanager
@@ -104,12 +101,7 @@ def _own_number(folder: Path) -> Iterator[int]:
 
 
 def _numbers(folder: Path) -> set[int]:
-    return {number for path in folder.iterdir() if (number := _number(path)) is not None}
-
-
-def _number(path: Path) -> int | None:
-    match = _NAME.fullmatch(path.name)
-    return int(match[1]) if match else None
+    return {int(match[1]) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))}
 
 
 def diagnosis_text(alarm: str, diagnosis: Diagnosis, cluster: ClusterState, *, action: str, at: float) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from drumline.watch.script_report import ModuleHashes, ModuleReport
+from drumline.watch.cluster_state import ModuleHashes, ModuleReport
 
 EVERY, FIRST = 100, (1, 10)
 MAX_MODULES = 8

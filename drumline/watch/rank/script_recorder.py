@@ -19,8 +19,8 @@ from types import FrameType
 from typing import Any
 
 from drumline.launch.topology import Topology, own_variables
+from drumline.watch.cluster_state import LoaderReport, ScriptReport
 from drumline.watch.rank.ddp_modules import DdpModules
-from drumline.watch.script_report import LoaderReport, ScriptReport
 
 INSTALLED = ("/site-packages/", "/dist-packages/")
 MAX_LOADERS = 64

@@ -4,11 +4,13 @@ cannot be started is reported once, and training continues without."""
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import subprocess
 import sys
 import threading
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import drumline
@@ -58,7 +60,7 @@ class SidecarProcess:
             return
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
-            self._process.stdin.write(self._options.to_json().encode() + b"\n")
+            self._process.stdin.write(json.dumps(asdict(self._options)).encode() + b"\n")
             self._process.stdin.flush()
 
     def reap(self) -> float | None:

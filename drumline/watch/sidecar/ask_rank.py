@@ -9,15 +9,16 @@ import os
 import platform
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from drumline.processes import EXITED, STOPPED, TICKS_PER_S, has_signal, read_stat, read_status, threads
 from drumline.untrusted import parse_json
-from drumline.watch.cluster_state import Collective, collectives_from_json
+from drumline.watch.cluster_state import Collective
 from drumline.watch.rank.self_report import ANSWERING_THREAD, REPORT_SUFFIX, STACK_SIGNAL, WORKER_SIGNAL
+from drumline.watch.typed_json import from_json
 
 REPORT_WITHIN_S, REPORT_EVERY_S = 1.0, 0.01
 STACK_WITHIN_S, STACK_EVERY_S = 0.4, 0.004
@@ -35,29 +36,26 @@ _libc = ctypes.CDLL(None, use_errno=True)
 # By the pipe
 
 
-class SelfReport(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class SelfReport:
     """What a rank wrote last (rank/self_report.py); one that fails writes a report by itself."""
 
     number: int | None = None
-    """Of the question."""
-    calls: Sequence[tuple[str, int | None, str]] = ()
+    """The number of the question that it answers."""
+    calls: tuple[tuple[str, int | None, str], ...] = ()
     """File, line and name of the main thread's calls, the innermost first."""
-    workers: Sequence[tuple[int, int]] = ()
+    workers: tuple[tuple[int, int], ...] = ()
     """Number and pid of each DataLoader worker that it waits for."""
     collectives: tuple[Collective, ...] = ()
+    error: str = ""
+    """Why the last two are missing."""
 
 
 def read_report(folder: Path, rank: int) -> SelfReport:
     """Empty where there is none."""
     try:
-        record = parse_json((folder / f"rank-{rank:05d}.{REPORT_SUFFIX}").read_bytes())
-        return SelfReport(
-            number=int(record["number"]),
-            calls=[(str(file), line, str(name)) for file, line, name in record["calls"]],
-            workers=[(int(number), int(pid)) for number, pid in record["workers"]],
-            collectives=collectives_from_json(record["collectives"]),
-        )
-    except (OSError, ValueError, KeyError, TypeError):
+        return from_json(SelfReport, parse_json((folder / f"rank-{rank:05d}.{REPORT_SUFFIX}").read_bytes()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return SelfReport()
 
 

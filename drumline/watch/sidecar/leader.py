@@ -7,7 +7,6 @@ Every hub follows the run as if it led; the lowest one that sends heartbeats rep
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -15,20 +14,20 @@ from typing import Any
 
 from drumline.launch.rank_environment import WITHOUT_WATCH
 from drumline.text import join_names
-from drumline.watch.cluster_state import ANSWER_OF, Answer, ClusterState, LostNode, NodeState, node_from_json
+from drumline.watch.cluster_state import ANSWER_OF, Answer, ClusterState, LostNode, NodeState, ScriptReport
 from drumline.watch.diagnosis.diagnose import diagnose
 from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis
 from drumline.watch.diagnosis.triggers import urgent_symptoms
 from drumline.watch.diagnosis.watchdog import Watchdog
 from drumline.watch.heartbeat import Phase
 from drumline.watch.script_differences import ScriptComparison
-from drumline.watch.script_report import ScriptReport, script_report_from_json
 from drumline.watch.sidecar.local_ranks import LocalRanks
-from drumline.watch.sidecar.sidecar_network import SidecarNetwork, known_ages
+from drumline.watch.sidecar.sidecar_network import SidecarNetwork
 from drumline.watch.sidecar.sidecar_options import Peer, SidecarOptions
 from drumline.watch.sidecar.sidecar_reporter import SidecarReporter
 from drumline.watch.status_file import Notice
 from drumline.watch.stragglers import Stragglers
+from drumline.watch.typed_json import from_json
 
 # Heartbeats come twice a second.
 LOST_AFTER_S = 1.5
@@ -45,7 +44,7 @@ class Leader:
         self,
         options: SidecarOptions,
         local_ranks: LocalRanks,
-        network: SidecarNetwork | None,
+        network: SidecarNetwork,
         reporter: SidecarReporter,
         act: Callable[[str, Diagnosis, str], None],
     ) -> None:
@@ -74,49 +73,47 @@ class Leader:
     # What it receives
 
     def receive_heartbeat(self, node: int, message: Mapping[str, Any]) -> None:
-        before, state = self._latest.get(node), node_from_json(message["state"])
+        before, state = self._latest.get(node), from_json(NodeState, message["state"])
         self.is_urgent |= before is not None and urgent_symptoms(before.ranks) != urgent_symptoms(state.ranks)
         self._latest[node] = state
         if message.get("is_last"):
             self._left.add(node)
 
     def receive_script(self, rank: int, record: Mapping[str, Any]) -> None:
-        self._scripts[rank] = script_report_from_json(record)
+        self._scripts[rank] = from_json(ScriptReport, record)
         self._has_new_scripts = True
 
     def receive_inspected(self, node: int, message: Mapping[str, Any]) -> None:
         if message["number"] == self._inspection:
-            self._inspected[node] = node_from_json(message["state"])
+            self._inspected[node] = from_json(NodeState, message["state"])
 
     def cluster(self, inspected: Mapping[int, NodeState] | None = None) -> ClusterState:
         """As of now; with what was inspected, where there is something."""
         self._latest[self.options.node] = self.local_ranks.state
         nodes = {**self._latest, **(inspected or {})}
-        ages, open_s = {}, math.inf
-        if self.network is not None:
-            ages, open_s = self.network.heartbeat_ages(), self.network.open_s()
-        mine = replace(nodes[self.options.node], heartbeat_age_s=known_ages(ages))
+        open_s, connected = self.network.open_s(), self.network.heartbeat_ages()
+        mine = replace(nodes[self.options.node], heartbeat_age_s=connected)
         nodes[self.options.node] = mine
         # What a lost node sent last still holds, and may explain why it is lost.
         return ClusterState(
             me=self.options.node,
             nodes=tuple(state for _, state in sorted(nodes.items())),
             lost=tuple(
-                self._lost_node(peer, nodes.get(peer.node), mine.heartbeat_age_s[peer.node])
+                self._lost_node(peer, nodes.get(peer.node), connected[peer.node])
                 for peer in self.options.peers
-                if peer.node not in self._left and mine.heartbeat_age_s.get(peer.node, 0.0) > LOST_AFTER_S
+                if peer.node not in self._left and connected.get(peer.node, 0.0) > LOST_AFTER_S
             ),
             # They have not started yet, or have exited already. Later on their port is closed to us while their ranks
             # train, which is a warning.
             never_seen=tuple(
                 self._lost_node(peer, None, open_s)
                 for peer in self.options.peers
-                if ages.get(peer.node) == math.inf and open_s < FIRST_CONNECTION_S
+                if peer.node in self.network.peers and peer.node not in connected and open_s < FIRST_CONNECTION_S
             ),
         )
 
     def _lost_node(self, peer: Peer, last: NodeState | None, no_heartbeat_s: float) -> LostNode:
-        how = "" if self.network is None else self.network.connect_result(peer.node)
+        how = self.network.connect_result(peer.node)
         return LostNode(
             node=peer.node,
             host=peer.host if last is None else last.host,
@@ -155,7 +152,7 @@ class Leader:
             self._decide(diagnose(inspected), inspected, clock())
 
     def report_differences(self) -> None:
-        """Of ranks that run a script."""
+        """How the ranks of a script differ, where that is new."""
         if not self._has_new_scripts:
             return
         self._has_new_scripts = False
@@ -168,17 +165,16 @@ class Leader:
 
     def _check_connections(self, now: float) -> None:
         """Warn once of nodes whose sidecar never connected though their ranks train: most often a closed port."""
-        network = self.network
-        if network is None or self._has_checked_connections or now < FIRST_CONNECTION_S:
+        if self._has_checked_connections or now < FIRST_CONNECTION_S:
             return
         self._has_checked_connections = True
-        missing = [network.peers[node] for node, age in network.heartbeat_ages().items() if age == math.inf]
-        if not missing:
+        connected, names = self.network.heartbeat_ages(), []
+        for node, peer in self.network.peers.items():
+            if node not in connected:
+                how = self.network.connect_result(node)
+                names.append(f"{peer.host} ({peer.address} port {peer.port}{f': {how}' if how else ''})")
+        if not names:
             return
-        names = []
-        for peer in missing:
-            how = network.connect_result(peer.node)
-            names.append(f"{peer.host} ({peer.address} port {peer.port}{f': {how}' if how else ''})")
         message = (
             f"warning: the sidecar on {self.options.host} has no connection with {join_names(names, most=MAX_NAMED)}: "
             "each side watches its own ranks alone, and may not know who holds up the run. Next: let the hosts reach "
@@ -210,10 +206,9 @@ class Leader:
         self._inspected = {}
         asked = {
             node
-            for node, age in ({} if self.network is None else self.network.heartbeat_ages()).items()
+            for node, age in self.network.heartbeat_ages().items()
             if age <= LOST_AFTER_S
             and node not in self._left
-            and self.network is not None
             and self.network.send(node, {"kind": "inspect", "number": self._inspection})
         }
         mine = asyncio.ensure_future(self.local_ranks.inspect(self.local_ranks.state.heartbeat_age_s))

@@ -23,7 +23,7 @@ from drumline.watch.sidecar.sidecar_options import SidecarOptions
 
 MAX_REPORT_BYTES = MAX_BYTES - 1024
 MAX_UNSENT_BYTES = 1 << 16
-"""Of a connection that takes a script's report: heartbeats come first."""
+"""What may be waiting on a connection that takes a script's report: heartbeats come first."""
 
 
 class LocalRanks:
@@ -53,16 +53,16 @@ class LocalRanks:
 
     def observe_exits(self, loop: asyncio.AbstractEventLoop) -> None:
         """Observe a rank at once when it exits: how it did can be seen only until its parent has reaped it."""
+
+        def observe(observer: RankObserver, fd: int) -> None:
+            loop.remove_reader(fd)
+            observer.observe(time.monotonic())
+
         for observer in self._observers:
             fd = observer.fileno()
             if fd is not None and fd not in self._exit_fds:
                 self._exit_fds.add(fd)
-                loop.add_reader(fd, self._on_exit, loop, observer, fd)
-
-    @staticmethod
-    def _on_exit(loop: asyncio.AbstractEventLoop, observer: RankObserver, fd: int) -> None:
-        loop.remove_reader(fd)
-        observer.observe(time.monotonic())
+                loop.add_reader(fd, observe, observer, fd)
 
     async def inspect(self, heartbeat_age_s: Mapping[int, float]) -> NodeState:
         """All that can be found out; takes a second or two."""
@@ -109,7 +109,7 @@ class ScriptReports:
         self._sent: dict[tuple[int, int], int] = {}
         self._too_long: set[int] = set()
 
-    def update(self, network: SidecarNetwork | None) -> Iterator[tuple[int, Any]]:
+    def update(self, network: SidecarNetwork) -> Iterator[tuple[int, Any]]:
         """Ranks whose reports have changed, with these as JSON has them."""
         for rank, file in self._files.items():
             try:
@@ -123,8 +123,12 @@ class ScriptReports:
                     yield rank, self._records[rank]
             except (OSError, ValueError):  # a script that has not started, or has exited
                 continue
-        if network is not None:
-            self._send(network)
+        for rank, record in self._records.items():
+            for node in self._peers:
+                if self._sent.get((node, rank)) != self._read_at[rank] and network.send(
+                    node, {"kind": "script", "rank": rank, "report": record}, max_unsent=MAX_UNSENT_BYTES
+                ):
+                    self._sent[node, rank] = self._read_at[rank]
 
     def _drop(self, rank: int, num_bytes: int) -> None:
         self._sent.update({(node, rank): self._read_at[rank] for node in self._peers})
@@ -134,11 +138,3 @@ class ScriptReports:
                 f"rank {rank} is not compared with the ranks of other nodes: {num_bytes} bytes about its script and "
                 f"its parameters are more than the {MAX_REPORT_BYTES} that sidecars send each other"
             )
-
-    def _send(self, network: SidecarNetwork) -> None:
-        for rank, record in self._records.items():
-            for node in self._peers:
-                if self._sent.get((node, rank)) != self._read_at[rank] and network.send(
-                    node, {"kind": "script", "rank": rank, "report": record}, max_unsent=MAX_UNSENT_BYTES
-                ):
-                    self._sent[node, rank] = self._read_at[rank]

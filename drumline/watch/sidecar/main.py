@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -25,10 +26,11 @@ from drumline.watch.diagnosis.evidence import is_done
 from drumline.watch.diagnosis.triggers import urgent_symptoms
 from drumline.watch.sidecar.leader import LOST_AFTER_S, Leader, is_printed
 from drumline.watch.sidecar.local_ranks import LocalRanks, ScriptReports
-from drumline.watch.sidecar.sidecar_network import NUM_HUBS, SidecarNetwork, known_ages
+from drumline.watch.sidecar.sidecar_network import NUM_HUBS, SidecarNetwork
 from drumline.watch.sidecar.sidecar_options import SidecarOptions
 from drumline.watch.sidecar.sidecar_reporter import SidecarReporter
 from drumline.watch.status_file import StepRates, status_record
+from drumline.watch.typed_json import from_json
 
 TICK_S = 0.2
 DECIDE_S = 0.4
@@ -43,22 +45,21 @@ LINGER_S = 6.0
 
 
 class Sidecar:
-    """One node's."""
+    """The one process of a node that observes its ranks."""
 
     def __init__(self, options: SidecarOptions) -> None:
         self.options = options
         self.reporter = SidecarReporter(options)
+        # Without one, this is the only node.
         listener = None if options.listener is None else socket.socket(fileno=options.listener)
         self.ranks = LocalRanks(options, "" if listener is None else listener.getsockname()[0])
-        self.network: SidecarNetwork | None = None
-        if listener is not None:
-            self.network = SidecarNetwork(
-                me=options.node,
-                peers=options.peers,
-                secret=options.secret.encode(),
-                on_message=self._receive,
-                listener=listener,
-            )
+        self.network = SidecarNetwork(
+            me=options.node,
+            peers=options.peers,
+            secret=options.secret.encode(),
+            on_message=self._receive,
+            listener=listener,
+        )
         self.leader = Leader(options, self.ranks, self.network, self.reporter, self._act)
         self.scripts = ScriptReports(options)
         self.exit = ExitCondition(Path(options.folder), self.ranks, self.leader)
@@ -74,8 +75,7 @@ class Sidecar:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, setattr, self.exit, "is_requested", True)
         loop.add_reader(sys.stdin.fileno(), self._on_stdin_closed)
-        if self.network is not None:
-            await self.network.start()
+        await self.network.start()
         before = time.monotonic()
         while not self.exit.is_met(time.monotonic()):
             await asyncio.sleep(TICK_S)
@@ -83,7 +83,7 @@ class Sidecar:
             self._awake_s += min(now - before, LATE_S)
             before = now
             symptoms = urgent_symptoms(self.ranks.state.ranks)
-            is_urgent = urgent_symptoms(self.ranks.observe(now, self._heartbeat_ages()).ranks) != symptoms
+            is_urgent = urgent_symptoms(self.ranks.observe(now, self.network.heartbeat_ages()).ranks) != symptoms
             self.leader.is_urgent |= is_urgent
             self.ranks.observe_exits(loop)
             self._share_scripts()
@@ -96,11 +96,8 @@ class Sidecar:
         asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
         self.exit.has_lost_starter = True
 
-    def _heartbeat_ages(self) -> dict[int, float]:
-        return {} if self.network is None else known_ages(self.network.heartbeat_ages())
-
     def _leads(self) -> bool:
-        ages = self._heartbeat_ages()
+        ages = self.network.heartbeat_ages()
         lower = range(min(self.options.node, NUM_HUBS))
         return not any(ages.get(node, LOST_AFTER_S + 1) <= LOST_AFTER_S for node in lower)
 
@@ -120,7 +117,7 @@ class Sidecar:
                 self.leader.receive_script(rank, record)
 
     def _send_heartbeat(self, now: float, *, is_last: bool = False, at_once: bool = False) -> None:
-        if self.network is None or (now - self._heartbeat_at < HEARTBEAT_S and not (is_last or at_once)):
+        if now - self._heartbeat_at < HEARTBEAT_S and not (is_last or at_once):
             return
         self._heartbeat_at = now
         message = {"kind": "heartbeat", "state": asdict(self.ranks.state), "is_last": is_last}
@@ -163,7 +160,7 @@ class Sidecar:
                     task.add_done_callback(self._tasks.discard)
                     task.add_done_callback(self._report_error)
                 case "act":
-                    diagnosis = Diagnosis.from_json(message["diagnosis"])
+                    diagnosis = from_json(Diagnosis, message["diagnosis"])
                     self._act_here(message["alarm"], diagnosis, message["action"])
 
     def _report_error(self, task: asyncio.Task[None]) -> None:
@@ -177,16 +174,14 @@ class Sidecar:
             self.reporter.print(f"the sidecar on {self.options.host} had an error, and continues: {text}")
 
     async def _inspect(self, node: int, number: int) -> None:
-        state = await self.ranks.inspect(self._heartbeat_ages())
-        assert self.network is not None
+        state = await self.ranks.inspect(self.network.heartbeat_ages())
         self.network.send(node, {"kind": "inspected", "number": number, "state": asdict(state)})
 
     def _act(self, alarm: str, diagnosis: Diagnosis, action: str) -> None:
         """As the leader: all nodes do the same, this one last."""
-        message = {"kind": "act", "alarm": alarm, "diagnosis": diagnosis.to_json(), "action": action}
+        message = {"kind": "act", "alarm": alarm, "diagnosis": asdict(diagnosis), "action": action}
         for peer in self.options.peers:
-            if self.network is not None:
-                self.network.send(peer.node, message)
+            self.network.send(peer.node, message)
         self._act_here(alarm, diagnosis, action, was_printed=is_printed(diagnosis))
 
     def _act_here(self, alarm: str, diagnosis: Diagnosis, action: str, *, was_printed: bool = False) -> None:
@@ -202,14 +197,12 @@ class Sidecar:
         self._share_scripts()
         if self._leads() and not self.leader.has_acted:
             self.leader.report_differences()
-        if self.network is not None:
-            self._send_heartbeat(time.monotonic(), is_last=True)
-            await asyncio.sleep(0)
+        self._send_heartbeat(time.monotonic(), is_last=True)
+        await asyncio.sleep(0)
         await self.reporter.drain()
         self._write_status(time.monotonic(), is_last=True)
         await self.reporter.drain()
-        if self.network is not None:
-            await self.network.close()
+        await self.network.close()
         if self.options.owns_folder:
             shutil.rmtree(self.options.folder, ignore_errors=True)
 
@@ -254,7 +247,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     os.nice(NICE)
-    options = SidecarOptions.from_json(sys.stdin.readline())
+    options = from_json(SidecarOptions, json.loads(sys.stdin.readline()))
     try:
         Path(options.folder, SIDECAR).write_text(str(os.getpid()), encoding="utf-8")
         if options.owns_folder:

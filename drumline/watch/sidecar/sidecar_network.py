@@ -2,7 +2,7 @@
 
 The higher node dials the lower one, again and again, so whichever was restarted or cut off reconnects by itself. A
 connection without messages for a while is closed; before that, the node's port is dialled, to learn in which way it
-is unreachable. Nothing here waits for a peer, and nothing grows with what a peer or a stranger sends.
+is unreachable. Nothing here waits for a peer, and nothing grows with what a peer, or anybody else, sends.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from drumline.errors import log
@@ -36,7 +36,7 @@ LONG_LOST_S, SELDOM_S = 30.0, 5.0
 """A node that has been lost for long is probed less often."""
 MAX_PROBES = 32
 CLOSING_TURNS = 3
-"""Of the event loop: a connection that was being made when the network was closed is made by then, and ended."""
+"""Turns of the event loop: a connection that was being made when the network was closed is made by then, and ended."""
 REPLACED, CLOSED = "it connected again", "the network was closed"
 
 
@@ -78,7 +78,8 @@ class SidecarNetwork:
         for peer in self.peers.values():
             if peer.node < self.me:
                 self._run(self._keep_connected(peer))
-        self._run(self._keep_checking())
+        if self.peers:
+            self._run(self._keep_checking())
 
     async def close(self) -> None:
         """No task, socket or timer is left. May be called twice."""
@@ -105,9 +106,9 @@ class SidecarNetwork:
             return False
 
     def heartbeat_ages(self) -> dict[int, float]:
-        """By node, how many seconds ago the last message arrived; infinite: there was none."""
+        """By node, how many seconds ago its last message arrived; without nodes that never sent one."""
         now = time.monotonic()
-        return {node: now - self._heard_at.get(node, -math.inf) for node in self.peers}
+        return {node: now - at for node, at in self._heard_at.items()}
 
     def open_s(self) -> float:
         """For how long it has been open: a node without a message may not have had the time."""
@@ -148,7 +149,7 @@ class SidecarNetwork:
         self._all_connections.discard(connection)
         node, why = connection.node, connection.why
         if connection.is_refused:
-            if not self.refused[why]:  # once of a kind: a stranger must not fill the log
+            if not self.refused[why]:  # once of a kind: nobody must be able to fill the log
                 log.warning(f"a connection with {connection.address} was closed: {why}")
             self.refused[why] += 1
         if node is not None and self._connections.get(node) is connection:
@@ -212,7 +213,7 @@ class SidecarNetwork:
             self._run(self._probe(self.peers[node]))
 
     async def _probe(self, peer: Peer) -> None:
-        """To the peer it is a stranger that hangs up."""
+        """The peer sees an unknown client that hangs up."""
         begun = time.monotonic()
         result: str = Reason.NO_REPLY
         try:
@@ -240,8 +241,3 @@ async def _connect(peer: Peer) -> socket.socket:
         call.close()
         raise
     return call
-
-
-def known_ages(ages: Mapping[int, float]) -> dict[int, float]:
-    """Without nodes that never sent anything."""
-    return {node: age for node, age in ages.items() if age < math.inf}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -32,19 +31,10 @@ class SidecarOptions:
     """The run folder, where diagnoses are written."""
     on_hang: str = "restart"
     hang_s: float | None = None
-    """None: what may be innocent is reported, and never acted on."""
+    """None: what may be harmless is reported, and never acted on."""
     slow_factor: float = 2.0
     secret: str = field(default="", repr=False)
     peers: tuple[Peer, ...] = ()
     """The other nodes."""
     listener: int | None = None
     """The socket that it inherits from the first rank of its node, which keeps it open for the next sidecar."""
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> SidecarOptions:
-        record = json.loads(text)
-        peers = tuple(Peer(**peer) for peer in record["peers"])
-        return cls(**{**record, "ranks": tuple(record["ranks"]), "peers": peers})

@@ -14,10 +14,12 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from drumline.errors import as_lines
+from drumline.launch.node.watch_folder import DIAGNOSIS
 from drumline.metrics.events import JsonLines
 from drumline.terminal import print_message
 from drumline.untrusted import check_own_folder, make_own_folder, parse_json, read_regular, replace_text
@@ -34,7 +36,7 @@ DRAIN_S = 3.0
 
 
 class SidecarReporter:
-    """Of one sidecar."""
+    """Prints, and queues what is to be written to the run folder."""
 
     def __init__(self, options: SidecarOptions) -> None:
         self._folder = Path(options.folder)
@@ -55,15 +57,8 @@ class SidecarReporter:
         def write(run: Path) -> None:
             if run.exists():
                 check_own_folder(run, follow_links=True)
-            write_diagnosis(
-                run / "diagnoses",
-                alarm=alarm,
-                diagnosis=diagnosis,
-                cluster=cluster,
-                action=action,
-                launch=launch_of(run),
-                at=at,
-            )
+            facts: dict[str, Any] = {"alarm": alarm, "action": action, "at": at, "launch": launch_of(run)}
+            write_diagnosis(run / "diagnoses", diagnosis=diagnosis, cluster=cluster, **facts)
             place = {"rank": diagnosis.rank, "host": diagnosis.host, "step": diagnosis.step}
             text = {"cause": diagnosis.cause, "action": action, "message": diagnosis.sentence(alarm)}
             self._append_event(run, {"time": at, "kind": alarm, **place, **text})
@@ -73,8 +68,8 @@ class SidecarReporter:
     def write_for_launcher(self, alarm: str, diagnosis: Diagnosis, action: str, *, was_printed: bool) -> None:
         """In the watch folder, before anything is killed: the launcher reads it when its ranks have exited.
         `was_printed`: on this node's terminal."""
-        record = {"alarm": alarm, "action": action, "was_printed": was_printed, "diagnosis": diagnosis.to_json()}
-        replace_text(self._folder / "diagnosis.json", json.dumps(record))
+        record = {"alarm": alarm, "action": action, "was_printed": was_printed, "diagnosis": asdict(diagnosis)}
+        replace_text(self._folder / DIAGNOSIS, json.dumps(record))
 
     def notify(self, kind: str, *, rank: int | None, host: str, message: str, what: str = "", step: int = 0) -> None:
         """For rank 0 to report with its next log line. Where nobody does so (there is no such file: a script, a loop of

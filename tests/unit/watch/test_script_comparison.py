@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from drumline.watch.cluster_state import LoaderReport, ModuleHashes, ModuleReport, ScriptReport
 from drumline.watch.rank.script_recorder import arguments_by_name, is_secret, script_facts
 from drumline.watch.script_differences import ScriptComparison, is_own_value
-from drumline.watch.script_report import LoaderReport, ModuleHashes, ModuleReport, ScriptReport, script_report_from_json
+from drumline.watch.typed_json import from_json
 
 HOSTS = ("a", "a", "b", "b")
 
@@ -23,7 +24,7 @@ def report(rank: int, **more: Any) -> ScriptReport:
 
 def sentences(reports: list[ScriptReport], comparison: ScriptComparison | None = None) -> list[str]:
     """As of reports that have gone over the wire."""
-    sent = {rank: script_report_from_json(json.loads(json.dumps(asdict(one)))) for rank, one in enumerate(reports)}
+    sent = {rank: from_json(ScriptReport, json.loads(json.dumps(asdict(one)))) for rank, one in enumerate(reports)}
     return [found.message for found in (comparison or ScriptComparison(len(reports))).update(sent)]
 
 

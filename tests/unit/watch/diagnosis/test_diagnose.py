@@ -11,13 +11,14 @@ import pytest
 
 import drumline
 from drumline.net.dial import Reason
-from drumline.watch.cluster_state import ANSWER_OF, Answer, ClusterState, LostNode, NodeState, RankState, node_from_json
+from drumline.watch.cluster_state import ANSWER_OF, Answer, ClusterState, LostNode, NodeState, RankState
 from drumline.watch.diagnosis.diagnose import diagnose
 from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis
 from drumline.watch.diagnosis.stack_frames import is_in_collective, is_loading, users_frame
 from drumline.watch.diagnosis.triggers import stop_symptoms
 from drumline.watch.failure_kind import FailureKind
 from drumline.watch.heartbeat import Phase
+from drumline.watch.typed_json import from_json
 from tests.unit.watch.diagnosis.sample_ranks import (
     CLOSED,
     IN_ALL_REDUCE,
@@ -45,7 +46,7 @@ B_GONE = LostNode(node=1, host="node-b", ranks=(4, 5, 6, 7), no_heartbeat_s=3.4,
 def found(given: ClusterState) -> Diagnosis:
     diagnosis = diagnose(given)
     assert diagnosis is not None
-    assert Diagnosis.from_json(diagnosis.to_json()) == diagnosis
+    assert from_json(Diagnosis, asdict(diagnosis)) == diagnosis
     return diagnosis
 
 
@@ -229,7 +230,9 @@ def test_each_cause_in_one_sentence(given: ClusterState, cause: Cause, sentence:
     assert diagnosis.sentence(sentence.partition(":")[0]) == sentence
     assert diagnosis.is_certain == (sentence.partition(":")[0] != "stall")
     # What it is judged by has come through JSON from other nodes.
-    assert diagnose(replace(given, nodes=tuple(node_from_json(asdict(node)) for node in given.nodes))) == diagnosis
+    assert (
+        diagnose(replace(given, nodes=tuple(from_json(NodeState, asdict(node)) for node in given.nodes))) == diagnosis
+    )
 
 
 def test_every_cause_has_its_sentence_here() -> None:

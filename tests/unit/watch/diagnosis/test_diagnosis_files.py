@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from drumline.watch.diagnosis.diagnose import diagnose
 from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis
 from drumline.watch.diagnosis.diagnosis_files import read_diagnoses, write_diagnosis
 from drumline.watch.heartbeat import Phase
+from drumline.watch.typed_json import from_json
 from tests.unit.watch.diagnosis.sample_ranks import IN_QUEUE, WORKER_IN_SAMPLE, cluster, late_rank, rank_state, worker
 
 PAGE = Path(__file__).with_name("stopped_worker.txt")
@@ -80,7 +81,7 @@ def test_what_was_written_is_read_and_what_is_not_ours_is_left_out(tmp_path: Pat
         (2, "stall", "c3"),
     ]
     assert records[0]["time"] == 1.5
-    diagnosis = Diagnosis.from_json(records[0]["diagnosis"])
+    diagnosis = from_json(Diagnosis, records[0]["diagnosis"])
     assert (diagnosis.cause, diagnosis.rank, diagnosis.step) == (Cause.STOPPED, 2, 812)
     assert records[0]["sentence"] == diagnosis.sentence("hang")
     assert records[0]["cluster"]["nodes"][0]["ranks"][2]["workers"][1]["state"] == "T"
@@ -106,7 +107,7 @@ def test_a_host_as_a_whole_is_marked(tmp_path: Path) -> None:
     diagnosis = diagnose(STUCK)
     assert diagnosis is not None
     path = told(tmp_path, STUCK)
-    assert json.loads(path.read_text())["diagnosis"] == replace(diagnosis).to_json()
+    assert json.loads(path.read_text())["diagnosis"] == asdict(diagnosis)
     whole = replace(diagnosis, cause=Cause.UNREACHABLE, rank=None)
     path = write_diagnosis(tmp_path, alarm="hang", diagnosis=whole, cluster=STUCK, action="?", launch="", at=0.0)
     assert path.with_suffix(".txt").read_text().count("\n>") == 4

@@ -16,9 +16,10 @@ import pytest
 
 from drumline import processes
 from drumline.processes import state_of
-from drumline.watch.cluster_state import NodeState, RankState, node_from_json
+from drumline.watch.cluster_state import NodeState, RankState
 from drumline.watch.heartbeat import HeartbeatWriter, Phase
 from drumline.watch.sidecar.rank_observer import RankObserver
+from drumline.watch.typed_json import from_json
 from tests.unit.watch.sidecar.conftest import StartRank, wait_until
 
 
@@ -65,7 +66,7 @@ def test_a_rank_that_sleeps_in_its_dataset(start_rank: StartRank, tmp_path: Path
     assert inspected(observer).stack == close.stack, "the file is begun again, and the sleep was not cut short"
     assert (close.tracer, close.memory, close.workers, close.exit) == ("", "", (), None)
     node = NodeState(node=1, host="node-b", ranks=(close,))
-    assert node_from_json(asdict(node)) == node
+    assert from_json(NodeState, asdict(node)) == node
 
 
 def test_a_rank_that_is_stopped_is_not_signalled(start_rank: StartRank, tmp_path: Path) -> None:

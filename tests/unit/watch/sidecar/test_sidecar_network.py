@@ -40,7 +40,6 @@ def test_lines_go_between_hubs_and_all_others() -> None:
             last = five[4].heard[0][-1]
             assert last["from"] == 0
             assert set(last["heartbeat_age_s"]) == {"1", "2", "3", "4"}
-            assert math.inf in five[4].heard[0][0]["heartbeat_age_s"].values(), "never heard travels too"
             assert not any(one.network.refused for one in five)
 
     asyncio.run(run(), debug=True)
@@ -112,7 +111,7 @@ def test_nobody_there_is_refused_and_never_heard(monkeypatch: pytest.MonkeyPatch
         for other in (0, 2):
             await until(lambda other=other: node.network.connect_result(other), "nothing is said")
             assert node.network.connect_result(other) == "connection refused"
-        assert node.network.heartbeat_ages() == {0: math.inf, 2: math.inf}
+        assert node.network.heartbeat_ages() == {}
         assert 0 < node.network.open_s() < 60
         await node.close()
         await node.close()
