@@ -11,7 +11,7 @@ from typing import Any
 from drumline.engine.run_folder import RunFolder, job_at_work
 from drumline.metrics.events import parse_line
 from drumline.untrusted import open_regular
-from drumline.watch.status_file import STATUS_FILE, read_status
+from drumline.watch.status_file import STATUS_FILE, read_status_file
 
 FRESH_S = 10.0
 """The leader of the sidecars writes every second; on slow storage it may take a few."""
@@ -107,7 +107,7 @@ class RunStatusReader:
 
     def read(self) -> RunStatus:
         # In this order: a run that ends meanwhile has written its last event before it releases the folder.
-        status, holder = read_status(self._run / STATUS_FILE), job_at_work(RunFolder(self._run))
+        status, holder = read_status_file(self._run / STATUS_FILE), job_at_work(RunFolder(self._run))
         return RunStatus(self._run, status, self._age(status), holder, _last_event(RunFolder(self._run)))
 
     def _age(self, status: dict[str, Any] | None) -> float:

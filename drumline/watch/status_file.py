@@ -7,51 +7,66 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypedDict
 
 from drumline.untrusted import parse_json, read_regular
-from drumline.watch.cluster_state import ClusterState, RankState
+from drumline.watch.cluster_state import ClusterState
+from drumline.watch.typed_json import from_json
 
 VERSION = 2
-"""Of the record; another one is not read."""
+"""The version of the record; another one is not read."""
 STATUS_FILE = Path("watch") / "status.json"
 """In a run folder."""
 MAX_NOTICES = 5
-_Types = Mapping[str, tuple[type, ...]]
-_NUMBER, _NONE = (int, float), type(None)
-_RANK_TYPES: _Types = {
-    "rank": (int,),
-    "host": (str,),
-    "step": (int,),
-    "phase": (str,),
-    "age_s": _NUMBER,
-    "rate": (*_NUMBER, _NONE),
-    "state": (str,),
-    "cpu": _NUMBER,
-    "exit": (int, _NONE),
-    "failure": (str, _NONE),
-}
-_LOST_TYPES: _Types = {"host": (str,), "ranks": (list,), "no_heartbeat_s": _NUMBER, "how": (str, _NONE)}
-_NOTICE_TYPES: _Types = {"kind": (str,), "message": (str,)}
-_STATUS_TYPES: _Types = {
-    "time": _NUMBER,
-    "leader": (str,),
-    "world_size": (int,),
-    "hang_s": (*_NUMBER, _NONE),
-    "ranks": (list,),
-    "lost": (list,),
-    "notices": (list,),
-    "has_ended": (bool,),
-}
 
 
-class Notice(NamedTuple):
+class RankStatus(TypedDict):
+    """One rank."""
+
+    rank: int
+    host: str
+    step: int
+    phase: str
+    age_s: float
+    rate: float | None
+    state: str
+    cpu: float
+    exit: int | None
+    failure: str | None
+
+
+class LostHost(TypedDict):
+    """A host that sends no heartbeats."""
+
+    host: str
+    ranks: list[int]
+    no_heartbeat_s: float
+    how: str | None
+
+
+@dataclass(frozen=True)
+class Notice:
     """What the watchdog has reported."""
 
     kind: str
     """`hang`, `failure`, `stall`, `recovery`, `straggler`, `difference` or `warning`."""
     message: str
+
+
+class StatusRecord(TypedDict):
+    """The content of the file."""
+
+    version: int
+    time: float
+    leader: str
+    world_size: int
+    hang_s: float | None
+    ranks: list[RankStatus]
+    lost: list[LostHost]
+    notices: list[Notice]
+    has_ended: bool
 
 
 def status_record(
@@ -64,58 +79,46 @@ def status_record(
     notices: Sequence[Notice] = (),
     has_ended: bool = False,
 ) -> dict[str, Any]:
-    """`rates`: steps a second, by rank. `notices`: the newest last. `has_ended`: all ranks have left, and this is the
-    last record."""
+    """A StatusRecord. `rates`: steps a second, by rank. `notices`: the newest last. `has_ended`: all ranks have left,
+    and this is the last record."""
+    rounded = {rank: round(rate, 3) for rank, rate in (rates or {}).items()}
     return {
         "version": VERSION,
         "time": now,
         "leader": next((node.host for node in cluster.nodes if node.node == cluster.me), ""),
         "world_size": world_size,
         "hang_s": hang_s,
-        "ranks": [_rank_record(rank, (rates or {}).get(rank.rank)) for rank in cluster.ranks],
+        "ranks": [
+            {
+                "rank": rank.rank,
+                "host": rank.host,
+                "step": rank.step,
+                "phase": rank.phase.name.lower(),
+                "age_s": round(rank.age_s, 3),
+                "rate": rounded.get(rank.rank),
+                "state": rank.state,
+                "cpu": round(rank.cpu, 2),
+                "exit": rank.exit,
+                "failure": rank.failure,
+            }
+            for rank in cluster.ranks
+        ],
         "lost": [
             {"host": one.host, "ranks": list(one.ranks), "no_heartbeat_s": round(one.no_heartbeat_s, 1), "how": one.how}
             for one in cluster.lost
         ],
-        "notices": [notice._asdict() for notice in notices[-MAX_NOTICES:]],
+        "notices": [asdict(notice) for notice in notices[-MAX_NOTICES:]],
         "has_ended": has_ended,
     }
 
 
-def _rank_record(rank: RankState, rate: float | None) -> dict[str, Any]:
-    return {
-        "rank": rank.rank,
-        "host": rank.host,
-        "step": rank.step,
-        "phase": rank.phase.name.lower(),
-        "age_s": round(rank.age_s, 3),
-        "rate": None if rate is None else round(rate, 3),
-        "state": rank.state,
-        "cpu": round(rank.cpu, 2),
-        "exit": rank.exit,
-        "failure": rank.failure,
-    }
-
-
-def read_status(path: Path) -> dict[str, Any] | None:
-    """None when there is no record, or one of another version."""
+def read_status_file(path: Path) -> dict[str, Any] | None:
+    """A StatusRecord; None when there is none, or one of another version."""
     try:
-        record = parse_json(read_regular(path))
-    except (OSError, ValueError):
+        record: dict[str, Any] = parse_json(read_regular(path))
+        return record if from_json(StatusRecord, record)["version"] == VERSION else None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
-    if not _has_types(record, _STATUS_TYPES) or record.get("version") != VERSION:
-        return None
-    is_whole = (
-        all(_has_types(rank, _RANK_TYPES) for rank in record["ranks"])
-        and all(_has_types(one, _LOST_TYPES) for one in record["lost"])
-        and all(type(rank) is int for one in record["lost"] for rank in one["ranks"])
-        and all(_has_types(notice, _NOTICE_TYPES) for notice in record["notices"])
-    )
-    return record if is_whole else None
-
-
-def _has_types(record: Any, types: _Types) -> bool:
-    return isinstance(record, dict) and all(type(record.get(name, ...)) in allowed for name, allowed in types.items())
 
 
 class StepRates:

@@ -11,11 +11,9 @@ from typing import Any
 from drumline.terminal import one_line
 from drumline.text import duration, plural, signal_name
 
-LONG_S = 3.0
-"""In one phase, before it is worth a remark."""
+LONG_S = 3.0  # in one phase, before it is worth a remark
 OUT = ("leaving", "left")
-IDLE = 0.1
-"""Of a core."""
+IDLE = 0.1  # of a core
 WAITING = ("backward", "user")
 SHORT_WORK = {"start": "starts", "evaluation": "evaluates", "save": "saves"}
 LONG_WORK = {"data": "loads data", "evaluation": "evaluates", "save": "saves"}
@@ -65,16 +63,27 @@ def all_rows(status: Mapping[str, Any]) -> list[StatusRow]:
         )
         for one in status["lost"]
     ]  # fmt: skip
-    return [*lost, *(_row(rank, num_waiting, ranks) for rank in ranks)]
+    others = [
+        StatusRow(
+            rank["host"],
+            str(rank["rank"]),
+            str(rank["step"]),
+            rank["phase"],
+            duration(max(0.0, rank["age_s"])),
+            "" if rank["rate"] is None else _rate(rank["rate"]),
+            *_state(rank, num_waiting, ranks),
+        )
+        for rank in ranks
+    ]
+    return [*lost, *others]
 
 
 def fitting_rows(status: Mapping[str, Any], *, room: int) -> list[StatusRow]:
-    """Of many ranks those that matter, and the rest by host: never more rows than there is room for."""
+    """At most `room` rows: ranks that need attention, and the rest by host."""
     rows = all_rows(status)
     if len(rows) <= room:
         return rows
-    marked = sorted((row for row in rows if row.level), key=lambda row: -row.level)
-    shown = marked[: max(1, room // 2)]
+    shown = sorted((row for row in rows if row.level), key=lambda row: -row.level)[: max(1, room // 2)]
     rest = [row for row in rows if row not in shown]
     left = room - len(shown)
     hosts = {host: [row for row in rest if row.host == host] for host in dict.fromkeys(row.host for row in rest)}
@@ -96,18 +105,6 @@ def summary_line(status: Mapping[str, Any]) -> str:
     many = f"{plural(status['world_size'], 'rank')} on {plural(len(hosts), 'host')}"
     end = f", {marked} need{'s' if marked == 1 else ''} attention" if marked else ""
     return f"step {_span(rank['step'] for rank in ranks)}{speed}: {many}{end}"
-
-
-def _row(rank: Mapping[str, Any], num_waiting: int, ranks: Sequence[Mapping[str, Any]]) -> StatusRow:
-    return StatusRow(
-        rank["host"],
-        str(rank["rank"]),
-        str(rank["step"]),
-        rank["phase"],
-        duration(max(0.0, rank["age_s"])),
-        "" if rank["rate"] is None else _rate(rank["rate"]),
-        *_state(rank, num_waiting, ranks),
-    )
 
 
 def _state(rank: Mapping[str, Any], num_waiting: int, ranks: Sequence[Mapping[str, Any]]) -> tuple[str, RowLevel]:

@@ -29,7 +29,7 @@ from drumline.metrics.events import read_lines
 from drumline.net.frames import FrameError, decode
 from drumline.untrusted import parse_json, parse_toml
 from drumline.watch.heartbeat import read_heartbeat
-from drumline.watch.status_file import read_status
+from drumline.watch.status_file import read_status_file
 from drumline.watch.status_table import all_rows, summary_line
 from drumline_lint.reading.notebook import read_notebook
 from drumline_lint.reading.parse import read_bytes
@@ -96,7 +96,7 @@ PARSERS: dict[str, tuple[Callable[[Path, bytes], Any], tuple[type[Exception], ..
     "a hostfile": (of_a_file(hosts_from_file), (DrumlineError,)),
     "settings": (of_a_file(read_settings), ()),
     "events": (of_a_file(lambda path: list(read_lines(path))), ()),
-    "a status": (of_a_file(read_status), ()),
+    "a status": (of_a_file(read_status_file), ()),
     "a heartbeat": (of_a_file(read_heartbeat), ()),
     "a failure": (of_a_file(read_failure), ()),
     "a launch": (of_a_file(_read_launch), ()),
@@ -161,7 +161,7 @@ def test_statuses(tmp_path: Path, changed: dict[str, Any], row: dict[str, Any]) 
     for record in ({**GOOD, **changed, "ranks": rows}, {**GOOD, "ranks": rows}):
         (tmp_path / "status.json").write_text(json.dumps(record))
         with bounded():
-            if (found := read_status(tmp_path / "status.json")) is not None:
+            if (found := read_status_file(tmp_path / "status.json")) is not None:
                 all_rows(found)
                 summary_line(found)
 

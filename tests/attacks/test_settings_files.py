@@ -30,7 +30,7 @@ from drumline.metrics import events
 from drumline.metrics.events import parse_line, read_lines
 from drumline.net.frames import FrameError, decode
 from drumline.untrusted import DOCUMENT_BYTES, TEXT_BYTES, parse_json, parse_toml, read_regular
-from drumline.watch.status_file import read_status
+from drumline.watch.status_file import read_status_file
 from tests.attacks.limits import bounded
 
 READ = (
@@ -235,9 +235,9 @@ def test_a_forged_status_is_no_status(tmp_path: Path, change: dict[str, Any]) ->
     (tmp_path / "watch").mkdir()
     file = tmp_path / "watch" / "status.json"
     file.write_text(json.dumps(STATUS))
-    assert read_status(file) is not None
+    assert read_status_file(file) is not None
     file.write_text(json.dumps({**STATUS, **change}))
-    assert read_status(file) is None
+    assert read_status_file(file) is None
     assert RunStatusReader(tmp_path).read().status is None
 
 

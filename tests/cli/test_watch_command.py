@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,7 @@ def test_one_look_and_its_exit_code(tmp_path: Path, environment: dict[str, str])
         record = json.loads(said)
         assert (code, record["has_ended"], record["trouble"]) == (1, False, None)
         assert [row["state"] for row in record["rows"]] == ["trains", "stopped by a signal"]
-        assert record["status"]["notices"] == [STALL._asdict()]
+        assert record["status"]["notices"] == [asdict(STALL)]
         at_work.does("event", {"kind": "end", "step": 900})
         at_work.leaves()
     code, said = watch(environment, str(run), "--once")

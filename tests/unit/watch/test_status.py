@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 
 from drumline.watch.cluster_state import ClusterState, LostNode, NodeState, RankState
 from drumline.watch.heartbeat import Phase
-from drumline.watch.status_file import Notice, StepRates, read_status, status_record
+from drumline.watch.status_file import Notice, StepRates, read_status_file, status_record
 from drumline.watch.status_table import RowLevel, all_rows, fitting_rows, summary_line
 
 
@@ -39,11 +39,11 @@ def test_what_is_written_is_read_and_nothing_else(tmp_path: Path) -> None:
     notices = [Notice("stall", f"stall: {number}") for number in range(7)]
     record = status(rank(0), rank(1, failure="ValueError: no"), lost=(gone,), rates={0: 3.14159}, notices=notices)
     file = tmp_path / "status.json"
-    assert read_status(file) is None
+    assert read_status_file(file) is None
     file.write_text(json.dumps(record))
-    assert read_status(file) == record
+    assert read_status_file(file) == record
     assert (record["leader"], record["world_size"], record["hang_s"], record["has_ended"]) == ("node-a", 4, 60, False)
-    assert record["notices"] == [notice._asdict() for notice in notices[2:]]
+    assert record["notices"] == [asdict(notice) for notice in notices[2:]]
     assert record["ranks"][0] == {
         "rank": 0, "host": "node-a", "step": 812, "phase": "forward", "age_s": 0.04, "rate": 3.142, "state": "R",
         "cpu": 1.0, "exit": None, "failure": "",
@@ -56,7 +56,7 @@ def test_what_is_written_is_read_and_nothing_else(tmp_path: Path) -> None:
         json.dumps({**record, "ranks": [{}]}),
     ):
         file.write_text(other)
-        assert read_status(file) is None
+        assert read_status_file(file) is None
 
 
 def test_rates_are_of_the_last_seconds_and_of_this_process() -> None:

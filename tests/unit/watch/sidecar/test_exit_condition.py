@@ -128,8 +128,9 @@ def test_nodes_that_never_connected_are_a_warning_once(tmp_path: Path, capsys: p
     assert leader.notices == []
     for _ in range(2):
         leader._check_connections(FIRST_CONNECTION_S + 1)
-    ((kind, warning),) = leader.notices
-    assert kind == "warning"
+    (notice,) = leader.notices
+    warning = notice.message
+    assert notice.kind == "warning"
     assert "the sidecar on node-a has no connection with node-1 (10.0.0.1 port 4001: timed out), " in warning
     assert "node-3 (10.0.0.3 port 4003) and 2 more: each side watches its own ranks alone" in warning
     assert "Next: let the hosts reach each other on all TCP ports" in warning
