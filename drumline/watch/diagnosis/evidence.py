@@ -24,7 +24,7 @@ ORDERLY_EXITS = (0, 75)
 """Done, or preempted after a save."""
 # In a step: the count of micro-batches goes up before a forward pass, so data is for the one after it. Ranks that
 # evaluate or save are not compared.
-_ORDER = (Phase.BETWEEN, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.DATA)
+_ORDER = {Phase.BETWEEN: 0, Phase.FORWARD: 1, Phase.USER: 1, Phase.BACKWARD: 2, Phase.OPTIMIZER: 3, Phase.DATA: 4}
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,14 @@ class Evidence:
         waits = Counter((one.group, one.number) for rank in alive if (one := pending(rank)))
         if waits:
             (group, number), _ = max(waits.items(), key=lambda item: (item[1], item[0][1]))
-            missing = [rank for rank in alive if not pending(rank) and _last(rank, group) < number]
-            return [rank for rank in missing if rank.collectives or not _looks_blocked(rank)]
-        points = {rank.rank: point for rank in alive if (point := _point(rank)) is not None}
+            missing = [
+                rank
+                for rank in alive
+                if not pending(rank)
+                and not any(one.group == group and one.number >= number for one in rank.collectives)
+            ]
+            return [rank for rank in missing if rank.collectives or not seems_blocked(rank)]
+        points = {rank.rank: (rank.step, rank.micro, _ORDER[rank.phase]) for rank in alive if rank.phase in _ORDER}
         late = [rank for rank in alive if rank.rank in points and points[rank.rank] < max(points.values())]
         newest = max((rank.collective for rank in alive), default=0)
         return late or [rank for rank in alive if rank.collective < newest]
@@ -79,7 +84,7 @@ class Evidence:
         is_certain: bool = False,
         since_s: float | None = None,
     ) -> Diagnosis:
-        """Of a rank, or of a host; `since_s` defaults to the rank's last progress."""
+        """`subject`: a rank, or a host. `since_s` defaults to the rank's last progress."""
         if isinstance(subject, str):
             host, number, began_s = subject, None, 0.0
             step = max((rank.step for rank in self.ranks), default=0)
@@ -144,24 +149,12 @@ def pending(rank: RankState) -> Collective | None:
 
 
 def seems_blocked(rank: RankState) -> bool:
-    """In a collective, as far as known."""
-    return pending(rank) is not None or _looks_blocked(rank)
-
-
-def _looks_blocked(rank: RankState) -> bool:
-    """By stack, or without one by phase: a rank that waits for others most often does so in its backward pass."""
+    """In a collective: by its flight recorder, else by its stack, else by its phase. A rank that waits for others most
+    often does so in its backward pass."""
+    if pending(rank) is not None:
+        return True
     if rank.answers is False or rank.state in "TtD":
         return False
     if rank.stack:
         return is_in_collective(rank.stack) and not is_loading(rank.stack) and rank.phase is not Phase.DATA
     return rank.phase is Phase.BACKWARD and rank.cpu < BUSY_CORES
-
-
-def _last(rank: RankState, group: str) -> int:
-    return max((one.number for one in rank.collectives if one.group == group), default=-1)
-
-
-def _point(rank: RankState) -> tuple[int, int, int] | None:
-    """How far it is, comparable across ranks."""
-    phase = Phase.FORWARD if rank.phase is Phase.USER else rank.phase
-    return (rank.step, rank.micro, _ORDER.index(phase)) if phase in _ORDER else None
