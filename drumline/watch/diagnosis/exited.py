@@ -14,7 +14,7 @@ from drumline.text import plural, signal_name
 from drumline.watch.cluster_state import RankState
 from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis, collective_name, name, names
 from drumline.watch.diagnosis.evidence import Evidence, has_exited, is_done, pending
-from drumline.watch.diagnosis.left_loop import find_left_early
+from drumline.watch.diagnosis.mismatch import find_left_early
 from drumline.watch.diagnosis.stack_frames import innermost, is_in_collective, operation
 from drumline.watch.diagnosis.unreachable import may_be_lost
 from drumline.watch.failure_kind import FailureKind
@@ -44,7 +44,14 @@ _AFTER_SIGNAL: dict[int, str] = {
 def find_exited(evidence: Evidence) -> Diagnosis | None:
     """The rank that ended by itself, and first."""
     # An exit is final: the last state of a node that is lost by now still counts.
-    own = [rank for rank in evidence.cluster.ranks if _has_own_end(rank)]
+    own = [
+        rank
+        for rank in evidence.cluster.ranks
+        if _ago(rank) is not None
+        and not is_done(rank)
+        and rank.failure_kind is not FailureKind.LOST_PEER
+        and not _was_asked_to_stop(rank)
+    ]
     if any(rank.exit is not None for rank in own):
         # A launcher that notes exits notes none of those that it ended itself.
         own = [rank for rank in own if rank.exit is not None or rank.failure or rank.memory]
@@ -67,7 +74,7 @@ def find_lost_connection(evidence: Evidence) -> Diagnosis | None:
     if asked:
         if len(asked) == len(ranks):  # the user stops the job
             return None
-        found = _diagnosis(evidence, _first(asked), "")
+        found = _diagnosis(evidence, _first(asked))
         return replace(found, is_certain=not _may_be_an_echo(evidence, found.since_s))
     lost = [rank for rank in ranks if _ago(rank) is not None and not is_done(rank)]
     if not lost:
@@ -97,11 +104,6 @@ def _was_asked_to_stop(rank: RankState) -> bool:
     return rank.exit in _REQUESTED_EXITS or rank.failure_kind is FailureKind.INTERRUPTED
 
 
-def _has_own_end(rank: RankState) -> bool:
-    is_echo = rank.failure_kind is FailureKind.LOST_PEER or _was_asked_to_stop(rank)
-    return _ago(rank) is not None and not is_done(rank) and not is_echo
-
-
 def _ago(rank: RankState) -> float | None:
     """How long ago it exited or failed; None: it did not."""
     if has_exited(rank):
@@ -124,7 +126,7 @@ def _first(ranks: list[RankState]) -> RankState:
     return max(early, key=lambda rank: (_strength(rank), _ago(rank) or 0.0, -rank.rank))
 
 
-def _diagnosis(evidence: Evidence, rank: RankState, also: str) -> Diagnosis:
+def _diagnosis(evidence: Evidence, rank: RankState, also: str = "") -> Diagnosis:
     at = evidence.at(rank)
     next_step = _NEXT_STEPS.get(rank.failure_kind, "see its traceback at the end of its log")
     if rank.memory:
@@ -141,24 +143,20 @@ def _diagnosis(evidence: Evidence, rank: RankState, also: str) -> Diagnosis:
     else:
         cause, how = Cause.KILLED, f"exited{at}{',' if at else ''} for an unknown reason"
         next_step = f"check the end of its log, and the kernel log on {rank.host} (dmesg)"
-    what = f"{name(rank)} {how}{also}{_consequences(evidence, rank)}"
-    return evidence.diagnosis(rank, cause, what, next_step, is_certain=True, since_s=_ago(rank) or 0.0)
-
-
-def _consequences(evidence: Evidence, first: RankState) -> str:
-    lost = [rank for rank in evidence.ranks if rank is not first and rank.failure_kind is FailureKind.LOST_PEER]
+    lost = [one for one in evidence.ranks if one is not rank and one.failure_kind is FailureKind.LOST_PEER]
+    stopped = [one for one in evidence.ranks if one.state == "T"]
     if lost:
-        return f"; {plural(len(lost), 'rank')} lost the connection to it"
-    stopped = [rank for rank in evidence.ranks if rank.state == "T"]
-    return f"; {names(stopped)} {'is' if len(stopped) == 1 else 'are'} stopped by a signal" if stopped else ""
+        also += f"; {plural(len(lost), 'rank')} lost the connection to it"
+    elif stopped:
+        also += f"; {names(stopped)} {'is' if len(stopped) == 1 else 'are'} stopped by a signal"
+    what = f"{name(rank)} {how}{also}"
+    return evidence.diagnosis(rank, cause, what, next_step, is_certain=True, since_s=_ago(rank) or 0.0)
 
 
 def _aborted_by_gloo(evidence: Evidence, first: RankState, own: list[RankState]) -> Diagnosis | None:
     """Gloo aborts a process (SIGABRT) when more data arrives than it expects: ranks had entered different collectives.
     Its message is in the rank's log only, so this is concluded from where the rank was."""
-    was_in_collective = is_in_collective(first.stack) or (
-        not first.stack and first.phase in (Phase.BACKWARD, Phase.BETWEEN)
-    )
+    was_in_collective = is_in_collective(first.stack) if first.stack else first.phase in (Phase.BACKWARD, Phase.BETWEEN)
     if not was_in_collective and first.failure_kind is not FailureKind.MISMATCH:
         return None
     ranks = evidence.cluster.ranks

@@ -1,23 +1,40 @@
-"""Ranks in different collectives: the same number, but another operation or another shape.
+"""Ranks that do not do the same: in different collectives, or out of the loop while others are in it; and those that
+left it last and do not exit.
 
-An extra collective on one rank shows the same way: from there on its numbers are ahead by one, so at the same number it
-has another operation. The minority is named; of two ranks, the one that deviates from the order of earlier steps.
+Collectives differ where the same number is another operation, or has another shape, on some ranks. An extra collective
+on one rank shows the same way: from there on its numbers are ahead by one. The minority is named; of two ranks, the one
+that deviates from the order of earlier steps.
 """
 
 from __future__ import annotations
 
+import signal
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
+from drumline.text import duration, plural
 from drumline.watch.cluster_state import Collective, RankState
-from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis, collective_name, names
-from drumline.watch.diagnosis.evidence import Evidence, has_exited
-from drumline.watch.diagnosis.stack_frames import users_frame
+from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis, collective_name, name, names
+from drumline.watch.diagnosis.evidence import (
+    ORDERLY_EXITS,
+    OUT_OF_LOOP,
+    Evidence,
+    has_exited,
+    is_busy,
+    is_done,
+    pending,
+    seems_blocked,
+)
+from drumline.watch.diagnosis.stack_frames import innermost, users_frame
+from drumline.watch.failure_kind import FailureKind
+from drumline.watch.heartbeat import Phase
 
-# Of these every rank must give the same sizes; to scatter or gather, some give nothing.
+# Every rank must give the same sizes of these; to scatter or gather, some give nothing.
 _SAME_SIZES = ("all_reduce", "allreduce", "broadcast", "reduce", "all_gather", "allgather", "reduce_scatter")
 _BETWEEN_TWO = ("send", "recv")
+# What the last ranks of a run that ends in order do after others have left, alone.
+_ALONE = (Phase.BETWEEN, Phase.EVALUATION, Phase.SAVE, Phase.OPTIMIZER, Phase.DATA, Phase.START)
 
 Signature = tuple[str, tuple[tuple[int, ...], ...]]
 Entry = tuple[RankState, Collective]
@@ -67,30 +84,89 @@ def _first_mismatch(ranks: Sequence[RankState]) -> list[list[Entry]]:
     for _, entered in sorted(entries.items(), key=lambda item: item[0]):
         sides: dict[Signature, list[Entry]] = defaultdict(list)
         for rank, one in entered:
-            sides[signature(one)].append((rank, one))
+            sides[_signature(one)].append((rank, one))
         if len(sides) > 1 and (is_broken or not all(one.is_done for _, one in entered)):
             return sorted(sides.values(), key=lambda side: (-len(side), side[0][0].rank))
     return []
 
 
-def signature(one: Collective) -> Signature:
+def _signature(one: Collective) -> Signature:
     """What must be the same on every rank."""
     return one.op, one.sizes if one.op.removeprefix("_").startswith(_SAME_SIZES) else ()
 
 
 def _deviating_side(sides: list[list[Entry]], ranks: Sequence[RankState]) -> int | None:
-    """Of sides of equal size: the one that is not what followed the same two collectives before; else the one that
+    """Among sides of equal size, the one that is not what followed the same two collectives before; else the one that
     never occurred before. None: each may be right."""
     here = sides[0][0][1]
     histories = [
-        [signature(one) for one in rank.collectives if one.group == here.group and one.number < here.number]
+        [_signature(one) for one in rank.collectives if one.group == here.group and one.number < here.number]
         for rank in ranks
     ]
     history = max(histories, key=len, default=[])  # on which all agree
     ends = range(len(history) - 1, 1, -1)
     followers = [history[end] for end in ends if history[end - 2 : end] == history[-2:]]
     for known in (set(followers[:1]), set(history)):
-        strange = [position for position, side in enumerate(sides) if signature(side[0][1]) not in known]
+        strange = [position for position, side in enumerate(sides) if _signature(side[0][1]) not in known]
         if len(strange) == 1:
             return strange[0]
     return None
+
+
+def find_left_early(evidence: Evidence) -> Diagnosis | None:
+    ranks = evidence.cluster.ranks
+    left = [rank for rank in ranks if _has_left(rank)]
+    inside = [rank for rank in ranks if not _has_left(rank)]
+    if not left or not any(_needs(rank, left) for rank in inside):
+        return None
+    lost = [rank for rank in inside if rank.failure]
+    who = names(lost) if len(lost) < 4 else plural(len(lost), "rank")
+    consequences = f"; {who} lost the connection" if lost else evidence.blocked_ranks(left)
+    next_step = "give every rank the same number of batches (DDPManager.loader does)"
+    if len(left) > len(inside):  # the few others are the odd ones
+        after = f" after step {max(rank.step for rank in left)}" if evidence.has_steps else ""
+        first, since_s = inside[0], max(rank.age_s for rank in left)
+        what = f"{names(inside)} continued in the loop{after}, where {names(left)} left it"
+    else:
+        first, since_s = max(left, key=lambda rank: (rank.age_s, -rank.rank)), None
+        after = f" after step {first.step}" if evidence.has_steps else ""
+        exited = f" and exited with code {first.exit}" if first.exit in ORDERLY_EXITS else ""
+        too = f"; so did {names([rank for rank in left if rank is not first])}" if len(left) > 1 else ""
+        what = f"{name(first)} left the loop{after}{exited}, before the others{too}"
+        next_step += ", and let no rank break or return on its own"
+    what += consequences
+    return evidence.diagnosis(first, Cause.LEFT_EARLY, what, next_step, is_certain=True, since_s=since_s)
+
+
+def _has_left(rank: RankState) -> bool:
+    """In order, or aborted by gloo in a collective that comes after the loop."""
+    return is_done(rank) or (rank.phase in OUT_OF_LOOP and rank.exit == -signal.SIGABRT)
+
+
+def _needs(rank: RankState, left: list[RankState]) -> bool:
+    """Whether this one cannot continue: it is in a collective that those who left did not enter, or lost them."""
+    if rank.failure:
+        return rank.failure_kind is FailureKind.LOST_PEER
+    if has_exited(rank):
+        return False
+    if (waits := pending(rank)) is not None:
+        # This collective, and not another with the same number.
+        wanted = (waits.group, waits.number, _signature(waits))
+        return any(wanted not in ((one.group, one.number, _signature(one)) for one in far.collectives) for far in left)
+    # One that is in no collective has work of its own to do, such as a last report.
+    return rank.phase not in _ALONE and not is_busy(rank) and seems_blocked(rank)
+
+
+def find_teardown(evidence: Evidence) -> Diagnosis | None:
+    """All ranks are out of the loop, and one does not exit."""
+    closing = [rank for rank in evidence.ranks if rank.phase is Phase.LEAVING and not has_exited(rank)]
+    if not closing or evidence.in_loop:
+        return None
+    rank = max(closing, key=lambda rank: (rank.age_s, -rank.rank))
+    place = f" ({innermost(rank.stack)})" if rank.stack else ""
+    what = (
+        f"{name(rank)} left the loop {duration(rank.age_s)} ago and has not exited: it is closing its files, workers "
+        f"and process group{place}"
+    )
+    next_step = "check in its stack what it waits for; release CUDA graphs before the process group is destroyed"
+    return evidence.diagnosis(rank, Cause.TEARDOWN, what, next_step)

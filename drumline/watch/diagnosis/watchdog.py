@@ -1,4 +1,4 @@
-"""When is something wrong, and when is it reported or acted on?
+"""What is wrong with the run, and when is that reported or acted on?
 
 The leader of the sidecars shows it the state of the cluster about twice a second. What is certain (a process has
 exited, a rank is stopped, a host is unreachable) is diagnosed at once. All else may be harmless: when there is no
@@ -10,14 +10,18 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from drumline.text import duration
 from drumline.watch.cluster_state import ClusterState, RankState
+from drumline.watch.diagnosis.blocked import find_blocked, find_debugged, find_stopped, find_unknown
 from drumline.watch.diagnosis.diagnosis import Alarm, Cause, Diagnosis
-from drumline.watch.diagnosis.evidence import BUSY_CORES, OUT_OF_LOOP, has_exited, is_done
+from drumline.watch.diagnosis.evidence import BUSY_CORES, OUT_OF_LOOP, Evidence, has_exited, is_done
+from drumline.watch.diagnosis.exited import find_exited, find_lost_connection
+from drumline.watch.diagnosis.mismatch import find_left_early, find_mismatch, find_teardown
 from drumline.watch.diagnosis.triggers import STILL_S, UNTIMED, IdleTime, exit_symptoms, other_symptoms
+from drumline.watch.diagnosis.unreachable import find_late_node, find_never_seen, find_unreachable
 from drumline.watch.heartbeat import Phase
 
 _SUSPECT_S, _SUSPECT_SLOW_S = 2.0, 5.0
@@ -36,6 +40,28 @@ _REPEAT_S = 30.0
 _NUM_FIRST_STEPS, _NUM_FIRST_MARKS, _NUM_FIRST_MOVES = 3, 40, 5
 _NUM_RECENT = 10
 _ENDED = (Cause.KILLED, Cause.OUT_OF_MEMORY, Cause.EXCEPTION)
+# The order matters. The cause is to be named, not the ranks that wait for it or fail because of it: so a rank that
+# ended by itself comes before those that lost a connection, and what cannot run before what may only be slow.
+_CHECKS: tuple[Callable[[Evidence], Diagnosis | None], ...] = (
+    find_exited,
+    find_stopped,
+    find_unreachable,
+    find_left_early,
+    find_mismatch,
+    find_never_seen,
+    find_lost_connection,
+    find_debugged,
+    find_late_node,
+    find_teardown,
+    find_blocked,
+    find_unknown,
+)
+
+
+def diagnose(cluster: ClusterState) -> Diagnosis | None:
+    """The likeliest cause; None: nothing is known of any rank."""
+    evidence = Evidence(cluster)
+    return next((found for check in _CHECKS if (found := check(evidence)) is not None), None)
 
 
 @dataclass(frozen=True)
@@ -83,8 +109,11 @@ class Watchdog:
             self._awake_from = now + _AWAKE_S
         self._follow(cluster, now)
         has_moved, self._has_moved = self._has_moved, False
-        if has_moved and (recovery := self._recovered()) is not None:
-            return recovery
+        # After a stall any progress counts; after a hang that was only reported, the run has to get further.
+        if has_moved and self._alarm and (not self._is_final() or _progress(cluster) > self._alarm_at):
+            (alarm, diagnosis), self._alarm = self._alarm, None
+            if alarm is not Alarm.FAILURE:
+                return Recovery(diagnosis, self._max_idle_s)
         if not self._is_final() and not self._is_over():
             self.wants_evidence = self._has_new_symptom(now) or self._is_time()
         return None
@@ -118,11 +147,8 @@ class Watchdog:
         end = "does not end the job for this"
         if ends_job and limit_s < math.inf:
             end = f"ends the job after {duration(limit_s)}"
-        what, next_step = (
-            f"{diagnosis.what}; for {duration(idle_s)} so far",
-            f"{diagnosis.next_step}; the watchdog {end}",
-        )
-        return replace(diagnosis, what=what, next_step=next_step)
+        what = f"{diagnosis.what}; for {duration(idle_s)} so far"
+        return replace(diagnosis, what=what, next_step=f"{diagnosis.next_step}; the watchdog {end}")
 
     def _follow(self, cluster: ClusterState, now: float) -> None:
         self._cluster, self._observed = cluster, now
@@ -229,13 +255,6 @@ class Watchdog:
     def _is_final(self) -> bool:
         return self._alarm is not None and self._alarm[0] is not Alarm.STALL
 
-    def _recovered(self) -> Recovery | None:
-        """After a stall any progress counts; after a hang that was only reported, the run has to get further."""
-        if self._alarm is None or (self._is_final() and _progress(self._cluster) <= self._alarm_at):
-            return None
-        (alarm, diagnosis), self._alarm = self._alarm, None
-        return None if alarm is Alarm.FAILURE else Recovery(diagnosis, self._max_idle_s)
-
     # What the run is doing
 
     def _is_over(self) -> bool:
@@ -246,8 +265,8 @@ class Watchdog:
 
     def _takes_long(self) -> bool:
         """It starts, evaluates, saves, or some ranks are done and others have something left to do."""
-        running = [rank for rank in self._cluster.ranks if not has_exited(rank)]
-        is_untimed = not self._is_plain() and any(rank.phase in UNTIMED for rank in running)
+        untimed = (rank.phase in UNTIMED and not has_exited(rank) for rank in self._cluster.ranks)
+        is_untimed = not self._is_plain() and any(untimed)
         return self._is_young() or is_untimed or any(map(is_done, self._seen.values()))
 
     def _is_young(self) -> bool:

@@ -15,10 +15,9 @@ from typing import Any
 from drumline.launch.rank_environment import WITHOUT_WATCH
 from drumline.text import join_names
 from drumline.watch.cluster_state import ANSWER_OF, Answer, ClusterState, LostNode, NodeState, ScriptReport
-from drumline.watch.diagnosis.diagnose import diagnose
 from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis
 from drumline.watch.diagnosis.triggers import urgent_symptoms
-from drumline.watch.diagnosis.watchdog import Watchdog
+from drumline.watch.diagnosis.watchdog import Watchdog, diagnose
 from drumline.watch.heartbeat import Phase
 from drumline.watch.script_differences import ScriptComparison
 from drumline.watch.sidecar.local_ranks import LocalRanks

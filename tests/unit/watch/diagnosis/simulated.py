@@ -12,9 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from drumline.watch.cluster_state import ClusterState, Collective, LostNode, NodeState, RankState
-from drumline.watch.diagnosis.diagnose import diagnose
 from drumline.watch.diagnosis.diagnosis import Alarm, Diagnosis
-from drumline.watch.diagnosis.watchdog import Recovery, Watchdog
+from drumline.watch.diagnosis.watchdog import Recovery, Watchdog, diagnose
 from drumline.watch.heartbeat import Phase
 from tests.unit.watch.diagnosis.sample_ranks import IN_BACKWARD
 

@@ -12,10 +12,10 @@ import pytest
 import drumline
 from drumline.net.dial import Reason
 from drumline.watch.cluster_state import ANSWER_OF, Answer, ClusterState, LostNode, NodeState, RankState
-from drumline.watch.diagnosis.diagnose import diagnose
 from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis
 from drumline.watch.diagnosis.stack_frames import is_in_collective, is_loading, users_frame
 from drumline.watch.diagnosis.triggers import stop_symptoms
+from drumline.watch.diagnosis.watchdog import diagnose
 from drumline.watch.failure_kind import FailureKind
 from drumline.watch.heartbeat import Phase
 from drumline.watch.typed_json import from_json

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from drumline.watch.cluster_state import ClusterState, LostNode
-from drumline.watch.diagnosis.diagnose import diagnose
 from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis
 from drumline.watch.diagnosis.diagnosis_files import read_diagnoses, write_diagnosis
+from drumline.watch.diagnosis.watchdog import diagnose
 from drumline.watch.heartbeat import Phase
 from drumline.watch.typed_json import from_json
 from tests.unit.watch.diagnosis.sample_ranks import IN_QUEUE, WORKER_IN_SAMPLE, cluster, late_rank, rank_state, worker
@@ -114,6 +114,6 @@ def test_a_host_as_a_whole_is_marked(tmp_path: Path) -> None:
 
 
 def test_the_sidecars_reasoning_does_not_load_torch() -> None:
-    names = [f"drumline.watch.diagnosis.{name}" for name in ("diagnosis_files", "diagnose", "watchdog")]
+    names = [f"drumline.watch.diagnosis.{name}" for name in ("diagnosis_files", "watchdog")]
     code = f"import sys, {', '.join(names)}; sys.exit(any(m in sys.modules for m in ('torch', 'numpy', 'rich')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
