@@ -16,12 +16,10 @@ from drumline.watch.heartbeat import Phase
 class Collective:
     """One collective as a rank's flight recorder has it."""
 
-    group: str
-    """The process group, as torch calls it: `default_pg`."""
+    group: str  # the process group, as torch calls it: `default_pg`
     number: int
     """Among those of its group on this rank: the same collective has the same number on every rank."""
-    op: str
-    """`all_reduce`, `broadcast`, ..."""
+    op: str  # `all_reduce`, `broadcast`, ...
     sizes: tuple[tuple[int, ...], ...]
     is_done: bool
 
@@ -32,12 +30,9 @@ class WorkerState:
 
     number: int
     pid: int
-    state: str
-    """As in /proc: R S D T t Z; X: exited."""
-    cpu: float = 0.0
-    """Cores that it used since the last observation."""
-    in_fork_s: float = 0.0
-    """For how long it sleeps without having left `fork`; 0: it has left."""
+    state: str  # as in /proc: R S D T t Z; X: exited
+    cpu: float = 0.0  # cores that it used since the last observation
+    in_fork_s: float = 0.0  # for how long it sleeps without having left `fork`; 0: it has left
     stack: tuple[str, ...] = ()
 
 
@@ -52,41 +47,28 @@ class RankState:
     phase: Phase = Phase.START
     micro: int = 0
     num_marks: int = 0
-    collective: int = 0
-    """How many its process group has begun."""
-    num_moves: int = 0
-    """How often its monitor thread saw progress without a mark: rank/progress_monitor.py."""
-    age_s: float = 0.0
-    """How long it has been in this phase."""
-    moved_s: float | None = None
-    """How long ago the last of its moves was seen; None: there was none."""
-    state: str = "S"
-    """As in /proc: R S D T t Z; X: exited."""
-    state_s: float = 0.0
-    """For how long it was seen in that state, without another one in between."""
-    cpu: float = 0.0
-    """Cores that it and all it started used since the last observation."""
-    has_io: bool = False
-    """Whether it read or wrote files since the last observation."""
+    collective: int = 0  # how many its process group has begun
+    num_moves: int = 0  # how often its monitor thread saw progress without a mark: rank/progress_monitor.py
+    age_s: float = 0.0  # how long it has been in this phase
+    moved_s: float | None = None  # how long ago the last of its moves was seen; None: there was none
+    state: str = "S"  # as in /proc: R S D T t Z; X: exited
+    state_s: float = 0.0  # for how long it was seen in that state, without another one in between
+    cpu: float = 0.0  # cores that it and all it started used since the last observation
+    has_io: bool = False  # whether it read or wrote files since the last observation
     exit: int | None = None
     """Its exit code, or minus the signal that killed it; None: it runs, or nobody knows."""
-    failure: str = ""
-    """Its own last error."""
+    failure: str = ""  # its own last error
     failure_kind: FailureKind = FailureKind.OTHER
-    spent_s: tuple[float, ...] = ()
-    """By phase: see Heartbeat.spent_ns."""
+    spent_s: tuple[float, ...] = ()  # by phase: see Heartbeat.spent_ns
 
     memory: str = ""
     """Evidence that the kernel killed it out of memory: `the limit of 512 MiB of its control group`."""
-    tracer: str = ""
-    """The process that debugs it."""
+    tracer: str = ""  # the process that debugs it
     workers: tuple[WorkerState, ...] = ()
-    stack: tuple[str, ...] = ()
-    """The main thread's calls, the innermost first: `file.py:12 in name`."""
+    stack: tuple[str, ...] = ()  # the main thread's calls, the innermost first: `file.py:12 in name`
     answers: bool | None = None
     """Whether Python runs in it: a thread of its own answered. None: it was not asked."""
-    collectives: tuple[Collective, ...] = ()
-    """The latest ones, the newest last."""
+    collectives: tuple[Collective, ...] = ()  # the latest ones, the newest last
 
     @property
     def still_s(self) -> float:
@@ -104,10 +86,8 @@ class NodeState:
     heartbeat_age_s: Mapping[int, float] = field(default_factory=dict)
     """By node: how long ago it heard from the sidecar there. Where a network drops one direction, the two ends
     differ."""
-    link: str = ""
-    """What is wrong with its own network interface: `eth0 is down`."""
-    kernel: tuple[str, ...] = ()
-    """Lines of the kernel's log that may matter."""
+    link: str = ""  # what is wrong with its own network interface: `eth0 is down`
+    kernel: tuple[str, ...] = ()  # lines of the kernel's log that may matter
     activity: tuple[RankState, ...] = ()
     """Where the time of ranks that run a script goes, with the number of backward passes in place of steps."""
 
@@ -116,10 +96,8 @@ class Answer(StrEnum):
     """How a node reacts to a new connection."""
 
     NONE = "none"
-    REFUSED = "refused"
-    """The host is up; its sidecar, and the rank that keeps the port, are not."""
-    TAKEN = "taken"
-    """The first rank still has the port: only its sidecar is dead or has no CPU."""
+    REFUSED = "refused"  # the host is up; its sidecar, and the rank that keeps the port, are not
+    TAKEN = "taken"  # the first rank still has the port: only its sidecar is dead or has no CPU
 
 
 ANSWER_OF: Mapping[str, Answer] = {
@@ -140,18 +118,15 @@ class LostNode:
     no_heartbeat_s: float
     how: str = ""
     """What a new connection to it gives, in words: `no answer`, `connection refused`; empty: none was tried."""
-    answer: Answer = Answer.NONE
-    """The same, for decisions."""
+    answer: Answer = Answer.NONE  # the same, for decisions
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterState:
     """All that one sidecar knows of the run at a moment."""
 
-    me: int
-    """The node of this sidecar."""
-    nodes: tuple[NodeState, ...]
-    """What each node said last, lost ones included."""
+    me: int  # the node of this sidecar
+    nodes: tuple[NodeState, ...]  # what each node said last, lost ones included
     lost: tuple[LostNode, ...] = ()
     never_seen: tuple[LostNode, ...] = ()
     """Nodes that have not connected yet since this sidecar listens: nothing is known of their ranks."""
@@ -178,10 +153,8 @@ class LoaderReport:
 class ModuleHashes:
     """The parameters of a DDP module at a step."""
 
-    tensors: Mapping[str, tuple[str, int]]
-    """By name: type and shape, and the hash."""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """Its optimizer's numbers: `SGD's lr`."""
+    tensors: Mapping[str, tuple[str, int]]  # by name: type and shape, and the hash
+    settings: Mapping[str, Any] = field(default_factory=dict)  # its optimizer's numbers: `SGD's lr`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,8 +171,7 @@ class ModuleReport:
 class ScriptReport:
     """One rank's."""
 
-    owner: Mapping[str, Any]
-    """Its `host`, `rank`, `local_rank` and `node_rank`."""
+    owner: Mapping[str, Any]  # its `host`, `rank`, `local_rank` and `node_rank`
     facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By group: `arguments`, `variables`, `packages` and `script`; empty until the process group is there."""
     loaders: Mapping[str, LoaderReport] = field(default_factory=dict)

@@ -14,15 +14,11 @@ class FailureKind(StrEnum):
     """Their order is in heartbeat files; new ones go to the end."""
 
     OTHER = "other"
-    LOST_PEER = "lost_peer"
-    """A connection to another rank broke: most likely that one failed before."""
-    MISMATCH = "mismatch"
-    """Ranks entered different collectives, or one with different sizes."""
-    DISK_FULL = "disk_full"
-    """Or over its quota."""
+    LOST_PEER = "lost_peer"  # a connection to another rank broke: most likely that one failed before
+    MISMATCH = "mismatch"  # ranks entered different collectives, or one with different sizes
+    DISK_FULL = "disk_full"  # or over its quota
     OUT_OF_MEMORY = "out_of_memory"
-    WORKER_DIED = "worker_died"
-    """Of a DataLoader."""
+    WORKER_DIED = "worker_died"  # of a DataLoader
     INTERRUPTED = "interrupted"
 
 

@@ -38,23 +38,17 @@ _LONG_S = 1e11  # no machine runs for three thousand years
 class Phase(IntEnum):
     """What a rank can be doing. The numbers are in files that another process reads; new ones go to the end."""
 
-    START = 0
-    """Before the first step: the job is built, restored, warmed up."""
+    START = 0  # before the first step: the job is built, restored, warmed up
     DATA = 1
     FORWARD = 2
-    BACKWARD = 3
-    """Gradients are reduced here: a rank that waits for another one most often waits here."""
+    BACKWARD = 3  # gradients are reduced here: a rank that waits for another one most often waits here
     OPTIMIZER = 4
-    BETWEEN = 5
-    """Between steps: a log line, the comparison of replicas."""
+    BETWEEN = 5  # between steps: a log line, the comparison of replicas
     EVALUATION = 6
     SAVE = 7
-    USER = 8
-    """In a loop that is the user's own, all that is not data."""
-    LEFT = 9
-    """Out of the loop and of the process group: nothing is left to observe."""
-    FAILED = 10
-    """An error is on its way to the user; the record has it in a line."""
+    USER = 8  # in a loop that is the user's own, all that is not data
+    LEFT = 9  # out of the loop and of the process group: nothing is left to observe
+    FAILED = 10  # an error is on its way to the user; the record has it in a line
     LEAVING = 11
     """Out of the loop: done, preempted, or too early. Workers, files and the process group are being closed."""
 
@@ -69,8 +63,7 @@ class HeartbeatWriter:
     """The rank's side. Without a file it writes to memory that nobody reads: a run without a watchdog has the same
     code path."""
 
-    mark: Callable[[int], None]
-    """The rank enters this phase. The hot path."""
+    mark: Callable[[int], None]  # the rank enters this phase; the hot path
 
     def __init__(self, path: Path | None = None, *, rank: int = 0) -> None:
         self._memory: mmap.mmap | bytearray = bytearray(SIZE) if path is None else _make_file(path)
@@ -189,13 +182,10 @@ class Heartbeat:
     step: int
     phase: Phase
     micro: int
-    since_ns: int
-    """When the phase began, by CLOCK_MONOTONIC."""
+    since_ns: int  # when the phase began, by CLOCK_MONOTONIC
     collective: int
-    num_moves: int
-    """How often progress was seen without a mark."""
-    moved_ns: int
-    """When it last was, by CLOCK_MONOTONIC; 0: never."""
+    num_moves: int  # how often progress was seen without a mark
+    moved_ns: int  # when it last was, by CLOCK_MONOTONIC; 0: never
     spent_ns: tuple[int, ...]
     """By phase: the total time spent in it, without the current stay in the present one."""
     failure: str

@@ -16,14 +16,11 @@ from drumline.text import join_names, named_ranks, plural
 class ReplicaDifference:
     """Replicas that are not the same."""
 
-    tensors: list[str]
-    """The names of all that differ, in the order of the model."""
+    tensors: list[str]  # the names of all that differ, in the order of the model
     groups: list[list[int]]
     """Ranks that hold the same values, the largest group first; of equals, the one with the lowest rank."""
-    hosts: Mapping[int, str]
-    """By rank."""
-    same_kinds: bool
-    """Whether at least names, types and shapes are the same on all ranks."""
+    hosts: Mapping[int, str]  # by rank
+    same_kinds: bool  # whether at least names, types and shapes are the same on all ranks
 
     @property
     def has_majority(self) -> bool:

@@ -33,8 +33,7 @@ class ReplicaComparison:
     device: torch.device
     on_difference: Literal["stop", "broadcast"] = "stop"
     include_buffers: bool = True
-    last_agreed: int | None = None
-    """The latest step after which all ranks were equal."""
+    last_agreed: int | None = None  # the latest step after which all ranks were equal
 
     def check(self, step: int) -> None:
         """Collective: compare. On a difference raise on every rank, or copy the majority's tensors to all."""

@@ -56,8 +56,7 @@ class ScriptComparison:
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
         self._reported: set[str] = set()
-        self._equal_at: dict[str, int] = {}
-        """The last step at which a module was the same on all ranks."""
+        self._equal_at: dict[str, int] = {}  # the last step at which a module was the same on all ranks
 
     def update(self, reports: Mapping[int, ScriptReport]) -> list[ScriptDifference]:
         """What was found since the last call."""

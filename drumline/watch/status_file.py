@@ -15,8 +15,7 @@ from drumline.untrusted import parse_json, read_regular
 from drumline.watch.cluster_state import ClusterState
 from drumline.watch.typed_json import from_json
 
-VERSION = 2
-"""The version of the record; another one is not read."""
+VERSION = 2  # the version of the record; another one is not read
 STATUS_FILE = Path("watch") / "status.json"
 """In a run folder."""
 MAX_NOTICES = 5
@@ -50,8 +49,7 @@ class LostHost(TypedDict):
 class Notice:
     """What the watchdog has reported."""
 
-    kind: str
-    """`hang`, `failure`, `stall`, `recovery`, `straggler`, `difference` or `warning`."""
+    kind: str  # `hang`, `failure`, `stall`, `recovery`, `straggler`, `difference` or `warning`
     message: str
 
 

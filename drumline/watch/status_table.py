@@ -23,10 +23,8 @@ class RowLevel(IntEnum):
     """How much a row matters."""
 
     GOOD = 0
-    SUSPECT = 1
-    """Others wait for it."""
-    BAD = 2
-    """It cannot continue by itself."""
+    SUSPECT = 1  # others wait for it
+    BAD = 2  # it cannot continue by itself
 
 
 @dataclass(frozen=True)

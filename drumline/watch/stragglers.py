@@ -27,10 +27,8 @@ from statistics import mean, median
 from drumline.watch.cluster_state import ClusterState, RankState
 from drumline.watch.heartbeat import Phase
 
-RELIABILITY = ((Phase.DATA,), (Phase.FORWARD, Phase.OPTIMIZER), (Phase.BETWEEN,))
-"""The most reliable first."""
-MIN_COST = 0.05
-"""The least fraction of a step that a straggler must cost to be reported."""
+RELIABILITY = ((Phase.DATA,), (Phase.FORWARD, Phase.OPTIMIZER), (Phase.BETWEEN,))  # the most reliable first
+MIN_COST = 0.05  # the least fraction of a step that a straggler must cost to be reported
 MIN_SLICES, MIN_STEPS = 6, 20
 """Of a window. A straggler is slow in at least 5 of 6 of its slices: one slow step falls into one or two of them."""
 WINDOWS = ((2.5, 2.0), (10.0, 1.0))
@@ -59,8 +57,7 @@ class Straggler:
     """A rank or a host that became a straggler, or is none any more."""
 
     host: str
-    rank: int | None
-    """None: all ranks of the host."""
+    rank: int | None  # None: all ranks of the host
     phase: str
     factor: float
     what: str
@@ -182,8 +179,7 @@ class Stragglers:
 @dataclass
 class _Reported:
     since: float
-    quiet: int = 0
-    """Slices in which it was not slow."""
+    quiet: int = 0  # slices in which it was not slow
 
 
 def slow_ranks(found: TimeSlice, *, factor: float, min_cost: float = MIN_COST) -> SlowRanks:
@@ -236,8 +232,7 @@ class TimeSlice:
 
     seconds: float
     num_steps: float
-    fractions: Mapping[int, tuple[float, ...]]
-    """By rank, then by phase."""
+    fractions: Mapping[int, tuple[float, ...]]  # by rank, then by phase
 
     @property
     def in_steps(self) -> float:

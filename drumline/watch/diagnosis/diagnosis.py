@@ -36,33 +36,25 @@ class Cause(StrEnum):
     EXCEPTION = "exception"
     STOPPED = "stopped"
     DEBUGGED = "debugged"
-    DATASET = "dataset"
-    """In the rank itself, or in one of its DataLoader workers."""
+    DATASET = "dataset"  # in the rank itself, or in one of its DataLoader workers
     USER_CODE = "user_code"
-    GIL = "gil"
-    """A call into C holds the GIL and does not return."""
-    NOT_ENTERED = "not_entered"
-    """The rank did not enter a collective that others are in."""
-    MISMATCH = "mismatch"
-    """Ranks are in different collectives, or in one with different shapes."""
+    GIL = "gil"  # a call into C holds the GIL and does not return
+    NOT_ENTERED = "not_entered"  # the rank did not enter a collective that others are in
+    MISMATCH = "mismatch"  # ranks are in different collectives, or in one with different shapes
     LEFT_EARLY = "left_early"
     TEARDOWN = "teardown"
     UNREACHABLE = "unreachable"
     STORAGE = "storage"
-    SLOW = "slow"
-    """It computes, and takes long."""
+    SLOW = "slow"  # it computes, and takes long
     UNKNOWN = "unknown"
 
 
 class Alarm(StrEnum):
     """What a diagnosis means for the run."""
 
-    STALL = "stall"
-    """No progress, but it may continue by itself: reported only."""
-    HANG = "hang"
-    """It cannot continue by itself, or took too long."""
-    FAILURE = "failure"
-    """A rank has exited."""
+    STALL = "stall"  # no progress, but it may continue by itself: reported only
+    HANG = "hang"  # it cannot continue by itself, or took too long
+    FAILURE = "failure"  # a rank has exited
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,17 +63,13 @@ class Diagnosis:
 
     cause: Cause
     host: str
-    rank: int | None
-    """None: the whole host."""
+    rank: int | None  # None: the whole host
     step: int | None
     what: str
     next_step: str
-    is_certain: bool
-    """Whether it cannot continue by itself."""
-    since_s: float
-    """How long ago it began, as far as known."""
-    num_blocked: int = 0
-    """Ranks that are blocked in a collective meanwhile."""
+    is_certain: bool  # whether it cannot continue by itself
+    since_s: float  # how long ago it began, as far as known
+    num_blocked: int = 0  # ranks that are blocked in a collective meanwhile
 
     def sentence(self, alarm: str) -> str:
         return f"{alarm}: {self.what.rstrip('.')}. Next: {self.next_step}"

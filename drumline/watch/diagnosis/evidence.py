@@ -17,11 +17,9 @@ from drumline.watch.diagnosis.diagnosis import PHASES, Cause, Diagnosis, collect
 from drumline.watch.diagnosis.stack_frames import is_in_collective, is_loading
 from drumline.watch.heartbeat import Phase
 
-BUSY_CORES = 0.1
-"""Over a second or two. A process that computes gets at least that, also on a busy machine."""
+BUSY_CORES = 0.1  # of a second or two; what computes gets at least that, also on a busy machine
 OUT_OF_LOOP = (Phase.LEAVING, Phase.LEFT)
-ORDERLY_EXITS = (0, 75)
-"""Done, or preempted after a save."""
+ORDERLY_EXITS = (0, 75)  # done, or preempted after a save
 # In a step: the count of micro-batches goes up before a forward pass, so data is for the one after it. Ranks that
 # evaluate or save are not compared.
 _ORDER = {Phase.BETWEEN: 0, Phase.FORWARD: 1, Phase.USER: 1, Phase.BACKWARD: 2, Phase.OPTIMIZER: 3, Phase.DATA: 4}

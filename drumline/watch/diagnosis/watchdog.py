@@ -34,8 +34,7 @@ _COLLECTING_S = 0.5
 _AWAKE_S = 2.0
 _SLOW_S, _SLOW_IDLE_S = 60.0, 10.0
 """A phase that takes long is reported later: when the rank computes, and when it does not."""
-_START_S = 60.0
-"""The least time for the first steps: libraries are loaded and kernels compiled in them."""
+_START_S = 60.0  # the least time for the first steps: libraries are loaded and kernels compiled in them
 _REPEAT_S = 30.0
 _NUM_FIRST_STEPS, _NUM_FIRST_MARKS, _NUM_FIRST_MOVES = 3, 40, 5
 _NUM_RECENT = 10

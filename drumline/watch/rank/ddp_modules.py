@@ -17,8 +17,7 @@ from typing import Any
 from drumline.watch.cluster_state import ModuleHashes, ModuleReport
 
 EVERY, FIRST = 100, (1, 10)
-MAX_MODULES = 8
-"""A module beyond them replaces one that the script has dropped, or is not compared."""
+MAX_MODULES = 8  # a module beyond them replaces one that the script has dropped, or is not compared
 MAX_STEPS, MAX_HASHES = 32, 2000
 """How many steps of a module are kept, and hashes of all modules: ranks write at different moments."""
 MAX_TENSORS = 512
@@ -43,15 +42,13 @@ class _PendingHashes:
 class _ObservedModule:
     name: str
     ranks: tuple[int, ...]
-    trained: weakref.ref[Any]
-    """One of its parameters that requires gradients."""
+    trained: weakref.ref[Any]  # one of its parameters that requires gradients
     version: int | None = None
     was_no_sync: bool = False
     num_passes: int = 0
     num_updates: int = 0
     compared: int = 0
-    diverges: bool = False
-    """Whether replicas may differ, or it cannot be observed."""
+    diverges: bool = False  # whether replicas may differ, or it cannot be observed
     pending: deque[_PendingHashes] = field(default_factory=deque)
     hashes: dict[int, ModuleHashes] = field(default_factory=dict)
 
@@ -80,8 +77,7 @@ class DdpModules:
         self._modules: weakref.WeakKeyDictionary[Any, _ObservedModule] = weakref.WeakKeyDictionary()
         self._by_key: dict[str, _ObservedModule] = {}
         self._num_built: Counter[tuple[int, ...]] = Counter()
-        self.num_changes = 0
-        """Of what `reports` returns."""
+        self.num_changes = 0  # of what `reports` returns
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def add(self, module: Any) -> None:

@@ -28,19 +28,13 @@ BACKLOG = 128
 class NodeWatch:
     """After the rendezvous of ranks, or as their launcher gave it."""
 
-    folder: Path
-    """Of this node."""
-    secret: str = field(repr=False)
-    """Which the sidecars of this run prove to each other."""
-    peers: tuple[Peer, ...]
-    """The sidecars of the other nodes."""
+    folder: Path  # of this node
+    secret: str = field(repr=False)  # which the sidecars of this run prove to each other
+    peers: tuple[Peer, ...]  # the sidecars of the other nodes
     node: int
-    ranks: tuple[int, ...]
-    """Of this node, in order."""
-    is_first: bool
-    """Whether this rank is the one of its node that starts the sidecar."""
-    listener: socket.socket | None
-    """On the first rank of each node, when there are several."""
+    ranks: tuple[int, ...]  # of this node, in order
+    is_first: bool  # whether this rank is the one of its node that starts the sidecar
+    listener: socket.socket | None  # on the first rank of each node, when there are several
 
 
 def watch_from_launcher(given: WatchSettings, topology: Topology, *, node: int) -> NodeWatch:

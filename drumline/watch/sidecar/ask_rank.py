@@ -40,15 +40,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class SelfReport:
     """What a rank wrote last (rank/self_report.py); one that fails writes a report by itself."""
 
-    number: int | None = None
-    """The number of the question that it answers."""
+    number: int | None = None  # the number of the question that it answers
     calls: tuple[tuple[str, int | None, str], ...] = ()
     """File, line and name of the main thread's calls, the innermost first."""
-    workers: tuple[tuple[int, int], ...] = ()
-    """Number and pid of each DataLoader worker that it waits for."""
+    workers: tuple[tuple[int, int], ...] = ()  # number and pid of each DataLoader worker that it waits for
     collectives: tuple[Collective, ...] = ()
-    error: str = ""
-    """Why the last two are missing."""
+    error: str = ""  # why the last two are missing
 
 
 def read_report(folder: Path, rank: int) -> SelfReport:

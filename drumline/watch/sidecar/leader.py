@@ -66,8 +66,7 @@ class Leader:
         self.notices: list[Notice] = []
         self.is_urgent = False
         """Whether a rank has exited or was stopped since the last decision: the next one need not wait."""
-        self.has_acted = False
-        """Whether the run was ended: nothing that follows is news."""
+        self.has_acted = False  # whether the run was ended: nothing that follows is news
 
     # What it receives
 

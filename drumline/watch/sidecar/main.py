@@ -218,8 +218,7 @@ class ExitCondition:
         self._ranks, self._leader = ranks, leader
         self.is_requested = False
         """By SIGTERM, which a launcher may send to all of a job's processes: its ranks must end first."""
-        self.has_lost_starter = False
-        """The rank that started this process has exited, or is out of its loop."""
+        self.has_lost_starter = False  # the rank that started this process has exited, or is out of its loop
         self._done_since: float | None = None
 
     def is_met(self, now: float) -> bool:

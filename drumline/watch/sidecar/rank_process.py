@@ -85,8 +85,7 @@ class Descendants:
         self._stats: dict[int, ProcessStat] = {}
         self._cores: dict[int, float] = {}
         self._io_bytes: dict[int, int | None] = {}
-        self.has_io = False
-        """Whether one of them read or wrote files between the last two counts."""
+        self.has_io = False  # whether one of them read or wrote files between the last two counts
 
     def cores(self, now_s: float) -> float:
         """That they used between the last two counts, of which there is one a second at most."""

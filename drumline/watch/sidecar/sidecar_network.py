@@ -27,13 +27,10 @@ PURPOSE = "watch"
 DIAL_S = 1.5
 RETRY_S = 1.0
 CHECK_S = 0.25
-PROBE_AFTER_S = 1.1
-"""Without a message; with DIAL_S the reason is known within 3 s."""
-CLOSE_AFTER_S = 6.0
-"""Without a message. Long enough for TCP to get over a short gap by itself."""
+PROBE_AFTER_S = 1.1  # without a message; with DIAL_S the reason is known within 3 s
+CLOSE_AFTER_S = 6.0  # without a message; long enough for TCP to get over a short gap by itself
 LATE_S = 0.5
-LONG_LOST_S, SELDOM_S = 30.0, 5.0
-"""A node that has been lost for long is probed less often."""
+LONG_LOST_S, SELDOM_S = 30.0, 5.0  # a node that has been lost for long is probed less often
 MAX_PROBES = 32
 CLOSING_TURNS = 3
 """Turns of the event loop: a connection that was being made when the network was closed is made by then, and ended."""

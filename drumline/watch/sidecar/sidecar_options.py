@@ -19,22 +19,17 @@ class Peer:
 class SidecarOptions:
     """The node, its ranks, the other nodes, and what to do about a hang."""
 
-    folder: str
-    """The watch folder: of this node and this start of its ranks."""
-    owns_folder: bool
-    """Whether the sidecar removes it at its end; a launcher removes its own."""
+    folder: str  # the watch folder: of this node and this start of its ranks
+    owns_folder: bool  # whether the sidecar removes it at its end; a launcher removes its own
     node: int
     host: str
     ranks: tuple[int, ...]
     world_size: int
-    run: str | None = None
-    """The run folder, where diagnoses are written."""
+    run: str | None = None  # the run folder, where diagnoses are written
     on_hang: str = "restart"
-    hang_s: float | None = None
-    """None: what may be harmless is reported, and never acted on."""
+    hang_s: float | None = None  # None: what may be harmless is reported, and never acted on
     slow_factor: float = 2.0
     secret: str = field(default="", repr=False)
-    peers: tuple[Peer, ...] = ()
-    """The other nodes."""
+    peers: tuple[Peer, ...] = ()  # the other nodes
     listener: int | None = None
     """The socket that it inherits from the first rank of its node, which keeps it open for the next sidecar."""
