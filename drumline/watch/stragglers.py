@@ -30,7 +30,7 @@ from drumline.watch.heartbeat import Phase
 RELIABILITY = ((Phase.DATA,), (Phase.FORWARD, Phase.OPTIMIZER), (Phase.BETWEEN,))  # the most reliable first
 MIN_COST = 0.05  # the least fraction of a step that a straggler must cost to be reported
 MIN_SLICES, MIN_STEPS = 6, 20
-"""Of a window. A straggler is slow in at least 5 of 6 of its slices: one slow step falls into one or two of them."""
+"""The least that a window has. A straggler is slow in 5 of 6 of its slices: one slow step falls into one or two."""
 WINDOWS = ((2.5, 2.0), (10.0, 1.0))
 """(seconds, multiple of the factor): a much slower rank is reported soon. One near the limit may be the chance of a few
 seconds, on a machine with other work."""
@@ -103,20 +103,44 @@ class Stragglers:
 
     def __init__(self, factor: float) -> None:
         self._factor = factor
-        self._slices = TimeSlices()
+        self._first: dict[int, RankState] = {}
+        self._begin: dict[int, RankState] = {}
         self._seen: deque[tuple[TimeSlice, SlowRanks]] = deque(maxlen=MAX_SLICES)
-        self._reported: dict[tuple[str, int | None], _Reported] = {}
+        self._reported: dict[tuple[str, int | None], float] = {}  # since when
+        self._quiet: Counter[tuple[str, int | None]] = Counter()  # slices in which it was not slow
 
     def observe(self, cluster: ClusterState, now: float) -> list[Straggler]:
         """Those that have just become stragglers, or just ceased to be."""
         hosts = {facts.rank: facts.host for facts in cluster.ranks}
-        found = self._slices.observe(cluster)
+        found = self._next_slice(cluster)
         if found is None or len(hosts) < 2:
             return []
         if self._seen and self._seen[-1][0].fractions.keys() != found.fractions.keys():
             self._seen.clear()  # other ranks than before: the job was restarted
         self._seen.append((found, slow_ranks(found, factor=self._factor)))
         return [*self._find(hosts, now), *self._end(found, hosts, now)]
+
+    def _next_slice(self, cluster: ClusterState) -> TimeSlice | None:
+        """A slice, when one ends here. Ranks take their steps together, so what one spends less in one phase it spends
+        more in another: fractions of the same seconds are comparable wherever the steps begin and end."""
+        now = {facts.rank: facts for facts in cluster.ranks if facts.spent_s}
+        first = self._first
+        if first.keys() != now.keys() or any(
+            first[rank].pid != facts.pid or first[rank].step > facts.step for rank, facts in now.items()
+        ):
+            self._first, self._begin = now, {}  # other processes
+        if not self._begin:
+            if all(facts.step - self._first[rank].step >= FIRST_STEPS for rank, facts in now.items()):
+                self._begin = now
+            return None
+        spent = {rank: _spent(self._begin[rank], facts) for rank, facts in now.items()}
+        steps = [facts.step - self._begin[rank].step for rank, facts in now.items()]
+        seconds = [sum(of_rank) for of_rank in spent.values()]
+        if min(steps) < SLICE_STEPS or min(seconds) < SLICE_S:
+            return None
+        self._begin = now
+        fractions = {rank: tuple(one / sum(of_rank) for one in of_rank) for rank, of_rank in spent.items()}
+        return TimeSlice(median(seconds), median(steps), fractions)
 
     def _find(self, hosts: Mapping[int, str], now: float) -> list[Straggler]:
         slow: dict[int, SlowPhases] = {}
@@ -132,7 +156,7 @@ class Stragglers:
             is_host = 1 < len(siblings) < len(hosts) and all(sibling in slow for sibling in siblings)
             phases = _mean([slow[sibling] for sibling in siblings]) if is_host else slow[rank]
             straggler = phases.straggler(host, None if is_host else rank)
-            self._reported[host, straggler.rank] = _Reported(now)
+            self._reported[host, straggler.rank] = now
             found.append(straggler)
         return found
 
@@ -165,26 +189,22 @@ class Stragglers:
         # Half way back is not over: one at the limit would alternate.
         slow = slow_ranks(found, factor=1 + (self._factor - 1) / 2, min_cost=MIN_COST / 2)
         ended = []
-        for (host, rank), reported in list(self._reported.items()):
+        for (host, rank), since in list(self._reported.items()):
             ranks = {one for one in hosts if hosts[one] == host and rank in (None, one)}
-            reported.quiet = max(0, reported.quiet - 2) if slow.keys() & ranks else reported.quiet + 1
-            if reported.quiet >= SLICES_UNTIL_OVER:
-                del self._reported[host, rank]
+            quiet = self._quiet[host, rank]
+            quiet = self._quiet[host, rank] = max(0, quiet - 2) if slow.keys() & ranks else quiet + 1
+            if quiet >= SLICES_UNTIL_OVER:
+                del self._reported[host, rank], self._quiet[host, rank]
                 who = f"all ranks on {host} are" if rank is None else f"rank {rank} on {host} is"
-                what = f"{who} as fast as the others again, after {now - reported.since:.0f} s"
+                what = f"{who} as fast as the others again, after {now - since:.0f} s"
                 ended.append(Straggler(host, rank, "", 1.0, what, is_over=True))
         return ended
 
 
-@dataclass
-class _Reported:
-    since: float
-    quiet: int = 0  # slices in which it was not slow
-
-
 def slow_ranks(found: TimeSlice, *, factor: float, min_cost: float = MIN_COST) -> SlowRanks:
     """The ranks that cost a noticeable part of this slice by spending `factor` times as long in a phase as others."""
-    least = min_cost * found.in_steps
+    in_steps = median(sum(one[phase] for phase in IN_STEPS) for one in found.fractions.values())  # of all time
+    least = min_cost * in_steps
     seconds = found.seconds / found.num_steps
     slow: dict[int, dict[Phase, tuple[float, float]]] = {}
     reliable: tuple[Phase, ...] = ()
@@ -233,41 +253,6 @@ class TimeSlice:
     seconds: float
     num_steps: float
     fractions: Mapping[int, tuple[float, ...]]  # by rank, then by phase
-
-    @property
-    def in_steps(self) -> float:
-        """The fraction of the time that went to steps."""
-        return median(sum(one[phase] for phase in IN_STEPS) for one in self.fractions.values())
-
-
-class TimeSlices:
-    """Cuts a run into slices. Ranks take their steps together, so what one spends less in one phase it spends more in
-    another: fractions of the same seconds are comparable wherever the steps begin and end."""
-
-    def __init__(self) -> None:
-        self._first: dict[int, RankState] = {}
-        self._begin: dict[int, RankState] = {}
-
-    def observe(self, cluster: ClusterState) -> TimeSlice | None:
-        """A slice, when one ends here."""
-        now = {facts.rank: facts for facts in cluster.ranks if facts.spent_s}
-        first = self._first
-        if first.keys() != now.keys() or any(
-            first[rank].pid != facts.pid or first[rank].step > facts.step for rank, facts in now.items()
-        ):
-            self._first, self._begin = now, {}  # other processes
-        if not self._begin:
-            if all(facts.step - self._first[rank].step >= FIRST_STEPS for rank, facts in now.items()):
-                self._begin = now
-            return None
-        spent = {rank: _spent(self._begin[rank], facts) for rank, facts in now.items()}
-        steps = [facts.step - self._begin[rank].step for rank, facts in now.items()]
-        seconds = [sum(of_rank) for of_rank in spent.values()]
-        if min(steps) < SLICE_STEPS or min(seconds) < SLICE_S:
-            return None
-        self._begin = now
-        fractions = {rank: tuple(one / sum(of_rank) for one in of_rank) for rank, of_rank in spent.items()}
-        return TimeSlice(median(seconds), median(steps), fractions)
 
 
 def _spent(begin: RankState, end: RankState) -> list[float]:

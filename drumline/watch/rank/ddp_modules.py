@@ -70,15 +70,15 @@ class _ObservedModule:
 
 
 class DdpModules:
-    """Those of one rank."""
+    """The modules of one rank."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._modules: weakref.WeakKeyDictionary[Any, _ObservedModule] = weakref.WeakKeyDictionary()
         self._by_key: dict[str, _ObservedModule] = {}
         self._num_built: Counter[tuple[int, ...]] = Counter()
-        self.num_changes = 0  # of what `reports` returns
-        self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.num_changes = 0  # in what `reports` returns
+        self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()  # those that have taken a step
 
     def add(self, module: Any) -> None:
         """One that was just built."""
@@ -91,25 +91,16 @@ class DdpModules:
         # Counted on every rank, also where it is not compared: the number is its name across ranks.
         key = f"{self._num_built[ranks]} of {','.join(map(str, ranks))}"
         self._num_built[ranks] += 1
-        if len(self._by_key) >= MAX_MODULES and not self._forget_one():
-            return
+        if len(self._by_key) >= MAX_MODULES:
+            living = set(map(id, self._modules.values()))
+            dropped = next((key for key, one in self._by_key.items() if id(one) not in living), None)
+            if dropped is None:
+                return
+            del self._by_key[dropped]
         observed = _ObservedModule(type(module.module).__name__, ranks, weakref.ref(trained))
         self._by_key[key] = self._modules[module] = observed
         self.num_changes += 1
         self._observe(module, observed, 0)
-
-    def _forget_one(self) -> bool:
-        """Drop the oldest module that the script no longer has. False: it has them all."""
-        living = set(map(id, self._modules.values()))
-        dead = next((key for key, observed in self._by_key.items() if id(observed) not in living), None)
-        if dead is None:
-            return False
-        del self._by_key[dead]
-        return True
-
-    def add_optimizer(self, optimizer: Any) -> None:
-        """One that is about to step."""
-        self._optimizers.add(optimizer)
 
     def begin_backward(self) -> None:
         """The hot path."""
@@ -139,21 +130,32 @@ class DdpModules:
                 self.num_changes += 1
 
     def reports(self) -> dict[str, ModuleReport]:
-        """What was collected."""
         return {
             key: ModuleReport(name=observed.name, ranks=observed.ranks, hashes=dict(observed.hashes))
             for key, observed in list(self._by_key.items())
         }
 
     def _hash(self, module: Any, observed: _ObservedModule, step: int) -> None:
-        hooks = [getattr(hook, "__qualname__", "").lower() for hook, _ in getattr(module, "_comm_hooks", ())]
-        if any(word in name for name in hooks for word in DIVERGING_HOOKS) or _is_captured():
-            return
+        import torch
+        from torch.utils._python_dispatch import _get_current_dispatch_mode
+
         from drumline.distributed.tensor_hash import hash_tensors
 
+        hooks = [getattr(hook, "__qualname__", "").lower() for hook, _ in getattr(module, "_comm_hooks", ())]
+        # Nothing is added to what is being recorded, as a CUDA graph or by a mode that sees each operation.
+        is_captured = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        is_captured |= _get_current_dispatch_mode() is not None
+        if is_captured or any(word in name for name in hooks for word in DIVERGING_HOOKS):
+            return
         ignored = getattr(module, "parameters_to_ignore", ())
         tensors = {
-            name: one for name, one in module.module.named_parameters() if name not in ignored and _is_plain(one)
+            name: one
+            for name, one in module.module.named_parameters()
+            # Not one whose parts are on other ranks, nor one without data.
+            if name not in ignored
+            and type(one) in (torch.nn.Parameter, torch.Tensor)
+            and one.layout is torch.strided
+            and one.device.type in ("cpu", "cuda")
         }
         trained = observed.trained()
         if not tensors or trained is None:
@@ -163,13 +165,15 @@ class DdpModules:
         observed.pending.append(_PendingHashes(step, kinds, hashes, is_ready, self._settings(trained)))
 
     def _settings(self, trained: Any) -> dict[str, Any]:
-        """Of the optimizer of this parameter: numbers by name."""
-        for optimizer in list(self._optimizers):
-            for group in optimizer.param_groups:
-                if any(one is trained for one in group["params"]):
-                    name = type(optimizer).__name__
-                    return {f"{name}'s {key}": value for key, value in group.items() if _is_setting(value)}
-        return {}
+        """The numbers that the optimizer of this parameter has, by name."""
+        groups = [(type(one).__name__, group) for one in list(self.optimizers) for group in one.param_groups]
+        return {
+            f"{name}'s {key}": value
+            for name, group in groups
+            if any(one is trained for one in group["params"])
+            for key, value in group.items()
+            if all(isinstance(one, int | float) for one in (value if isinstance(value, tuple | list) else [value]))
+        }
 
 
 def _keep(observed: _ObservedModule, done: _PendingHashes, most_hashes: int) -> None:
@@ -197,28 +201,3 @@ def _copy_to_host(hashes: Any) -> tuple[Any, Callable[[], bool]]:
     event = torch.cuda.Event()
     event.record()
     return copy, event.query
-
-
-def _is_captured() -> bool:
-    """Whether calls are being recorded: as a CUDA graph, or by a mode that sees each operation."""
-    torch = sys.modules["torch"]
-    from torch.utils._python_dispatch import _get_current_dispatch_mode
-
-    captured = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-    return bool(captured) or _get_current_dispatch_mode() is not None
-
-
-def _is_plain(tensor: Any) -> bool:
-    """Not one whose parts are on other ranks, nor one without data."""
-    torch = sys.modules["torch"]
-    return (
-        type(tensor) in (torch.nn.Parameter, torch.Tensor)
-        and tensor.layout is torch.strided
-        and tensor.device.type in ("cpu", "cuda")
-    )
-
-
-def _is_setting(value: Any) -> bool:
-    return isinstance(value, int | float) or (
-        isinstance(value, tuple | list) and all(isinstance(one, int | float) for one in value)
-    )

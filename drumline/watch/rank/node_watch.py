@@ -28,11 +28,11 @@ BACKLOG = 128
 class NodeWatch:
     """After the rendezvous of ranks, or as their launcher gave it."""
 
-    folder: Path  # of this node
-    secret: str = field(repr=False)  # which the sidecars of this run prove to each other
+    folder: Path  # the watch folder of this node
+    secret: str = field(repr=False)  # the sidecars of this run prove it to each other
     peers: tuple[Peer, ...]  # the sidecars of the other nodes
     node: int
-    ranks: tuple[int, ...]  # of this node, in order
+    ranks: tuple[int, ...]  # those of this node, in order
     is_first: bool  # whether this rank is the one of its node that starts the sidecar
     listener: socket.socket | None  # on the first rank of each node, when there are several
 
@@ -67,51 +67,43 @@ def sidecar_address(node: int, addresses: Sequence[str | None]) -> str:
 
 def listen_for_sidecars(address: str, port: int = 0) -> socket.socket:
     """`port`: where a launcher tells the others to connect; else any that is free."""
-    listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((address, port))
-        listener.listen(BACKLOG)
+        return socket.create_server((address, port), family=family, backlog=BACKLOG)
     except OSError as error:
-        listener.close()
+        why = os.strerror(error.errno or 0)
         raise PreflightError(
-            f"the watchdog cannot listen at {address}{f' port {port}' if port else ''}: {error.strerror}",
+            f"the watchdog cannot listen at {address}{f' port {port}' if port else ''}: {why}",
             next_step=f"check that the network of this address is up; or train without the watchdog: {WITHOUT_WATCH}",
         ) from error
-    return listener
 
 
 def make_watch_folder(given: Path | None) -> Path:
     """The one that the launcher gave, made where it is not there yet; else a new one. Never one that others can use."""
-    if given is not None:
-        return _take(given)
+    if given is None:
+        try:
+            return make_memory_folder()
+        except OSError as error:
+            raise PreflightError(
+                f"no folder for the watchdog can be made in {MEMORY} or the temporary folder: {error.strerror}",
+                next_step="free some space there, or set TMPDIR to a folder on a disk of this host; or train without "
+                f"the watchdog: {WITHOUT_WATCH}",
+            ) from error
+    problem = ""
     try:
-        return make_memory_folder()
+        given.mkdir(mode=0o700, exist_ok=True)
+        found = given.lstat()  # a link would lead to wherever its owner likes
+        if not stat.S_ISDIR(found.st_mode):
+            problem = "is not a folder"
+        elif found.st_uid != os.geteuid():
+            problem = f"belongs to user {found.st_uid}, and this is user {os.geteuid()}"
+        elif found.st_mode & 0o077:
+            problem = f"is open to others (mode {stat.S_IMODE(found.st_mode):o}, 700 is needed)"
     except OSError as error:
+        problem = f"cannot be made: {error.strerror}"
+    if problem:
         raise PreflightError(
-            f"no folder for the watchdog can be made in {MEMORY} or the temporary folder: {error.strerror}",
-            next_step="free some space there, or set TMPDIR to a folder on a disk of this host; or train without the "
-            f"watchdog: {WITHOUT_WATCH}",
-        ) from error
-
-
-def _take(folder: Path) -> Path:
-    try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()  # a link would lead to wherever its owner likes
-    except OSError as error:
-        raise _refused(folder, f"cannot be made: {error.strerror}") from error
-    if not stat.S_ISDIR(found.st_mode):
-        raise _refused(folder, "is not a folder")
-    if found.st_uid != os.geteuid():
-        raise _refused(folder, f"belongs to user {found.st_uid}, and this is user {os.geteuid()}")
-    if found.st_mode & 0o077:
-        raise _refused(folder, f"is open to others (mode {stat.S_IMODE(found.st_mode):o}, 700 is needed)")
-    return folder
-
-
-def _refused(folder: Path, why: str) -> PreflightError:
-    return PreflightError(
-        f"the watch folder {folder} {why}",
-        next_step="leave DRUMLINE_WATCH_DIR to the launcher, or name a folder that does not exist yet",
-    )
+            f"the watch folder {given} {problem}",
+            next_step="leave DRUMLINE_WATCH_DIR to the launcher, or name a folder that does not exist yet",
+        )
+    return given

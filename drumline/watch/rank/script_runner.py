@@ -16,7 +16,7 @@ import os
 import runpy
 import sys
 from importlib.machinery import SourceFileLoader
-from types import CodeType, ModuleType, TracebackType
+from types import ModuleType, TracebackType
 
 from drumline.launch.topology import own_variables, topology_from
 from drumline.terminal import show
@@ -25,7 +25,7 @@ from drumline.watch.heartbeat import HeartbeatWriter, Phase
 from drumline.watch.rank import torch_hooks
 from drumline.watch.rank.progress_monitor import ProgressMonitor
 from drumline.watch.rank.script_recorder import ScriptRecorder
-from drumline.watch.rank.watched_rank import WatchedRank, watch_script
+from drumline.watch.rank.watched_rank import watch_script
 
 CANNOT_OPEN = 2
 
@@ -37,7 +37,9 @@ def main(words: list[str]) -> None:
     watched = _WatchedScript(words)
     try:
         if words[0] == "-m":
-            _run_module(words[1:])
+            sys.argv = ["-m", *words[2:]]
+            _become(ModuleType("__main__"))
+            runpy._run_module_as_main(words[1])  # type: ignore[attr-defined] - what `python -m` calls
         else:
             _run_script(words)
     except BaseException as error:
@@ -50,12 +52,21 @@ class _WatchedScript:
     """Observes this process to its very end, but not what it forks."""
 
     def __init__(self, words: list[str]) -> None:
-        self._rank = watch_script(own_variables())
+        variables = own_variables()
+        topology = topology_from(variables)
+        self._rank = watch_script(variables)
         self._heartbeat = HeartbeatWriter() if self._rank is None else self._rank.heartbeat
         self._recorder: ScriptRecorder | None = None
         activity: HeartbeatWriter | None = None
-        if self._rank is not None:
-            self._recorder, activity = _observe(self._rank, words)
+        if self._rank is not None and topology is not None and topology.world_size > 1:
+            self._recorder = ScriptRecorder(
+                self._rank.file("script"),
+                topology,
+                node_rank=int(variables.get("GROUP_RANK", "0")),
+                arguments=words[1:] if words[0] != "-m" else words[2:],
+            )
+            activity = HeartbeatWriter(self._rank.file("activity"), rank=topology.rank)
+            torch_hooks.observe_torch(activity, self._recorder)
         self._monitor = ProgressMonitor(
             self._heartbeat,
             patience_s=None if self._rank is None else self._rank.patience_s,
@@ -85,24 +96,15 @@ class _WatchedScript:
                 self._rank.close()
 
 
-def _observe(rank: WatchedRank, words: list[str]) -> tuple[ScriptRecorder, HeartbeatWriter] | tuple[None, None]:
-    variables = own_variables()
-    topology = topology_from(variables)
-    if topology is None or topology.world_size == 1:
-        return None, None
-    recorder = ScriptRecorder(
-        rank.file("script"),
-        topology,
-        node_rank=int(variables.get("GROUP_RANK", "0")),
-        arguments=words[1:] if words[0] != "-m" else words[2:],
-    )
-    activity = HeartbeatWriter(rank.file("activity"), rank=topology.rank)
-    torch_hooks.observe_torch(activity, recorder)
-    return recorder, activity
-
-
 def _run_script(words: list[str]) -> None:
-    path, code = os.path.abspath(words[0]), _compiled(words[0])  # noqa: PTH100 - as Python: links stay
+    path = os.path.abspath(words[0])  # noqa: PTH100 - as Python: links stay
+    try:
+        with io.open_code(path) as file:
+            code = compile(file.read(), path, "exec", dont_inherit=True)
+    except OSError as error:
+        where = f"[Errno {error.errno}] {os.strerror(error.errno or errno.ENOENT)}"
+        show(f"{sys.executable}: can't open file {path!r}: {where}", stream=sys.stderr)
+        sys.exit(CANNOT_OPEN)
     sys.argv = words
     if not sys.flags.safe_path:
         sys.path[0] = os.path.dirname(os.path.realpath(path))  # noqa: PTH120
@@ -118,25 +120,6 @@ def _become(module: ModuleType) -> None:
     """For good, unlike runpy: what a script leaves running after its last line is still of `__main__`."""
     module.__dict__.update(__builtins__=builtins, __annotations__={})
     sys.modules["__main__"] = module
-
-
-def _compiled(script: str) -> CodeType:
-    path = os.path.abspath(script)  # noqa: PTH100
-    try:
-        with io.open_code(path) as file:
-            source = file.read()
-    except OSError as error:
-        where = f"[Errno {error.errno}] {os.strerror(error.errno or errno.ENOENT)}"
-        show(f"{sys.executable}: can't open file {path!r}: {where}", stream=sys.stderr)
-        sys.exit(CANNOT_OPEN)
-    return compile(source, path, "exec", dont_inherit=True)
-
-
-def _run_module(words: list[str]) -> None:
-    """As `python -m` does it; that function of Python has no public name."""
-    sys.argv = ["-m", *words[1:]]
-    _become(ModuleType("__main__"))
-    runpy._run_module_as_main(words[0])  # type: ignore[attr-defined]
 
 
 def _hide_own_frames(error: BaseException) -> None:

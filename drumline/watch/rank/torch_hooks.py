@@ -97,7 +97,7 @@ def _wrap_torch(clock: _PhaseClock, recorder: ScriptRecorder) -> None:
 
     def begin_optimizer(optimizer: Any, args: Any, kwargs: Any) -> None:
         if not is_compiling() and clock.is_main_thread():
-            recorder.modules.add_optimizer(optimizer)
+            recorder.modules.optimizers.add(optimizer)
             clock.enter(OPTIMIZER)
 
     def end_optimizer(optimizer: Any, args: Any, kwargs: Any) -> None:
