@@ -30,8 +30,8 @@ _MATTERS = re.compile(
     re.IGNORECASE,
 )
 MOUNTS = Path("/proc/self/mountinfo")
-# Of a process in no process namespace but the first: its pid is the one in the kernel's log.
-FIRST_NAMESPACE = "pid:[4026531836]"
+# In the first process namespace, a pid is the one in the kernel's log.
+NAMESPACE, FIRST_NAMESPACE = Path("/proc/self/ns/pid"), 4026531836
 COUNTERS = ("memory.events", "memory.oom_control")
 LIMITS = ("memory.max", "memory.limit_in_bytes")
 NO_LIMIT = 1 << 60
@@ -99,19 +99,14 @@ class OutOfMemoryCheck:
         """Whose memory was used up, when the kernel killed this process for it: `the limit of 512 MiB of its control
         group`. Empty: nothing says so."""
         found = [match for line in kernel_lines(self._since) if (match := _OOM_KILL.match(line))]
-        if _sees_all_processes():
-            if mine := [match for match in found if int(match["pid"]) == self._pid]:
-                return self._whose(is_group=mine[-1]["constraint"] == "CONSTRAINT_MEMCG")
-            if found:
-                return ""  # it killed others
-        if num_kills(self._folder) <= self._num_kills:
-            return ""
-        mine = [match for match in found if match["group"].endswith(self._group)]
-        return self._whose(is_group=not mine or mine[-1]["constraint"] == "CONSTRAINT_MEMCG")
-
-    def _whose(self, *, is_group: bool) -> str:
+        knows_pids = NAMESPACE.exists() and NAMESPACE.stat().st_ino == FIRST_NAMESPACE
+        mine = [match for match in found if knows_pids and int(match["pid"]) == self._pid]
+        if not mine:
+            if (knows_pids and found) or num_kills(self._folder) <= self._num_kills:
+                return ""  # it killed others, or none
+            mine = [match for match in found if match["group"].endswith(self._group)]
         limit = tightest_limit(self._folder, self._top) or self._limit
-        if is_group and limit:
+        if limit and (not mine or mine[-1]["constraint"] == "CONSTRAINT_MEMCG"):
             return f"the limit of {memory_size(limit)} of its control group"
         host_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         return f"the memory of the whole host, {memory_size(host_bytes)}"
@@ -157,13 +152,6 @@ def _group_name(pid: int) -> str:
     return own[0] if own else groups.get("", "/")
 
 
-def _sees_all_processes() -> bool:
-    try:
-        return str(Path("/proc/self/ns/pid").readlink()) == FIRST_NAMESPACE
-    except OSError:
-        return False
-
-
 def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
@@ -175,7 +163,8 @@ def _text(path: Path) -> str:
 
 
 def link_problem(address: str) -> str:
-    """Of the interface that has this address: `eth0 is down`; empty where nothing is known. Sends nothing."""
+    """What is wrong with the interface that has this address: `eth0 is down`; empty where nothing is known. Sends
+    nothing."""
     try:
         family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
     except ValueError:

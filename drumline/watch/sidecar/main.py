@@ -16,6 +16,7 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Coroutine
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -50,8 +51,7 @@ class Sidecar:
     def __init__(self, options: SidecarOptions) -> None:
         self.options = options
         self.reporter = SidecarReporter(options)
-        # Without one, this is the only node.
-        listener = None if options.listener is None else socket.socket(fileno=options.listener)
+        listener = None if options.listener is None else socket.socket(fileno=options.listener)  # None: one node
         self.ranks = LocalRanks(options, "" if listener is None else listener.getsockname()[0])
         self.network = SidecarNetwork(
             me=options.node,
@@ -73,8 +73,13 @@ class Sidecar:
     async def run(self) -> None:
         """To the end of the node's ranks."""
         loop = asyncio.get_running_loop()
+
+        def on_stdin_closed() -> None:
+            loop.remove_reader(sys.stdin.fileno())
+            self.exit.has_lost_starter = True
+
         loop.add_signal_handler(signal.SIGTERM, setattr, self.exit, "is_requested", True)
-        loop.add_reader(sys.stdin.fileno(), self._on_stdin_closed)
+        loop.add_reader(sys.stdin.fileno(), on_stdin_closed)
         await self.network.start()
         before = time.monotonic()
         while not self.exit.is_met(time.monotonic()):
@@ -87,14 +92,14 @@ class Sidecar:
             self.leader.is_urgent |= is_urgent
             self.ranks.observe_exits(loop)
             self._share_scripts()
-            self._send_heartbeat(now, at_once=is_urgent)
+            if self.options.peers and (is_urgent or now - self._heartbeat_at >= HEARTBEAT_S):
+                self._heartbeat_at = now
+                self._send_heartbeat()
             self._decide(now)
-            self._write_status(now)
+            if now - self._status_at >= STATUS_S:
+                self._status_at = now
+                self._write_status()
         await self._leave()
-
-    def _on_stdin_closed(self) -> None:
-        asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
-        self.exit.has_lost_starter = True
 
     def _leads(self) -> bool:
         ages = self.network.heartbeat_ages()
@@ -102,40 +107,32 @@ class Sidecar:
         return not any(ages.get(node, LOST_AFTER_S + 1) <= LOST_AFTER_S for node in lower)
 
     def _decide(self, now: float) -> None:
-        if self._deciding is not None and self._deciding.done():
-            self._report_error(self._deciding)
-            self._deciding = None
         is_due = now - self._decided_at >= DECIDE_S or self.leader.is_urgent
-        if self._deciding is None and self.ranks.have_started and is_due:
+        is_free = self._deciding is None or self._deciding.done()
+        if is_free and self.ranks.have_started and is_due:
             self._decided_at = now
-            work = self.leader.update(lambda: self._awake_s, leads=self._leads())
-            self._deciding = asyncio.ensure_future(work)
+            self._deciding = self._start(self.leader.update(lambda: self._awake_s, leads=self._leads()))
 
     def _share_scripts(self) -> None:
         for rank, record in self.scripts.update(self.network):
             with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
                 self.leader.receive_script(rank, record)
 
-    def _send_heartbeat(self, now: float, *, is_last: bool = False, at_once: bool = False) -> None:
-        if now - self._heartbeat_at < HEARTBEAT_S and not (is_last or at_once):
-            return
-        self._heartbeat_at = now
+    def _send_heartbeat(self, *, is_last: bool = False) -> None:
         message = {"kind": "heartbeat", "state": asdict(self.ranks.state), "is_last": is_last}
         for peer in self.options.peers:
             self.network.send(peer.node, message)
 
-    def _write_status(self, now: float, *, is_last: bool = False) -> None:
-        is_due = is_last or now - self._status_at >= STATUS_S
-        if not self.ranks.have_started or not is_due or not self._leads():
+    def _write_status(self, *, is_last: bool = False) -> None:
+        if not self.ranks.have_started or not self._leads():
             return
-        self._status_at = now
         cluster = self.leader.cluster()
         record = status_record(
             cluster,
             now=time.time(),
             world_size=self.options.world_size,
             hang_s=self.options.hang_s,
-            rates=self._rates.update(cluster, now),
+            rates=self._rates.update(cluster, time.monotonic()),
             notices=self.leader.notices,
             # After a hang or a failure the launcher may restart it.
             has_ended=is_last and all(map(is_done, cluster.ranks)),
@@ -155,13 +152,16 @@ class Sidecar:
                 case "inspected":
                     self.leader.receive_inspected(node, message)
                 case "inspect":
-                    task = asyncio.ensure_future(self._inspect(node, int(message["number"])))
-                    self._tasks.add(task)
-                    task.add_done_callback(self._tasks.discard)
-                    task.add_done_callback(self._report_error)
+                    self._start(self._inspect(node, int(message["number"])))
                 case "act":
-                    diagnosis = from_json(Diagnosis, message["diagnosis"])
-                    self._act_here(message["alarm"], diagnosis, message["action"])
+                    self._act_here(message["alarm"], from_json(Diagnosis, message["diagnosis"]), message["action"])
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._report_error)
+        return task
 
     def _report_error(self, task: asyncio.Task[None]) -> None:
         """An error in the sidecar itself: once of a kind, and the next decision may be a better one."""
@@ -197,10 +197,10 @@ class Sidecar:
         self._share_scripts()
         if self._leads() and not self.leader.has_acted:
             self.leader.report_differences()
-        self._send_heartbeat(time.monotonic(), is_last=True)
+        self._send_heartbeat(is_last=True)
         await asyncio.sleep(0)
         await self.reporter.drain()
-        self._write_status(time.monotonic(), is_last=True)
+        self._write_status(is_last=True)
         await self.reporter.drain()
         await self.network.close()
         if self.options.owns_folder:

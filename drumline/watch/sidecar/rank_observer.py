@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,7 +70,7 @@ class RankObserver:
         )
 
     def activity(self, now_s: float) -> RankState | None:
-        """Of a script, which marks no phases itself (rank/torch_hooks.py)."""
+        """Where the time of a script goes, which marks no phases itself (rank/torch_hooks.py)."""
         record = read_heartbeat(self._file("activity"))
         return None if record is None else self._state(record, now_s)
 
@@ -96,14 +97,21 @@ class RankObserver:
 
     async def _questioned(self, state: RankState, process: RankProcess) -> RankState:
         end = time.monotonic() + INSPECT_WITHIN_S
-        state = replace(state, tracer=_tracer(state.pid))
-        asked = asyncio.create_task(self._ask(state.state))
-        # A rank that answers reports its stack by itself. The signal is for one in which Python is blocked: to any
-        # other it is a danger (rank/self_report.py).
-        await asyncio.wait({asked}, timeout=ANSWERS_WITHIN_S)
-        calls = asked.result()[1].calls if asked.done() else ()
-        stack = stack_lines(state.pid, calls) if calls else await ask_stack(state.pid, self._file("stacks"))
-        answers, report = await asked
+        if tracer := int(read_status(state.pid).get("TracerPid", "0")):
+            debugger = read_stat(tracer)
+            named = f"{debugger.name} (process {tracer})" if debugger else f"process {tracer}"
+            state = replace(state, tracer=named)
+        answers: bool | None = False
+        stack: tuple[str, ...] = ()
+        report = SelfReport()
+        if state.state not in STOPPED:  # which would answer late, when it is continued
+            asked = asyncio.create_task(ask_report(self._folder, self._rank))
+            # A rank that answers reports its stack by itself. The signal is for one in which Python is blocked: to any
+            # other it is a danger (rank/self_report.py).
+            await asyncio.wait({asked}, timeout=ANSWERS_WITHIN_S)
+            calls = asked.result()[1].calls if asked.done() else ()
+            stack = stack_lines(state.pid, calls) if calls else await ask_stack(state.pid, self._file("stacks"))
+            answers, report = await asked
         workers = await self._inspect_workers(process.descendants.workers(report.workers), end)
         process.skip_answer(time.monotonic())
         state = replace(state, stack=stack, workers=workers, answers=answers, collectives=report.collectives)
@@ -126,10 +134,6 @@ class RankObserver:
                 stack = await ask_stack(worker.pid, file, within_s=left_s, signal=WORKER_SIGNAL)
             found.append(replace(worker, state=state_of(worker.pid), in_fork_s=in_fork_s(worker.pid), stack=stack))
         return tuple(found)
-
-    async def _ask(self, state: str) -> tuple[bool | None, SelfReport]:
-        # A stopped one cannot answer, and would do so late when it is continued.
-        return (False, SelfReport()) if state in STOPPED else await ask_report(self._folder, self._rank)
 
     def _file(self, kind: str) -> Path:
         return self._folder / f"rank-{self._rank:05d}.{kind}"
@@ -154,10 +158,9 @@ class RankObserver:
 
     def _exit(self, process: RankProcess) -> int | None:
         """What the launcher wrote, which has it from the kernel; else what was seen of the process itself."""
-        try:
+        with suppress(OSError, ValueError):
             return int((self._folder / f"exit-{self._rank:05d}").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return process.exit
+        return process.exit
 
 
 def _is_other_process(stat: ProcessStat | None, heartbeat: Heartbeat) -> bool:
@@ -166,12 +169,3 @@ def _is_other_process(stat: ProcessStat | None, heartbeat: Heartbeat) -> bool:
         return False
     suspended_s = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
     return stat.start_ticks / TICKS_PER_S > heartbeat.since_ns / 1e9 + suspended_s + 2 / TICKS_PER_S
-
-
-def _tracer(pid: int) -> str:
-    """The process that debugs it; empty: none."""
-    number = int(read_status(pid).get("TracerPid", "0"))
-    if not number:
-        return ""
-    stat = read_stat(number)
-    return f"{stat.name} (process {number})" if stat else f"process {number}"
