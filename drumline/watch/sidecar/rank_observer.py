@@ -4,31 +4,36 @@ asks the rank for its report, and takes a second and a half at most, whatever th
 from __future__ import annotations
 
 import asyncio
+import math
+import os
 import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from drumline.processes import EXITED, STOPPED, TICKS_PER_S, ProcessStat, read_stat, read_status, state_of
+from drumline import processes
+from drumline.processes import EXITED, STOPPED, TICKS_PER_S, ProcessHandle, ProcessStat, io_bytes, read_stat, state_of
 from drumline.watch.cluster_state import RankState, WorkerState
 from drumline.watch.heartbeat import Heartbeat, read_heartbeat
 from drumline.watch.rank.self_report import WORKER_SIGNAL
-from drumline.watch.sidecar.ask_rank import (
-    SelfReport,
-    ask_report,
-    ask_stack,
-    fatal_stack,
-    in_fork_s,
-    read_report,
-    stack_lines,
-)
-from drumline.watch.sidecar.rank_process import RankProcess
+from drumline.watch.sidecar import ask_rank
+from drumline.watch.sidecar.ask_rank import SelfReport, ask_report, ask_stack
+from drumline.watch.sidecar.kernel_evidence import OutOfMemoryCheck
 
 STILL_AFTER_S = 1.0
 INSPECT_WITHIN_S = 1.7
 # Python gives its lock to another thread some milliseconds after it asks.
 ANSWERS_WITHIN_S = 0.5
 WORKER_STACK_S = 0.4
+# Observations that follow each other faster say nothing new of CPU time, which is counted in hundredths of a second.
+MIN_INTERVAL_S = 0.1
+# What a rank without progress uses is measured over so long: where others compute too, it gets the CPU now and then.
+MEASURED_S, MIN_MEASURED_S = 2.0, 0.8
+# Observations that are further apart than this have not seen what was in between.
+LATE_S = 1.0
+# A rank may have hundreds of threads, each with a list of its own of what it started.
+SEARCH_EVERY_S = 15.0
+COUNT_EVERY_S = 1.0
 
 
 class RankObserver:
@@ -86,8 +91,8 @@ class RankObserver:
         return replace(
             state,
             memory=self._process.memory.evidence() if state.exit in (None, -9) else "",
-            collectives=state.collectives or read_report(self._folder, self._rank).collectives,
-            stack=state.stack or fatal_stack(self._file("stacks")),
+            collectives=state.collectives or ask_rank.read_report(self._folder, self._rank).collectives,
+            stack=state.stack or ask_rank.fatal_stack(self._file("stacks")),
         )
 
     def close(self) -> None:
@@ -97,7 +102,7 @@ class RankObserver:
 
     async def _questioned(self, state: RankState, process: RankProcess) -> RankState:
         end = time.monotonic() + INSPECT_WITHIN_S
-        if tracer := int(read_status(state.pid).get("TracerPid", "0")):
+        if tracer := int(processes.read_status(state.pid).get("TracerPid", "0")):
             debugger = read_stat(tracer)
             named = f"{debugger.name} (process {tracer})" if debugger else f"process {tracer}"
             state = replace(state, tracer=named)
@@ -110,11 +115,12 @@ class RankObserver:
             # other it is a danger (rank/self_report.py).
             await asyncio.wait({asked}, timeout=ANSWERS_WITHIN_S)
             calls = asked.result()[1].calls if asked.done() else ()
-            stack = stack_lines(state.pid, calls) if calls else await ask_stack(state.pid, self._file("stacks"))
+            file = self._file("stacks")
+            stack = ask_rank.stack_lines(state.pid, calls) if calls else await ask_stack(state.pid, file)
             answers, report = await asked
-        workers = await self._inspect_workers(process.descendants.workers(report.workers), end)
+        workers = [await self._inspect_worker(*worker, process, end) for worker in report.workers]
         process.skip_answer(time.monotonic())
-        state = replace(state, stack=stack, workers=workers, answers=answers, collectives=report.collectives)
+        state = replace(state, stack=stack, workers=tuple(workers), answers=answers, collectives=report.collectives)
         latest = self.observe(time.monotonic())
         if latest is not None and state.state in STOPPED and latest.state not in (*STOPPED, *EXITED):
             return replace(state, state=latest.state, state_s=latest.state_s, answers=None)  # it was continued
@@ -123,17 +129,19 @@ class RankObserver:
         # It has exited meanwhile: that is why it did not answer.
         return replace(state, state=latest.state, exit=latest.exit, answers=None)
 
-    async def _inspect_workers(self, workers: tuple[WorkerState, ...], end: float) -> tuple[WorkerState, ...]:
+    async def _inspect_worker(self, number: int, pid: int, process: RankProcess, end: float) -> WorkerState:
         """One after the other, because all write into the same file; without stacks when the time is over."""
-        found: list[WorkerState] = []
-        for worker in workers:
-            left_s = min(end - time.monotonic(), WORKER_STACK_S)
-            stack: tuple[str, ...] = ()
-            if left_s > 0:
-                file = self._file("stacks")
-                stack = await ask_stack(worker.pid, file, within_s=left_s, signal=WORKER_SIGNAL)
-            found.append(replace(worker, state=state_of(worker.pid), in_fork_s=in_fork_s(worker.pid), stack=stack))
-        return tuple(found)
+        stack: tuple[str, ...] = ()
+        if (left_s := min(end - time.monotonic(), WORKER_STACK_S)) > 0:
+            stack = await ask_stack(pid, self._file("stacks"), within_s=left_s, signal=WORKER_SIGNAL)
+        return WorkerState(
+            number=number,
+            pid=pid,
+            state=state_of(pid),
+            cpu=process.descendants.cores.get(pid, 0.0),
+            in_fork_s=ask_rank.in_fork_s(pid),
+            stack=stack,
+        )
 
     def _file(self, kind: str) -> Path:
         return self._folder / f"rank-{self._rank:05d}.{kind}"
@@ -169,3 +177,93 @@ def _is_other_process(stat: ProcessStat | None, heartbeat: Heartbeat) -> bool:
         return False
     suspended_s = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
     return stat.start_ticks / TICKS_PER_S > heartbeat.since_ns / 1e9 + suspended_s + 2 / TICKS_PER_S
+
+
+class RankProcess:
+    """Its state, and what it used since the last observation."""
+
+    def __init__(self, pid: int) -> None:
+        self.handle = ProcessHandle(pid)
+        self.memory = OutOfMemoryCheck(pid)
+        self.descendants = Descendants(pid)
+        self.state, self.state_since_s, self._observed_s = "", 0.0, math.inf
+        self.exit: int | None = None
+        self.cpu, self.has_io = 0.0, False
+        self._readings: list[tuple[float, int, int | None]] = []
+        """When, CPU time, and bytes read and written; the newest last."""
+
+    def observe(self, now_s: float, *, is_still: bool) -> None:
+        """`is_still`: the rank has shown no progress for a while."""
+        stat = self.handle.stat()
+        state = stat.state if stat else processes.GONE
+        if state != self.state:
+            self.state, self.state_since_s = state, now_s
+        # While this process was stopped itself, with the whole job perhaps, it has seen no state.
+        self.state_since_s += max(0.0, now_s - self._observed_s - LATE_S)
+        self._observed_s = now_s
+        if stat is None or state == "Z":
+            self.cpu, self.has_io = 0.0, False
+            if stat and (stat.exit_status or stat.num_threads <= 1):
+                self.exit = os.waitstatus_to_exitcode(stat.exit_status)
+            return
+        if not self._readings or now_s - self._readings[-1][0] >= MIN_INTERVAL_S:
+            self._measure(stat, now_s, is_still=is_still)
+
+    def skip_answer(self, now_s: float) -> None:
+        """What the rank did to answer a question does not count as its work."""
+        if stat := self.handle.stat():
+            self._readings = [(now_s, stat.cpu_ticks, io_bytes(self.handle.pid))]
+        self.descendants.skip_answer()
+
+    def _measure(self, stat: ProcessStat, now_s: float, *, is_still: bool) -> None:
+        # A rank that makes progress works, whatever its files and its workers do.
+        moved = io_bytes(self.handle.pid) if is_still else None
+        self._readings = [*(self._readings if is_still else self._readings[-1:]), (now_s, stat.cpu_ticks, moved)]
+        while len(self._readings) > 2 and now_s - self._readings[1][0] >= MEASURED_S:
+            del self._readings[0]
+        begin_s, ticks, _ = self._readings[0]
+        measured_s = now_s - begin_s
+        if not measured_s or (is_still and measured_s < MIN_MEASURED_S):
+            return
+        self.cpu = (stat.cpu_ticks - ticks) / (measured_s * TICKS_PER_S)
+        self.has_io = len({num_bytes for *_, num_bytes in self._readings if num_bytes is not None}) > 1
+        if is_still:
+            self.descendants.count(now_s)
+            self.cpu += sum(self.descendants.cores.values())
+            self.has_io |= self.descendants.has_io
+
+
+class Descendants:
+    """All that a rank started. Searched now and then: a rank that makes progress needs none of this, and one that does
+    not can wait a second."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._pids: list[int] = []
+        self._searched_s = self._counted_s = float("-inf")
+        self._stats: dict[int, ProcessStat] = {}
+        self.cores: dict[int, float] = {}  # by pid, between the last two counts
+        self._io_bytes: dict[int, int | None] = {}
+        self.has_io = False  # whether one of them read or wrote files meanwhile
+
+    def skip_answer(self) -> None:
+        self._io_bytes = {pid: io_bytes(pid) for pid in self._io_bytes}
+
+    def count(self, now_s: float) -> None:
+        """What they use; once a second at most."""
+        if now_s - self._counted_s < COUNT_EVERY_S:
+            return
+        if now_s - self._searched_s >= SEARCH_EVERY_S:
+            self._searched_s, self._pids, new = now_s, [], [self._pid]
+            # Not the sidecar, which the first rank has started.
+            while new := [child for pid in new for child in processes.children(pid) if child != os.getpid()]:
+                self._pids += new
+        stats = {pid: stat for pid in self._pids if (stat := read_stat(pid))}
+        moved = {pid: io_bytes(pid) for pid in stats}
+        elapsed_ticks = (now_s - self._counted_s) * TICKS_PER_S
+        known = {
+            pid: old for pid, old in self._stats.items() if pid in stats and stats[pid].start_ticks == old.start_ticks
+        }
+        self.cores = {pid: (stats[pid].cpu_ticks - old.cpu_ticks) / elapsed_ticks for pid, old in known.items()}
+        self.has_io = any(moved[pid] != self._io_bytes.get(pid) for pid in known)
+        self._stats, self._io_bytes, self._counted_s = stats, moved, now_s
