@@ -17,11 +17,12 @@ from drumline.errors import PreflightError
 from drumline.launch.node import watch_folder
 from drumline.launch.topology import Topology, topology_from
 from drumline.watch.rank import watch_rendezvous
-from drumline.watch.rank.node_watch import NodeWatch
 from drumline.watch.rank.watch_rendezvous import join_watch
+from drumline.watch.sidecar.sidecar_options import SidecarOptions
 from tests.ranks import run_ranks
 
 HOST = socket.gethostname()
+Watch = tuple[SidecarOptions, socket.socket | None]
 TWO_NODES = {"local_rank": (0, 1, 0, 1), "local_world_size": (2, 2, 2, 2)}
 
 
@@ -44,7 +45,7 @@ class Rank:
             self.room, self.topology, deadline=time.monotonic() + 30, timeout_s=30, environment=os.environ
         )
 
-    def watch(self, rendezvous: Rendezvous, *, folder: Path | None = None, timeout_s: float = 30.0) -> NodeWatch | str:
+    def watch(self, rendezvous: Rendezvous, *, folder: Path | None = None, timeout_s: float = 30.0) -> Watch | str:
         try:
             return join_watch(rendezvous, self.topology, folder=folder, timeout_s=timeout_s)
         except PreflightError as error:
@@ -58,15 +59,16 @@ class Rank:
             time.sleep(0.01)
 
 
-def facts(met: NodeWatch | str) -> dict[str, Any]:
+def facts(met: Watch | str) -> dict[str, Any]:
     """What can travel to the test; the folder and the socket are let go."""
-    assert isinstance(met, NodeWatch), met
-    mode = met.folder.stat().st_mode & 0o777
+    assert isinstance(met, tuple), met
+    options, listener = met
     port = None
-    if met.listener is not None:
-        port = met.listener.getsockname()
-        met.listener.close()
-    return {**vars(met), "listener": port, "mode": mode}
+    if listener is not None:
+        port = listener.getsockname()
+        listener.close()
+    folder = Path(options.folder)
+    return {**vars(options), "folder": folder, "listener": port, "mode": folder.stat().st_mode & 0o777}
 
 
 def watched(open_folder: Path, memory: Path) -> dict[str, Any]:
@@ -79,8 +81,8 @@ def watched(open_folder: Path, memory: Path) -> dict[str, Any]:
 
     joined = me.join("two nodes", TWO_NODES)
     two_nodes = me.watch(joined)
-    assert isinstance(two_nodes, NodeWatch)
-    for peer in two_nodes.peers:
+    assert isinstance(two_nodes, tuple), two_nodes
+    for peer in two_nodes[0].peers:
         socket.create_connection((peer.address, peer.port), timeout=10).close()
     me.wait_for_all("connected")
     found["two nodes"] = facts(two_nodes)
@@ -113,19 +115,16 @@ def test_sidecars_find_each_other(tmp_path: Path) -> None:
     four = run_ranks(4, watched, open_folder, memory)
 
     one = [found["one node"] for found in four]
-    assert all(met == {**one[0], "is_first": rank == 0} for rank, met in enumerate(one))
+    assert all(met == one[0] for met in one)
     assert (one[0]["peers"], one[0]["listener"], one[0]["node"]) == ((), None, 0), "no port is opened"
     assert (one[0]["ranks"], one[0]["mode"]) == ((0, 1, 2, 3), 0o700)
     assert len(one[0]["secret"]) == 64
     assert one[0]["folder"].name.startswith(watch_folder.PREFIX)
 
     two = [found["two nodes"] for found in four]
-    assert [(met["node"], met["ranks"], met["is_first"]) for met in two] == [
-        (0, (0, 1), True),
-        (0, (0, 1), False),
-        (1, (2, 3), True),
-        (1, (2, 3), False),
-    ], "of one name, and still two nodes"
+    assert [(met["node"], met["ranks"]) for met in two] == [(0, (0, 1)), (0, (0, 1)), (1, (2, 3)), (1, (2, 3))], (
+        "of one name, and still two nodes"
+    )
     assert [met["listener"] is not None for met in two] == [True, False, True, False]
     assert len({met["secret"] for met in two}) == 1
     assert two[0]["secret"] != one[0]["secret"]
@@ -151,6 +150,6 @@ def test_sidecars_find_each_other(tmp_path: Path) -> None:
 
 
 def test_alone_nothing_is_opened(tmp_path: Path) -> None:
-    met = join_watch(None, Topology(), folder=tmp_path / "watch", timeout_s=30.0)
-    assert (met.folder, met.peers, met.listener, met.ranks) == (tmp_path / "watch", (), None, (0,))
-    assert met.is_first
+    options, listener = join_watch(None, Topology(), folder=tmp_path / "watch", timeout_s=30.0)
+    assert (options.folder, options.peers, listener, options.ranks) == (str(tmp_path / "watch"), (), None, (0,))
+    assert not options.owns_folder

@@ -1,4 +1,4 @@
-"""What a rank knows of its node's watchdog when it starts: the folder, the ranks, and where other sidecars listen.
+"""What a rank needs before it starts the sidecar of its node: the watch folder, and where the sidecar listens.
 
 A sidecar listens on one address, not on every network of the host. The first rank of the node keeps that socket, so a
 sidecar that is restarted has the same port.
@@ -11,7 +11,6 @@ import os
 import socket
 import stat
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from drumline.errors import PreflightError
@@ -19,39 +18,33 @@ from drumline.launch.node.watch_folder import MEMORY, make_memory_folder
 from drumline.launch.rank_environment import WITHOUT_WATCH, WatchSettings
 from drumline.launch.topology import Topology
 from drumline.net.interfaces import LOOPBACK, interface_towards, interfaces
-from drumline.watch.sidecar.sidecar_options import Peer
+from drumline.watch.sidecar.sidecar_options import Peer, SidecarOptions
 
 BACKLOG = 128
 
 
-@dataclass(frozen=True)
-class NodeWatch:
-    """After the rendezvous of ranks, or as their launcher gave it."""
-
-    folder: Path  # the watch folder of this node
-    secret: str = field(repr=False)  # the sidecars of this run prove it to each other
-    peers: tuple[Peer, ...]  # the sidecars of the other nodes
-    node: int
-    ranks: tuple[int, ...]  # those of this node, in order
-    is_first: bool  # whether this rank is the one of its node that starts the sidecar
-    listener: socket.socket | None  # on the first rank of each node, when there are several
-
-
-def watch_from_launcher(given: WatchSettings, topology: Topology, *, node: int) -> NodeWatch:
+def options_from_launcher(
+    given: WatchSettings, topology: Topology, *, node: int
+) -> tuple[SidecarOptions, socket.socket | None]:
     """For ranks that have no rendezvous of ours. The other nodes' names come with their first messages."""
     assert given.folder is not None
-    is_first, first = topology.local_rank == 0, topology.rank - topology.local_rank
+    first = topology.rank - topology.local_rank
     peers = [Peer(number, address, address, port) for number, (address, port) in enumerate(given.nodes)]
     several = len(peers) > 1
-    return NodeWatch(
-        folder=given.folder,
+    options = SidecarOptions(
+        folder=str(given.folder),
+        owns_folder=False,
+        node=node,
+        host=topology.host,
+        ranks=tuple(range(first, first + topology.local_world_size)),
+        world_size=topology.world_size,
+        run=None if given.run is None else str(given.run.absolute()),
+        on_hang=given.on_hang,
+        hang_s=given.hang_s,
         secret=given.secret or "",
         peers=tuple(peer for peer in peers if peer.node != node) if several else (),
-        node=node,
-        ranks=tuple(range(first, first + topology.local_world_size)),
-        is_first=is_first,
-        listener=listen_for_sidecars(*given.nodes[node]) if several and is_first else None,
     )
+    return options, listen_for_sidecars(*given.nodes[node]) if several and topology.local_rank == 0 else None
 
 
 def sidecar_address(node: int, addresses: Sequence[str | None]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import socket
 import time
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,22 +23,26 @@ from drumline.launch.rank_environment import sidecar_secret
 from drumline.launch.topology import Topology
 from drumline.net.sealed_store import SealedStore
 from drumline.net.secrets import new_secret
-from drumline.watch.rank.node_watch import NodeWatch, listen_for_sidecars, make_watch_folder, sidecar_address
-from drumline.watch.sidecar.sidecar_options import Peer
+from drumline.watch.rank.node_watch import listen_for_sidecars, make_watch_folder, sidecar_address
+from drumline.watch.sidecar.sidecar_options import Peer, SidecarOptions
 
 SIDECARS = "decision/sidecars"
 
 
 def join_watch(
     rendezvous: Rendezvous | None, topology: Topology, *, folder: Path | None, timeout_s: float
-) -> NodeWatch:
+) -> tuple[SidecarOptions, socket.socket | None]:
     """Collective. `folder`: the launcher's, if it gave any."""
+    options = SidecarOptions(
+        folder="", owns_folder=folder is None, node=0, host=topology.host, ranks=(0,), world_size=topology.world_size
+    )
     if rendezvous is None:
-        return NodeWatch(make_watch_folder(folder), new_secret(), (), 0, (0,), True, None)
+        return replace(options, folder=str(make_watch_folder(folder)), secret=new_secret()), None
     store, deadline = rendezvous.store.under("watch"), time.monotonic() + timeout_s
     node, ranks = next((n, ranks) for n, ranks in enumerate(rendezvous.nodes) if topology.rank in ranks)
-    is_first = topology.rank == ranks[0]
-    made, listener = _publish(store, rendezvous, topology, node, folder) if is_first else (None, None)
+    made, listener = None, None
+    if topology.rank == ranks[0]:
+        made, listener = _publish(store, rendezvous, topology, node, folder)
     try:
         found = agree(
             store,
@@ -57,15 +62,15 @@ def join_watch(
                 next_step="look at rank 0's own output",
             ) from error
         raise
-    return NodeWatch(
-        folder=Path(found["folders"][node]),
+    options = replace(
+        options,
+        folder=found["folders"][node],
         secret=sidecar_secret(store.secret, store.prefix) or "",
         peers=tuple(Peer(*peer) for number, peer in enumerate(found["peers"]) if number != node),
         node=node,
-        ranks=tuple(sorted(ranks)),
-        is_first=is_first,
-        listener=listener,
+        ranks=tuple(ranks),
     )
+    return options, listener
 
 
 def _publish(

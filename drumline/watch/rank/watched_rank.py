@@ -10,11 +10,13 @@ import atexit
 import contextlib
 import os
 import select
+import socket
 import sys
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from drumline.config.schema import WatchConfig
 from drumline.launch.node.watch_folder import hold
@@ -23,7 +25,7 @@ from drumline.launch.topology import Topology, topology_from
 from drumline.terminal import print_message
 from drumline.watch.failure_kind import FailureKind, failure_kind
 from drumline.watch.heartbeat import HeartbeatWriter, Phase
-from drumline.watch.rank.node_watch import NodeWatch, watch_from_launcher
+from drumline.watch.rank.node_watch import options_from_launcher
 from drumline.watch.rank.self_report import name_answering_thread, register_stack_signals, write_report
 from drumline.watch.rank.sidecar_process import SidecarProcess
 from drumline.watch.sidecar.sidecar_options import SidecarOptions
@@ -39,14 +41,15 @@ FILES = ("heartbeat", "stacks", "ask", "script", "activity")
 class WatchedRank:
     """From `__init__` to `close`."""
 
-    def __init__(self, node: NodeWatch, *, rank: int, options: SidecarOptions) -> None:
+    def __init__(self, options: SidecarOptions, listener: socket.socket | None, *, rank: int) -> None:
         """`options`: for the sidecar, which the first rank of a node starts."""
-        self.folder = node.folder
+        self.folder = Path(options.folder)
         self.rank = rank
+        is_first = rank == options.ranks[0]
         self.patience_s = options.hang_s
-        """How long the watchdog waits for what may be innocent; None: for ever."""
+        """How long the watchdog waits for what may be harmless; None: for ever."""
         # A launcher holds the folder that it has made.
-        self._hold = hold(self.folder) if options.owns_folder and node.is_first else None
+        self._hold = hold(self.folder) if options.owns_folder and is_first else None
         # Of an earlier group in this very process.
         for kind in FILES:
             self.file(kind).unlink(missing_ok=True)
@@ -56,8 +59,8 @@ class WatchedRank:
         # For reading and writing: a pipe without a writer would be at its end, again and again.
         self._questions = os.open(self.file("ask"), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self._wake_up, self._waker = os.pipe2(os.O_CLOEXEC)
-        self._sidecar = SidecarProcess(options, node.listener)
-        if node.is_first:
+        self._sidecar = SidecarProcess(options, listener)
+        if is_first:
             self._sidecar.start()
         self._owner = os.getpid()
         self._thread = threading.Thread(target=self._serve, name="drumline-watch", daemon=True)
@@ -128,16 +131,15 @@ def watch_rank(
     from drumline.watch.rank.watch_rendezvous import join_watch
 
     given = watch_settings_from(environment)
-    node = join_watch(rendezvous, topology, folder=given.folder, timeout_s=timeout_s)
-    return _watch(
-        node,
-        topology,
-        owns_folder=given.folder is None,
-        run=run,
+    options, listener = join_watch(rendezvous, topology, folder=given.folder, timeout_s=timeout_s)
+    options = replace(
+        options,
+        run=None if run is None else str(run.absolute()),
         on_hang=watch.on_hang,
         hang_s=watch.hang_s,
         slow_factor=watch.slow_factor,
     )
+    return _watched(options, listener, topology.rank)
 
 
 def watch_script(environment: Mapping[str, str]) -> WatchedRank | None:
@@ -145,25 +147,14 @@ def watch_script(environment: Mapping[str, str]) -> WatchedRank | None:
     given, topology = watch_settings_from(environment), topology_from(environment)
     if given.folder is None or topology is None:
         return None
-    node = watch_from_launcher(given, topology, node=int(environment.get("GROUP_RANK", "0")))
-    return _watch(node, topology, owns_folder=False, run=given.run, on_hang=given.on_hang, hang_s=given.hang_s)
+    options, listener = options_from_launcher(given, topology, node=int(environment.get("GROUP_RANK", "0")))
+    return _watched(options, listener, topology.rank)
 
 
-def _watch(node: NodeWatch, topology: Topology, *, run: Path | None, **options: Any) -> WatchedRank | None:
-    sidecar_options = SidecarOptions(
-        folder=str(node.folder),
-        node=node.node,
-        host=topology.host,
-        ranks=node.ranks,
-        world_size=topology.world_size,
-        run=None if run is None else str(run.absolute()),
-        secret=node.secret,
-        peers=node.peers,
-        listener=None if node.listener is None else node.listener.fileno(),
-        **options,
-    )
+def _watched(options: SidecarOptions, listener: socket.socket | None, rank: int) -> WatchedRank | None:
+    options = replace(options, listener=None if listener is None else listener.fileno())
     try:
-        return WatchedRank(node, rank=topology.rank, options=sidecar_options)
+        return WatchedRank(options, listener, rank=rank)
     except OSError as error:  # the watchdog is no reason not to train
-        print_message(f"rank {topology.rank} on {topology.host} is not watched: {error}. Next: free some space there")
+        print_message(f"rank {rank} on {options.host} is not watched: {error}. Next: free some space there")
         return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -10,10 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from drumline.launch.topology import Topology
-from drumline.watch.rank.node_watch import NodeWatch
 from drumline.watch.rank.sidecar_process import BACK_OFF_S, MAX_STARTS, SidecarProcess
-from drumline.watch.rank.watched_rank import _watch
+from drumline.watch.rank.watched_rank import _watched
 from drumline.watch.sidecar.sidecar_options import SidecarOptions
 
 
@@ -73,7 +70,6 @@ def test_a_sidecar_that_outlives_the_loop_is_reaped(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_cannot_be_watched_says_so_and_trains(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    met = NodeWatch(tmp_path / "gone", "", (), 0, (0,), True, None)
-    assert _watch(met, Topology(), run=None, owns_folder=False) is None
+    assert _watched(options_of(tmp_path / "gone"), None, 0) is None
     (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith(f"drumline: rank 0 on {os.uname().nodename} is not watched: ")
+    assert line.startswith("drumline: rank 0 on node-a is not watched: ")
