@@ -42,7 +42,7 @@ NUMBERED = re.compile(r"(?:^|[-_.])(?<!per[-_.])(?:rank|node|machine|worker|gpu|
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptDifference:
-    """One that was found."""
+    """One that was found, in words."""
 
     message: str
     rank: int | None = None
@@ -165,25 +165,19 @@ def is_own_value(name: str, values: Sequence[str], owners: Sequence[Mapping[str,
     `owners`: the `host` of each, and NUMBERS."""
     if OWN_NAMES.search(name.lower()):
         return True
-    places = [
-        ADDRESS.sub("#", _without_host(value, str(owner["host"]))) for value, owner in zip(values, owners, strict=True)
-    ]
+    places = []
+    for value, owner in zip(values, owners, strict=True):
+        hosts = "|".join(re.escape(host) for host in (owner["host"], owner["host"].partition(".")[0]) if host)
+        places.append(ADDRESS.sub("#", re.sub(rf"(?<![\w-])(?:{hosts})(?![\w-])", "#", value)))
     if len({PurePath(place).name if "/" in place else place for place in places}) == 1:
         return True  # the same file on another disk
     if not NUMBERED.search(name.lower()) and not all(re.search("[A-Za-z/]", place) for place in places):
         return False  # `--epochs 1`, which may be the number of a rank by chance
     return any(
-        len({_without_number(place, owner[number], first) for place, owner in pairs}) == 1
-        for pairs in [list(zip(places, owners, strict=True))]
+        len({_without_number(place, owner[number], first) for place, owner in zip(places, owners, strict=True)}) == 1
         for number in NUMBERS
         for first in (0, 1)
     )
-
-
-def _without_host(value: str, host: str) -> str:
-    for name in (host, host.partition(".")[0]):
-        value = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", "#", value) if name else value
-    return value
 
 
 def _without_number(value: str, number: object, first: int) -> str:
