@@ -1,4 +1,4 @@
-"""The sidecar: a process that the first rank of each node starts (rank/sidecar_process.py); its options come on stdin.
+"""The sidecar: a process that the first rank of each node starts (rank/watched_rank.py); its options come on stdin.
 
 It observes its ranks five times a second and sends a heartbeat to the hubs twice a second, and at once when a rank has
 exited or is stopped. Nothing that happens to it affects the ranks.

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from drumline.watch.rank.sidecar_process import BACK_OFF_S, MAX_STARTS, SidecarProcess
-from drumline.watch.rank.watched_rank import _watched
+from drumline.watch.rank.watched_rank import BACK_OFF_S, MAX_STARTS, SidecarProcess, _watched
 from drumline.watch.sidecar.sidecar_options import SidecarOptions
 
 
