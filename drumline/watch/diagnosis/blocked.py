@@ -73,13 +73,25 @@ def find_blocked(evidence: Evidence) -> Diagnosis | None:
     if not suspects:
         return None
     rank, is_certain = suspects[0], False
+    frame = innermost(rank.stack)
     loads = rank.phase is Phase.DATA or is_loading(rank.stack)
     if rank.state == "D" and not rank.has_io:
-        suspects = [rank]
-        cause, what, next_step = _waits_for_storage(evidence, rank)
+        suspects, cause = [rank], Cause.STORAGE
+        what = (
+            f"waits for storage that does not answer, {evidence.where(rank)}{f' ({frame})' if frame else ''}: in the "
+            f"kernel (state D) for {duration(rank.state_s)} without reading or writing a byte"
+        )
+        next_step = (
+            f"check the file systems of {rank.host} (df, dmesg: a network mount whose server is down); a process in "
+            "state D cannot be killed before its storage answers"
+        )
     # In data only where the innermost call is the user's own: one that waits for a worker may just be late to answer.
     elif rank.answers is False and (not loads or users_frame(rank.stack[:1])):
-        cause, what, next_step = _holds_gil(evidence, rank)
+        cause = Cause.GIL
+        place = f" at {frame}" if frame else ""
+        cores = f", using {rank.cpu:.1f} cores" if rank.cpu >= BUSY_CORES else ""
+        what = f"holds the GIL{place}, {evidence.where(rank)}{cores}: a call into C does not return"
+        next_step = f"check what {frame or 'it'} calls; a C extension should release the GIL before it blocks"
     elif loads:
         worker = _worst_worker(rank)
         is_certain = worker is not None and (worker.state in "TXZ" or worker.in_fork_s > _FORK_S)
@@ -125,38 +137,25 @@ def _weight(rank: RankState) -> int:
 # What holds up a rank: the cause, the sentence after its name, and what to do.
 
 
-def _waits_for_storage(evidence: Evidence, rank: RankState) -> tuple[Cause, str, str]:
-    place = f" ({innermost(rank.stack)})" if rank.stack else ""
-    what = (
-        f"waits for storage that does not answer, {evidence.where(rank)}{place}: in the kernel (state D) for "
-        f"{duration(rank.state_s)} without reading or writing a byte"
-    )
-    next_step = (
-        f"check the file systems of {rank.host} (df, dmesg: a network mount whose server is down); a process in state "
-        "D cannot be killed before its storage answers"
-    )
-    return Cause.STORAGE, what, next_step
-
-
-def _holds_gil(evidence: Evidence, rank: RankState) -> tuple[Cause, str, str]:
-    frame = innermost(rank.stack)
-    place, cores = (f" at {frame}" if frame else "", f", using {rank.cpu:.1f} cores" if rank.cpu >= BUSY_CORES else "")
-    what = f"holds the GIL{place}, {evidence.where(rank)}{cores}: a call into C does not return"
-    return (Cause.GIL, what, f"check what {frame or 'it'} calls; a C extension should release the GIL before it blocks")
-
-
 def _loads_data(evidence: Evidence, rank: RankState, worker: WorkerState | None) -> tuple[Cause, str, str]:
     if worker is None:
         frame = users_frame(rank.stack)
         cause, next_step = Cause.DATASET, _CHECK_WAIT.format(frame or "its dataset")
         why = ", ".join(filter(None, (frame, "holding the GIL" if rank.answers is False else "")))
     else:
-        cause, why, next_step = _about_worker(rank, worker)
+        frame = innermost(worker.stack)
+        cause, how, template = _WORKER_STATES.get(worker.state, (Cause.DATASET, "", _STUCK_IN_FORK))
+        next_step = template.format(worker.pid, rank.host)
+        if not how and worker.in_fork_s:
+            how, frame = "is stuck in fork", ""
+        elif not how:
+            next_step = _CHECK_WAIT.format(frame)
+            how = f"computes with {worker.cpu:.1f} cores" if worker.cpu >= BUSY_CORES else "is blocked"
+        why = f"worker {worker.number} {how}{f' at {frame}' if frame else ''}"
     return cause, f"has been {evidence.where(rank, Phase.DATA)}{f' ({why})' if why else ''}", next_step
 
 
 def _worst_worker(rank: RankState) -> WorkerState | None:
-    """The worker that holds up the batch."""
     for state in _WORKER_STATES:
         for worker in rank.workers:
             if worker.state == state:
@@ -165,17 +164,6 @@ def _worst_worker(rank: RankState) -> WorkerState | None:
         return in_fork[0]
     at_work = [worker for worker in rank.workers if worker.stack and not is_idle_worker(worker.stack)]
     return max(at_work, key=lambda worker: (-worker.cpu, -worker.number), default=None)
-
-
-def _about_worker(rank: RankState, worker: WorkerState) -> tuple[Cause, str, str]:
-    cause, how, template = _WORKER_STATES.get(worker.state, (Cause.DATASET, "", ""))
-    next_step, frame = template.format(worker.pid, rank.host), innermost(worker.stack)
-    if not how and worker.in_fork_s:
-        how, frame, next_step = "is stuck in fork", "", _STUCK_IN_FORK.format(worker.pid, rank.host)
-    elif not how:
-        how = f"computes with {worker.cpu:.1f} cores" if worker.cpu >= BUSY_CORES else "is blocked"
-        next_step = _CHECK_WAIT.format(frame)
-    return cause, f"worker {worker.number} {how}{f' at {frame}' if frame else ''}", next_step
 
 
 def _runs_other_code(evidence: Evidence, rank: RankState) -> tuple[Cause, str, str] | None:

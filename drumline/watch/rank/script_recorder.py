@@ -6,7 +6,6 @@ Nothing here may fail the script: what cannot be found out is not recorded.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import platform
 import re
@@ -55,7 +54,6 @@ class ScriptRecorder:
                 self._num_changes += 1
 
     def record_loader(self, loader: Any, caller: FrameType | None) -> None:
-        """A DataLoader that is about to be iterated over."""
         with contextlib.suppress(Exception):
             if loader in self._places or len(self._loaders) >= MAX_LOADERS:
                 return
@@ -111,13 +109,8 @@ def arguments_by_name(words: Sequence[str]) -> dict[str, str]:
     return {name: " ".join(values) for name, values in found.items()}
 
 
-def is_secret(name: str) -> bool:
-    """Whether the value of an option must not be shown: `--api-key`, `--password`."""
-    return bool(SECRET_NAMES.search(name.lower()))
-
-
 def script_facts(arguments: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """By group and name. Secrets are hashed."""
+    """By group and name; without secrets, such as `--api-key`."""
     from drumline.distributed.start.rank_facts import ANY_BACKEND, DEFAULTS, OF_BACKEND, code_hashes
 
     environment = own_variables()
@@ -126,10 +119,7 @@ def script_facts(arguments: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     modules = [(name, getattr(one, "__dict__", {})) for name, one in list(sys.modules.items())]
     versions = {name: one["__version__"] for name, one in modules if "." not in name and "__version__" in one}
     return {
-        "arguments": {
-            name: {"hash": hashlib.blake2b(value.encode(), digest_size=4).hexdigest()} if is_secret(name) else value
-            for name, value in arguments.items()
-        },
+        "arguments": {name: value for name, value in arguments.items() if not SECRET_NAMES.search(name.lower())},
         "variables": {name: environment.get(name) or DEFAULTS.get(name, "not set") for name in variables},
         "packages": {
             "Python": ".".join(platform.python_version_tuple()[:2]),
@@ -140,10 +130,9 @@ def script_facts(arguments: Mapping[str, str]) -> dict[str, dict[str, Any]]:
 
 
 def _loader_report(loader: Any, *, is_uneven: bool) -> LoaderReport:
-    torch = sys.modules["torch"]
     samplers = (loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
     is_split = any(getattr(sampler, "num_replicas", 1) > 1 for sampler in samplers)
-    may_differ = is_uneven or not torch.is_grad_enabled()
+    may_differ = is_uneven or not sys.modules["torch"].is_grad_enabled()
     return LoaderReport(
         batches=None if may_differ else _length(loader), samples=_length(loader.dataset) if is_split else None
     )

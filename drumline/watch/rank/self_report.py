@@ -19,8 +19,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 # SIGUSR1 and SIGTERM mean preemption; the first real-time signals are used by C libraries and profilers.
@@ -74,15 +76,18 @@ def name_answering_thread() -> None:
         return  # then the main thread gets it
 
 
-def main_thread_calls() -> list[tuple[str, int | None, str]]:
-    """File, line and name of the main thread's calls, the innermost first. This thread holds Python's lock, so they
-    cannot change."""
-    calls: list[tuple[str, int | None, str]] = []
+def _main_thread_frames() -> Iterator[FrameType]:
+    """The innermost first. The calling thread holds Python's lock, so they cannot change."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    while frame is not None and len(calls) < MAX_CALLS:
-        calls.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+    while frame is not None:
+        yield frame
         frame = frame.f_back
-    return calls
+
+
+def main_thread_calls() -> list[tuple[str, int | None, str]]:
+    """File, line and name of the main thread's calls, the innermost first."""
+    frames = islice(_main_thread_frames(), MAX_CALLS)
+    return [(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name) for frame in frames]
 
 
 def awaited_workers() -> list[tuple[int, int]]:
@@ -90,9 +95,8 @@ def awaited_workers() -> list[tuple[int, int]]:
     whoever made it. What other forks are for nobody knows. A worker whose part of the data is done may exit, and so may
     all of an iterator that is being closed."""
     torchs = sys.modules.get("torch.utils.data.dataloader")
-    kind = getattr(torchs, "_MultiProcessingDataLoaderIter", None)
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    while frame is not None and kind is not None:
+    kind: Any = getattr(torchs, "_MultiProcessingDataLoaderIter", None)
+    for frame in _main_thread_frames() if kind else ():
         if frame.f_code.co_filename == torchs.__file__:  # type: ignore[union-attr]
             iterator = frame.f_locals.get("self")
             if isinstance(iterator, kind) and not iterator._shutdown:
@@ -101,7 +105,6 @@ def awaited_workers() -> list[tuple[int, int]]:
                 # Workers may be added meanwhile.
                 pairs = zip(list(iterator._workers), needed, strict=False)
                 return [(n, one.pid) for n, (one, is_needed) in enumerate(pairs) if is_needed]
-        frame = frame.f_back
     return []
 
 
