@@ -125,13 +125,8 @@ class ScriptComparison:
         ranks = sorted(modules)
         hashes = [modules[rank].hashes[step] for rank in ranks]
         hosts = _hosts([reports[rank] for rank in ranks])
-        found = find_difference(
-            [
-                {"host": host, "tensors": {name: list(one) for name, one in of_rank.tensors.items()}}
-                for host, of_rank in zip(hosts, hashes, strict=True)
-            ],
-            ranks,
-        )
+        replicas = [{"host": host, "tensors": one.tensors} for host, one in zip(hosts, hashes, strict=True)]
+        found = find_difference(replicas, ranks)
         names = dict.fromkeys(name for one in hashes for name in one.settings)
         settings = [
             f"{name}: {by_rank(values, hosts, ranks)}"
