@@ -4,11 +4,10 @@ type."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import is_dataclass
 from enum import Enum
 from functools import cache
 from types import NoneType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints, is_typeddict
 
 T = TypeVar("T")
 
@@ -16,8 +15,8 @@ T = TypeVar("T")
 def from_json(kind: type[T], value: Any) -> T:
     """A dataclass, from `asdict` of one, or a TypedDict. Raises TypeError, KeyError, ValueError or AttributeError for
     anything else."""
-    found: T = _reader(kind)(value)
-    return found
+    read: Callable[[Any], T] = _reader(cast(Any, kind))
+    return read(value)
 
 
 @cache
@@ -26,7 +25,7 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
     if is_typeddict(kind):
         fields = {name: _reader(hint) for name, hint in get_type_hints(kind).items()}
         return lambda value: {**value, **{name: read(value[name]) for name, read in fields.items()}}
-    if is_dataclass(kind):
+    if hasattr(kind, "__dataclass_fields__"):
         fields = {name: _reader(hint) for name, hint in get_type_hints(kind).items()}
         return lambda value: kind(**{name: fields[name](one) for name, one in value.items()})
     if NoneType in arguments:

@@ -39,7 +39,7 @@ def main(words: list[str]) -> None:
         if words[0] == "-m":
             sys.argv = ["-m", *words[2:]]
             _become(ModuleType("__main__"))
-            runpy._run_module_as_main(words[1])  # type: ignore[attr-defined] - what `python -m` calls
+            runpy._run_module_as_main(words[1])  # type: ignore[attr-defined]  # what `python -m` calls
         else:
             _run_script(words)
     except BaseException as error:
