@@ -24,7 +24,7 @@ from drumline.watch.rank.script_recorder import ScriptRecorder
 
 def observe_torch(activity: HeartbeatWriter, recorder: ScriptRecorder) -> None:
     """From the moment the script has imported torch; never, if it does not."""
-    after = _AfterTorch(lambda: _wrap_torch(_PhaseClock(activity), recorder))
+    after = _AfterTorch(lambda: _wrap_torch(activity, recorder))
     if "torch" in sys.modules:
         after.call_back()
     else:
@@ -65,27 +65,8 @@ class _AfterTorch(MetaPathFinder):
             )
 
 
-class _PhaseClock:
-    """Records which phase the main thread is in: where its time goes, for finding stragglers."""
-
-    def __init__(self, record: HeartbeatWriter) -> None:
-        self.record = record
-        self._phase = int(Phase.BETWEEN)
-        self._main = threading.main_thread().ident
-        self.num_backward = 0
-        record.mark(self._phase)
-
-    def is_main_thread(self) -> bool:
-        return threading.get_ident() == self._main
-
-    def enter(self, phase: int) -> int:
-        """Returns the phase that was left."""
-        before, self._phase = self._phase, phase
-        self.record.mark(phase)
-        return before
-
-
-def _wrap_torch(clock: _PhaseClock, recorder: ScriptRecorder) -> None:
+def _wrap_torch(activity: HeartbeatWriter, recorder: ScriptRecorder) -> None:
+    """`activity`: records which phase the main thread is in, for finding stragglers."""
     import torch
     from torch._C._distributed_c10d import Work
     from torch.nn.parallel import DistributedDataParallel
@@ -93,35 +74,48 @@ def _wrap_torch(clock: _PhaseClock, recorder: ScriptRecorder) -> None:
     from torch.utils.data import DataLoader
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-    is_compiling = torch.compiler.is_compiling
+    is_compiling, main_thread = torch.compiler.is_compiling, threading.main_thread().ident
+    phase, num_backward = int(Phase.BETWEEN), 0
+    activity.mark(phase)
+
+    def is_observed() -> bool:
+        return not is_compiling() and threading.get_ident() == main_thread
+
+    def enter(following: int) -> int:
+        """Returns the phase that was left."""
+        nonlocal phase
+        before, phase = phase, following
+        activity.mark(following)
+        return before
 
     def begin_optimizer(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not is_compiling() and clock.is_main_thread():
+        if is_observed():
             recorder.modules.optimizers.add(optimizer)
-            clock.enter(OPTIMIZER)
+            enter(OPTIMIZER)
 
     def end_optimizer(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not is_compiling() and clock.is_main_thread():
-            clock.enter(Phase.BETWEEN)
+        if is_observed():
+            enter(Phase.BETWEEN)
 
     def begin_backward() -> None:
+        nonlocal num_backward
         # Here and not in forward, which may be compiled.
-        clock.num_backward += 1
-        clock.record.begin_step(clock.num_backward)
+        num_backward += 1
+        activity.begin_step(num_backward)
         with contextlib.suppress(Exception):
             recorder.modules.begin_backward()
 
-    def timed(phase: int, before: Callable[[], None] | None = None) -> Callable[..., Any]:
+    def timed(entered: int, before: Callable[[], None] | None = None) -> Callable[..., Any]:
         def wrapper(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            if is_compiling() or not clock.is_main_thread():
+            if not is_observed():
                 return call(*args, **kwargs)
             if before is not None:
                 before()
-            last = clock.enter(phase)
+            last = enter(entered)
             try:
                 return call(*args, **kwargs)
             finally:
-                clock.enter(last)
+                enter(last)
 
         return wrapper
 
