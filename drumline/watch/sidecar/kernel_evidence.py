@@ -29,7 +29,7 @@ _MATTERS = re.compile(
     r"|hardware error|remounting filesystem read-only|-fs error",
     re.IGNORECASE,
 )
-MOUNTS = Path("/proc/self/mountinfo")
+GROUPS = Path("/sys/fs/cgroup")
 # In the first process namespace, a pid is the one in the kernel's log.
 NAMESPACE, FIRST_NAMESPACE = Path("/proc/self/ns/pid"), 4026531836
 COUNTERS = ("memory.events", "memory.oom_control")
@@ -90,8 +90,7 @@ class OutOfMemoryCheck:
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._since = time.monotonic()
-        self._group = _group_name(pid)
-        self._folder, self._top = group_folder(self._group)
+        self._group, self._folder, self._top = memory_group(pid)
         self._num_kills = num_kills(self._folder)
         self._limit = tightest_limit(self._folder, self._top)
 
@@ -128,28 +127,16 @@ def tightest_limit(folder: Path | None, top: Path | None) -> int | None:
     return min((limit for limit in limits if limit < NO_LIMIT), default=None)
 
 
-def group_folder(group: str) -> tuple[Path | None, Path | None]:
-    """Where the kernel shows this group, and the uppermost one above it that can be seen from here."""
-    for line in _text(MOUNTS).splitlines():
-        mount, _, kind = line.partition(" - ")
-        options = kind.split()
-        if not (options[0] == "cgroup2" or (options[0] == "cgroup" and "memory" in options[2].split(","))):
-            continue
-        root, top = mount.split()[3:5]
-        # In a container the mount begins at the container's own group, whatever the name says.
-        inner = group.removeprefix(root.rstrip("/")).lstrip("/") if group.startswith(root) else ""
-        for folder in (Path(top, inner), Path(top)):
-            if any((folder / name).exists() for name in COUNTERS):
-                return folder, Path(top)
-    return None, None
-
-
-def _group_name(pid: int) -> str:
-    """The memory controller's group, or the only one where there is one tree for all."""
-    lines = [line.split(":", 2) for line in _text(Path(f"/proc/{pid}/cgroup")).splitlines()]
-    groups = {controllers: path for _, controllers, path in lines}
-    own = [path for controllers, path in groups.items() if "memory" in controllers.split(",")]
-    return own[0] if own else groups.get("", "/")
+def memory_group(pid: int) -> tuple[str, Path | None, Path | None]:
+    """The name of its control group, where the kernel shows it, and the uppermost one above it that can be seen."""
+    for line in _text(Path(f"/proc/{pid}/cgroup")).splitlines():
+        _, controllers, name = line.split(":", 2)
+        top = GROUPS / "memory" if "memory" in controllers.split(",") else GROUPS
+        # In a container the top is the container's own group, whatever the name says.
+        for folder in (top / name.lstrip("/"), top):
+            if any((folder / counter).exists() for counter in COUNTERS):
+                return name, folder, top
+    return "/", None, None
 
 
 def _text(path: Path) -> str:

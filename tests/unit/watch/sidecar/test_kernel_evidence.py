@@ -17,8 +17,8 @@ from drumline.watch.sidecar.kernel_evidence import (
     COUNTERS,
     LIMITS,
     OutOfMemoryCheck,
-    group_folder,
     kernel_lines,
+    memory_group,
     num_kills,
     parse_log_record,
     tightest_limit,
@@ -37,9 +37,7 @@ while True:
 @pytest.fixture
 def limited_group() -> Iterator[Path]:
     """A control group of its own below ours, with a limit of 48 MiB."""
-    lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
-    own = next((path for _, kind, path in lines if kind == "memory"), lines[-1][2])
-    parent, _ = group_folder(own)
+    _, parent, _ = memory_group(os.getpid())
     if parent is None:
         pytest.skip("no control group for memory can be seen here")
     folder = parent / f"drumline-test-{os.getpid()}"
