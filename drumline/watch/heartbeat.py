@@ -156,7 +156,7 @@ class LoopHeartbeats:
         self._step: int | None = None
 
     def batch_requested(self, step: int | None) -> None:
-        """Of the optimizer step after so many; None: it does not train."""
+        """`step`: the optimizer steps that are done; None: the batch is not for training."""
         if step != self._step and step is not None:
             self._step = step
             self._heartbeat.count_collectives(self._num_collectives())

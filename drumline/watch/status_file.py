@@ -22,8 +22,6 @@ MAX_NOTICES = 5
 
 
 class RankStatus(TypedDict):
-    """One rank."""
-
     rank: int
     host: str
     step: int
@@ -36,9 +34,7 @@ class RankStatus(TypedDict):
     failure: str | None
 
 
-class LostHost(TypedDict):
-    """A host that sends no heartbeats."""
-
+class LostHost(TypedDict):  # one that sends no heartbeats
     host: str
     ranks: list[int]
     no_heartbeat_s: float
@@ -53,9 +49,7 @@ class Notice:
     message: str
 
 
-class StatusRecord(TypedDict):
-    """The content of the file."""
-
+class StatusRecord(TypedDict):  # the content of the file
     version: int
     time: float
     leader: str

@@ -105,7 +105,6 @@ def _numbers(folder: Path) -> set[int]:
 
 
 def diagnosis_text(alarm: str, diagnosis: Diagnosis, cluster: ClusterState, *, action: str, at: float) -> str:
-    """The whole `.txt` file."""
     when = datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     parts = [
         [diagnosis.sentence(alarm)],

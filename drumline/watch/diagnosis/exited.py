@@ -23,7 +23,7 @@ from drumline.watch.heartbeat import Phase
 # What a launcher sends to the rest when one rank has exited, or to all when its user stops the job.
 _REQUESTS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _REQUESTED_EXITS = (*(-number for number in _REQUESTS), *(128 + number for number in _REQUESTS))
-_ECHO_S, _MAX_ECHO_S = 2.5, 3.2
+_WAIT_S, _MAX_WAIT_S = 2.5, 3.2
 """It takes some seconds to know that a host is lost. After the longer one the diagnosis is made all the same: the
 launcher waits 4 s for it, and to gather once more takes time."""
 _AT_ONCE_S = 1.0
@@ -75,7 +75,7 @@ def find_lost_connection(evidence: Evidence) -> Diagnosis | None:
         if len(asked) == len(ranks):  # the user stops the job
             return None
         found = _diagnosis(evidence, _first(asked))
-        return replace(found, is_certain=not _may_be_an_echo(evidence, found.since_s))
+        return replace(found, is_certain=not _may_follow_a_lost_host(evidence, found.since_s))
     lost = [rank for rank in ranks if _ago(rank) is not None and not is_done(rank)]
     if not lost:
         return None
@@ -85,15 +85,15 @@ def find_lost_connection(evidence: Evidence) -> Diagnosis | None:
     at, error = evidence.at(first), f": {first.failure}" if first.failure else ""
     what = f"{name(first)} lost its connection to the other ranks{at}{error}; no rank was seen to fail before it"
     next_step = "check the ends of all ranks' logs for what came first, and the network with drumline doctor"
-    is_late = ago_s >= _ECHO_S or all(map(has_exited, ranks))
-    is_certain = is_late and not _may_be_an_echo(evidence, ago_s)
+    is_late = ago_s >= _WAIT_S or all(map(has_exited, ranks))
+    is_certain = is_late and not _may_follow_a_lost_host(evidence, ago_s)
     return evidence.diagnosis(first, cause, what, next_step, is_certain=is_certain, since_s=ago_s)
 
 
-def _may_be_an_echo(evidence: Evidence, ago_s: float) -> bool:
+def _may_follow_a_lost_host(evidence: Evidence, ago_s: float) -> bool:
     """Whether a host may have been lost before: its peers then lose their connections, and their launcher ends the
     rest."""
-    return ago_s < _MAX_ECHO_S and may_be_lost(evidence.cluster, ago_s)
+    return ago_s < _MAX_WAIT_S and may_be_lost(evidence.cluster, ago_s)
 
 
 def _has_mismatch(rank: RankState) -> bool:

@@ -99,7 +99,11 @@ class IdleTime:
         some rank computed in it."""
         self.add_time(now, at_most_s=_MAX_GAP_S)
         # To fail is no progress.
-        keys = {rank.rank: _key(rank) for rank in cluster.ranks if rank.phase is not Phase.FAILED}
+        keys = {
+            rank.rank: (rank.step, rank.phase, rank.micro, rank.num_marks, rank.num_moves, rank.collective)
+            for rank in cluster.ranks
+            if rank.phase is not Phase.FAILED
+        }
         moved = any(self._keys.get(rank, key) != key for rank, key in keys.items())
         self._keys.update(keys)
         if moved:
@@ -129,8 +133,3 @@ def _unusual_s(gaps: list[float]) -> float:
     if len(gaps) < 2:
         return 0.0
     return 2.0 * max(heapq.nlargest(2, gaps)[1], statistics.median_low(gaps[-_NUM_USUAL:]))
-
-
-def _key(rank: RankState) -> Hashable:
-    """What changes when a rank makes progress."""
-    return rank.step, rank.phase, rank.micro, rank.num_marks, rank.num_moves, rank.collective

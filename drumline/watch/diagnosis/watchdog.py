@@ -234,7 +234,6 @@ class Watchdog:
         return max(self._hang_s, _START_S) if self._is_young() else self._hang_s
 
     def _repeat_s(self) -> float:
-        """When a stall is reported again."""
         return math.inf if self._alarm is None else max(_REPEAT_S, 2.0 * self._alarm_idle_s)
 
     def _holds_up(self, diagnosis: Diagnosis) -> bool:

@@ -81,7 +81,6 @@ class DdpModules:
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()  # those that have taken a step
 
     def add(self, module: Any) -> None:
-        """One that was just built."""
         import torch.distributed as dist
 
         ranks = tuple(dist.get_process_group_ranks(module.process_group))

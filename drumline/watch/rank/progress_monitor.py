@@ -71,7 +71,7 @@ class ProgressMonitor:
 
 
 def num_collectives() -> int | None:
-    """That the default group has begun, as the backend counts them; None where there is no group."""
+    """How many the default group has begun, as the backend counts them; None where there is no group."""
     dist = sys.modules.get("torch.distributed")
     try:
         if dist is None or not dist.is_available() or not dist.is_initialized():
@@ -82,7 +82,7 @@ def num_collectives() -> int | None:
 
 
 def raise_group_timeouts(timeout_s: float) -> None:
-    """Of every group that has a shorter one; for collectives that begin from now on."""
+    """Where a group has a shorter one; for collectives that begin from now on."""
     dist = sys.modules.get("torch.distributed")
     wanted = timedelta(seconds=timeout_s)
     try:

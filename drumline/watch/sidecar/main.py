@@ -71,7 +71,6 @@ class Sidecar:
         self._errors: set[str] = set()
 
     async def run(self) -> None:
-        """To the end of the node's ranks."""
         loop = asyncio.get_running_loop()
 
         def on_stdin_closed() -> None:
@@ -242,7 +241,6 @@ class ExitCondition:
 
 
 def main() -> None:
-    """Read the options, and observe."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     os.nice(NICE)
