@@ -75,7 +75,7 @@ class ScriptComparison:
             return
         owners = [report.owner for report in everyone]
         found = [
-            replace(one, name=LABELS[one.group].format(one.name))
+            replace(one, name=LABELS[one.group].format(one.name), values=_without_hashes(one.values))
             for one in differences([report.facts for report in everyone])
             if one.group != "arguments" or not is_own_value(one.name, list(map(str, one.values)), owners)
         ]
@@ -143,6 +143,12 @@ class ScriptComparison:
             host=place.host or "",
             step=step,
         )
+
+
+def _without_hashes(values: Sequence[Any]) -> list[Any]:
+    """Hashes stand for secrets: only which ranks have the same one is shown."""
+    hashes = list(dict.fromkeys(one["hash"] for one in values if isinstance(one, Mapping)))
+    return [f"hidden value {hashes.index(one['hash']) + 1}" if isinstance(one, Mapping) else one for one in values]
 
 
 def _hosts(everyone: Sequence[ScriptReport]) -> list[str]:

@@ -6,6 +6,7 @@ Nothing here may fail the script: what cannot be found out is not recorded.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import platform
 import re
@@ -110,7 +111,7 @@ def arguments_by_name(words: Sequence[str]) -> dict[str, str]:
 
 
 def script_facts(arguments: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """By group and name; without secrets, such as `--api-key`."""
+    """By group and name. The values of secrets, such as `--api-key`, are hashed."""
     from drumline.distributed.start.rank_facts import ANY_BACKEND, DEFAULTS, OF_BACKEND, code_hashes
 
     environment = own_variables()
@@ -119,7 +120,12 @@ def script_facts(arguments: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     modules = [(name, getattr(one, "__dict__", {})) for name, one in list(sys.modules.items())]
     versions = {name: one["__version__"] for name, one in modules if "." not in name and "__version__" in one}
     return {
-        "arguments": {name: value for name, value in arguments.items() if not SECRET_NAMES.search(name.lower())},
+        "arguments": {
+            name: {"hash": hashlib.blake2b(value.encode(), digest_size=4).hexdigest()}
+            if SECRET_NAMES.search(name.lower())
+            else value
+            for name, value in arguments.items()
+        },
         "variables": {name: environment.get(name) or DEFAULTS.get(name, "not set") for name in variables},
         "packages": {
             "Python": ".".join(platform.python_version_tuple()[:2]),

@@ -129,12 +129,19 @@ def test_facts_are_one_warning() -> None:
 
 
 @pytest.mark.parametrize("name", ["--api-key", "--wandb_token", "--password", "--aws-secret-access-key"])
-def test_a_secret_is_not_reported(name: str) -> None:
-    assert script_facts({name: "hunter2", "--lr": "0.1"})["arguments"] == {"--lr": "0.1"}
+def test_a_secret_is_compared_and_never_shown(name: str) -> None:
+    reports = []
+    for rank, value in enumerate(["hunter2", "hunter2", "hunter3", "hunter2"]):
+        reports.append(report(rank, facts={"arguments": script_facts({name: value, "--lr": "0.1"})["arguments"]}))
+    assert "hunter" not in json.dumps([asdict(one) for one in reports])
+    assert sentences(reports) == [
+        f"warning: ranks differ in the argument {name}: rank 0, 1, 3 (a and b): hidden value 1; "
+        "rank 2 (b): hidden value 2. Next: start the script with the same arguments on every node"
+    ]
 
 
 @pytest.mark.parametrize("name", ["--lr", "--max-tokens", "--tokenizer", "--keyboard"])
-def test_what_is_no_secret_is_reported(name: str) -> None:
+def test_what_is_no_secret_is_shown(name: str) -> None:
     assert script_facts({name: "1"})["arguments"] == {name: "1"}
 
 
