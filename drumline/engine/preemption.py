@@ -212,7 +212,7 @@ def report_preemption(context: RunContext, preemption: Preemption) -> None:
     if ddp.is_main_process():
         write_whole(context.folder.preempted_file, json.dumps({"step": step, **cause}, indent=1) + "\n")
     context.reporter.report(
-        "preempted", step=step, signal=cause["signal"], told_rank=cause["rank"], told_host=cause["host"]
+        "preempted", step=step, signal=cause["signal"], about_rank=cause["rank"], about_host=cause["host"]
     )
     preemption.ignore_signals()
     ddp.barrier()

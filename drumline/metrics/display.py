@@ -178,7 +178,7 @@ def event_line(event: Event) -> str | None:
             paused = "" if event.get("copy", "none") == "none" else f", training paused {duration(event['blocked_s'])}"
             return f"saved step {event['step']} ({file_size(event['bytes'])} in {duration(event['seconds'])}{paused})"
         case "preempted":
-            by, rank = event["signal"], f"rank {event['told_rank']} on {event['told_host']}"
+            by, rank = event["signal"], f"rank {event['about_rank']} on {event['about_host']}"
             cause = f"{by} to {rank}" if by.startswith("SIG") else f"{by} (seen by {rank})"
             return f"preempted by {cause}: saved step {event['step']}; rerun the same command to resume"
         case "note" | "straggler" | "stall":
@@ -189,8 +189,8 @@ def event_line(event: Event) -> str | None:
 
 
 def _recovered_line(event: Event) -> str:
-    rank = "" if event["told_rank"] is None else f"rank {event['told_rank']} on "
-    fault = f"{rank}{event['told_host']} {_FAULTS.get(event['cause'], 'failed')}"
+    rank = "" if event["about_rank"] is None else f"rank {event['about_rank']} on "
+    fault = f"{rank}{event['about_host']} {_FAULTS.get(event['cause'], 'failed')}"
     line, lost = f"resumed {duration(event['seconds'])} after {fault}", event["lost_steps"]
     if lost is None:
         return line

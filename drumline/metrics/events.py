@@ -9,8 +9,8 @@ The engine reports to one `Reporter` per rank, which stamps the event and hands 
 | `start`      | task, world_size, device, backend, model_parameters, train_samples, eval_samples, batch_size, |
 |              | batch_size_per_rank, accumulate, shards if elastic, precision, lr, epochs, total_steps, run   |
 | `resume`     | epoch, path: the checkpoint that the run resumes from                                         |
-| `recovered`  | cause, told_rank, told_host: the fault before the restart; seconds from it to the first step, |
-|              | seconds_to_diagnosis, lost_steps: repeated (null: unknown)                                    |
+| `recovered`  | cause, about_rank, about_host: the fault before the restart; seconds from it to the first     |
+|              | step, seconds_to_diagnosis, lost_steps: repeated (null: unknown)                              |
 | `first_step` | seconds from the command (since: `command`), or from the start of this rank where that is not |
 |              | known or the run was started again (since: `rank`); parts: what they were made of, in seconds |
 | `train`      | epoch, loss, lr, samples_per_s, data_share, seconds_left, grad_norm if clipped, and the       |
@@ -23,7 +23,7 @@ The engine reports to one `Reporter` per rank, which stamps the event and hands 
 | `error`      | message                                                                                       |
 | `straggler`  | message, about_rank (null: the whole host), about_host: slower than its peers                 |
 | `stall`      | message, about_rank, about_host: nothing moves because of it; it may still recover            |
-| `preempted`  | signal, told_rank, told_host: the run was preempted, and has saved this step                  |
+| `preempted`  | signal, about_rank, about_host: the run was preempted, and has saved this step                |
 | `end`        | epoch, seconds, samples_per_s, data_share, run, resume_command, two_node_command, best_step,  |
 |              | metrics, stragglers: a sentence for each rank or host that was one                            |
 

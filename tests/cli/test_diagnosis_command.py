@@ -249,7 +249,7 @@ def test_a_task_that_fails_at_the_same_step_three_times_stops_and_says_so(tmp_pa
     assert "next: see runs/DiesAlways/diagnoses and fix the cause" in errors
     events = (tmp_path / "runs" / "DiesAlways" / "events" / "rank-00000.jsonl").read_text().splitlines()
     recovered = [event for line in events if (event := json.loads(line))["kind"] == "recovered"]
-    assert [(event["step"], event["lost_steps"], event["told_rank"]) for event in recovered] == [(3, 1, 1)] * 2
+    assert [(event["step"], event["lost_steps"], event["about_rank"]) for event in recovered] == [(3, 1, 1)] * 2
     assert all(event["seconds"] > event["seconds_to_diagnosis"] for event in recovered)
     begun = [event for line in events if (event := json.loads(line))["kind"] == "first_step"]
     assert [event["since"] for event in begun] == ["command", "rank", "rank"]

@@ -132,7 +132,7 @@ def test_preempted_and_resumed_is_the_same_run(
     assert catalog.newest_valid(run / "checkpoints").path == (saved if step else None)
     for rank in range(world_size):
         last = list(read_events(run / "events" / f"rank-{rank:05d}.jsonl"))[-1]
-        assert (last["kind"], last["step"], last["told_rank"]) == ("preempted", step, marker["rank"])
+        assert (last["kind"], last["step"], last["about_rank"]) == ("preempted", step, marker["rank"])
 
     train_on(world_size, config(), Everything, run)
     assert digest(run, with_rng=True) == whole_runs(world_size)

@@ -125,5 +125,5 @@ def test_the_time_from_fault_to_step_is_told(
         3.0,
     )
     assert event["lost_steps"] == (None if fault_step is None else fault_step - 50)
-    assert (event["told_rank"], event["told_host"], event["cause"]) == (rank, "b", cause)
+    assert (event["about_rank"], event["about_host"], event["cause"]) == (rank, "b", cause)
     assert event_line(event) == words
