@@ -1,9 +1,8 @@
-"""Starts one leg of a run, follows its trace, and kills it with -9 at the chosen moment."""
+"""Starts one leg of a run, follows its trace, kills it with -9 at the chosen moment, and ends all its processes."""
 
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -17,14 +16,17 @@ from typing import Any, Self
 
 from drumline.audit.end_with_parent import ending_with_parent
 from drumline.audit.proof_plan import Kill
+from drumline.checkpoint.catalog import folder_name
 from drumline.engine.run_folder import RunFolder
 from drumline.errors import DrumlineError, ExitCode
-from drumline.processes import descendants, read_stat
+from drumline.processes import descendants, read_stat, send_signal
 from drumline.terminal import one_line
+from drumline.text import named_ranks
 
 POLL_S = 0.0005
 MOST_WAIT_S = 1.0
 END_S = 60.0
+GRACE_S = 10.0
 LAST_LINES = 12
 
 
@@ -86,6 +88,30 @@ def failed(leg: Leg, code: int) -> RunFailedError:
     return error
 
 
+def describe(kill: Kill, leg: Leg, last_step: int) -> str:
+    """`killed with -9 during the save of step 6 (rank 1)`; `last_step`: the last one that was done."""
+    saved = RunFolder(leg.folder).checkpoints / folder_name(kill.step)
+    where = {
+        "step": f"after step {last_step}",
+        "save": f"{'at the end of' if saved.exists() else 'during'} the save of step {kill.step}",
+        "evaluation": f"during the evaluation after step {kill.step}",
+    }[kill.moment]
+    return f"killed with -9 {where} ({named_ranks(kill.ranks)})"
+
+
+def _await(kill: Kill, progress: LegProgress, job: JobProcesses) -> bool:
+    """Wait for the moment; False: the job ended before it, or it has already passed."""
+    while job.exit_code is None:
+        if progress.has_begun(kill) and len(progress.pids_of(kill.ranks)) == len(kill.ranks):
+            # Without a usual length: the time between the last two lines, which is about one step.
+            last_s = min(progress.seen_at[1] - progress.seen_at[0], MOST_WAIT_S)
+            time.sleep(kill.wait * (last_s if kill.usual_s is None else kill.usual_s))
+            is_evaluated = kill.moment == "evaluation" and progress.latest["evaluated"] >= kill.step
+            return progress.has_begun(kill) and not is_evaluated
+        time.sleep(POLL_S)
+    return False
+
+
 class Tail:
     """Reads the lines of a file that grows, each once, when it is complete."""
 
@@ -112,32 +138,27 @@ class LegProgress:
         self._folder = RunFolder(leg.folder)
         self._tail = Tail(self._folder.trace_file(0))
         self._left = {path: _changed_at(path) for path in self._folder.checkpoints.glob(".step-*.partial")}
-        self._latest = {"start": 0, "step": 0, "evaluation": 0, "evaluated": 0}
-        self._seen_at = [time.monotonic()] * 2
+        self.latest = {"start": 0, "step": 0, "evaluation": 0, "evaluated": 0}
+        """By kind of line: the step of the last one."""
+        self.seen_at = [time.monotonic()] * 2
+        """When the last two lines were seen."""
 
     def has_begun(self, kill: Kill) -> bool:
         """Whether the moment of a kill has begun."""
         for line in self._tail.new():
-            self._latest[line["kind"]] = line["step"]
-            self._seen_at = [self._seen_at[-1], time.monotonic()]
+            self.latest[line["kind"]] = line["step"]
+            self.seen_at = [self.seen_at[-1], time.monotonic()]
         if kill.moment != "save":
-            return self._latest[kill.moment] >= kill.step
+            return self.latest[kill.moment] >= kill.step
         # A leg that was killed in the same save has left its folder: that one does not count.
-        partial = self._folder.checkpoints / f".step-{kill.step:08d}.partial"
+        partial = self._folder.checkpoints / f".{folder_name(kill.step)}.partial"
         changed = _changed_at(partial)
-        return self._latest["step"] >= kill.step and changed not in (None, self._left.get(partial))
+        return self.latest["step"] >= kill.step and changed not in (None, self._left.get(partial))
 
     def pids_of(self, ranks: Sequence[int]) -> list[int]:
         """The processes of those ranks that have started."""
         starts = (Tail(self._folder.trace_file(rank)).new()[:1] for rank in ranks)
         return [start["pid"] for found in starts for start in found]
-
-    def still_lasts(self, kill: Kill) -> bool:
-        return self.has_begun(kill) and (kill.moment != "evaluation" or self._latest["evaluated"] < kill.step)
-
-    def last_interval_s(self) -> float:
-        """The time between the last two lines: about one step."""
-        return min(self._seen_at[1] - self._seen_at[0], MOST_WAIT_S)
 
 
 def _changed_at(path: Path) -> int | None:
@@ -146,32 +167,6 @@ def _changed_at(path: Path) -> int | None:
         return path.stat().st_ctime_ns
     except FileNotFoundError:
         return None
-
-
-def _await(kill: Kill, progress: LegProgress, job: JobProcesses) -> bool:
-    """Wait for the moment; False: the job ended before it, or it has already passed."""
-    while job.exit_code is None:
-        if progress.has_begun(kill) and len(progress.pids_of(kill.ranks)) == len(kill.ranks):
-            usual_s = progress.last_interval_s() if kill.usual_s is None else kill.usual_s
-            time.sleep(kill.wait * usual_s)
-            return progress.still_lasts(kill)
-        time.sleep(POLL_S)
-    return False
-
-
-def describe(kill: Kill, leg: Leg, last_step: int) -> str:
-    """`killed with -9 during the save of step 6 (rank 1)`; `last_step`: the last one of rank 0."""
-    saved = RunFolder(leg.folder).checkpoints / f"step-{kill.step:08d}"
-    where = {
-        "step": f"after step {last_step}",
-        "save": f"{'at the end of' if saved.exists() else 'during'} the save of step {kill.step}",
-        "evaluation": f"during the evaluation after step {kill.step}",
-    }[kill.moment]
-    who = ", ".join(map(str, kill.ranks))
-    return f"killed with -9 {where} (rank{'s' if len(kill.ranks) > 1 else ''} {who})"
-
-
-GRACE_S = 10.0
 
 
 class JobProcesses:
@@ -193,13 +188,6 @@ class JobProcesses:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.end()
-
-    @property
-    def pid(self) -> int:
-        return self._root.pid
-
     @property
     def exit_code(self) -> int | None:
         """None while it runs."""
@@ -212,14 +200,11 @@ class JobProcesses:
         return None
 
     def kill(self, pids: Sequence[int]) -> None:
-        """End some of its processes with SIGKILL."""
-        # What a killed rank has started outlives it; `end` ends it.
+        """End some of its processes with SIGKILL. What they have started outlives them until the end of the context."""
         self._note_descendants()
-        for pid in pids:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        send_signal(pids, signal.SIGKILL)
 
-    def end(self) -> None:
+    def __exit__(self, *_: object) -> None:
         """End what is left; first by SIGTERM, on which torchrun's agent ends its ranks."""
         if self._root.poll() is None:
             self._note_descendants()
@@ -230,8 +215,7 @@ class JobProcesses:
                 self._root.wait()
         for pid, start_ticks in self._known.items():
             if (stat := read_stat(pid)) is not None and stat.start_ticks == start_ticks:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+                send_signal([pid], signal.SIGKILL)
 
     def _note_descendants(self) -> None:
         for pid in descendants(self._root.pid):

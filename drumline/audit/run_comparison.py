@@ -7,7 +7,9 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
+
+from safetensors import deserialize
 
 from drumline.audit.run_traces import RunTrace, StepTrace, TensorHashes
 from drumline.text import plural
@@ -78,15 +80,11 @@ def _samples(wanted: StepTrace, found: StepTrace, *, is_complete: bool) -> Itera
         sentence = f"step {step} is in epoch {found.epoch + 1}, not in epoch {wanted.epoch + 1}"
         yield RunDifference("order", step, sentence, f"epoch {found.epoch + 1}")
         return
-    positions = sorted(found.samples.keys() | (wanted.samples.keys() if is_complete else ()))
-    for position in positions:
+    for position in sorted(found.samples.keys() | (wanted.samples.keys() if is_complete else ())):
         one, other = wanted.samples.get(position), found.samples.get(position)
         where = f"position {position} of epoch {wanted.epoch + 1}"
-        if one is None:
-            sentence = f"step {step} has a sample at {where}, unlike the run without kills"
-            yield RunDifference("order", step, sentence, where)
-        elif other is None:
-            sentence = f"step {step} has no sample at {where}, unlike the run without kills"
+        if one is None or other is None:
+            sentence = f"step {step} has {'a' if one is None else 'no'} sample at {where}, unlike the run without kills"
             yield RunDifference("order", step, sentence, where)
         elif one[0] != other[0]:
             sentence = f"step {step} took sample {other[0]} at {where}, not sample {one[0]}"
@@ -135,8 +133,8 @@ def compare_checkpoints(reference: Path, other: Path, step: int, *, same_world: 
         if one != two:
             inner = ""
             if one is not None and two is not None and name.endswith(".safetensors"):
-                first, second = _raw_tensors(one), _raw_tensors(two)
-                inner = next((key for key in {**first, **second} if first.get(key) != second.get(key)), "")
+                first, second = dict(deserialize(one)), dict(deserialize(two))  # bytes: NaN is not equal to itself
+                inner = next((key for key in sorted(first | second) if first.get(key) != second.get(key)), "")
             sentence = f"{name} of the checkpoint of step {step} differs{inner and f', first in {inner}'}"
             return RunDifference("file", step, sentence, inner or name)
     return None
@@ -149,18 +147,6 @@ def _read_comparable(file: Path) -> bytes | None:
         return file.read_bytes()
     progress = json.loads(file.read_bytes())
     return json.dumps([progress["step"], progress["cursor"]]).encode()
-
-
-def _raw_tensors(raw: bytes) -> dict[str, Any]:
-    """Type, shape and bytes of every tensor: bytes, because NaN is not equal to itself."""
-    length = int.from_bytes(raw[:8], "little")
-    entries: Mapping[str, Any] = json.loads(raw[8 : 8 + length])
-    data = memoryview(raw)[8 + length :]  # a view: a checkpoint may be large
-    return {
-        name: (entry["dtype"], entry["shape"], data[slice(*entry["data_offsets"])])
-        for name, entry in entries.items()
-        if name != "__metadata__"
-    }
 
 
 @dataclass(frozen=True)

@@ -13,16 +13,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from drumline import terminal
 from drumline.audit.proof_plan import ProofOptions, ProofSettings, worlds_of, wrong_options, wrong_settings
-from drumline.audit.prove import Outcome, Proof
+from drumline.audit.prove import Proof
 from drumline.cli import train_command
 from drumline.config import PRESETS, Flags, FlagTable, read_flags, read_layers, resolve
+from drumline.config.help import render_flags
 from drumline.config.schema import Count, Seed
 from drumline.errors import ConfigError, DrumlineError, ExitCode, UsageError
 from drumline.launch.startup import loading
 from drumline.launch.topology import topology_from
-from drumline.text import plural
+from drumline.terminal import print_message, show, show_lines
 from drumline.untrusted import make_own_folder
 from drumline.user_code import is_class_spec
 
@@ -72,7 +72,8 @@ def run(argv: Sequence[str]) -> int:
     own = {**{name: train_command.OWN_FLAGS[name] for name in ELSEWHERE}, **OWN_FLAGS}
     flags = read_flags(argv, own, max_positional=1)
     if flags.own.get("help"):
-        terminal.show(_help(), end="")
+        own_flags = render_flags({"": OWN_FLAGS}, width=shutil.get_terminal_size().columns)
+        show("\n".join([USAGE, own_flags, EXIT_CODES]), end="")
         return ExitCode.SUCCESS
     if topology_from(os.environ) is not None:
         raise UsageError(
@@ -89,12 +90,19 @@ def run(argv: Sequence[str]) -> int:
         print_line(f"kills are drawn from --seed {options.seed}")
         if changes:
             print_line(f"changed for the proof: {changes}")
-        code = _prove(options, arguments, folder)
-        if code == ExitCode.SUCCESS and keep is None:
+        if options.is_elastic:
+            legs = ", ".join(map(str, options.worlds))
+            print_line(f"the legs have different numbers of ranks ({legs}): --train.exact elastic is on")
+        is_proved = Proof(options, arguments, folder, print_line).run()
+        if is_proved and keep is None:
             shutil.rmtree(folder)
         else:
             print_line(f"  folder: {folder}")
-    return code
+    return ExitCode.SUCCESS if is_proved else ExitCode.TRAINING_FAILED
+
+
+def print_line(line: str) -> None:
+    show_lines([line])
 
 
 def _settle(flags: Flags) -> tuple[ProofOptions, list[str], str]:
@@ -163,37 +171,6 @@ def _options(flags: Flags) -> ProofOptions:
     )
 
 
-def _prove(options: ProofOptions, arguments: list[str], folder: Path) -> int:
-    legs = ", ".join(map(str, options.worlds))
-    if options.is_elastic:
-        print_line(f"the legs have different numbers of ranks ({legs}): --train.exact elastic is on")
-    outcome = Proof(options, arguments, folder, print_line).run()
-    for line in outcome_lines(outcome):
-        print_line(line)
-    return ExitCode.SUCCESS if outcome.found is None else ExitCode.TRAINING_FAILED
-
-
-def outcome_lines(outcome: Outcome) -> Iterator[str]:
-    """The lines that report the outcome."""
-    if outcome.found is None:
-        steps, kills = plural(outcome.steps, "step"), plural(outcome.kills, "kill")
-        seen = f"{plural(outcome.samples, 'sample')}, {plural(outcome.tensors, 'tensor')}"
-        yield f"proved: {steps}, {seen}: the same bits after {kills}"
-        for name in outcome.unsaved:
-            yield (
-                f"  note: the buffer {name} (persistent=False) is not in checkpoints and differed at some step; "
-                "nothing that was compared depends on it"
-            )
-        return
-    yield f"not proved: {outcome.found.difference.sentence} [leg {outcome.found.leg}]"
-    yield f"  likely cause: {outcome.found.cause.what}"
-    yield f"  next: {outcome.found.cause.next_step}"
-
-
-def print_line(line: str) -> None:
-    terminal.show_lines([line])
-
-
 @contextmanager
 def _folder(keep: str | None) -> Iterator[Path]:
     """The folder of the runs. A temporary one is removed after a usage error or an interrupt."""
@@ -206,7 +183,7 @@ def _folder(keep: str | None) -> Iterator[Path]:
         if not isinstance(error, UsageError):
             left = "its folder was removed" if keep is None else f"its folder is kept: {folder}"
             with suppress(OSError):  # the terminal may be closed
-                terminal.print_message(f"interrupted; {left}")
+                print_message(f"interrupted; {left}")
         raise
 
 
@@ -223,10 +200,3 @@ def _new_folder(folder: Path) -> Path:
     if not is_empty:
         raise UsageError(f"the folder {folder} is not empty", next_step="choose another with --keep DIR, or empty it")
     return folder
-
-
-def _help() -> str:
-    from drumline.config.help import render_flags
-
-    own = render_flags({"": OWN_FLAGS}, width=shutil.get_terminal_size().columns)
-    return "\n".join([USAGE, own, EXIT_CODES])
