@@ -9,11 +9,11 @@ import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from drumline.config import Flags, read_flags
+from drumline.config import Flags, FlagTable, read_flags
 from drumline.config.help import render_flags
-from drumline.config.schema import Bounds, Count, CountOrZero
+from drumline.config.schema import Count, CountOrZero, Port
 from drumline.doctor.cluster import DoctorOptions, DoctorResult, check_as_node_zero, check_over_ssh
 from drumline.doctor.collectives.run_collectives import collectives_line, local_collectives, numbers_text
 from drumline.doctor.finding import has_problems
@@ -29,10 +29,10 @@ from drumline.launch.slurm import first_host
 from drumline.launch.ssh.client import ssh_client
 from drumline.net.secrets import secret_from
 from drumline.terminal import print_message, show, show_lines, show_progress
+from drumline.untrusted import whole_number
 
 WAIT_S = 10
 LABEL_WIDTH = len("CUDA_VISIBLE_DEVICES")
-FlagTable = Mapping[str, tuple[Any, str, str]]
 # As the help shows them.
 GROUPS: Mapping[str, FlagTable] = {
     "anywhere": {
@@ -45,11 +45,7 @@ GROUPS: Mapping[str, FlagTable] = {
     "over ssh": {
         "hosts": (str, "A,B:4,C", "Check these hosts and every pair of them."),
         "hostfile": (str, "FILE", "The same, with the hosts in a file: `host` or `host slots=N` on a line."),
-        "port": (
-            Annotated[int, Bounds(low=1, high=65535)],
-            "N",
-            f"The rendezvous port, which all must reach on the first host [{DEFAULT_PORT}].",
-        ),
+        "port": (Port, "N", f"The rendezvous port on the first host, which all must reach [{DEFAULT_PORT}]."),
         "ssh": (str, "COMMAND", "How to call ssh, such as 'ssh -F file' [DRUMLINE_SSH, or ssh]."),
         "python": (str, "PATH", "Python on the hosts [the one that runs this]."),
     },
@@ -83,13 +79,13 @@ is changed.
   drumline doctor --nodes 2 --node-rank 0 --master a      without ssh, on each
   srun --ntasks-per-node 1 drumline doctor --nodes 2      the same, by Slurm
 
-Of every pair: names, the rendezvous port, data ports in both directions,
+For every pair: names, the rendezvous port, data ports in both directions,
 interfaces, large messages, latency, bandwidth, clocks. Then what differs
 across hosts. Then, when no problem was found, a real process group.
 """
 EXIT_CODES = """\
 Without ssh, set DRUMLINE_SECRET to one value of 16 characters or more on all
-nodes to keep strangers out.
+nodes, so that no other process can join.
 
 exit codes: 0 ready to train, 2 wrong usage, 3 something must be fixed,
             130 interrupted
@@ -129,23 +125,18 @@ def _wrong_flags(flags: Flags) -> Iterator[str]:
 
 
 def _check_hosts(given: Mapping[str, Any]) -> int:
-    """Over ssh."""
     hosts = hosts_from_flag(given["hosts"]) if "hosts" in given else hosts_from_file(Path(given["hostfile"]))
     client, python = ssh_client(given.get("ssh"), os.environ), given.get("python", sys.executable)
     port = given.get("port", DEFAULT_PORT)
     check = check_over_ssh(hosts, _options(given), port=port, client=client, python=python, progress=_progress)
-    result = asyncio.run(check)
-    _progress("")
-    return _show(given, result)
+    return _show(given, asyncio.run(check))
 
 
 def _check_nodes(given: Mapping[str, Any]) -> int:
     """Without ssh: node 0 examines, the others join it."""
     node, options = _node_options(given, os.environ), _options(given)
     if node.node == 0:
-        result = asyncio.run(check_as_node_zero(node, options, _progress))
-        _progress("")
-        return _show(given, result)
+        return _show(given, asyncio.run(check_as_node_zero(node, options, _progress)))
     _progress(f"node {node.node} of {node.nodes} connects to {node.endpoint}")
     last = nodes.join(node, options.settings)
     _progress("")
@@ -159,8 +150,8 @@ def _node_options(given: Mapping[str, Any], environment: Mapping[str, str]) -> n
     """From the flags, or from what srun sets."""
     step_hosts = environment.get("SLURM_STEP_NODELIST")
     known = {
-        "--nodes": given.get("nodes", _number(environment, "SLURM_NNODES")),
-        "--node-rank": given.get("node-rank", _number(environment, "SLURM_NODEID")),
+        "--nodes": given.get("nodes", whole_number(environment.get("SLURM_NNODES", ""))),
+        "--node-rank": given.get("node-rank", whole_number(environment.get("SLURM_NODEID", ""))),
         "--master": given.get("master", first_host(step_hosts) if step_hosts else None),
     }
     if missing := [name for name, value in known.items() if value is None]:
@@ -184,11 +175,6 @@ def _node_options(given: Mapping[str, Any], environment: Mapping[str, str]) -> n
         secret=secret_from(environment),
         wait_s=float(given.get("wait", WAIT_S)),
     )
-
-
-def _number(environment: Mapping[str, str], name: str) -> int | None:
-    text = environment.get(name, "")
-    return int(text) if text.isdecimal() else None
 
 
 def _check_this_machine(given: Mapping[str, Any]) -> int:
@@ -230,6 +216,7 @@ def _options(given: Mapping[str, Any]) -> DoctorOptions:
 
 
 def _show(given: Mapping[str, Any], result: DoctorResult) -> int:
+    _progress("")
     survey, differences = result.survey, result.differences
     if given.get("json"):
         facts = {host.name: host.facts for host in survey.hosts if host.facts is not None}

@@ -19,6 +19,7 @@ from drumline.cli.launch_request import LaunchRequest, launch_folder
 from drumline.cli.train_command import run_name
 from drumline.config import read_flags
 from drumline.config.fields import SWITCHES
+from drumline.config.help import render_flags
 from drumline.errors import ConfigError, ExitCode, UsageError
 from drumline.launch.env_file import EnvFile, read_env_file
 from drumline.launch.hosts import Host, hosts_from_file, hosts_from_flag, least_nodes, spares_from_flag
@@ -64,7 +65,8 @@ def run(argv: Sequence[str]) -> int:
     own, target, arguments = split_command(argv)
     flags = read_flags(own, OWN_FLAGS, no_settings="a setting of the task goes after its name")
     if flags.own.get("help"):
-        show(_help(), end="")
+        flags_text = render_flags(GROUPS, width=shutil.get_terminal_size().columns)
+        show("\n".join([USAGE, flags_text, EXIT_CODES]), end="")
         return ExitCode.SUCCESS
     if problems := [*wrong_flags(flags), *wrong_target(flags, target)]:
         raise ConfigError(problems, next_step="`drumline launch --help` lists all flags")
@@ -205,9 +207,3 @@ def _hosts_job(
         spares=spares,
         standby=given.get("standby", True),
     )
-
-
-def _help() -> str:
-    from drumline.config.help import render_flags
-
-    return "\n".join([USAGE, render_flags(GROUPS, width=shutil.get_terminal_size().columns), EXIT_CODES])

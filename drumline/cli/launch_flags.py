@@ -5,12 +5,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from drumline.cli.launch_request import is_script
 from drumline.config import Flags, FlagTable
 from drumline.config.flags import REPEATED
-from drumline.config.schema import Bounds, Count, CountOrZero
+from drumline.config.schema import Count, CountOrZero, NotNegative, Port, Positive
 from drumline.launch.hosts import wrong_counts
 from drumline.launch.hosts import wrong_name as wrong_host
 from drumline.launch.kubernetes import wrong_object_name
@@ -35,11 +35,7 @@ ANYWHERE: FlagTable = {
         f"How often failed ranks are restarted [{TASK_RESTARTS} for a task, which resumes from its newest checkpoint; "
         f"{SCRIPT_RESTARTS} for a script, which may start over each time].",
     ),
-    "grace": (
-        Annotated[float, Bounds(low=0)],
-        "SECONDS",
-        f"How long ranks may take to save and exit after a SIGTERM [{DEFAULT_GRACE_S:g}].",
-    ),
+    "grace": (NotNegative, "SECONDS", f"How long ranks may take to exit after a SIGTERM [{DEFAULT_GRACE_S:g}]."),
     "print": (bool, "", "Show the torchrun line of each node, or the batch file, and start nothing."),
     "help": (bool, "", "Show this text."),
 }
@@ -52,7 +48,7 @@ OF_WATCH: FlagTable = {
         f"it [{DEFAULT_ON_HANG}].",
     ),
     "hang-after": (
-        Annotated[float, Bounds(above=0)],
+        Positive,
         "SECONDS",
         "How long a rank that may still continue (a download, a slow disk) may block the others before --on-hang is "
         "applied [no limit: it is only reported]; what cannot continue by itself is handled at once.",
@@ -61,24 +57,14 @@ OF_WATCH: FlagTable = {
 OF_HOSTS: FlagTable = {
     "hosts": (str, "A,B:4,C", "On these hosts, over ssh; each with its number of ranks if they differ."),
     "hostfile": (str, "FILE", "The same from a file, one on a line: `host` or `host slots=N`."),
-    "spare": (
-        str,
-        "D,E",
-        "Hosts that replace one that is lost or unreachable, in this order, with as many ranks as it has or as given "
-        "(`D:4`).",
-    ),
+    "spare": (str, "D,E:4", "Hosts that replace a lost or unreachable one, with its number of ranks or as given."),
     "standby": (
         bool,
         "",
-        "Keep a process beside each rank of a task that has loaded torch and waits, so that a restart takes seconds "
-        "less; and an agent per host with such processes of its own, for when the first is lost [on; "
-        "about 150 MB of memory each].",
+        "Keep a process beside each rank of a task, and an agent beside each host's, which have loaded torch and wait: "
+        "a restart takes seconds less [on; about 150 MB of memory each].",
     ),
-    "port": (
-        Annotated[int, Bounds(low=1, high=65535)],
-        "N",
-        f"The rendezvous port, on the first host [{DEFAULT_PORT}].",
-    ),
+    "port": (Port, "N", f"The rendezvous port, on the first host [{DEFAULT_PORT}]."),
     "ssh": (str, "COMMAND", "How to call OpenSSH's client [DRUMLINE_SSH, or ssh], such as 'ssh -F file'."),
     "python": (str, "PATH", "The Python to run on the hosts [the one that runs this]."),
     "env": (
@@ -92,11 +78,6 @@ OF_HOSTS: FlagTable = {
     "logs": (str, "DIR", "The folder for the output of ranks, on each host [runs/launch/TIME-JOB]."),
 }
 BY_HAND: FlagTable = {
-    "node-rank": (CountOrZero, "K", "The same without a file: this is node K of --nodes."),
-    "master": (str, "ADDR[:PORT]", f"The address of node 0, where the rendezvous is [port {DEFAULT_PORT}]."),
-    "address": (str, "ADDR", "The address of this node for the others [that of its route to the master]."),
-}
-BY_FILE_OR_HAND: FlagTable = {
     "env-file": (
         str,
         "FILE",
@@ -104,7 +85,9 @@ BY_FILE_OR_HAND: FlagTable = {
         "MASTER_PORT; optionally DDP_TIMEOUT_SECONDS, DATASET_DIR and OUTPUT_DIR; and any other variables for the "
         "ranks' environment.",
     ),
-    **BY_HAND,
+    "node-rank": (CountOrZero, "K", "The same without a file: this is node K of --nodes."),
+    "master": (str, "ADDR[:PORT]", f"The address of node 0, where the rendezvous is [port {DEFAULT_PORT}]."),
+    "address": (str, "ADDR", "The address of this node for the others [that of its route to the master]."),
 }
 OF_NODES: FlagTable = {
     "nnodes": (
@@ -114,11 +97,7 @@ OF_NODES: FlagTable = {
         "NUMBER_OF_NODES, and may be left out. A warning names the missing ones.",
     ),
     "join-timeout": (Count, "SECONDS", f"How long nodes wait for each other [{JOIN_TIMEOUT_S}]."),
-    "last-call": (
-        CountOrZero,
-        "SECONDS",
-        f"How long MIN nodes wait for the rest before they continue without them [{LAST_CALL_S}].",
-    ),
+    "last-call": (CountOrZero, "SECONDS", f"How long MIN nodes wait for the others [{LAST_CALL_S}]."),
     "lost-after": (Count, "SECONDS", f"A node without a heartbeat for this long counts as lost [{LOST_AFTER_S}]."),
 }
 OF_SLURM: FlagTable = {
@@ -133,11 +112,7 @@ OF_SLURM: FlagTable = {
     "signal-before": (Count, "S", f"How long before the time limit the run is asked to save [{SIGNAL_BEFORE_S} s]."),
     "max-requeues": (CountOrZero, "N", f"How often a preempted job is requeued [{MAX_REQUEUES}]."),
     "sbatch": (str, "FLAGS", "Any other flags of sbatch: --sbatch='--exclusive --constraint=a100'."),
-    "srun": (
-        bool,
-        "",
-        "In a batch file of your own: `srun --ntasks-per-node=1 drumline launch --srun ...` starts a node's ranks.",
-    ),
+    "srun": (bool, "", "In a batch file of your own: `srun --ntasks-per-node=1 drumline launch --srun ...`."),
 }
 # Those that sbatch has under the same names.
 OF_SBATCH = ("partition", "time", "account", "qos", "mem")
@@ -164,7 +139,7 @@ GROUPS: Mapping[str, FlagTable] = {
     "anywhere": ANYWHERE,
     "watch  Over a script; a task has its own watchdog (--watch.on_hang).": OF_WATCH,
     "on other hosts  One command, over ssh; it shows and ends the whole job.": OF_HOSTS,
-    "by hand  One node of a job; the same command is run on each.": BY_FILE_OR_HAND,
+    "by hand  One node of a job; the same command is run on each.": BY_HAND,
     "several nodes  How many are needed, and how long they wait for each other.": OF_NODES,
     "Slurm  A batch job, which resumes after preemption and time limits.": OF_SLURM,
     "Kubernetes  A manifest.": OF_KUBERNETES,

@@ -22,6 +22,7 @@ class Bounds:
 Count = Annotated[int, Bounds(low=1)]
 CountOrZero = Annotated[int, Bounds(low=0)]
 Seed = Annotated[int, Bounds(low=0, high=2**63 - 1)]
+Port = Annotated[int, Bounds(low=1, high=65535)]
 Positive = Annotated[float, Bounds(above=0)]
 NotNegative = Annotated[float, Bounds(low=0)]
 Fraction = Annotated[float, Bounds(low=0, high=1)]
