@@ -32,7 +32,7 @@ class ProcessStat(NamedTuple):
     """R S D T t Z."""
     parent: int
     cpu_ticks: int
-    """Of all its threads."""
+    """Summed over its threads."""
     num_threads: int
     start_ticks: int
     """Since the machine's start. With the pid it identifies a process: pids are reused."""
@@ -78,11 +78,9 @@ def has_signal(status: dict[str, str], kind: str, number: int) -> bool:
 
 
 def threads(pid: int) -> list[int]:
-    try:
-        with os.scandir(f"/proc/{pid}/task") as found:
-            return [int(thread.name) for thread in found]
-    except OSError:
-        return []
+    with suppress(OSError):
+        return [int(name) for name in os.listdir(f"/proc/{pid}/task")]  # noqa: PTH208 - it starts fast
+    return []
 
 
 def io_bytes(pid: int) -> int | None:
@@ -105,12 +103,9 @@ class ProcessHandle:
             self.exit_fd = os.pidfd_open(pid)
 
     def stat(self) -> ProcessStat | None:
-        if self._stat_fd is None:
-            return None
-        try:
-            return parse_stat(os.pread(self._stat_fd, 4096, 0))
-        except OSError:
-            return None
+        with suppress(OSError):
+            return None if self._stat_fd is None else parse_stat(os.pread(self._stat_fd, 4096, 0))
+        return None
 
     def close(self) -> None:
         for fd in (self._stat_fd, self.exit_fd):
@@ -129,8 +124,8 @@ def parent_of(pid: int) -> int:
 
 
 def children(pid: int) -> list[int]:
-    """Of all its threads, each of which may have started some. Fast, but one that is started or exits meanwhile may be
-    missed, and some kernels have no such lists."""
+    """Fast, but one that is started or exits meanwhile may be missed, and some kernels have no such lists."""
+    # Each of its threads may have started some.
     lists = (_read(f"/proc/{pid}/task/{thread}/children") for thread in threads(pid))
     return [int(child) for found in lists for child in found.split()]
 

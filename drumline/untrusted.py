@@ -17,15 +17,13 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 MAX_DEPTH = 200
-"""Of nested objects and lists: far below Python's recursion limit, which otherwise depends on who calls."""
-MAX_DIGITS = 300
-"""Of an integer: any such number can be printed and converted to a float."""
-MAX_BITS = 990
-"""The same; what is saved must be readable."""
+"""How deep objects and lists may be nested: far below Python's recursion limit, which depends on who calls."""
+MAX_DIGITS, MAX_BITS = 300, 990
+"""How long an integer may be: any such number can be printed, converted to a float, and read again."""
 TEXT_BYTES = 1 << 19
-"""Of a file that people write: settings, hostfiles, env files."""
+"""The most for a file that people write: settings, hostfiles, env files."""
 DOCUMENT_BYTES = 8 << 20
-"""Of a JSON document that Drumline writes."""
+"""The most for a JSON document that Drumline writes."""
 
 OWN_PIPES = (Path("/dev/fd"), Path("/proc/self/fd"))
 PAGE_BYTES = 1 << 16
@@ -57,24 +55,22 @@ def read_regular(path: Path, *, most: int = DOCUMENT_BYTES, follow_links: bool =
     """The bytes of a regular file that has no more than `most` of them."""
     if follow_links and path.parent in OWN_PIPES:  # `--env-file <(decrypt secrets)`
         with path.open("rb") as pipe:
-            return _within(pipe.read(most + 1), most, path)
-    with open_regular(path, follow_links=follow_links) as file:
-        size = os.fstat(file.fileno()).st_size
-        # Not `most`: a read takes its memory first. Some file systems give no size.
-        return _within(file.read(min(size or PAGE_BYTES, most) + 1), most, path)
-
-
-def size_of(path: Path) -> int:
-    """Of a regular file."""
-    found = path.lstat()
-    _check_regular(found, path)
-    return found.st_size
-
-
-def _within(content: bytes, most: int, path: Path) -> bytes:
+            content = pipe.read(most + 1)
+    else:
+        with open_regular(path, follow_links=follow_links) as file:
+            size = os.fstat(file.fileno()).st_size
+            # Not `most`: a read takes its memory first. Some file systems give no size.
+            content = file.read(min(size or PAGE_BYTES, most) + 1)
     if len(content) > most:
         raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
     return content
+
+
+def size_of(path: Path) -> int:
+    """The size of a regular file."""
+    found = path.lstat()
+    _check_regular(found, path)
+    return found.st_size
 
 
 def open_append(path: Path) -> BinaryIO:
@@ -160,7 +156,7 @@ def _check_regular(found: os.stat_result, path: Path) -> None:
 
 
 _owners: set[tuple[int, int]] = set()
-"""Of new files, by file system."""
+"""Who owns new files, by file system."""
 
 
 def _check_owner(found: os.stat_result, path: Path, folder: Path) -> None:
@@ -191,8 +187,9 @@ def parse_json(text: bytes | str) -> Any:
         found = json.loads(plain)
     except RecursionError:
         raise _too_deep() from None
-    if plain.count("[") + plain.count("{") > MAX_DEPTH:
-        _check_depth(found)
+    may_be_deep = plain.count("[") + plain.count("{") > MAX_DEPTH
+    if may_be_deep and any(depth > MAX_DEPTH for depth, _ in enumerate(_levels(found))):
+        raise _too_deep()
     return found
 
 
@@ -206,7 +203,7 @@ def parse_toml(text: str) -> dict[str, Any]:
         document = tomllib.loads(text)
     except RecursionError:
         raise _too_deep() from None
-    for value in _values(document):
+    for value in (value for level in _levels(document) for value in level):
         if isinstance(value, int) and value.bit_length() > MAX_BITS:
             raise ValueError(f"a number has more than {MAX_DIGITS} digits")
     return document
@@ -217,27 +214,13 @@ def whole_number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else None
 
 
-def _check_depth(document: Any) -> None:
-    """Level by level, of the containers alone."""
+def _levels(document: Any) -> Iterator[list[Any]]:
+    """The document, then the values in its objects and lists, level by level."""
     level = [document]
-    for _ in range(MAX_DEPTH + 1):
-        inner = [one.values() if isinstance(one, dict) else one for one in level]
-        level = [value for values in inner for value in values if isinstance(value, dict | list)]
-        if not level:
-            return
-    raise _too_deep()
-
-
-def _values(document: Any) -> Iterator[Any]:
-    waiting = [document]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, dict):
-            waiting += value.values()
-        elif isinstance(value, list):
-            waiting += value
-        else:
-            yield value
+    while level:
+        yield level
+        inner = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+        level = [value for values in inner for value in values]
 
 
 def _too_deep() -> ValueError:

@@ -57,19 +57,14 @@ def _load(spec: str, kind: str, example: str, is_one: Callable[[Any], bool], bas
         )
     module = _load_file(Path(module_name)) if module_name.endswith(".py") else _load_module(module_name)
     known = {known: value for known, value in vars(module).items() if is_one(value)}
-    if name not in known:
-        raise UsageError(f"{module_name} has no {kind} {name!r}; {_what_was_meant(name, known, module, base)}")
-    return known[name]
-
-
-def _what_was_meant(name: str, known: Mapping[str, Any], module: ModuleType, base: type[Any]) -> str:
-    """What a file defines itself comes before what it imports, such as the class that its own ones are made from."""
+    if name in known:
+        return known[name]
+    # What a file defines itself comes before what it imports, such as the class that its own ones are made from.
     fitting = {one: value for one, value in known.items() if base is object or issubclass(value, base)}
     own = [one for one, value in fitting.items() if value.__module__ == module.__name__]
     choices = own or [one for one, value in fitting.items() if value is not base]
-    if not choices:
-        return "it defines none" if base is object else f"it defines no {base.__name__}"
-    return did_you_mean(name, choices)
+    none = "it defines none" if base is object else f"it defines no {base.__name__}"
+    raise UsageError(f"{module_name} has no {kind} {name!r}; {did_you_mean(name, choices) if choices else none}")
 
 
 def _load_file(path: Path) -> ModuleType:
@@ -117,19 +112,13 @@ def build_accepted(
     """Call `builder` with what it accepts of `pool`, and with all of `options`, which it must accept."""
     parameters = inspect.signature(builder).parameters.values()
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    accepted = {
-        parameter.name
-        for parameter in parameters
-        if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-    }
+    named = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    accepted = {parameter.name: parameter for parameter in parameters if parameter.kind in named}
     for name in options:
         if name not in accepted and not takes_any:
             raise UsageError(f"{what} takes no option {name!r}; {did_you_mean(name, accepted)}")
-    needed = {
-        parameter.name
-        for parameter in parameters
-        if parameter.default is parameter.empty and parameter.name in accepted
-    }
-    if missing := sorted(needed - set(pool) - set(options)):
+    given = {**{name: value for name, value in pool.items() if name in accepted}, **options}
+    needed = {name for name, parameter in accepted.items() if parameter.default is parameter.empty}
+    if missing := sorted(needed - given.keys()):
         raise UsageError(f"{what} needs {', '.join(missing)}, which nothing here provides")
-    return builder(**{**{name: value for name, value in pool.items() if name in accepted}, **options})
+    return builder(**given)

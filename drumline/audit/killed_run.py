@@ -40,7 +40,7 @@ class Leg:
 
     name: str
     arguments: tuple[str, ...]
-    """Of `drumline train`."""
+    """What follows `drumline train`."""
     folder: Path
     log: Path
     world_size: int

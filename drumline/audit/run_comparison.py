@@ -26,7 +26,7 @@ class RunDifference:
     """0: before the first."""
     sentence: str
     name: str
-    """Of the sample, tensor or metric."""
+    """The sample, tensor or metric."""
     unsaved: tuple[str, ...] = ()
     """Buffers with persistent=False that differ too, or did before."""
     of_a_stream: bool = False
@@ -108,7 +108,7 @@ def _tensors(wanted: Mapping[str, str], found: Mapping[str, str], step: int, whe
 
 
 def _metrics(wanted: Mapping[str, str] | None, found: Mapping[str, str] | None, step: int) -> Iterator[RunDifference]:
-    """Of the evaluation after a step. A killed attempt may lack its last."""
+    """Compares the evaluation after a step. A killed attempt may lack its last."""
     if wanted is None or found is None:
         return
     for name in _unequal(wanted, found):

@@ -23,7 +23,7 @@ _TAIL_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class LastEvent:
-    """Of an attempt that has ended."""
+    """The last event of an attempt that has ended."""
 
     text: str
     """`done at step 460`."""
@@ -39,7 +39,7 @@ class RunStatus:
     run: Path
     status: dict[str, Any] | None
     age_s: float
-    """Of the status."""
+    """How old the status is."""
     holder: str | None
     """The process that trains in the run folder, as far as this machine can see."""
     last_event: LastEvent | None
@@ -122,7 +122,7 @@ class RunStatusReader:
 
 
 def _last_event(folder: RunFolder) -> LastEvent | None:
-    """Of rank 0, if nothing can follow it in this attempt."""
+    """The last event of rank 0, if nothing can follow it in this attempt."""
     try:
         with open_regular(folder.event_file(0)) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
