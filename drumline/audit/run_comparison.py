@@ -133,7 +133,8 @@ def compare_checkpoints(reference: Path, other: Path, step: int, *, same_world: 
         if one != two:
             inner = ""
             if one is not None and two is not None and name.endswith(".safetensors"):
-                first, second = dict(deserialize(one)), dict(deserialize(two))  # bytes: NaN is not equal to itself
+                # As bytes: NaN is not equal to itself.
+                first, second = (dict(deserialize(raw)) for raw in (one, two))  # type: ignore[no-untyped-call]
                 inner = next((key for key in sorted(first | second) if first.get(key) != second.get(key)), "")
             sentence = f"{name} of the checkpoint of step {step} differs{inner and f', first in {inner}'}"
             return RunDifference("file", step, sentence, inner or name)
