@@ -26,7 +26,6 @@ from drumline.launch.slurm import (
     submit,
     write_batch_file,
 )
-from drumline.net.secrets import secret_from
 from drumline.terminal import print_message, show
 
 # Flags that the launcher of each node gets as they are.
@@ -86,13 +85,7 @@ def run_as_node(request: LaunchRequest) -> int:
     program = request.program()
     node = node_of_step(os.environ, num_procs=given.get("procs"))
     least = least_nodes(given.get("nnodes"), node.num_nodes, known_from="the step")
-    node = replace(request.with_timeouts(node), min_nodes=least, max_restarts=request.restarts(least))
-    if node.num_nodes > 1:
-        print_message(f"node {node.node_rank} of {node.num_nodes} joins at {node.endpoint}", stream=sys.stdout)
-
-    from drumline.launch.node.local import run_node
-
-    return run_node(node, program, request.supervision(secret_from(os.environ)))
+    return request.run_node(request.completed(node, least), program)
 
 
 def write_manifest(request: LaunchRequest) -> int:

@@ -31,7 +31,6 @@ from drumline.launch.ssh.hosts_launcher import run_on_hosts
 from drumline.launch.ssh.sync import Sync
 from drumline.launch.startup import default_procs
 from drumline.launch.topology import topology_from
-from drumline.net.secrets import secret_from
 from drumline.terminal import print_message, show
 from drumline.text import plural
 
@@ -114,13 +113,7 @@ def _launch_here(request: LaunchRequest) -> int:
         )
     if file is not None:
         os.environ.update(file.variables)
-    secret = secret_from(os.environ)
-    if node.num_nodes > 1:
-        print_message(f"node {node.node_rank} of {node.num_nodes} joins at {node.endpoint}", stream=sys.stdout)
-
-    from drumline.launch.node.local import run_node
-
-    return run_node(node, program, request.supervision(secret))
+    return request.run_node(node, program)
 
 
 def _node(request: LaunchRequest, file: EnvFile | None) -> NodePlan:
@@ -130,15 +123,14 @@ def _node(request: LaunchRequest, file: EnvFile | None) -> NodePlan:
     if file is not None:
         node = file.node
     elif node_rank is None or num_nodes == 1:
-        return NodePlan(num_procs=given.get("procs"), max_restarts=request.restarts())
+        return request.completed(NodePlan(num_procs=given.get("procs")), None)
     else:
         host, _, port = given.get("master", "").partition(":")
         endpoint = f"{host}:{port or DEFAULT_PORT}"
         node = NodePlan(num_nodes=num_nodes, node_rank=node_rank, num_procs=given.get("procs"), endpoint=endpoint)
     known_from = given.get("env-file", "--nodes")
     least = least_nodes(given.get("nnodes"), node.num_nodes, known_from=known_from) or node.min_nodes
-    node = replace(node, min_nodes=least, max_restarts=request.restarts(least), address=given.get("address"))
-    return request.with_timeouts(node)
+    return request.completed(replace(node, address=given.get("address")), least)
 
 
 def _print_nodes(node: NodePlan, program: Program, variables: Sequence[str]) -> None:
@@ -165,8 +157,8 @@ def _launch_on_hosts(request: LaunchRequest) -> int:
     spares = spares_from_flag(given["spare"], hosts) if "spare" in given else []
     program = request.program()
     least = least_nodes(given.get("nnodes"), len(hosts), known_from="the list of hosts")
-    node = NodePlan(num_procs=given.get("procs"), max_restarts=request.restarts(least), min_nodes=least, job=new_job())
-    nodes = nodes_of_hosts(hosts, given.get("port", DEFAULT_PORT), [request.with_timeouts(node)] * len(hosts))
+    node = request.completed(NodePlan(num_procs=given.get("procs"), job=new_job()), least)
+    nodes = nodes_of_hosts(hosts, given.get("port", DEFAULT_PORT), [node] * len(hosts))
     if given.get("print"):
         for host, node in zip(hosts, nodes, strict=True):
             show(f"# {host.name}")

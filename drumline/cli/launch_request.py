@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +17,8 @@ from drumline.errors import UsageError
 from drumline.launch.node.guard import DEFAULT_GRACE_S, new_job
 from drumline.launch.node_plan import NodePlan, Program, Supervision, default_restarts, task_program
 from drumline.launch.rank_environment import DEFAULT_ON_HANG, ScriptWatch
+from drumline.net.secrets import secret_from
+from drumline.terminal import print_message
 
 
 def is_script(target: str) -> bool:
@@ -52,15 +56,15 @@ class LaunchRequest:
         return replace(program, run=str(train_command.run_folder(flags, self.target)))
 
     def restarts(self, min_nodes: int | None = None) -> int:
-        """How often failed ranks are restarted."""
         default = default_restarts(is_task=not is_script(self.target), may_shrink=min_nodes is not None)
         given: int = self.given.get("max-restarts", default)
         return given
 
-    def with_timeouts(self, node: NodePlan) -> NodePlan:
-        """The node, with the timeouts that were given."""
+    def completed(self, node: NodePlan, min_nodes: int | None) -> NodePlan:
+        """The node, with the restarts and timeouts that were given."""
         fields = {"join-timeout": "join_timeout_s", "last-call": "last_call_s", "lost-after": "lost_after_s"}
-        return replace(node, **{field: self.given[name] for name, field in fields.items() if name in self.given})
+        timeouts = {field: self.given[name] for name, field in fields.items() if name in self.given}
+        return replace(node, min_nodes=min_nodes, max_restarts=self.restarts(min_nodes), **timeouts)
 
     def script_watch(self, folder: Path) -> ScriptWatch | None:
         """The options of the watchdog over a script, whose diagnoses go to this folder; None: it is off."""
@@ -72,15 +76,21 @@ class LaunchRequest:
             hang_s=self.given.get("hang-after"),
         )
 
-    def supervision(self, secret: str | None) -> Supervision:
-        """How the ranks of a node on this machine are supervised. `secret`: the one that all nodes were given."""
+    def run_node(self, node: NodePlan, program: Program) -> int:
+        """Start the ranks of a node on this machine and wait for them."""
         job = new_job()
-        return Supervision(
+        if node.num_nodes > 1:
+            print_message(f"node {node.node_rank} of {node.num_nodes} joins at {node.endpoint}", stream=sys.stdout)
+
+        from drumline.launch.node.local import run_node
+
+        supervision = Supervision(
             job=job,
-            secret=secret,
+            secret=secret_from(os.environ),
             grace_s=self.given.get("grace", DEFAULT_GRACE_S),
             script_watch=self.script_watch(launch_folder(job)),
         )
+        return run_node(node, program, supervision)
 
 
 def launch_folder(job: str) -> Path:
