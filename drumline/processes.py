@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -203,6 +204,15 @@ def end_with_parent(parent: int) -> bool:
     return os.getppid() == parent
 
 
+def ending_with_parent(command: Sequence[str]) -> list[str]:
+    """The command that does the same and gets a SIGTERM when this process dies: this file, run as a program, becomes
+    it. torchrun's agent ends its ranks on a SIGTERM; a rank alone ends at once."""
+    if sys.platform != "linux":
+        return list(command)
+    # Without site-packages and the user's own paths: it starts in milliseconds.
+    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
+
+
 def _read(path: str) -> bytes:
     """Empty when the process is gone or not ours to read."""
     try:
@@ -210,3 +220,9 @@ def _read(path: str) -> bytes:
             return file.readall()
     except OSError:
         return b""
+
+
+if __name__ == "__main__":
+    if not end_with_parent(int(sys.argv[1])):
+        sys.exit(128 + signal.SIGTERM)
+    os.execvp(sys.argv[2], sys.argv[2:])  # noqa: S606 - the same command, without a shell

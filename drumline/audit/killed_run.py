@@ -14,12 +14,11 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any, Self
 
-from drumline.audit.end_with_parent import ending_with_parent
 from drumline.audit.proof_plan import Kill
 from drumline.checkpoint.catalog import folder_name
 from drumline.engine.run_folder import RunFolder
 from drumline.errors import DrumlineError, ExitCode
-from drumline.processes import descendants, read_stat, send_signal
+from drumline.processes import descendants, ending_with_parent, read_stat, send_signal
 from drumline.terminal import one_line
 from drumline.text import named_ranks
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from drumline.audit import end_with_parent, killed_run
+from drumline import processes
+from drumline.audit import killed_run
 from drumline.audit.killed_run import (
     JobProcesses,
     Leg,
@@ -239,7 +240,7 @@ def test_the_advice_of_a_run_that_was_refused_is_handed_on(tmp_path: Path) -> No
 def test_what_was_started_does_not_outlive_a_kill(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(60)"]
     starter = (
-        "import subprocess; from drumline.audit.end_with_parent import ending_with_parent; "
+        "import subprocess; from drumline.processes import ending_with_parent; "
         f"subprocess.run(ending_with_parent({command!r}))"
     )
     with subprocess.Popen([sys.executable, "-c", starter], stdout=subprocess.PIPE, text=True) as parent:
@@ -260,6 +261,6 @@ def _runs(pid: int) -> bool:
 
 
 def test_one_whose_starter_is_gone_does_not_begin() -> None:
-    command = [sys.executable, end_with_parent.__file__, "1", sys.executable, "-c", "print('begun')"]
+    command = [sys.executable, processes.__file__, "1", sys.executable, "-c", "print('begun')"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout) == (143, "")
