@@ -45,11 +45,9 @@ class Place:
     step: int | None = None
 
     def __str__(self) -> str:
-        who = " on ".join(
-            part for part in (None if self.rank is None else f"rank {self.rank}", self.host) if part is not None
-        )
-        when = None if self.step is None else f"step {self.step}"
-        return ", ".join(part for part in (who, when) if part)
+        rank = None if self.rank is None else f"rank {self.rank}"
+        step = None if self.step is None else f"step {self.step}"
+        return ", ".join(filter(None, [" on ".join(filter(None, [rank, self.host])), step]))
 
     def clause(self, verb: str) -> str:
         """`rank 3 on gpu-02 crashed at step 1841`, with the verb `crashed`."""
@@ -103,7 +101,7 @@ class ConfigError(UsageError):
 
 
 class PreflightError(DrumlineError):
-    """The run was stopped before its first step because the ranks do not agree or cannot meet."""
+    """The run was stopped before its first step because the ranks differ or cannot reach each other."""
 
     exit_code = ExitCode.PREFLIGHT_FAILED
 

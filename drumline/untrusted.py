@@ -67,7 +67,6 @@ def read_regular(path: Path, *, most: int = DOCUMENT_BYTES, follow_links: bool =
 
 
 def size_of(path: Path) -> int:
-    """The size of a regular file."""
     found = path.lstat()
     _check_regular(found, path)
     return found.st_size

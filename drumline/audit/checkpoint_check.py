@@ -39,7 +39,7 @@ def check_checkpoints(root: Path, section: Section, progress: Progress) -> list[
     complete = {}
     for number, step in enumerate(steps, start=1):
         path = root / catalog.folder_name(step)
-        progress(f"checkpoint {number} of {len(steps)}: {path.name}{_size(path)}")
+        progress(f"checkpoint {number} of {len(steps)}: {path.name}")
         if (found := _check(path, section)) is not None:
             complete[path] = found
     for name in sorted(filter(catalog.HIDDEN_NAME.fullmatch, names)):
@@ -57,13 +57,6 @@ def check_checkpoints(root: Path, section: Section, progress: Progress) -> list[
     for path, tensor in non_finite.items():
         section.problem(f"{root.name}/{path.name}", f"{tensor} is not finite (NaN or infinity)")
     return [position for position in positions if position is not None]
-
-
-def _size(path: Path) -> str:
-    try:
-        return f", {file_size(sum(file.stat().st_size for file in path.iterdir()))}"
-    except OSError:
-        return ""
 
 
 def _check(path: Path, section: Section) -> Manifest | None:

@@ -56,8 +56,9 @@ def _differences(reference: RunTrace, other: RunTrace) -> Iterator[RunDifference
     for number, wanted, found in _states(reference, other):
         if number > other.from_step:
             step = reference.steps[number]
+            of_a_stream = any(index is None for index, _ in step.samples.values())
             of_step = _samples(step, other.steps[number], is_complete=other.is_complete(number))
-            yield from (replace(one, of_a_stream=step.is_of_a_stream) for one in of_step)
+            yield from (replace(one, of_a_stream=of_a_stream) for one in of_step)
             when = f"after step {number}"
         else:
             when = f"as restored from the checkpoint of step {number}" if number else "before the first step"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from drumline.errors import TrainingError
 from drumline.metrics.events import read_events
@@ -33,11 +32,6 @@ class StepTrace:
     num_ranks: int = 0
     """How many ranks have written it; in the last step of a killed attempt some may be missing."""
     state: TensorHashes | None = None
-
-    @property
-    def is_of_a_stream(self) -> bool:
-        """Whether its samples have no index."""
-        return any(index is None for index, _ in self.samples.values())
 
 
 @dataclass(frozen=True)
@@ -75,25 +69,19 @@ def read_trace(folder: Path) -> RunTrace:
     start = ranks[0][0]
     steps: dict[int, StepTrace] = {}
     for line in (line for lines in ranks for line in lines if line["kind"] == "step"):
-        _add(line, steps.setdefault(line["step"], StepTrace(line["step"], line["epoch"])))
+        step = steps.setdefault(line["step"], StepTrace(line["step"], line["epoch"]))
+        step.num_ranks += 1
+        if "tensors" in line:
+            step.state = TensorHashes(line["tensors"], line["unsaved"])
+        for batch in line["batches"]:
+            positions = range(batch["low"], batch["high"])
+            step.rests[batch["low"], batch["high"]] = batch["rest"]
+            samples = zip(batch["indices"] or [None] * len(positions), batch["samples"], strict=True)
+            step.samples |= dict(zip(positions, samples, strict=True))
     evaluations = {  # as text, because NaN is not equal to itself
         line["step"]: {name: repr(value) for name, value in line["metrics"].items()}
         for line in ranks[0]
         if line["kind"] == "evaluated"
     }
-    return RunTrace(start["world_size"], start["step"], _tensor_hashes(start), dict(sorted(steps.items())), evaluations)
-
-
-def _add(line: Mapping[str, Any], step: StepTrace) -> None:
-    step.num_ranks += 1
-    if "tensors" in line:
-        step.state = _tensor_hashes(line)
-    for batch in line["batches"]:
-        low, high = batch["low"], batch["high"]
-        step.rests[low, high] = batch["rest"]
-        indices = batch["indices"] or [None] * (high - low)
-        step.samples |= dict(zip(range(low, high), zip(indices, batch["samples"], strict=True), strict=True))
-
-
-def _tensor_hashes(line: Mapping[str, Any]) -> TensorHashes:
-    return TensorHashes(line["tensors"], line["unsaved"])
+    state = TensorHashes(start["tensors"], start["unsaved"])
+    return RunTrace(start["world_size"], start["step"], state, dict(sorted(steps.items())), evaluations)

@@ -42,7 +42,10 @@ UNEXPECTED = "next: if this names nothing that you can fix, report it as a bug, 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code."""
-    _escape_what_cannot_be_encoded()
+    for stream in (sys.stdout, sys.stderr):
+        # A name with an umlaut must not end a job whose output goes to an ASCII terminal or pipe.
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+            stream.reconfigure(errors="backslashreplace")
     arguments = list(sys.argv[1:] if argv is None else argv)
     # `torchrun -m drumline -- train`: some versions of argparse hand the dashes on.
     if arguments[:1] == ["--"]:
@@ -59,13 +62,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         frames = traceback.format_exc().splitlines()
         print_message(f"error: {type(error).__name__}: {error}", *frames, UNEXPECTED)
         return ExitCode.TRAINING_FAILED
-
-
-def _escape_what_cannot_be_encoded() -> None:
-    """A name with an umlaut must not end a job whose output goes to an ASCII terminal or pipe."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
-            stream.reconfigure(errors="backslashreplace")
 
 
 def _dispatch(arguments: list[str]) -> int:

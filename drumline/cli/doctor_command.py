@@ -93,7 +93,6 @@ exit codes: 0 ready to train, 2 wrong usage, 3 something must be fixed,
 
 
 def run(argv: Sequence[str]) -> int:
-    """The verb."""
     flags = read_flags(argv, OWN_FLAGS, no_settings="is a setting of a run; the doctor takes none")
     given = flags.own
     if given.get("help"):

@@ -11,7 +11,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from drumline.cli.launch_flags import OF_SBATCH, sbatch_words
+from drumline.cli.launch_flags import OF_SBATCH
 from drumline.cli.launch_request import LaunchRequest, is_script
 from drumline.errors import ExitCode, PreflightError, UsageError
 from drumline.launch.hosts import least_nodes
@@ -58,7 +58,7 @@ def submit_to_slurm(request: LaunchRequest) -> int:
         num_gpus=given.get("gpus"),
         num_cpus=given.get("cpus"),
         options={name: given[name] for name in OF_SBATCH if name in given},
-        others=sbatch_words(given)[0],
+        others=shlex.split(given.get("sbatch", "")),
         signal_before_s=given.get("signal-before", SIGNAL_BEFORE_S),
         max_requeues=given.get("max-requeues", MAX_REQUEUES),
         may_shrink="nnodes" in given,

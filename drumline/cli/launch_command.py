@@ -60,7 +60,7 @@ exit codes: 0 success, 2 wrong usage, 3 a host is unreachable or the rendezvous
 
 
 def run(argv: Sequence[str]) -> int:
-    """The verb. All mistakes in the command are reported before torch is imported."""
+    """All mistakes in the command are reported before torch is imported."""
     own, target, arguments = split_command(argv)
     flags = read_flags(own, OWN_FLAGS, no_settings="a setting of the task goes after its name")
     if flags.own.get("help"):

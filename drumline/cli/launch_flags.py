@@ -203,18 +203,12 @@ def _wrong_by_hand(given: Mapping[str, Any]) -> Iterator[str]:
 
 def _wrong_for_slurm(given: Mapping[str, Any]) -> Iterator[str]:
     options = {name: given[name] for name in (*OF_SBATCH, "job-name") if name in given}
-    others, problem = sbatch_words(given)
-    if problem:
-        yield problem
-    yield from wrong_values(options, others, given.get("signal-before", SIGNAL_BEFORE_S))
-
-
-def sbatch_words(given: Mapping[str, Any]) -> tuple[list[str], str | None]:
-    """The flags in --sbatch, and what is wrong with it."""
+    others: list[str] = []
     try:
-        return shlex.split(given.get("sbatch", "")), None
+        others = shlex.split(given.get("sbatch", ""))
     except ValueError as error:
-        return [], f"--sbatch: {given['sbatch']!r} cannot be parsed: {error}"
+        yield f"--sbatch: {given['sbatch']!r} cannot be parsed: {error}"
+    yield from wrong_values(options, others, given.get("signal-before", SIGNAL_BEFORE_S))
 
 
 def _wrong_for_kubernetes(given: Mapping[str, Any]) -> Iterator[str]:

@@ -8,5 +8,4 @@ from drumline_lint import command
 
 
 def run(argv: Sequence[str]) -> int:
-    """The verb."""
     return command.run(argv, prog="drumline lint")

@@ -68,7 +68,6 @@ exit codes: 0 proved, 1 not proved, or a run failed, 2 wrong usage, 3 a run was 
 
 
 def run(argv: Sequence[str]) -> int:
-    """The verb."""
     own = {**{name: train_command.OWN_FLAGS[name] for name in ELSEWHERE}, **OWN_FLAGS}
     flags = read_flags(argv, own, max_positional=1)
     if flags.own.get("help"):

@@ -37,7 +37,7 @@ USAGE = (
 
 
 def run(argv: Sequence[str]) -> int:
-    """The verb. All mistakes in the command are reported before torch is imported."""
+    """All mistakes in the command are reported before torch is imported."""
     flags = read_flags(argv, OWN_FLAGS, max_positional=1)
     task = flags.positional[0] if flags.positional else None
     if flags.own.get("help"):
@@ -91,7 +91,8 @@ def settle_before_torch(task: str | None, flags: Flags) -> Layers:
 
 def _start_ranks(flags: Flags, layers: Layers, folder: Path, argv: Sequence[str]) -> int | None:
     """Start several ranks and wait for them; None when one is enough, which is then this process."""
-    num_procs = flags.own.get("procs") or (1 if _wants_cpu(layers) else default_procs())
+    devices = [layer.settings["dist.device"].value for layer in layers if "dist.device" in layer.settings]
+    num_procs = flags.own.get("procs") or (1 if devices[:1] == ["cpu"] else default_procs())
     max_restarts = flags.own.get("max-restarts")
     if num_procs == 1 and not max_restarts:
         return None
@@ -102,14 +103,7 @@ def _start_ranks(flags: Flags, layers: Layers, folder: Path, argv: Sequence[str]
     return run_node(node, Program(("train", *argv), is_task=True, run=str(folder)), Supervision())
 
 
-def _wants_cpu(layers: Layers) -> bool:
-    path = "dist.device"
-    given = [layer.settings[path].value for layer in layers if path in layer.settings]
-    return given[:1] == ["cpu"]
-
-
 def run_folder(flags: Flags, task: str) -> Path:
-    """The run folder."""
     return Path(flags.own.get("run") or Path("runs") / run_name(task))
 
 

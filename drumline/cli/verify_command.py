@@ -39,7 +39,6 @@ OWN_FLAGS: FlagTable = {"json": (bool, "", ""), "help": (bool, "", "")}
 
 
 def run(argv: Sequence[str]) -> int:
-    """The verb."""
     flags = read_flags(
         argv, OWN_FLAGS, max_positional=len(argv), no_settings="is a setting of a run; verify takes none"
     )
@@ -69,18 +68,12 @@ def _as_text(report: RunReport) -> str:
     lines += [f"  {section.name:<12} {section.summary}" for section in report.sections]
     lines += [f"  note: {note}" for note in report.notes]
     lines += [f"  problem: {problem}" for problem in report.problems]
-    return "\n".join([*map(one_line, lines), _summary(report)])
-
-
-def _summary(report: RunReport) -> str:
-    if not report.problems:
-        return "no problems found"
-    summary = f"{plural(len(report.problems), 'problem')} found"
-    if not any(problem.part == "checkpoints" for problem in report.problems):
-        return summary
-    if report.last_valid_step is None:
-        return f"{summary}; no checkpoint is complete and finite"
-    return f"{summary}; the newest checkpoint to resume from is of step {report.last_valid_step:,}"
+    summary = f"{plural(len(report.problems), 'problem')} found" if report.problems else "no problems found"
+    if any(problem.part == "checkpoints" for problem in report.problems):
+        step = report.last_valid_step
+        newest = f"the newest checkpoint to resume from is of step {step:,}" if step is not None else None
+        summary += f"; {newest or 'no checkpoint is complete and finite'}"
+    return "\n".join(map(one_line, [*lines, summary]))
 
 
 def _as_json(report: RunReport) -> dict[str, Any]:

@@ -58,7 +58,6 @@ OWN_FLAGS: FlagTable = {
 
 
 def run(argv: Sequence[str]) -> int:
-    """The verb."""
     flags = read_flags(argv, OWN_FLAGS, max_positional=len(argv), no_settings="is a setting of a run; watch takes none")
     given, runs = flags.own, flags.positional
     if given.get("help"):

@@ -148,6 +148,6 @@ def test_a_terminal_shows_progress(runs: Path) -> None:
     os.close(theirs)
     shown = os.read(ours, 4096).decode()
     os.close(ours)
-    assert "checkpoint 1 of 2: step-00000005, " in shown
+    assert "checkpoint 1 of 2: step-00000005" in shown
     assert shown.endswith("\r\x1b[K"), "the line is cleared in the end"
     assert b"checkpoint 1 of 2" not in result.stdout
