@@ -152,13 +152,8 @@ def _as_text(value: Any) -> str:
 
 # Kills
 
-
-@dataclass(frozen=True)
-class RunPattern:
-    """How long each save and evaluation of the reference run took, by step."""
-
-    save_s: dict[int, float]
-    evaluation_s: dict[int, float]
+RunPattern = Mapping[Moment, Mapping[int, float]]
+"""How long each save and evaluation of the reference run took, by step."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +172,7 @@ class Kill:
 
 def too_early(options: ProofOptions, pattern: RunPattern) -> str | None:
     """What is wrong with the options, given when the reference run saved."""
-    first = min(pattern.save_s)
+    first = min(pattern["save"])
     if options.at is not None and options.at[0] <= first:
         return f"--kill-at: {options.at[0]} is too early: the first checkpoint is that of step {first}"
     return too_few_steps(options, first_save=first)
@@ -187,8 +182,8 @@ def draw_kills(options: ProofOptions, pattern: RunPattern, *, attempt: int = 0) 
     """One kill for each leg but the last. A later attempt follows one whose kill came too late: it kills earlier, and
     the last attempt as early as possible."""
     draw = random.Random(options.seed)  # noqa: S311 - a schedule, not a secret
-    moments: list[Moment] = [one for one in MOMENTS if one != "evaluation" or pattern.evaluation_s]
-    first_save = min(pattern.save_s)
+    moments: list[Moment] = [one for one in MOMENTS if one != "evaluation" or pattern["evaluation"]]
+    first_save = min(pattern["save"])
     # Each kill has a range of steps of its own, so that it comes after the one before.
     length = (options.steps - 1 - first_save) / options.num_kills
     kills = []
@@ -212,7 +207,7 @@ def draw_kills(options: ProofOptions, pattern: RunPattern, *, attempt: int = 0) 
 
 def _kill(moment: Moment, step: int, wait: float, pattern: RunPattern) -> Kill:
     """In the next save or evaluation from this step on, if that is the moment; where there is none, after the step."""
-    times = {"save": pattern.save_s, "evaluation": pattern.evaluation_s}.get(moment, {})
+    times = pattern.get(moment, {})
     chosen = next((one for one in sorted(times) if one >= step), None)
     if chosen is None:
         return Kill("step", step, (), wait, None)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from drumline.audit.killed_run import Leg, RunFailedError, describe, run_and_kill, run_to_the_end
-from drumline.audit.proof_plan import MAX_ATTEMPTS, Kill, ProofOptions, RunPattern, draw_kills, too_early
+from drumline.audit.proof_plan import MAX_ATTEMPTS, Kill, Moment, ProofOptions, draw_kills, too_early
 from drumline.audit.run_comparison import (
     DifferenceCause,
     RunDifference,
@@ -24,22 +25,21 @@ from drumline.metrics.events import read_events
 from drumline.text import plural
 
 
+@dataclass(frozen=True)
 class Proof:
     """Runs one job as often as needed, in folders below `root`, and shows what happens, line by line."""
 
-    def __init__(
-        self, options: ProofOptions, arguments: Sequence[str], root: Path, show: Callable[[str], None]
-    ) -> None:
-        self._options = options
-        self._arguments = tuple(arguments)
-        self._root = root
-        self._show = show
+    options: ProofOptions
+    arguments: Sequence[str]
+    """What follows `drumline train`."""
+    root: Path
+    show: Callable[[str], None]
 
     def run(self) -> bool:
         """Whether the bits are the same."""
-        options = self._options
+        options = self.options
         steps, kills = plural(options.steps, "step"), plural(options.num_kills, "kill")
-        self._show(f"reference: {plural(options.worlds[0], 'rank')}, {steps} without a kill")
+        self.show(f"reference: {plural(options.worlds[0], 'rank')}, {steps} without a kill")
         reference = self._run_without_kill("reference")
         legs = self._killed_and_resumed(reference)
         compared = [compare(reference, leg) for leg in legs]
@@ -47,43 +47,43 @@ class Proof:
         difference = compared[-1].difference or self._missing(reference, legs) or self._different_file()
         if difference is not None:
             cause = self._cause(difference, reference, legs)
-            self._show(f"not proved: {difference.sentence} [leg {len(legs)}]")
-            self._show(f"  likely cause: {cause.what}")
-            self._show(f"  next: {cause.next_step}")
+            self.show(f"not proved: {difference.sentence} [leg {len(legs)}]")
+            self.show(f"  likely cause: {cause.what}")
+            self.show(f"  next: {cause.next_step}")
             return False
         seen = f"{plural(reference.num_samples, 'sample')}, {plural(reference.num_tensors, 'tensor')}"
-        self._show(f"proved: {steps}, {seen}: the same bits after {kills}")
+        self.show(f"proved: {steps}, {seen}: the same bits after {kills}")
         for name in dict.fromkeys(name for one in compared for name in one.unsaved):
-            self._show(
+            self.show(
                 f"  note: the buffer {name} (persistent=False) is not in checkpoints and differed at some step; "
                 "nothing that was compared depends on it"
             )
         return True
 
     def _leg(self, name: str, folder: str, world: int, log: str | None = None) -> Leg:
-        return Leg(name, self._arguments, self._root / folder, self._root / f"{log or folder}.log", world)
+        return Leg(name, tuple(self.arguments), self.root / folder, self.root / f"{log or folder}.log", world)
 
     def _run_without_kill(self, name: str) -> RunTrace:
-        leg = self._leg(f"the {name} run", name, self._options.worlds[0])
+        leg = self._leg(f"the {name} run", name, self.options.worlds[0])
         run_to_the_end(leg)
         return read_trace(RunFolder(leg.folder).trace_file(0).parent)
 
     def _killed_and_resumed(self, reference: RunTrace) -> list[RunTrace]:
-        events = list(read_events(RunFolder(self._root / "reference").event_file(0)))
-        saves, evaluations = (
-            {event["step"]: event["seconds"] for event in events if event["kind"] == kind}
-            for kind in ("checkpoint", "evaluation")
-        )
-        pattern = RunPattern(saves, evaluations)
-        if problem := too_early(self._options, pattern):
+        events = list(read_events(RunFolder(self.root / "reference").event_file(0)))
+        kinds: dict[Moment, str] = {"save": "checkpoint", "evaluation": "evaluation"}
+        pattern = {
+            moment: {event["step"]: event["seconds"] for event in events if event["kind"] == kind}
+            for moment, kind in kinds.items()
+        }
+        if problem := too_early(self.options, pattern):
             raise ConfigError([problem], next_step="--checkpoint.every_steps sets how often the job saves here")
-        if self._options.moment == "evaluation" and not evaluations:
-            self._show("the job has no evaluation data: it is killed between steps instead")
+        if self.options.moment == "evaluation" and not pattern["evaluation"]:
+            self.show("the job has no evaluation data: it is killed between steps instead")
         for attempt in range(MAX_ATTEMPTS):
-            legs = self._run_legs(reference, draw_kills(self._options, pattern, attempt=attempt))
+            legs = self._run_legs(reference, draw_kills(self.options, pattern, attempt=attempt))
             if legs is not None:
                 return legs
-            shutil.rmtree(self._root / "killed")
+            shutil.rmtree(self.root / "killed")
         raise RunFailedError(
             f"the job ended before it could be killed, {MAX_ATTEMPTS} times",
             next_step="give it more --steps, or larger batches",
@@ -92,7 +92,7 @@ class Proof:
     def _run_legs(self, reference: RunTrace, kills: Sequence[Kill]) -> list[RunTrace] | None:
         """All legs, or those up to the first that differs; None: a kill came too late."""
         legs: list[RunTrace] = []
-        plan = zip(self._options.worlds, [*kills, None], strict=True)
+        plan = zip(self.options.worlds, [*kills, None], strict=True)
         for number, (world, kill) in enumerate(plan, start=1):
             leg = self._leg(f"leg {number}", "killed", world, log=f"leg-{number}")
             if kill is None:
@@ -104,20 +104,20 @@ class Proof:
             trace = read_trace(folder)
             legs.append(trace)
             differs = compare(reference, trace).difference is not None
-            if not differs and (not is_in_time or trace.from_step >= self._options.steps):
-                self._show(f"leg {number}: the kill came too late; trying again with an earlier one")
+            if not differs and (not is_in_time or trace.from_step >= self.options.steps):
+                self.show(f"leg {number}: the kill came too late; trying again with an earlier one")
                 return None
             where = f" from step {trace.from_step}" if number > 1 else ""
             end = "to the end"
             if kill is not None and is_in_time:
                 end = describe(kill, leg, max(trace.steps, default=trace.from_step))
-            self._show(f"leg {number}: {plural(world, 'rank')}{where}, {end}")
+            self.show(f"leg {number}: {plural(world, 'rank')}{where}, {end}")
             if differs:
                 break
         return legs
 
     def _missing(self, reference: RunTrace, legs: Sequence[RunTrace]) -> RunDifference | None:
-        for step in range(1, self._options.steps + 1):
+        for step in range(1, self.options.steps + 1):
             if not any(leg.is_complete(step) for leg in legs):
                 return RunDifference("order", step, f"step {step} was never done by all ranks", f"step {step}")
             if step in reference.evaluations and not any(step in leg.evaluations for leg in legs):
@@ -126,16 +126,16 @@ class Proof:
         return None
 
     def _different_file(self) -> RunDifference | None:
-        steps = self._options.steps
+        steps = self.options.steps
         reference, killed = (
-            RunFolder(self._root / name).checkpoints / folder_name(steps) for name in ("reference", "killed")
+            RunFolder(self.root / name).checkpoints / folder_name(steps) for name in ("reference", "killed")
         )
-        return compare_checkpoints(reference, killed, steps, same_world=not self._options.is_elastic)
+        return compare_checkpoints(reference, killed, steps, same_world=not self.options.is_elastic)
 
     def _cause(self, found: RunDifference, reference: RunTrace, legs: Sequence[RunTrace]) -> DifferenceCause:
         if len(legs) == 1:  # up to its kill this leg is a second run without a kill
             return not_repeatable(found)
-        self._show("a difference was found; repeating the run without a kill, to find the cause")
+        self.show("a difference was found; repeating the run without a kill, to find the cause")
         again = compare(reference, self._run_without_kill("repeated")).difference
         if again is not None:
             return not_repeatable(again)

@@ -159,13 +159,9 @@ def _node_options(given: Mapping[str, Any], environment: Mapping[str, str]) -> n
             next_step="give --nodes N --node-rank K --master ADDRESS[:PORT] on each node; srun sets them by itself",
         )
     address, colon, port = known["--master"].partition(":")
-    if wrong := wrong_name(address):
+    is_port = not colon or 0 < (whole_number(port) or 0) < 65536
+    if wrong := wrong_name(address) or (None if is_port else f"{port!r} is not a port"):
         raise UsageError(f"--master: {wrong}", next_step="give --master ADDRESS or ADDRESS:PORT")
-    if colon and not (port.isdecimal() and 0 < int(port) < 65536):
-        raise UsageError(
-            f"--master {known['--master']}: {port!r} is not a port",
-            next_step="give a number from 1 to 65535 after the colon",
-        )
     return nodes.NodeOptions(
         node=known["--node-rank"],
         nodes=known["--nodes"],

@@ -18,18 +18,13 @@ FRESH_S = 10.0
 RESTART_S = 60.0
 """A job that is restarted is out of its folder for so long at most."""
 FATAL_NOTICES = ("hang", "failure")
+ENDS = {
+    "end": "done at step {step}",
+    "preempted": "preempted, saved step {step}",
+    "error": "failed at step {step}: {message}",
+}
+"""By the kind of the last event."""
 _TAIL_BYTES = 1 << 16
-
-
-@dataclass(frozen=True)
-class LastEvent:
-    """The last event of an attempt that has ended."""
-
-    text: str
-    """`done at step 460`."""
-    time: float
-    is_final: bool
-    """Whether no launcher restarts the job."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +37,8 @@ class RunStatus:
     """How old the status is."""
     holder: str | None
     """The process that trains in the run folder, as far as this machine can see."""
-    last_event: LastEvent | None
+    last_event: dict[str, Any] | None
+    """The last event of rank 0, if nothing can follow it in its attempt."""
 
     @property
     def is_live(self) -> bool:
@@ -54,9 +50,9 @@ class RunStatus:
             return False
         if self.status is None or self.status["has_ended"] or self.age_s > RESTART_S:
             return True
-        last = self.last_event
-        # A status that is newer is of the next attempt.
-        return last is not None and last.is_final and self.status["time"] <= last.time + FRESH_S
+        if (last := self.last_event) is None or last["kind"] == "error":  # a launcher may restart it
+            return False
+        return bool(self.status["time"] <= last["time"] + FRESH_S)  # a newer one is of the next attempt
 
     @property
     def is_unknown(self) -> bool:
@@ -82,8 +78,9 @@ class RunStatus:
         )
 
     def _how_it_ended(self) -> str:
-        if self.last_event is not None:
-            return f"the run has ended: {self.last_event.text}"
+        if (last := self.last_event) is not None:
+            text = ENDS[last["kind"]].format(step=last.get("step"), message=last.get("message"))
+            return f"the run has ended: {text}"
         if self.status is None:
             return f"no job is training in {self.run}, as far as this machine can see, and it never had a watchdog"
         if self.status["has_ended"]:
@@ -121,8 +118,7 @@ class RunStatusReader:
         return min(by_clock, time.monotonic() - self._changed[1])
 
 
-def _last_event(folder: RunFolder) -> LastEvent | None:
-    """The last event of rank 0, if nothing can follow it in this attempt."""
+def _last_event(folder: RunFolder) -> dict[str, Any] | None:
     try:
         with open_regular(folder.event_file(0)) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
@@ -130,12 +126,5 @@ def _last_event(folder: RunFolder) -> LastEvent | None:
     except OSError:
         return None
     event = (parse_line(lines[-1]) if lines else None) or {}
-    step, at = event.get("step"), event.get("time", 0)
-    text = {
-        "end": f"done at step {step}",
-        "preempted": f"preempted, saved step {step}",
-        "error": f"failed at step {step}: {event.get('message')}",
-    }.get(str(event.get("kind")))
-    if text is None or type(at) not in (int, float):
-        return None
-    return LastEvent(text, float(at), is_final=event["kind"] != "error")
+    is_last = str(event.get("kind")) in ENDS and type(event.get("time")) in (int, float)
+    return event if is_last else None

@@ -26,7 +26,7 @@ from drumline.errors import ExitCode, UsageError
         ("--hosts=-a", ["a host's name does not start with a dash"]),
         ("--nodes 2", ["--node-rank and --master are missing"]),
         ("--nodes 2 --node-rank 2 --master a", ["--node-rank is 2 of --nodes 2"]),
-        ("--nodes 2 --node-rank 0 --master a:x", ["--master a:x: 'x' is not a port"]),
+        ("--nodes 2 --node-rank 0 --master a:x", ["--master: 'x' is not a port"]),
         ("--nodes 2 --node-rank 0 --master ;", ["--master: ';' is not a host's name"]),
     ],
 )

@@ -18,7 +18,7 @@ from drumline.audit.proof_plan import (
     wrong_options,
 )
 
-PATTERN = RunPattern(save_s={2: 0.1, 4: 0.2, 6: 0.3, 8: 0.4}, evaluation_s={5: 1.0, 8: 2.0})
+PATTERN: RunPattern = {"save": {2: 0.1, 4: 0.2, 6: 0.3, 8: 0.4}, "evaluation": {5: 1.0, 8: 2.0}}
 
 
 def options(**given: Any) -> ProofOptions:
@@ -47,7 +47,7 @@ def test_kills_rise_and_leave_something_to_resume(worlds: tuple[int, ...], attem
     for seed in range(50):
         kills = draw_kills(options(worlds=worlds, seed=seed), PATTERN, attempt=attempt)
         assert len(kills) == len(worlds) - 1
-        assert all(kill.step > min(PATTERN.save_s) for kill in kills)
+        assert all(kill.step > min(PATTERN["save"]) for kill in kills)
         assert all(rank < world for kill, world in zip(kills, worlds, strict=False) for rank in kill.ranks)
         steps = [kill.step for kill in kills if kill.moment == "step"]
         assert steps == sorted(steps)
@@ -70,7 +70,7 @@ def test_the_last_save_is_killed_where_it_is_written() -> None:
 
 
 def test_a_job_without_evaluation_is_killed_between_steps() -> None:
-    without = RunPattern(PATTERN.save_s, {})
+    without: RunPattern = {**PATTERN, "evaluation": {}}
     (kill,) = draw_kills(options(at=(3,), moment="evaluation"), without)
     assert (kill.moment, kill.step) == ("step", 3)
     for seed in range(20):
