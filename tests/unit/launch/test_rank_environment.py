@@ -11,7 +11,6 @@ import pytest
 
 from drumline.errors import UsageError
 from drumline.launch import rank_environment
-from drumline.launch import rank_environment as room
 from drumline.launch.node.agent import NodeAgent, RankFiles
 from drumline.launch.node.open_rendezvous import SingleNodeRendezvous
 from drumline.launch.node.watch_folder import WatchFolder
@@ -39,7 +38,7 @@ def test_a_process_knows_when_it_began() -> None:
 
 
 def test_without_proc_it_is_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "read_stat", lambda pid: None)
+    monkeypatch.setattr(rank_environment, "Path", lambda _: Path("/nowhere/stat"))
     before = now()
     assert before <= process_start() <= now()
 
