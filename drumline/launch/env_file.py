@@ -41,7 +41,6 @@ ESCAPES = {"n": "\n", "t": "\t"}
 @dataclass(frozen=True)
 class EnvFile:
     node: NodePlan
-    """This machine, as the file describes it."""
     variables: Mapping[str, str] = field(repr=False)
     """All of the file, for the ranks' environment. May hold secrets: never printed."""
 

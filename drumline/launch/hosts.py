@@ -28,7 +28,6 @@ class Host:
     name: str
     """As ssh takes it: `node-a`, or `me@node-a`."""
     slots: int | None = None
-    """How many ranks it runs; None when the user did not say."""
 
     @property
     def address(self) -> str:
@@ -80,7 +79,6 @@ def read_lines(path: Path, what: str, *, flag: str) -> list[str]:
 
 
 def wrong_name(name: str) -> str | None:
-    """What is wrong with a host's name, if anything."""
     if not name:
         return "a host's name is missing"
     if name.startswith("-"):
@@ -121,7 +119,6 @@ def read_counts(text: str) -> tuple[int | None, int | None] | None:
 
 
 def wrong_counts(text: str) -> str | None:
-    """What is wrong with `--nnodes`, if anything."""
     return None if read_counts(text) else f"--nnodes: {text!r} is not understood; give {COUNTS_FORM}"
 
 
@@ -132,8 +129,6 @@ def least_nodes(text: str | None, num_nodes: int, *, known_from: str) -> int | N
         return None
     least, most = counts
     if (most or num_nodes) != num_nodes or (least or 1) > num_nodes:
-        raise UsageError(
-            f"--nnodes is {text}, but there {'is' if num_nodes == 1 else 'are'} {num_nodes} in {known_from}",
-            next_step=f"give `--nnodes MIN:`, with a MIN from 1 to {num_nodes}",
-        )
+        what = f"--nnodes is {text}, but there {'is' if num_nodes == 1 else 'are'} {num_nodes} in {known_from}"
+        raise UsageError(what, next_step=f"give `--nnodes MIN:`, with a MIN from 1 to {num_nodes}")
     return least

@@ -56,7 +56,6 @@ class KubernetesJob:
 
     @property
     def has_secret(self) -> bool:
-        """Whether pods need a common secret."""
         return self.num_nodes > 1 and self.has_launcher
 
     @property
@@ -86,7 +85,6 @@ def manifest_text(job: KubernetesJob, api: Api) -> str:
 
 
 def wrong_object_name(flag: str, name: str) -> str | None:
-    """What is wrong with the name of an object, if anything."""
     if NAME.fullmatch(name):
         return None
     return f"{flag}: {name!r} is not a Kubernetes name: at most 50 lowercase letters, digits and dashes, a letter first"

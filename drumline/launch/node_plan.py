@@ -51,7 +51,6 @@ class NodePlan:
     peers: tuple[str, ...] = ()
     """What the user calls each node, by node rank, where that is known."""
     join_timeout_s: int = JOIN_TIMEOUT_S
-    """How long nodes wait for each other."""
     last_call_s: int = LAST_CALL_S
     """How long `min_nodes` wait for the rest before they start without them."""
     lost_after_s: int = LOST_AFTER_S
@@ -76,7 +75,6 @@ class Program:
     """A script and its arguments, or the arguments of `drumline`."""
     is_task: bool = False
     is_watched: bool = False
-    """A script that runs with the watchdog."""
     run: str | None = None
     """The run folder of a task, as its settings name it; None where they were not read."""
 

@@ -117,10 +117,8 @@ def first_host(node_list: str) -> str:
     """The first name of Slurm's shorthand: `gpu[007-009,12],login` begins with `gpu007`."""
     first = next(iter(node_names(node_list)), "")
     if not re.fullmatch(r"[^\[\],]+", first) or node_list.startswith("["):
-        raise PreflightError(
-            f"SLURM_STEP_NODELIST is {node_list!r}, in which no first host can be found",
-            next_step="set MASTER_ADDR to the first host of the job",
-        )
+        what = f"SLURM_STEP_NODELIST is {node_list!r}, in which no first host can be found"
+        raise PreflightError(what, next_step="set MASTER_ADDR to the first host of the job")
     return first
 
 
@@ -216,9 +214,8 @@ def write_batch_file(path: Path, text: str) -> None:
     """Over one that was written here before, never over another file."""
     try:
         if os.path.lexists(path) and WRITTEN not in read_regular(path).decode(errors="replace"):
-            raise UsageError(
-                f"{path} exists, and was not written by drumline launch", next_step="give another path with --out"
-            )
+            what = f"{path} exists, and was not written by drumline launch"
+            raise UsageError(what, next_step="give another path with --out")
         replace_text(path, text)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}", next_step="check --out") from error
@@ -227,10 +224,8 @@ def write_batch_file(path: Path, text: str) -> None:
 def check_sbatch(search_path: str | None) -> str:
     """Where sbatch is."""
     if (sbatch := shutil.which("sbatch", path=search_path)) is None:
-        raise UsageError(
-            f"sbatch is not installed on {socket.gethostname()}",
-            next_step="run this where jobs are submitted, or show the batch file with --print",
-        )
+        what = f"sbatch is not installed on {socket.gethostname()}"
+        raise UsageError(what, next_step="run this where jobs are submitted, or show the batch file with --print")
     return sbatch
 
 

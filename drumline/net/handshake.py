@@ -81,16 +81,13 @@ def answer(
     _check_nonce(hello)
     if hello.get("secret") is not (secret is not None):
         has, lacks = (me, node) if secret is not None else (node, me)
-        raise RefusedError(
-            f"{SECRET_ENV} is set on node {has} and not on node {lacks}",
-            next_step="set it to one value on all nodes, or on none",
-        )
+        what = f"{SECRET_ENV} is set on node {has} and not on node {lacks}"
+        raise RefusedError(what, next_step="set it to one value on all nodes, or on none")
     challenge = {"nonce": nonce()}
     proof = (yield challenge).get("proof")
     if not _is_proof(proof, _proof(secret, "dialler", hello, challenge)):
-        raise RefusedError(
-            f"{SECRET_ENV} of node {node} differs from that of node {me}", next_step="set it to one value on all nodes"
-        )
+        what = f"{SECRET_ENV} of node {node} differs from that of node {me}"
+        raise RefusedError(what, next_step="set it to one value on all nodes")
     admit(hello)
     session = _session(secret, ("to dialler", "to listener"), hello, challenge)
     return Agreed(node, session, {"proof": _proof(secret, "listener", hello, challenge)})

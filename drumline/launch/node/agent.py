@@ -70,7 +70,6 @@ class RankFiles(LogsSpecs):
         return str(self.folder or self.scratch)
 
     def failure(self, rank: int) -> FailureRecord | None:
-        """What that rank of this start wrote about its failure."""
         return read_failure(self.scratch / f"failure-{rank}-{self.num_starts - 1}.json")
 
     def stderr(self, rank: int) -> Path | None:

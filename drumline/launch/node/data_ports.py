@@ -20,7 +20,6 @@ RETRY_S = 0.5
 CLOSED = (Reason.NO_ANSWER, Reason.REFUSED, Reason.NO_ROUTE)
 
 NodeCard = Mapping[str, Any]
-"""What a node publishes of itself at the rendezvous."""
 
 
 @contextlib.contextmanager

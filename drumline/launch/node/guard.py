@@ -21,7 +21,6 @@ SUCCEEDED = b"succeeded"
 
 
 def new_job() -> str:
-    """A name that no other job has."""
     return secrets.token_hex(8)
 
 

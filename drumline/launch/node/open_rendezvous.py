@@ -168,10 +168,8 @@ def wait_for_first_node(
             f"the name {host} of the first host does not resolve on {source}",
             next_step=f"add {host} to DNS, or to /etc/hosts on {source}; or give an address in --hosts",
         )
-    raise PreflightError(
-        f"the rendezvous port {port} is closed from {source} to {target} ({explained_closed(blocked.reason)})",
-        next_step=OPEN_RENDEZVOUS.format(port=port, host=target),
-    )
+    what = f"the rendezvous port {port} is closed from {source} to {target} ({explained_closed(blocked.reason)})"
+    raise PreflightError(what, next_step=OPEN_RENDEZVOUS.format(port=port, host=target))
 
 
 def _open_store(node: NodePlan, host: str, *, bound: str | None = None) -> dist.TCPStore:
@@ -193,5 +191,4 @@ def _open_store(node: NodePlan, host: str, *, bound: str | None = None) -> dist.
 
 
 def address_of(node: NodePlan) -> str:
-    """What the other nodes call this one."""
     return LOOPBACK if node.num_nodes == 1 else node.known_address or own_address(node.endpoint)

@@ -55,8 +55,6 @@ class SidecarDiagnosis:
 
 
 class WatchFolder:
-    """All starts of one job on this node."""
-
     def __init__(self, job: str) -> None:
         self.root: Path | None = None
         """None where no folder could be made: then each start of ranks makes its own."""
@@ -120,7 +118,6 @@ class WatchFolder:
         return SidecarDiagnosis(alarm, action, sentence, was_printed)
 
     def has_sidecar(self) -> bool:
-        """Whether a sidecar of this start is alive."""
         if self.current is None:
             return False
         try:

@@ -101,7 +101,6 @@ def ssh_words(client: Sequence[str], host: Host, command: Sequence[str], *, cwd:
 
 
 def remote_module(module: str, python: str, python_path: str | None) -> list[str]:
-    """The command that runs a module of ours on a host."""
     return [*([f"PYTHONPATH={python_path}"] if python_path else []), python, "-m", module]
 
 

@@ -57,7 +57,6 @@ class Controller:
         self.dropped: list[Remote] = []
         """Lost hosts without which the job continues."""
         self.end_signal: signal.Signals | None = None
-        """The signal that this process got."""
         self.is_ending = False
         self.num_ranks = 0
         self._logging_in = asyncio.Semaphore(MAX_LOGGING_IN)
@@ -69,7 +68,6 @@ class Controller:
 
     @property
     def remaining(self) -> list[Remote]:
-        """All hosts but those that were dropped."""
         return [remote for remote in self.remotes if remote not in self.dropped]
 
     async def run(self) -> None:
@@ -78,7 +76,6 @@ class Controller:
         self._restart_all(self._agent_ended)  # the others may have been done before
 
     async def close(self) -> None:
-        """The connections, when there is no other attempt."""
         await asyncio.gather(*(connection.close() for connection in self.connections))
 
     # Reaching the hosts

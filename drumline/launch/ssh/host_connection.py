@@ -114,7 +114,6 @@ class HostConnection:
         return self._reading
 
     async def close(self) -> None:
-        """When nothing is left to run there."""
         if self._process is None or self._reading is None:
             return
         if self._process.stdin is not None:

@@ -28,7 +28,6 @@ class HostsJob:
     nodes: Sequence[NodePlan]
     program: Program
     client: Sequence[str]
-    """The words that call ssh."""
     python: str
     python_path: str | None = None
     cwd: Path

@@ -67,7 +67,6 @@ class Remote:
     failures: list[RankFailure] = field(default_factory=list)
     """Since the ranks were last started."""
     diagnosis: SidecarDiagnosis | None = None
-    """What the sidecars found about that."""
     code: int | None = None
     """The exit code of the node's agent."""
     agent_lines: list[str] = field(default_factory=list)
@@ -197,7 +196,6 @@ class Reconnect:
 
     @property
     def limit_s(self) -> float:
-        """How long to wait for a host or a spare."""
         return max(RECONNECT_S, self.surely_ended_s + SPARE_S)
 
     def next_host(self, remote: Remote, search: Search) -> Host | None:

@@ -52,9 +52,8 @@ class Sync:
     def run(self, hosts: Sequence[Host], exclude: Sequence[str] = ()) -> str:
         """Copy to all hosts at once; returns the hash of the code."""
         if self.folder in (Path.home(), Path("/")):
-            raise UsageError(
-                f"--sync would copy all of {self.folder}", next_step="go to the folder of the project first"
-            )
+            what = f"--sync would copy all of {self.folder}"
+            raise UsageError(what, next_step="go to the folder of the project first")
         files = file_hashes(self.folder, code_files(self.folder, exclude))
         if not files:
             raise UsageError(f"--sync: there is no file to copy in {self.folder}")
@@ -80,10 +79,8 @@ class Sync:
         answer = self._call(host, command, json.dumps(files), cwd=self.folder)
         if different := _listed(host, answer):
             named = ", ".join(different[:MAX_NAMED]) + (", ..." if len(different) > MAX_NAMED else "")
-            raise PreflightError(
-                f"{host.name} has different code in {self.folder} after --sync: {named}",
-                next_step="see whether something writes there, or --exclude what is not code",
-            )
+            what = f"{host.name} has different code in {self.folder} after --sync: {named}"
+            raise PreflightError(what, next_step="see whether something writes there, or --exclude what is not code")
 
     def _rsync(self, host: Host, files: dict[str, str]) -> None:
         options = [word for option in OPTIONS for word in ("-o", option)]
@@ -99,10 +96,8 @@ class Sync:
             raise PreflightError(f"{host.name}: rsync is not installed there", next_step=INSTALL)
         if done.returncode:
             first = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[0]
-            raise PreflightError(
-                f"{host.name}: the code could not be copied: {first}",
-                next_step=f"see whether {self.folder} can be written to there",
-            )
+            what = f"{host.name}: the code could not be copied: {first}"
+            raise PreflightError(what, next_step=f"see whether {self.folder} can be written to there")
 
     def _call(self, host: Host, command: Sequence[str], text: str, *, cwd: PurePosixPath | Path) -> str:
         words = ssh_words(self.client, host, command, cwd=cwd)
