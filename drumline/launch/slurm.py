@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from drumline.errors import ExitCode, PreflightError, UsageError, as_list
+from drumline.errors import ExitCode, UsageError, as_list
 from drumline.launch.node_plan import NodePlan
 from drumline.untrusted import read_regular, replace_text
 
@@ -115,11 +115,7 @@ def _port(environment: Mapping[str, str]) -> int:
 
 def first_host(node_list: str) -> str:
     """The first name of Slurm's shorthand: `gpu[007-009,12],login` begins with `gpu007`."""
-    first = next(iter(node_names(node_list)), "")
-    if not re.fullmatch(r"[^\[\],]+", first) or node_list.startswith("["):
-        what = f"SLURM_STEP_NODELIST is {node_list!r}, in which no first host can be found"
-        raise PreflightError(what, next_step="set MASTER_ADDR to the first host of the job")
-    return first
+    return node_names(node_list)[0]
 
 
 def node_names(node_list: str) -> list[str]:

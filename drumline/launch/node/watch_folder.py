@@ -122,8 +122,6 @@ class WatchFolder:
             return False
         try:
             os.kill(int((self.current / SIDECAR).read_text(encoding="utf-8")), 0)
-        except PermissionError:
-            return True
         except (OSError, ValueError):
             return False
         return True

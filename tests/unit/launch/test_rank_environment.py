@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from drumline.errors import UsageError
 from drumline.launch import rank_environment
 from drumline.launch.node.agent import NodeAgent, RankFiles
 from drumline.launch.node.open_rendezvous import SingleNodeRendezvous
@@ -37,23 +36,13 @@ def test_a_process_knows_when_it_began() -> None:
     assert before - TICK_S <= began < now() - TICK_S, "before Python itself had started"
 
 
-def test_without_proc_it_is_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_environment, "Path", lambda _: Path("/nowhere/stat"))
-    before = now()
-    assert before <= process_start() <= now()
-
-
 def test_a_launcher_sets_the_start_of_the_command() -> None:
     assert command_start({COMMAND_START: "1.25"}) == 1.25
 
 
-@pytest.mark.parametrize("word", ["", "soon", "nan", "inf", "-1", "1e12"])
-def test_an_impossible_start_is_ignored(word: str) -> None:
-    assert command_start({COMMAND_START: word}) is None
-
-
 def test_another_launcher_sets_no_start() -> None:
     assert command_start({}) is None
+    assert command_start({COMMAND_START: ""}) is None, "of a restart"
 
 
 @pytest.mark.parametrize(
@@ -103,19 +92,3 @@ def test_watch_settings_are_read_and_the_secret_is_not_shown() -> None:
     )
     assert terms.secret is not None
     assert terms.secret not in repr(terms)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        (rank_environment.WATCH_NODES, "a", "DRUMLINE_WATCH_NODES has 'a', which is not ADDRESS:PORT"),
-        (rank_environment.WATCH_NODES, "a:1,b:70000", "DRUMLINE_WATCH_NODES has 'b:70000', which is not ADDRESS:PORT"),
-        (rank_environment.ON_HANG, "wait", "DRUMLINE_WATCH_ON_HANG is 'wait', not one of restart, stop, report"),
-        (rank_environment.HANG_S, "long", "DRUMLINE_WATCH_HANG_S is 'long', which is not a number of seconds"),
-        (rank_environment.HANG_S, "-1", "DRUMLINE_WATCH_HANG_S is '-1', which is not a number of seconds"),
-    ],
-)
-def test_what_cannot_be_read_is_said(name: str, value: str, message: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        watch_settings_from({name: value})
-    assert str(caught.value) == message

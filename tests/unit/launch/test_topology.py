@@ -95,11 +95,6 @@ def test_the_first_host_of_slurms_shorthand(node_list: str, host: str) -> None:
     assert first_host(node_list) == host
 
 
-def test_an_unreadable_node_list_is_quoted() -> None:
-    with pytest.raises(PreflightError, match=r"SLURM_STEP_NODELIST is '\[1-2\]'"):
-        first_host("[1-2]")
-
-
 @pytest.mark.parametrize(
     ("text", "names"),
     [
