@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import http.client
 import re
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -45,8 +44,7 @@ class WebNotice:
         parts = urllib.parse.urlsplit(url)
         if parts.hostname in METADATA_HOSTS:
             token_url = f"{parts.scheme}://{parts.netloc}{TOKEN_PATH}"
-        self._url, self._token_url = url, token_url
-        self._token, self._token_until = "", 0.0
+        self._url, self._token_url, self._token = url, token_url, ""
         # Without proxies and redirects: the answer of a proxy or a login page is no notice.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects)
 
@@ -65,10 +63,9 @@ class WebNotice:
         return f"a notice at {self._url}: {_in_a_line(body)}" if body.strip() else None
 
     def _token_headers(self, token_url: str) -> dict[str, str]:
-        if not self._token or time.monotonic() > self._token_until:
+        if not self._token:
             lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_S)}
             self._token = self._request(token_url, "PUT", lifetime).strip()
-            self._token_until = time.monotonic() + TOKEN_S / 2
         return {"X-aws-ec2-metadata-token": self._token}
 
     def _request(self, url: str, method: str, headers: dict[str, str]) -> str:

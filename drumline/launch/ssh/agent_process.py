@@ -1,10 +1,8 @@
 """A node's agent as a process of its own: how the supervisor starts and informs it, and what runs in it.
 
 The process (`python -m drumline.launch.ssh.agent_process FD SUPERVISOR`) reads from stdin what is to run, loads torch
-while the processes of its ranks do, then reads where the rendezvous is: that comes when all hosts have answered, or,
-where it waits for the next attempt, when that begins. It writes starts and failures of ranks to the pipe FD. It ends
-when the supervisor does: the kernel sends it a SIGTERM then, the agent ends its ranks, and the guard beside it ends
-whatever is left.
+while the processes of its ranks do, then reads where the rendezvous is: that comes when all hosts have answered. It
+writes starts and failures of ranks to the pipe FD, and ends when the supervisor does.
 """
 
 from __future__ import annotations
@@ -110,13 +108,10 @@ def main(fd: int, supervisor: int) -> int:
     spec = json.loads(start)
     status = FrameWriter(fd)
     supervision = Supervision(
-        job=spec["job"],
-        grace_s=spec["grace_s"],
+        **{name: spec[name] for name in ("job", "grace_s", "secret", "first_start")},
         folder=Path(spec["logs"]),
         report=status.send,
-        secret=spec["secret"],
         script_watch=ScriptWatch(**spec["script_watch"]) if spec["script_watch"] else None,
-        first_start=spec["first_start"],
         standby=standby,
     )
     try:

@@ -18,6 +18,8 @@ from drumline.net.secrets import new_secret
 # Variables that set up the libraries between ranks, and must be the same on all of them.
 PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "UCX_", "FI_")
 NAMES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUBLAS_WORKSPACE_CONFIG", "CUDA_DEVICE_ORDER", "DATASET_DIR")
+# What a supervisor gets as it is.
+SENT_FIELDS = ("job", "next_job", "earlier", "grace_s", "secret", "first_start", "standby")
 VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -55,21 +57,15 @@ class HostsJob:
     def spec(self, node: NodePlan) -> dict[str, Any]:
         """The first frame to a supervisor."""
         return {
+            **{name: getattr(self, name) for name in SENT_FIELDS},
             "kind": "spec",
             "protocol": PROTOCOL,
-            "job": self.job,
-            "next_job": self.next_job,
-            "earlier": self.earlier,
             "node": asdict(node),
             "program": asdict(self.program),
             "environment": {**self.environment, **({RESTARTED: "1"} if self.earlier else {})},
             "logs": str(self.logs),
             "task_logs": str(self.task_logs) if self.task_logs else None,
-            "grace_s": self.grace_s,
-            "secret": self.secret,
             "script_watch": asdict(self.script_watch) if self.script_watch else None,
-            "first_start": self.first_start,
-            "standby": self.standby,
         }
 
     def placed(self, hosts: Sequence[Host]) -> list[NodePlan]:

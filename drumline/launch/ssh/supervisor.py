@@ -1,10 +1,8 @@
 """One node's supervisor, started over ssh by the controller: `python -m drumline.launch.ssh.supervisor`, without torch.
 
-Its stdin has what to run, then a heartbeat every few seconds. It ends what an earlier attempt of the launch has left
-here, starts the node's agent, which waits until all hosts have answered, follows the files that the ranks write, and
-sends what is new as frames on its stdout. When that has ended, it takes another attempt; while ranks run that may be
-restarted, an agent for it loads torch and waits. When stdin ends, or no heartbeat came for a lease, the controller is
-gone or unreachable: it ends all that it has started.
+Its stdin has what to run, then a heartbeat every few seconds. It starts the node's agent, follows the files that the
+ranks write, and sends what is new as frames on its stdout; then it takes another attempt, for which an agent may wait
+that has loaded torch. When stdin ends, or no heartbeat came for a lease, it ends all that it has started.
 """
 
 from __future__ import annotations
@@ -105,9 +103,12 @@ class Supervisor:
             signal.signal(number, self._end_by_signal)
         agent = self.agent.process
         while agent.poll() is None or self.ending:
-            frames = self.link.read()
-            _reap_all_but(agent.pid)
-            self._handle(frames)
+            self._handle(self.link.read())
+            # Orphans of the job are our children, and stay as zombies until they are waited for.
+            with contextlib.suppress(ChildProcessError):
+                look = os.WEXITED | os.WNOHANG | os.WNOWAIT
+                while (found := os.waitid(os.P_ALL, 0, look)) is not None and found.si_pid != agent.pid:
+                    os.waitpid(found.si_pid, 0)
             self._send_news()
             self._prepare_next()
             if self.ending and self.ending.step() and agent.poll() is not None:
@@ -205,14 +206,6 @@ class Supervisor:
         """Where a rank of a task writes to by itself; rank 0 also writes to its stdout."""
         folder = self.spec["task_logs"]
         return [] if folder is None or rank == 0 else [Path(folder) / f"rank-{rank:05d}.log"]
-
-
-def _reap_all_but(pid: int) -> None:
-    """Orphans of the job are our children, and stay as zombies until they are waited for."""
-    look = os.WEXITED | os.WNOHANG | os.WNOWAIT
-    with contextlib.suppress(ChildProcessError):
-        while (found := os.waitid(os.P_ALL, 0, look)) is not None and found.si_pid != pid:
-            os.waitpid(found.si_pid, 0)
 
 
 def refusals(spec: dict[str, Any]) -> Iterator[tuple[str, str]]:
