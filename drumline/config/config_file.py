@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from drumline.config.fields import FIELDS, SECTIONS, show_value, values_of
+from drumline.config.fields import FIELDS, SECTIONS, show_value
 from drumline.config.flags import Layer, Setting, check_layer
 from drumline.config.schema import Config
 from drumline.errors import did_you_mean
@@ -96,14 +96,12 @@ def _unquoted(key: str) -> str:
 
 def to_toml(config: Config, *, header: str | None = None) -> str:
     """The whole config, sections and fields in the order of the schema; `header` becomes a comment at the top."""
-    values = values_of(config)
     parts = ["\n".join(f"# {line}".rstrip() for line in header.splitlines())] if header else []
     for section in SECTIONS:
-        paths = [path for path in FIELDS if path.startswith(f"{section}.")]
-        tables = [path for path in paths if FIELDS[path].is_table and values[path]]
-        plain = {path.partition(".")[2]: values[path] for path in paths if not FIELDS[path].is_table}
-        parts.append(_table(section, plain))
-        parts += [_table(path, values[path]) for path in tables]
+        values = vars(getattr(config, section))
+        tables = {name: table for name, table in values.items() if FIELDS[f"{section}.{name}"].is_table}
+        parts.append(_table(section, {name: value for name, value in values.items() if name not in tables}))
+        parts += [_table(f"{section}.{name}", table) for name, table in tables.items() if table]
     return "\n\n".join(parts) + "\n"
 
 

@@ -10,7 +10,6 @@ import collections.abc
 import contextlib
 import dataclasses
 import difflib
-import operator
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -84,11 +83,6 @@ def annotation_of(path: str) -> Any | None:
         if field.is_table and path.startswith(f"{table}."):
             return get_args(field.annotation)[1]
     return None
-
-
-def values_of(config: Config) -> dict[str, Any]:
-    """A config as a flat mapping of dotted paths, in the order of the schema."""
-    return {path: operator.attrgetter(path)(config) for path in FIELDS}
 
 
 def nearest(path: str, *, besides: Collection[str] = ()) -> tuple[str, ...]:

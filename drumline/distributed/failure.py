@@ -1,8 +1,5 @@
-"""Who failed first. When one rank raises, its peers soon raise too, because they lost it; only the first is the
-cause.
-
-The first rank to fail claims that through the store, which outlives the broken group. The others see the claim and
-stay quiet, so that the user reads one traceback, and it is the right one.
+"""Who failed first. When one rank raises, its peers soon raise too, because they lost it; only the first is the cause.
+It claims that in the store, which outlives the broken group, and the others do not print their own tracebacks.
 """
 
 from __future__ import annotations
@@ -11,8 +8,6 @@ import json
 import os
 import time
 from dataclasses import asdict, dataclass, field
-
-import torch.distributed as dist
 
 from drumline.errors import Place
 from drumline.launch.rank_environment import FailureRecord
@@ -30,7 +25,7 @@ class Failure:
     """The first failure of a job: where, what in a line, and the exit code that the whole job ends with."""
 
     place: Place
-    """Of the rank that it is about."""
+    """The rank that failed."""
     error: str
     exit_code: int
     is_own: bool = False
@@ -57,14 +52,14 @@ def claim_failure(
 ) -> Failure | None:
     """Claim to be the first to fail. None: this rank is. Otherwise: the earlier failure."""
     # A lost peer shows as a communication error, and the peer's own claim may still be on its way.
-    is_secondary = isinstance(error, (dist.DistError, RuntimeError))
+    is_secondary = isinstance(error, RuntimeError)
     try:
         if is_secondary and (known := _wait_for_claim(store)):
             return _reported(known, mine)
         claim = json.dumps(asdict(mine))
         if store.compare_set(FIRST, "", claim).decode() != claim:
             return _reported(_wait_for_claim(store), mine)
-    except (dist.DistError, RuntimeError):
+    except RuntimeError:
         if rank_0_hosts_store and mine.origin.rank != 0:
             return Failure(Place(rank=0), "the connection to the store, which it hosts, was lost", mine.exit_code)
         return None

@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, ClassVar
 
@@ -92,7 +92,7 @@ def join_group(
     """
     deadline = time.monotonic() + start_timeout_s
     store = open_store(topology, timeout_s=start_timeout_s)
-    with _explained(topology, start_timeout_s):
+    try:
         rendezvous = join_rendezvous(
             store,
             topology,
@@ -104,6 +104,12 @@ def join_group(
         )
         if len(rendezvous.nodes) > 1:
             check_reachability(rendezvous, topology, environment, backend=backend, deadline=deadline)
+    except dist.DistStoreError as error:
+        what = f"not all of the {topology.world_size} ranks continued the start within {start_timeout_s:g} s"
+        raise PreflightError(what, next_step="look at the other ranks' own output") from error
+    except dist.DistError as error:
+        what = f"rank 0, which runs the store, ended before all {topology.world_size} ranks were there"
+        raise PreflightError(what, next_step="look at rank 0's own output") from error
     dist.init_process_group(
         backend,
         store=dist.PrefixStore("group", rendezvous.store.raw),
@@ -163,18 +169,6 @@ def collective_counter() -> Callable[[], int]:
     if dist.is_initialized():
         count = dist.distributed_c10d._get_default_group()._get_sequence_number_for_group  # type: ignore[attr-defined]
     return count
-
-
-@contextlib.contextmanager
-def _explained(topology: Topology, timeout_s: float) -> Iterator[None]:
-    try:
-        yield
-    except dist.DistStoreError as error:
-        what = f"not all of the {topology.world_size} ranks continued the start within {timeout_s:g} s"
-        raise PreflightError(what, next_step="look at the other ranks' own output") from error
-    except dist.DistError as error:
-        what = f"rank 0, which runs the store, ended before all {topology.world_size} ranks were there"
-        raise PreflightError(what, next_step="look at rank 0's own output") from error
 
 
 # The exit of the process

@@ -33,10 +33,9 @@ class _Flat:
         self.data = torch.zeros(self.chunk * world_size, dtype=first.dtype, device=first.device)
         pieces = torch.split(self.data[: sum(sizes)], sizes)
         # In the order of the parameter's own memory (channels_last, say): fused optimizers go by memory, not by index.
-        strides = [torch.empty_like(parameter, device="meta").stride() for parameter in parameters]
         self.views = [
-            piece.as_strided(parameter.shape, stride)
-            for piece, parameter, stride in zip(pieces, parameters, strides, strict=True)
+            piece.as_strided(parameter.shape, torch.empty_like(parameter, device="meta").stride())
+            for piece, parameter in zip(pieces, parameters, strict=True)
         ]
 
 
@@ -138,18 +137,17 @@ class ShardSum:
         self._nodes = cache(lambda num_shards: [nodes_of(shards, num_shards) for shards in shards_by_rank(num_shards)])
         self._rank = rank
         self._world_size = world_size
-        parameters = {name: one for name, one in parameters.items() if one.numel()}
-        self._names = list(parameters)
+        self._parameters = {name: one for name, one in parameters.items() if one.numel()}
         self._find_unused = find_unused
-        self._got_gradient = bytearray(len(parameters))
-        self._ever_got_gradient = bytearray(len(parameters))
-        self._parameters = list(parameters.values())
-        self._buckets = [_Bucket(group, world_size) for group in _grouped(self._parameters, bucket_bytes)]
+        self._used: set[str] = set()
+        """The parameters that got a gradient in this shard, by name; below, in any of this rank's shards."""
+        self._ever_used: set[str] = set()
+        self._buckets = [_Bucket(group, world_size) for group in _grouped(self._parameters.values(), bucket_bytes)]
         self._num_sent = 0
         self._sends_along: tuple[int, int] | None = None
-        bucket_of = {id(parameter): bucket for bucket in self._buckets for parameter in bucket.parameters}
-        for number, parameter in enumerate(self._parameters):
-            hook = partial(self._gradient_is_there, number, bucket_of[id(parameter)])
+        bucket_of = {parameter: bucket for bucket in self._buckets for parameter in bucket.parameters}
+        for name, parameter in self._parameters.items():
+            hook = partial(self._gradient_is_there, name, bucket_of[parameter])
             parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def open_shard(self) -> None:
@@ -169,15 +167,15 @@ class ShardSum:
         for bucket in self._buckets[self._num_sent :]:
             bucket.close_shard(shard, num_shards)
         if self._find_unused:
-            pairs = zip(self._ever_got_gradient, self._got_gradient, strict=True)
-            self._ever_got_gradient = bytearray(ever | now for ever, now in pairs)
-        elif (number := self._got_gradient.find(0)) >= 0:
+            self._ever_used |= self._used
+        elif len(self._used) < len(self._parameters):
+            unused = next(name for name in self._parameters if name not in self._used)
             raise TrainingError(
-                f"the parameter {self._names[number]} had no part in the loss of shard {shard}",
+                f"the parameter {unused} had no part in the loss of shard {shard}",
                 next_step="use every parameter in every batch, freeze it (requires_grad=False), or set "
                 "--dist.find_unused_parameters",
             )
-        self._got_gradient = bytearray(len(self._parameters))
+        self._used.clear()
 
     def finish(self, num_shards: int) -> None:
         """Collective: from here on each parameter's gradient is the sum over all shards of all ranks."""
@@ -193,13 +191,13 @@ class ShardSum:
         if self._find_unused:
             self._drop_unused()
 
-    def _gradient_is_there(self, number: int, bucket: _Bucket, parameter: Tensor) -> None:
-        self._got_gradient[number] = 1
+    def _gradient_is_there(self, name: str, bucket: _Bucket, parameter: Tensor) -> None:
+        self._used.add(name)
         if self._sends_along is None:
             return
         if parameter not in bucket.missing:
             raise TrainingError(
-                f"the parameter {self._names[number]} got its gradient twice in one backward pass",
+                f"the parameter {name} got its gradient twice in one backward pass",
                 next_step="use torch.utils.checkpoint with use_reentrant=False",
             )
         bucket.missing.remove(parameter)
@@ -213,13 +211,14 @@ class ShardSum:
 
     def _drop_unused(self) -> None:
         """A parameter that no shard used has no gradient, not one of zeros: the optimizer is to leave it alone."""
-        used = torch.frombuffer(self._ever_got_gradient, dtype=torch.uint8).to(self._parameters[0].device)
+        device = self._buckets[0].parameters[0].device
+        used = torch.tensor([name in self._ever_used for name in self._parameters], dtype=torch.uint8, device=device)
         if self._world_size > 1:
             dist.all_reduce(used, dist.ReduceOp.MAX)
-        for parameter, was_used in zip(self._parameters, used.tolist(), strict=True):
+        for parameter, was_used in zip(self._parameters.values(), used.tolist(), strict=True):
             if not was_used:
                 parameter.grad = None
-        self._ever_got_gradient = bytearray(len(self._parameters))
+        self._ever_used.clear()
 
 
 def _grouped(parameters: Iterable[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:

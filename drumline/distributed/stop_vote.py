@@ -4,8 +4,8 @@ A collective would need every rank to call it at the same step, which is what is
 each rank (the watcher, see `engine/preemption.py`) talks to the store, and answers even while its rank is busy:
 
 1. One writes `request`. All see that, and write how far their rank is.
-2. Rank 0 proposes the step after the foremost. Each rank gets ready to stop there, then writes how far
-   it is now. A rank that reaches the step before all have written waits.
+2. Rank 0 proposes the step after the foremost. Each rank gets ready to stop there, then writes how far it is now.
+   A rank that reaches the step before all have written waits.
 3. All were short of it: it is decided. One was not: rank 0 proposes a later step, twice as far ahead.
 
 The decision is one key that can be set once, so no two ranks ever act on different ones, whoever gives up meanwhile.
@@ -23,6 +23,7 @@ from typing import Any
 from drumline.net.sealed_store import SealedStore
 
 PREFIX = "preemption"
+CANCELLED = "cancelled"
 # A rank whose thread writes nothing for so long is lost or unreachable: nobody can save then.
 PATIENCE_S = 60.0
 LITTLE_PATIENCE_S = 10.0
@@ -67,10 +68,13 @@ class StopVote:
             self._answer(int(proposal))
         if self._rank == 0:
             self._lead()
-        elif time.monotonic() > self._patient_until:
-            self._decide("cancelled")
+        if time.monotonic() > self._patient_until:
+            self._store.compare_set("decision", "", CANCELLED)
         if (decision := self._store.peek("decision")) is not None:
-            self._obey(decision.decode())
+            with self._changed:
+                self.stop = None if decision.decode() == CANCELLED else int(decision)
+                self.is_decided = True
+                self._changed.notify_all()
         return not self.is_decided
 
     def stops_at(self, step: int) -> bool:
@@ -108,23 +112,12 @@ class StopVote:
     def _lead(self) -> None:
         keys = [f"position/{self._round}/{rank}" for rank in range(self._world_size)]
         if (positions := self._store.peek_all(keys)) is None:
-            if time.monotonic() > self._patient_until:
-                self._decide("cancelled")
             return
         foremost = max(map(int, positions))
         if self.stop is not None and foremost < self.stop:
-            self._decide(str(self.stop))
+            self._store.compare_set("decision", "", str(self.stop))
         elif not self._store.check([f"proposal/{self._round}"]):
             self._store.set(f"proposal/{self._round}", str(foremost + (1 << self._round)))
-
-    def _decide(self, what: str) -> None:
-        self._store.compare_set("decision", "", what)
-
-    def _obey(self, decision: str) -> None:
-        with self._changed:
-            self.stop = None if decision == "cancelled" else int(decision)
-            self.is_decided = True
-            self._changed.notify_all()
 
     def _position(self) -> int:
         """The last step after which this rank may have continued."""

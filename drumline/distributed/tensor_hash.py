@@ -2,14 +2,7 @@
 
 A tensor's bytes are read as 32-bit words in rows of 4096. Level 1: the words of a row are multiplied by a fixed table
 of mixed odd 64-bit numbers and added up. Level 2: each row's sum is mixed with its number by a bijection of 64 bits,
-and these are added up. All sums are of integers and wrap around, so neither the order of adding nor the number
-of threads changes them: a CPU and a GPU get the same number.
-
-A flipped bit is always found. It changes one word by plus or minus 2**k with k < 32, and so its row's sum by 2**k times
-an odd number, which is not 0 modulo 2**64; the bijection then gives that row, and no other, another number. Damage in
-several words of one row goes unseen by chance only: once in 2**32 for two sign bits, more seldom for all others, since
-the table's 64 bits leave at least 32 above any bit of a word. Words are therefore not wider: two flips of bit 63 in
-64-bit words would always cancel. This is no defence against somebody who builds two tensors with one hash.
+and these are added up, modulo 2**64. Why that finds what it must: docs/architecture.md.
 """
 
 from __future__ import annotations

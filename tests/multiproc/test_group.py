@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from datetime import timedelta
 from typing import Any
 
@@ -162,8 +161,9 @@ def lose_rank_0() -> str:
         store.wait(["connected"], timedelta(seconds=20))
         return "gone"
     store.set("connected", "")
-    with pytest.raises(PreflightError) as caught, group._explained(topology, 20):
-        group.join_rendezvous(store, topology, deadline=time.monotonic() + 20, timeout_s=20)
+    pytest.MonkeyPatch().setattr(group, "open_store", lambda *_, **__: store)
+    with pytest.raises(PreflightError) as caught:
+        group.join_group(topology, backend="gloo", device=CPU, start_timeout_s=20, train_timeout_s=5, **NOTHING_SET)
     return str(caught.value)
 
 

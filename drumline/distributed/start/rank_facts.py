@@ -1,8 +1,7 @@
 """What a rank is about to run with, as values that can be compared: versions, variables, settings, code.
 
-Each group has its own fix. What may differ between machines without harm is left out; what may differ but should be
-known (the kind of GPU) is a warning. Code is a hash of every loaded module that is not part of an installed package, by
-the module's name: what is loaded is what runs, and the same checkout may have another path on each node.
+Code is a hash of every loaded module that is not part of an installed package, by the module's name: what is loaded is
+what runs, and the same checkout may have another path on each node.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
 """The rendezvous of ranks: each publishes in the store who it is and what it is about to run, and rank 0 compares it.
 
-A rank that is missing is named while the others wait. Ranks that are about to run something else are named too, with
-the value of each: before there is a group, because ranks of two versions may not get one.
-
 torchrun's own store outlives a restart, and what an earlier start left there looks like ranks that are here. So rank 0
 opens each rendezvous in a namespace of its own, and a rank believes it only when its own name is on the list.
 """

@@ -41,7 +41,7 @@ def open_store(topology: Topology, *, timeout_s: float) -> SealedStore:
         elif store is None:
             bound = store_binding(host, name="MASTER_ADDR")
             store = _hosted[port] = open_tcp_store(host, port, timeout_s=timeout_s, bound=bound)
-    except (dist.DistError, RuntimeError, OSError) as error:
+    except (RuntimeError, OSError) as error:
         if topology.rank > 0 or topology.agent_hosts_store:
             raise _unreachable(topology, timeout_s, summary(error)) from error
         raise PreflightError(
