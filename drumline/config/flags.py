@@ -121,8 +121,7 @@ def _annotation(setting: Setting, besides: Collection[str]) -> Any:
 # The command line: `--a.b value`, `--a.b=value`, `--a.b` and `--no-a.b` for true and false
 
 FlagTable = Mapping[str, tuple[Any, str, str]]
-"""Flags of a verb itself, which are not settings: the type of each, what stands for its value in the help, and its
-help."""
+"""A verb's own flags: the type of each, what stands for its value in the help, and its help text."""
 NO_FLAGS: FlagTable = MappingProxyType({})
 REPEATED = list[str]
 """The type of a flag that may be given several times: its value is the list of texts, as they are."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from drumline.config.flags import EXCLUSIVE_PAIRS, SCHEMA_DEFAULT, Flags, Layer,
 from drumline.config.schema import Config
 from drumline.errors import ConfigError
 
-ENVIRONMENT_VARIABLES = {"DATASET_DIR": "data.dir"}
+DATASET_DIR = "DATASET_DIR"
 DEFAULTS = Layer({path: Setting(path, field.default, SCHEMA_DEFAULT) for path, field in FIELDS.items()})
 NEXT_STEP = "`drumline train --help` lists every setting with its type, bounds and default"
 
@@ -33,15 +33,10 @@ class Layers(NamedTuple):
 
 def read_layers(flags: Flags, *, config_file: Path | None, environment: Mapping[str, str]) -> Layers:
     """Read every source of settings but the task; never raises: `check_layers` or `resolve` reports all problems."""
-    # An empty variable counts as not set.
-    variables = {name: path for name, path in ENVIRONMENT_VARIABLES.items() if environment.get(name)}
-    return Layers(
-        flags=flags.layer,
-        file=Layer({}) if config_file is None else read_config_file(config_file),
-        environment=check_layer(
-            Setting(path, environment[name], where=name, is_text=True) for name, path in variables.items()
-        ),
-    )
+    file = Layer({}) if config_file is None else read_config_file(config_file)
+    folder = environment.get(DATASET_DIR)  # an empty variable counts as not set
+    variables = [Setting("data.dir", folder, where=DATASET_DIR, is_text=True)] if folder else []
+    return Layers(flags.layer, file, check_layer(variables))
 
 
 def check_layers(layers: Layers) -> None:
@@ -61,9 +56,7 @@ def resolve(layers: Layers, task_defaults: Mapping[str, Any], *, task: str = "ta
 def check_section(section: str, values: Any) -> None:
     """Check the values of a section that was made in Python."""
     where = type(values).__name__
-    given = check_layer(
-        Setting(f"{section}.{field.name}", getattr(values, field.name), where) for field in fields(values)
-    )
+    given = check_layer(Setting(f"{section}.{name}", value, where) for name, value in vars(values).items())
     _raise_problems([given], given.settings)
 
 
@@ -90,12 +83,9 @@ def _build(settled: Mapping[str, Setting]) -> Config:
     values: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     for path, field in FIELDS.items():
         section, _, name = path.partition(".")
-        if field.is_table:
-            options = sorted(option for option in settled if option.startswith(f"{path}."))
-            value: Any = {option.removeprefix(f"{path}."): settled[option].value for option in options}
-        else:
-            value = settled[path].value
-        values[section][name] = value
+        options = sorted(option for option in settled if option.startswith(f"{path}."))
+        table = {option.removeprefix(f"{path}."): settled[option].value for option in options}
+        values[section][name] = table if field.is_table else settled[path].value
     return Config(**{section: cls(**values[section]) for section, cls in SECTIONS.items()})
 
 

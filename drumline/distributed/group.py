@@ -60,8 +60,7 @@ def choose_device(wanted: str, *, local_rank: int) -> torch.device:
 def nccl_gpu(device: torch.device, environment: Mapping[str, str]) -> str:
     """What NCCL tells ranks apart by, so that no two may share it: the GPU's UUID, and the host that NCCL_HOSTID names.
     Ranks with a host of their own each may share a GPU, which tests on one GPU need."""
-    uuid = str(torch.cuda.get_device_properties(device).uuid)
-    host = environment.get("NCCL_HOSTID")
+    uuid, host = str(torch.cuda.get_device_properties(device).uuid), environment.get("NCCL_HOSTID")
     return uuid if host is None else f"{uuid} (NCCL_HOSTID {host})"
 
 

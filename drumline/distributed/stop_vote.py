@@ -22,7 +22,6 @@ from typing import Any
 
 from drumline.net.sealed_store import SealedStore
 
-PREFIX = "preemption"
 CANCELLED = "cancelled"
 # A rank whose thread writes nothing for so long is lost or unreachable: nobody can save then.
 PATIENCE_S = 60.0
@@ -34,7 +33,7 @@ class StopVote:
 
     def __init__(self, store: SealedStore, *, rank: int, world_size: int, step: Callable[[], int]) -> None:
         """`store`: a connection of the watcher's own. `step`: how many this rank has done."""
-        self._store = store.under(PREFIX)
+        self._store = store.under("preemption")
         self._rank, self._world_size, self._step = rank, world_size, step
         self.stop: int | None = None
         """The step that is proposed or decided. The loop looks at this after every step, and at nothing else."""

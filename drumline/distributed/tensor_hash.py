@@ -69,10 +69,7 @@ def _on(device: torch.device, numbers: list[int]) -> Tensor:
 
 def _raw(tensor: Tensor) -> Tensor:
     """A tensor's bytes."""
-    plain = tensor.detach()
-    if plain.is_conj() or plain.is_neg():
-        plain = plain.resolve_conj().resolve_neg()
-    return plain.contiguous().reshape(-1).view(torch.uint8)
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _blocks(raws: Sequence[Tensor]) -> Iterator[Tensor]:

@@ -237,7 +237,7 @@ def _duplicate(topology: Topology, host: str) -> PreflightError:
 def waiting_for(topology: Topology, hosts: Mapping[int, str]) -> str:
     """What a rank reports while it waits; empty when all are here."""
     # Without rank 0 nobody knows who else is here.
-    missing = _missing(topology, hosts) if hosts else [0]
+    missing = [rank for rank in range(topology.world_size) if rank not in hosts] if hosts else [0]
     who = f"rank {topology.rank} on {topology.host}"
     return f"{who} waits for {_named(missing, hosts, topology)}" if missing else ""
 
@@ -249,7 +249,7 @@ def too_late(topology: Topology, hosts: Mapping[int, str], *, timeout_s: float) 
             f"{_named([0], {}, topology)}, which opens the rendezvous, did not start within {timeout_s:g} s",
             next_step="look at rank 0's own output; raise --dist.start_timeout_s if it is only slow",
         )
-    missing = _missing(topology, hosts)
+    missing = [rank for rank in range(topology.world_size) if rank not in hosts]
     by_host = defaultdict(list)
     for rank, host in hosts.items():
         by_host[host].append(rank)
@@ -259,10 +259,6 @@ def too_late(topology: Topology, hosts: Mapping[int, str], *, timeout_s: float) 
         f"missing {_named(missing, hosts, topology)}; here: {here}",
         next_step="look at the missing ranks' own output; raise --dist.start_timeout_s if they are only slow",
     )
-
-
-def _missing(topology: Topology, hosts: Mapping[int, str]) -> list[int]:
-    return [rank for rank in range(topology.world_size) if rank not in hosts]
 
 
 def _named(missing: list[int], hosts: Mapping[int, str], topology: Topology) -> str:

@@ -23,8 +23,7 @@ from drumline.net.tcp_store import open_tcp_store, store_binding
 from drumline.terminal import print_message
 
 UNKNOWN_NAME_S = 30.0  # a pod's name may exist later than the pod
-READ_S = 2.0
-POLL_S = 0.02
+READ_S, POLL_S = 2.0, 0.02
 Decision = dict[str, Any]
 # By port: a group that was left keeps its store, and the next one uses it too.
 _hosted: dict[int, dist.TCPStore] = {}
