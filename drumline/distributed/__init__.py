@@ -1,1 +1,1 @@
-"""3. The process group: rendezvous, collectives, comparisons across ranks, seeds, wrapping, and who failed first."""
+"""Step 3 of a run: the process group. Rendezvous, collectives, comparisons across ranks, seeds, wrapping, and who failed first."""
