@@ -1,1 +1,1 @@
-"""Step 3 of a run: the process group. Rendezvous, collectives, comparisons across ranks, seeds, wrapping, and who failed first."""
+"""Step 3 of a run: the process group, from the rendezvous of ranks to its end, and what ranks compare and send."""
