@@ -1,6 +1,6 @@
 """Authenticated connections in an event loop: cut off unless a handshake succeeds, and sealed after it.
 
-A stranger gets a thousand bytes and three seconds to prove who it is. What is buffered is bounded in both directions.
+An unauthenticated peer gets a thousand bytes and three seconds to prove who it is. Buffers are bounded both ways.
 """
 
 from __future__ import annotations

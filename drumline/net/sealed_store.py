@@ -24,9 +24,9 @@ from drumline.untrusted import parse_json
 SEALED = b"sealed "
 HASH_LETTERS = 64
 POLL_S = 0.05
-# A stranger who writes faster than that keeps the job from its store; nothing is forged by it.
+# Another process that writes faster than that keeps the job from its store; nothing is forged by it.
 MOST_TRIES = 100
-STRANGE = timedelta(seconds=5)
+FOREIGN_WAIT = timedelta(seconds=5)
 MAX_BYTES = 1 << 24
 ABSENT = "nothing is here"
 
@@ -35,26 +35,26 @@ class SealedStore:
     """What is used of `dist.Store`. Without a secret, values are as they are."""
 
     def __init__(
-        self, store: dist.Store, secret: str | None, prefix: str = "drumline", strange: set[str] | None = None
+        self, store: dist.Store, secret: str | None, prefix: str = "drumline", foreign: set[str] | None = None
     ) -> None:
         self._base, self.secret, self.prefix = store, secret, prefix
         self.raw: dist.Store = dist.PrefixStore(prefix, store)
         """The same part of the store, for what is not ours to seal: torch's process groups."""
         self._key = None if secret is None else bytes.fromhex(derived(secret, "store"))
-        self.strange: set[str] = set() if strange is None else strange
+        self.foreign: set[str] = set() if foreign is None else foreign
         """Keys that held a value which this job has not written; all parts of a store have one list."""
 
     def under(self, prefix: str) -> SealedStore:
-        return SealedStore(self._base, self.secret, f"{self.prefix}/{prefix}", self.strange)
+        return SealedStore(self._base, self.secret, f"{self.prefix}/{prefix}", self.foreign)
 
     def clone(self) -> SealedStore:
         """With a connection of its own."""
         base: dist.Store = self._base.clone()  # type: ignore[attr-defined]  # torch has it, its types do not
-        return SealedStore(base, self.secret, self.prefix, self.strange)
+        return SealedStore(base, self.secret, self.prefix, self.foreign)
 
     def resealed(self, secret: str) -> SealedStore:
         """The same part, under another secret."""
-        return SealedStore(self._base, secret, self.prefix, self.strange)
+        return SealedStore(self._base, secret, self.prefix, self.foreign)
 
     @property
     def timeout(self) -> timedelta:
@@ -75,8 +75,8 @@ class SealedStore:
         return self.multi_get([key])[0]
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """Waits until all are there, as long as the store's own timeout; in place of a stranger's value, less."""
-        return self._read(keys, min(self.timeout, STRANGE)) if keys else []
+        """Waits until all are there, as long as the store's own timeout; less long in place of a foreign value."""
+        return self._read(keys, min(self.timeout, FOREIGN_WAIT)) if keys else []
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         limit = timeout or self.timeout
@@ -101,14 +101,14 @@ class SealedStore:
         return found if len(found) == len(keys) else None
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """As torch's: what is there afterwards. What a stranger wrote is replaced."""
+        """As torch's: what is there afterwards. A foreign value is replaced."""
         sealed = self._seal(key, desired)
         found = self.raw.compare_set(key, self._seal(key, expected) if expected else b"", sealed)  # type: ignore[arg-type]
         for _ in range(MOST_TRIES):
             if (opened := self._open(key, found)) is not None:
                 return opened
             found = self.raw.compare_set(key, found, sealed)  # type: ignore[arg-type]
-        raise dist.DistStoreError(f"a stranger writes to {self.prefix}/{key} again and again")
+        raise dist.DistStoreError(f"a process outside this job writes to {self.prefix}/{key} again and again")
 
     def add(self, key: str, amount: int) -> int:
         """A number that is not sealed: whoever reaches the store can change it."""
@@ -157,7 +157,7 @@ class SealedStore:
         return plain if self._key is None else SEALED + self._hash(key, plain) + plain
 
     def _open(self, key: str, found: bytes) -> bytes | None:
-        """None for what a stranger wrote."""
+        """None for a foreign value."""
         is_sealed, end = found.startswith(SEALED), len(SEALED) + HASH_LETTERS
         if self._key is None and not is_sealed:
             return found
@@ -167,19 +167,19 @@ class SealedStore:
         return None
 
     def _report(self, key: str) -> None:
-        if not self.strange:
+        if not self.foreign:
             where = f"{getattr(self._base, 'host', '')}:{getattr(self._base, 'port', '')}".strip(":")
             print_message(
                 f"warning: {self.prefix}/{key} in the store{where and f' at {where}'} was not written by this job, "
                 f"and is ignored. Next: set the same {SECRET_ENV} on all nodes; if it is set, see who else reaches "
                 "that port"
             )
-        self.strange.add(f"{self.prefix}/{key}")
+        self.foreign.add(f"{self.prefix}/{key}")
 
 
 def check_secret(store: SealedStore, who: str) -> None:
     """Where `who` has sealed what it wrote and this process has no secret, nothing will be believed: raise."""
-    if store.secret is None and store.strange:
+    if store.secret is None and store.foreign:
         raise PreflightError(
             f"{SECRET_ENV} is set for {who}, and not on {socket.gethostname()}",
             next_step="set it to one value on all nodes, or on none",

@@ -1,4 +1,4 @@
-"""The secret that all processes of one job know, so that strangers cannot forge what they send each other.
+"""The secret that all processes of one job know, so that no other process can forge what they send each other.
 
 It travels in the environment of processes and through ssh's stdin, never on a command line, in a log or over a network
 in clear. Whoever starts all nodes makes it; where users start them one by one, they set DRUMLINE_SECRET on each.

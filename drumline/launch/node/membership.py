@@ -95,7 +95,7 @@ class Membership:
             found = None
         check_secret(self.store, "node 0")
         if found is None:
-            differs = f" of this job: it has another {SECRET_ENV}" if self.store.strange else ""
+            differs = f" of this job: it has another {SECRET_ENV}" if self.store.foreign else ""
             raise PreflightError(
                 f"what listens at {where} is not the launcher of node 0{differs}",
                 next_step=f"set the same {SECRET_ENV} on all nodes, and see what listens there"
