@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from drumline.audit.section import Section
-from drumline.metrics.events import Line, read_lines
+from drumline.metrics.events import Line, read_json_lines
 from drumline.text import plural
 
 UNREADABLE = "unreadable; an event is lost"
@@ -72,7 +72,7 @@ def read_rank(path: Path, rank: int, section: Section) -> RankEvents:
     events = RankEvents(rank, f"{path.parent.name}/{path.name}")
     unread: Line | None = None
     try:
-        for line in read_lines(path):
+        for line in read_json_lines(path):
             if line.record is not None:
                 _add(events, line, unread, section)
             elif unread is not None:

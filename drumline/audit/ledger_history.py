@@ -12,7 +12,7 @@ from typing import Any
 
 from drumline.audit.section import Section
 from drumline.data.ledger import LedgerEntry, from_json, num_steps
-from drumline.metrics.events import read_lines
+from drumline.metrics.events import read_json_lines
 from drumline.text import span
 
 FILE = "ledger.jsonl"
@@ -75,7 +75,7 @@ class History:
 def read_history(path: Path, section: Section) -> History:
     """Replay a ledger; damaged lines and steps that are missing or recorded twice become problems."""
     history = History([], [])
-    for line in read_lines(path):
+    for line in read_json_lines(path):
         where = f"{FILE}, line {line.number}"
         if line.record is None:
             section.note(where, "incomplete: cut off by a kill or a full disk")

@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Literal, TypeVar
@@ -52,29 +53,21 @@ def device_room(device: torch.device) -> int:
 
 def host_room() -> int:
     """Bytes that a copy may take in the host's memory."""
-    return min(_left_in_system(), _left_in_group()) - _HOST_MARGIN
+    left = [_UNKNOWN]
+    with suppress(OSError, ValueError, LookupError):
+        left.append(_numbers(Path("/proc/meminfo"))["MemAvailable:"] << 10)
+    with suppress(OSError, ValueError, LookupError):  # without a limit it is `max`, which is no number
+        own = _GROUPS / Path("/proc/self/cgroup").read_text(encoding="utf-8").rpartition("::/")[2].strip()
+        group = own if (own / "memory.max").is_file() else _GROUPS
+        limit, used = (int((group / name).read_text(encoding="utf-8")) for name in ("memory.max", "memory.current"))
+        # The group's file cache can be reclaimed.
+        left.append(limit - used + _numbers(group / "memory.stat")["inactive_file"])
+    return min(left) - _HOST_MARGIN
 
 
-def _left_in_system() -> int:
-    try:
-        lines = (line.split() for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines())
-        return next(int(row[1]) << 10 for row in lines if row[0] == "MemAvailable:")
-    except (OSError, ValueError, IndexError, StopIteration):
-        return _UNKNOWN
-
-
-def _left_in_group() -> int:
-    """What this process's control group leaves it; its file cache can be reclaimed."""
-    try:
-        own = Path("/proc/self/cgroup").read_text(encoding="utf-8").rpartition("::/")[2].strip()
-        group = next(path for path in (_GROUPS / own, _GROUPS) if (path / "memory.max").is_file())
-        limit = (group / "memory.max").read_text(encoding="utf-8").strip()
-        used = int((group / "memory.current").read_text(encoding="utf-8"))
-        lines = (line.split() for line in (group / "memory.stat").read_text(encoding="utf-8").splitlines())
-        cache = next(int(count) for name, count in lines if name == "inactive_file")
-    except (OSError, ValueError, StopIteration):
-        return _UNKNOWN
-    return _UNKNOWN if limit == "max" else int(limit) - used + cache
+def _numbers(path: Path) -> dict[str, int]:
+    rows = (line.split() for line in path.read_text(encoding="utf-8").splitlines())
+    return {row[0]: int(row[1]) for row in rows}
 
 
 @dataclass(frozen=True)
@@ -130,8 +123,7 @@ class Copier:
     def take(self, live: Files) -> Copy:
         """Copy these tensors. On a GPU the copy may still be running: `wait` for it before it is read."""
         if self._device.type != "cuda":
-            tensors, kind = self._in_memory(live)
-            return Copy(tensors, kind)
+            return Copy(*self._on_host(live))
         began, ready = (make_event(is_timed=True) for _ in range(2))
         stream = torch.cuda.current_stream(self._device)
         began.record(stream)
@@ -143,25 +135,22 @@ class Copier:
         """No copy: the live tensors, to be written at once."""
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
-        return Copy(_plain(live), "none", self._staging)
+        return Copy(_each(live, lambda tensor: tensor), "none", self._staging)
 
-    def _in_memory(self, live: Files) -> tuple[dict[str, dict[str, Tensor]], Kind]:
+    def _on_host(self, live: Files) -> tuple[dict[str, dict[str, Tensor]], Kind]:
         if self._host_room() < _num_bytes(live):
-            return _plain(live), "none"
-        return _each(live, lambda tensor: tensor.detach().clone()), "host"
+            return _each(live, lambda tensor: tensor), "none"
+        return _each(live, lambda tensor: tensor.detach().to("cpu", copy=True)), "host"
 
     def _from_gpu(self, live: Files) -> tuple[dict[str, dict[str, Tensor]], Kind]:
-        needed = _num_bytes(live)
-        if self._device_room(self._device) >= needed:
+        if self._device_room(self._device) >= _num_bytes(live):
             try:
                 return _beside(live, self._device), "device"
             except torch.OutOfMemoryError:  # memory may be in pieces too small, or in the pool of a graph
                 pass
         if (buffer := self._pinned_memory(live)) is not None:
             return _into(buffer, live), "pinned"
-        if self._host_room() >= needed:
-            return _each(live, lambda tensor: tensor.detach().to("cpu", copy=True)), "host"
-        return _plain(live), "none"
+        return self._on_host(live)
 
     def _pinned_memory(self, live: Files) -> Tensor | None:
         size = _room_for(tensor for group in live.values() for tensor in group.values())
@@ -226,10 +215,6 @@ def _room_for(tensors: Iterable[Tensor]) -> int:
 
 def _each(files: Files, function: Callable[[Tensor], Tensor]) -> dict[str, dict[str, Tensor]]:
     return {file: {name: function(tensor) for name, tensor in group.items()} for file, group in files.items()}
-
-
-def _plain(files: Files) -> dict[str, dict[str, Tensor]]:
-    return {file: dict(group) for file, group in files.items()}
 
 
 def _as_bits(tensor: Tensor) -> Tensor:

@@ -31,7 +31,12 @@ def optimizer_state(model: nn.Module, optimizer: Optimizer) -> tuple[dict[str, T
     document = {
         "class": type(optimizer).__name__,
         "groups": [
-            {"params": list(group), "settings": encode(_settings(saved), f"groups/{index}", tensors)}
+            {
+                "params": list(group),
+                "settings": encode_state(
+                    {key: saved[key] for key in saved if key not in _NOT_SAVED}, f"groups/{index}", tensors
+                ),
+            }
             for index, (saved, group) in enumerate(zip(content["param_groups"], groups, strict=True))
         ],
         "parameters": {
@@ -40,12 +45,12 @@ def optimizer_state(model: nn.Module, optimizer: Optimizer) -> tuple[dict[str, T
             for name, parameter in group.items()
         },
         "state": {
-            names[number]: encode(entry, names[number], tensors)
+            names[number]: encode_state(entry, names[number], tensors)
             for number, entry in content["state"].items()
             if number in names
         },
         # What a user's optimizer may have besides: entries of its own, and state of no parameter.
-        "rest": encode(
+        "rest": encode_state(
             {
                 "content": {key: content[key] for key in content if key not in ("state", "param_groups")},
                 "state": {key: entry for key, entry in content["state"].items() if key not in names},
@@ -70,13 +75,13 @@ def load_optimizer_state(
     own = optimizer.state_dict()
     parameters = {name: parameter for group in groups for name, parameter in group.items()}
     state = {
-        number: decode(document["state"][name], _copies(tensors, parameters[name].device))
+        number: decode_state(document["state"][name], _copies(tensors, parameters[name].device))
         for number, name in _names_by_number(own, groups).items()
         if name in document["state"]
     }
-    rest = decode(document["rest"], _copies(tensors, torch.device("cpu")))
+    rest = decode_state(document["rest"], _copies(tensors, torch.device("cpu")))
     loaded = [
-        {**ours, **_in_form_of(ours, decode(saved["settings"], tensors.__getitem__))}
+        {**ours, **_in_form_of(ours, decode_state(saved["settings"], tensors.__getitem__))}
         for ours, saved in zip(own["param_groups"], document["groups"], strict=True)
     ]
     optimizer.load_state_dict({**rest["content"], "state": {**state, **rest["state"]}, "param_groups": loaded})
@@ -101,14 +106,10 @@ def _names_by_number(content: Mapping[str, Any], groups: Iterable[Mapping[str, n
     return {number: name for saved, group in pairs for number, name in zip(saved["params"], group, strict=True)}
 
 
-def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in group.items() if key not in _NOT_SAVED}
-
-
 def _differences(
     document: Mapping[str, Any], optimizer: Optimizer, groups: list[dict[str, nn.Parameter]]
 ) -> Iterator[str]:
-    saved_class, here = document.get("class", None), type(optimizer).__name__
+    saved_class, here = document.get("class"), type(optimizer).__name__
     if saved_class not in (None, here):  # a checkpoint of an earlier version has no class
         yield f"the optimizer is {saved_class} in the checkpoint and {here} here"
     saved_groups = [group["params"] for group in document["groups"]]
@@ -128,7 +129,7 @@ def _missing(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Iter
     needed: list[str] = []
     collect: Callable[[str], Any] = needed.append
     for part in (*document["state"].values(), *(group["settings"] for group in document["groups"])):
-        decode(part, collect)
+        decode_state(part, collect)
     yield from (f"the tensor {name} is missing in the checkpoint" for name in needed if name not in tensors)
 
 
@@ -162,7 +163,7 @@ def _keep_as_saved(
     the strides of its parameter: fused optimizers go by memory, not by index."""
     for name, entry in document["state"].items():
         state, own_type = optimizer.state[parameters[name]], document["parameters"][name]["type"]
-        for key, saved in decode(entry, tensors.__getitem__).items():
+        for key, saved in decode_state(entry, tensors.__getitem__).items():
             loaded = state.get(key)
             if isinstance(saved, str):
                 state[key] = saved
@@ -173,7 +174,7 @@ def _keep_as_saved(
                 state[key] = torch.empty_like(parameter, dtype=now.dtype, device=now.device).copy_(now)
 
 
-def encode(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+def encode_state(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     """The JSON of a value called `name`; the tensors in it are put into `tensors` under names below it."""
     if isinstance(value, Tensor):
         tensors[name] = value
@@ -188,26 +189,26 @@ def encode(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list):
-        return [encode(item, f"{name}/{index}", tensors) for index, item in enumerate(value)]
+        return [encode_state(item, f"{name}/{index}", tensors) for index, item in enumerate(value)]
     if isinstance(value, tuple):
-        return {"tuple": encode(list(value), name, tensors)}
+        return {"tuple": encode_state(list(value), name, tensors)}
     if isinstance(value, Mapping) and all(isinstance(key, str | int) for key in value):
-        return {"dict": [[key, encode(item, f"{name}/{key}", tensors)] for key, item in value.items()]}
+        return {"dict": [[key, encode_state(item, f"{name}/{key}", tensors)] for key, item in value.items()]}
     raise CheckpointError(
         f"{name} cannot be saved: it is a {type(value).__name__}",
         next_step="keep tensors, numbers, text, lists, tuples and dicts in it; a checkpoint holds no pickles",
     )
 
 
-def decode(value: Any, tensor_of: Callable[[str], Tensor]) -> Any:
-    """The reverse of `encode`; `tensor_of` returns a tensor by its name."""
+def decode_state(value: Any, tensor_of: Callable[[str], Tensor]) -> Any:
+    """The reverse of `encode_state`; `tensor_of` returns a tensor by its name."""
     if isinstance(value, list):
-        return [decode(item, tensor_of) for item in value]
+        return [decode_state(item, tensor_of) for item in value]
     if not isinstance(value, dict):
         return value
     ((kind, content),) = value.items()
     if kind == "tensor":
         return tensor_of(content)
     if kind == "tuple":
-        return tuple(decode(content, tensor_of))
-    return {key: decode(item, tensor_of) for key, item in content}
+        return tuple(decode_state(content, tensor_of))
+    return {key: decode_state(item, tensor_of) for key, item in content}

@@ -18,7 +18,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 from torch import Tensor
 
 from drumline.checkpoint import catalog, store
@@ -87,16 +86,13 @@ class Collector:
         seen_s: float = SEEN_S,
     ) -> None:
         """`expected`: the files of each of the others, and the tensors in each."""
-        self._messages = messages
-        self._me = me
-        self._expected = expected
-        self._seen_s = seen_s
+        self._messages, self._me, self._expected, self._seen_s = messages, me, expected, seen_s
 
     def begin(self) -> None:
         self._messages.send("open", str(self._me))
 
     def cancel(self) -> None:
-        with contextlib.suppress(dist.DistError, RuntimeError):  # the store has ended, and the other ranks too
+        with contextlib.suppress(RuntimeError):  # the store has ended, and the other ranks too
             self._messages.send("cancelled", True)
 
     def collect(self, partial: Path) -> dict[str, FileRecord]:
@@ -106,23 +102,25 @@ class Collector:
             for name, record in records.items():
                 self._check_file(partial, name, record, writer)
             files |= records
-        with contextlib.suppress(dist.DistError, RuntimeError):  # all replies are here
+        with contextlib.suppress(RuntimeError):  # all replies are here
             self._messages.delete("open", *(f"part/{writer.rank}" for writer in self._expected))
         return files
 
     def _records_of(self, writer: WritingRank, expected: dict[str, list[str]]) -> dict[str, FileRecord]:
         try:
             _, reply = self._messages.wait_for(f"part/{writer.rank}")
-        except (TimeoutError, dist.DistError, RuntimeError) as error:
-            raise store.PartError(
-                f"{writer} exited before its part was written", "see the output of that rank"
-            ) from error
+        except (TimeoutError, RuntimeError) as error:
+            what = f"{writer} exited before its part was written"
+            raise store.PartError(what, "see the output of that rank") from error
         if "failure" in reply:
             raise store.PartError(f"{writer}: {reply['failure'][0]}", reply["failure"][1])
         if reply["tensors"] != expected:
-            other = _difference(reply["tensors"], expected)
+            both = (expected, reply["tensors"])
+            ours, theirs = ({(file, name) for file in files for name in files[file]} for files in both)
+            file, name = min((ours - theirs) or (theirs - ours))
+            has = "has no" if (file, name) in ours else "has"
             raise store.PartError(
-                f"{writer} has {other}: its model or optimizer is not that of {self._me}",
+                f"{writer} {has} {name} for {file}: its model or optimizer is not that of {self._me}",
                 "build the same model and optimizer on every rank",
             )
         return {name: FileRecord(**record) for name, record in reply["files"].items()}
@@ -158,7 +156,7 @@ def write_own_part(
             messages.send(f"part/{me.rank}", {"failure": [reason, SHARE_THE_FOLDER]})
             return
         messages.send(f"part/{me.rank}", _written(partial, tensors, stream))
-    except (TimeoutError, dist.DistError, RuntimeError):  # rank 0 has exited, so there is no save
+    except (TimeoutError, RuntimeError):  # rank 0 has exited, so there is no save
         pass
 
 
@@ -173,14 +171,6 @@ def _written(partial: Path, tensors: Files, stream: store.Stream) -> dict[str, A
     except Exception as error:
         return {"failure": [f"{type(error).__name__}: {error}", "see the output of that rank"]}
     return {"files": {name: asdict(record) for name, record in files.items()}, "tensors": names}
-
-
-def _difference(written: dict[str, list[str]], expected: dict[str, list[str]]) -> str:
-    """A tensor that is in only one of them, with its file."""
-    ours, theirs = ({(file, name) for file in files for name in files[file]} for files in (expected, written))
-    if missing := sorted(ours - theirs):
-        return f"no {missing[0][1]} for {missing[0][0]}"
-    return f"{min(theirs - ours)[1]} for {min(theirs - ours)[0]}"
 
 
 def _becomes_true(seconds: float, is_so: Callable[[], bool]) -> bool:

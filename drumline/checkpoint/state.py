@@ -202,7 +202,11 @@ def capture_rng(device: torch.device) -> Tensor:
 
 def restore_rng(state: Tensor, device: torch.device) -> None:
     """Continue the draws of the process that captured; a GPU's state is ignored where there is no GPU."""
-    on_cpu, on_gpu, numpy_state, python_state = check_rng(state)
+    try:
+        on_cpu, on_gpu, numpy_state, python_state = check_rng(state)
+    except ValueError as error:
+        what = f"the saved random state is corrupt: {error}"
+        raise CheckpointError(what, next_step="use an earlier checkpoint") from error
     torch.set_rng_state(_to_tensor(on_cpu))
     if on_gpu and device.type == "cuda":
         torch.cuda.set_rng_state(_to_tensor(on_gpu), device)
@@ -213,23 +217,15 @@ def restore_rng(state: Tensor, device: torch.device) -> None:
     random.setstate((3, tuple(key), gauss if has_gauss else None))
 
 
-class CorruptRandomStateError(CheckpointError):
-    """A saved random state that no generator can have; `reason` is what is wrong."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"the saved random state is corrupt: {reason}", next_step="use an earlier checkpoint")
-        self.reason = reason
-
-
 def check_rng(state: Tensor) -> list[bytes]:
-    """The four parts of a state; an error if it is corrupt. With a wrong position numpy and torch would read behind
+    """The four parts of a state; ValueError if it is corrupt: with a wrong position numpy and torch would read behind
     their tables."""
     packed = _to_bytes(state.cpu()) if state.dtype is torch.uint8 else b""
     if len(packed) != RNG_BYTES or not packed.startswith(_RNG_MARK):
-        raise CorruptRandomStateError(f"it is no random state ({state.nbytes} bytes)")
+        raise ValueError(f"it is no random state ({state.nbytes} bytes)")
     _, version, *lengths = _RNG_HEADER.unpack_from(packed)
     if version != _RNG_VERSION:
-        raise CorruptRandomStateError(f"its version is {version}, expected {_RNG_VERSION}")
+        raise ValueError(f"its version is {version}, expected {_RNG_VERSION}")
     offset, parts = _RNG_HEADER.size, []
     for length in lengths:
         parts.append(packed[offset : offset + length])
@@ -237,19 +233,19 @@ def check_rng(state: Tensor) -> list[bytes]:
     on_gpu = _GPU_BYTES if lengths[1] else 0
     expected = [torch.get_rng_state().numel(), on_gpu, _NUMPY.size, _PYTHON.size]
     if lengths != expected or offset > RNG_BYTES:
-        raise CorruptRandomStateError(f"its parts have {lengths} bytes, expected {expected}")
+        raise ValueError(f"its parts have {lengths} bytes, expected {expected}")
     if lengths[0] == _TORCH_BYTES:
         _, left, seeded, following = _TORCH.unpack_from(parts[0])
         # Of the table `left` numbers are unused, from `following` on; (1, 0) is a generator that has just been seeded.
         if not seeded or ((left, following) != (1, 0) and not (0 < left <= 624 and following == 625 - left)):
-            raise CorruptRandomStateError(f"torch's position is {following}, with {left} numbers left")
+            raise ValueError(f"torch's position is {following}, with {left} numbers left")
     *_, numpy_position, has_gauss, _ = _NUMPY.unpack(parts[2])
     *_, python_position, _, _ = _PYTHON.unpack(parts[3])
     for whose, position in (("numpy", numpy_position), ("Python", python_position)):
         if not 0 <= position <= 624:
-            raise CorruptRandomStateError(f"{whose}'s position is {position}, expected 0 to 624")
+            raise ValueError(f"{whose}'s position is {position}, expected 0 to 624")
     if has_gauss not in (0, 1):
-        raise CorruptRandomStateError(f"numpy's has_gauss is {has_gauss}, expected 0 or 1")
+        raise ValueError(f"numpy's has_gauss is {has_gauss}, expected 0 or 1")
     return parts
 
 

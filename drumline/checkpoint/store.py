@@ -99,7 +99,8 @@ def write(
     `others`: the other processes that write to the folder.
     """
     final = root / catalog.folder_name(step)
-    texts = {f"{name}{catalog.DOCUMENT}": _to_json(document) for name, document in documents.items()}
+    # Not indented: that encoder is written in Python, and would hold the GIL for milliseconds beside the steps.
+    texts = {f"{name}{catalog.DOCUMENT}": json.dumps(document).encode() + b"\n" for name, document in documents.items()}
     needed = sum(map(tensor_file.num_bytes, tensors.values())) + sum(map(len, texts.values()))
     partial = _hidden(final, "partial")
     try:
@@ -113,8 +114,7 @@ def write(
         if others is not None:
             files |= others.collect(partial)
         created = datetime.now(UTC).isoformat(timespec="seconds")
-        numbers = {name: float(value) for name, value in metrics.items()}
-        record = Manifest(step, created, numbers, files, non_finite)
+        record = Manifest(step, created, {name: float(value) for name, value in metrics.items()}, files, non_finite)
         write_file(partial / manifest.FILE_NAME, [manifest.render(record)])
         flush_folder(partial)
         _put_in_place(partial, final)
@@ -221,11 +221,6 @@ def _hidden(final: Path, kind: str) -> Path:
     return final.parent / f".{final.name}.{kind}"
 
 
-def _to_json(document: Any) -> bytes:
-    # Not indented: that encoder is written in Python, and would hold the GIL for milliseconds beside the steps.
-    return json.dumps(document).encode() + b"\n"
-
-
 def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> FileRecord:
     """Write a new file and wait until it is on the device; its size and checksum come from the same pass."""
     # A second thread hashes what is being written. blake3's own default pool of threads does not survive a fork, so a
@@ -269,9 +264,6 @@ def flush_folder(folder: Path) -> None:
 
 
 def delete_folder(folder: Path) -> None:
-    """Delete a folder if it exists; of a link only the link."""
-    if folder.is_symlink():
-        folder.unlink()
-        return
+    """Delete a folder, or a link to one, if it exists."""
     with contextlib.suppress(FileNotFoundError):
-        shutil.rmtree(folder)
+        folder.unlink() if folder.is_symlink() else shutil.rmtree(folder)

@@ -33,19 +33,14 @@ SSH_CONNECT_S = 6
 
 @dataclass(frozen=True)
 class DoctorOptions:
-    """What to examine beside the network."""
-
     settings: HostSettings
     with_collectives: bool = True
-    procs: int | None = None
-    """Ranks of each host in the collectives; None: one for each GPU, or one."""
+    procs: int | None = None  # ranks of each host in the collectives; None: one for each GPU, or one
     backend: str = "auto"
 
 
 @dataclass
 class DoctorResult:
-    """What was learned."""
-
     survey: Survey
     findings: list[Finding] = field(default_factory=list)
     differences: list[ComparedValue] = field(default_factory=list)
@@ -135,7 +130,6 @@ async def _examine(
 
 
 def check_facts(survey: Survey) -> tuple[list[Finding], list[ComparedValue]]:
-    """Findings of each host by itself, and what differs across hosts."""
     findings, known = [], {}
     reached = {target for (_, target), edge in survey.edges.items() if edge.data == OPEN}
     for number, host in enumerate(survey.hosts):

@@ -17,15 +17,11 @@ class Finding:
     """A problem must be fixed, a warning may hurt, a note is good to know."""
 
     level: Level
-    check: str
-    """What was checked, in words that programs may rely on: `data ports`, `shared memory`."""
-    where: str
-    """A host, or a pair of hosts as `a -> b`."""
+    check: str  # what was checked, in words that programs may rely on: `data ports`, `shared memory`
+    where: str  # a host, or a pair of hosts as `a -> b`
     what: str
-    fix: str = ""
-    """What to do or type; a problem always has one."""
-    rank: int | None = None
-    """The rank that it is about, where it is about one."""
+    fix: str = ""  # what to do or type; a problem always has one
+    rank: int | None = None  # the rank that it is about, where it is about one
 
     def line(self) -> str:
         """`problem: b -> a: data ports ...`."""

@@ -28,7 +28,6 @@ def as_json(
     differences: Sequence[ComparedValue] | None = None,
     collectives: Any = None,
 ) -> str:
-    """Everything."""
     parts = {
         "result": result_line(findings),
         "findings": [finding.as_json() for finding in sorted_findings(findings)],

@@ -18,8 +18,8 @@ from typing import Any
 
 from drumline.checkpoint import catalog, state, store
 from drumline.checkpoint.manifest import CorruptCheckpointError
-from drumline.checkpoint.optimizer_state import decode
-from drumline.checkpoint.state import CorruptRandomStateError, check_rng, restore_rng
+from drumline.checkpoint.optimizer_state import decode_state
+from drumline.checkpoint.state import check_rng, restore_rng
 from drumline.data.sharding import Cursor
 from drumline.distributed.collectives import broadcast_json, broadcast_tensors
 from drumline.engine.job import Job, Progress
@@ -194,8 +194,8 @@ def _check_contents(path: Path) -> None:
     try:
         for generators in found.tensors["rng"].values():
             check_rng(generators)
-    except CorruptRandomStateError as error:
-        raise CorruptCheckpointError(path, f"rng.safetensors: {error.reason}") from error
+    except ValueError as error:
+        raise CorruptCheckpointError(path, f"rng.safetensors: {error}") from error
 
 
 def _is_dict(value: Any) -> bool:
@@ -275,5 +275,5 @@ def _restore_data(job: Job, snapshot: store.Snapshot) -> None:
     states = snapshot.documents[DATA_FILE]["ranks"]
     # A rank that the saved world did not have is given another's, which the loader refuses, as every rank's then does.
     rank = min(job.ddp.rank, len(states) - 1)
-    own = decode(states[rank], lambda name: snapshot.tensors[DATA_FILE][f"{rank}/{name}"].clone())
+    own = decode_state(states[rank], lambda name: snapshot.tensors[DATA_FILE][f"{rank}/{name}"].clone())
     job.loader.load_state_dict(own)

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from drumline.checkpoint import state, store, tensor_file
 from drumline.checkpoint.copying import Copier, Copy, Writer
-from drumline.checkpoint.optimizer_state import encode
+from drumline.checkpoint.optimizer_state import encode_state
 from drumline.checkpoint.parts import Collector, SaveMessages, assign, write_own_part
 from drumline.checkpoint.retention import is_best, prune
 from drumline.checkpoint.state import capture_rng
@@ -167,7 +167,7 @@ def _gather_data_state(job: Job) -> store.Snapshot:
     if own is None:
         return store.Snapshot({}, {})
     tensors: dict[str, Tensor] = {}
-    document = encode(own, "the state_dict() of the training data", tensors)
+    document = encode_state(own, "the state_dict() of the training data", tensors)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     shapes = {
         name: [str(one.dtype).removeprefix("torch."), list(one.shape), one.nbytes] for name, one in tensors.items()

@@ -9,7 +9,7 @@ import math
 import re
 import time
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Self, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from drumline.errors import as_lines
 from drumline.metrics.events import RESERVED, Event
@@ -62,12 +62,6 @@ class Display:
 
     def close(self) -> None:
         """Leave the terminal as it was found; what is on the screen stays there."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class PlainDisplay(Display):

@@ -153,10 +153,8 @@ class EventLog(JsonLines):
 
 
 class Line(NamedTuple):
-    number: int
-    """Counted from 1, as editors do."""
-    record: dict[str, Any] | None
-    """None: it is incomplete, or not a JSON object."""
+    number: int  # counted from 1, as editors do
+    record: dict[str, Any] | None  # None: it is incomplete, or not a JSON object
     raw: bytes
 
     @property
@@ -165,7 +163,7 @@ class Line(NamedTuple):
         return self.raw.endswith(b"\n")
 
 
-def read_lines(path: Path) -> Iterator[Line]:
+def read_json_lines(path: Path) -> Iterator[Line]:
     """Every line of a file in order, readable or not; empty ones are left out."""
     with open_regular(path) as file:
         for number, raw in enumerate(iter(lambda: _next_line(file), b""), start=1):
@@ -174,7 +172,7 @@ def read_lines(path: Path) -> Iterator[Line]:
 
 
 def _next_line(file: BinaryIO) -> bytes:
-    """Of a line that is too long only its beginning, and its line break if it has one."""
+    """The next line; if it is too long, only its beginning, and its line break if it has one."""
     raw = piece = file.readline(MAX_LINE_BYTES)
     while len(piece) == MAX_LINE_BYTES and not piece.endswith(b"\n"):
         piece = file.readline(MAX_LINE_BYTES)
@@ -193,7 +191,7 @@ def parse_line(raw: bytes) -> dict[str, Any] | None:
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
     """The events of a log in order, without lines that a kill has cut off."""
-    for line in read_lines(path):
+    for line in read_json_lines(path):
         if line.record is not None:
             yield {name: _from_json(value) for name, value in line.record.items()}
 

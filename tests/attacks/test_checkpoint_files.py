@@ -21,7 +21,7 @@ from blake3 import blake3
 from drumline.audit.verify import verify_run
 from drumline.checkpoint import catalog, manifest, store
 from drumline.checkpoint.manifest import CorruptCheckpointError
-from drumline.checkpoint.optimizer_state import encode
+from drumline.checkpoint.optimizer_state import encode_state
 from drumline.checkpoint.state import RNG_BYTES, capture_rng, load_checkpoint, restore_rng
 from drumline.engine.resume import find_newest
 from drumline.engine.run_folder import RunFolder
@@ -199,9 +199,9 @@ def test_documents_of_other_types_are_an_error(tmp_path: Path, documents: dict[s
 
 def test_what_can_be_saved_can_be_loaded() -> None:
     value = -(2**MAX_BITS - 1)
-    assert parse_json(json.dumps(encode(value, "x", {}))) == value
+    assert parse_json(json.dumps(encode_state(value, "x", {}))) == value
     with pytest.raises(CheckpointError, match="x cannot be saved: it is an integer of 991 bits"):
-        encode(2**MAX_BITS, "x", {})
+        encode_state(2**MAX_BITS, "x", {})
 
 
 # Random states: numpy and torch read behind their tables where a position is wrong.

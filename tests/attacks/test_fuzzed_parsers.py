@@ -25,7 +25,7 @@ from drumline.errors import DrumlineError
 from drumline.launch.env_file import read_env_file
 from drumline.launch.hosts import hosts_from_file
 from drumline.launch.rank_environment import read_failure
-from drumline.metrics.events import read_lines
+from drumline.metrics.events import read_json_lines
 from drumline.net.frames import FrameError, decode
 from drumline.untrusted import parse_json, parse_toml
 from drumline.watch.heartbeat import read_heartbeat
@@ -95,7 +95,7 @@ PARSERS: dict[str, tuple[Callable[[Path, bytes], Any], tuple[type[Exception], ..
     "an env file": (of_a_file(read_env_file), (DrumlineError,)),
     "a hostfile": (of_a_file(hosts_from_file), (DrumlineError,)),
     "settings": (of_a_file(read_settings), ()),
-    "events": (of_a_file(lambda path: list(read_lines(path))), ()),
+    "events": (of_a_file(lambda path: list(read_json_lines(path))), ()),
     "a status": (of_a_file(read_status_file), ()),
     "a heartbeat": (of_a_file(read_heartbeat), ()),
     "a failure": (of_a_file(read_failure), ()),

@@ -27,7 +27,7 @@ from drumline.launch.hosts import Host, hosts_from_file, read_counts
 from drumline.launch.kubernetes import _literal
 from drumline.launch.ssh.sync import _listed, code_files
 from drumline.metrics import events
-from drumline.metrics.events import parse_line, read_lines
+from drumline.metrics.events import parse_line, read_json_lines
 from drumline.net.frames import FrameError, decode
 from drumline.untrusted import DOCUMENT_BYTES, TEXT_BYTES, parse_json, parse_toml, read_regular
 from drumline.watch.status_file import read_status_file
@@ -201,7 +201,7 @@ def test_a_line_without_end_is_not_held_in_memory(tmp_path: Path, monkeypatch: p
         file.seek(0, 2)
         file.write(b'\n{"b": 2}\n')
     with bounded(megabytes=32):
-        lines = list(read_lines(tmp_path / "lines"))
+        lines = list(read_json_lines(tmp_path / "lines"))
     assert [(line.number, line.record) for line in lines] == [(1, {"a": 1}), (2, None), (3, {"b": 2})]
     assert lines[1].is_ended
 

@@ -86,13 +86,10 @@ def run_checks(
 
 @dataclass(frozen=True)
 class CollectiveCheck:
-    """One collective: its name, the call, and the result that it must have."""
-
     name: str
     run: Callable[[], Tensor]
     expected: Tensor
-    is_required: bool = True
-    """False: a backend may lack it."""
+    is_required: bool = True  # False: a backend may lack it
 
 
 def known_results(collectives: Collectives, *, rank: int, world_size: int) -> Iterator[CollectiveCheck]:

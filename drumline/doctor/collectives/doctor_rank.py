@@ -36,8 +36,6 @@ GRACE_AFTER_START_S = 10.0
 
 
 class RankReport:
-    """What one rank finds, printed once."""
-
     def __init__(self, ddp: DDPManager, *, write: Callable[[str], None] = print) -> None:
         self.ddp = ddp
         self.findings: list[Finding] = []
@@ -46,7 +44,6 @@ class RankReport:
         self._once = threading.Lock()
 
     def add(self, what: str, fix: str) -> None:
-        """Something that this rank saw."""
         rank, host = self.ddp.rank, self.ddp.host
         what = f"rank {rank} on {host}: {what}"
         self.findings.append(Finding("problem", "collectives", host, what, fix, rank))
@@ -110,7 +107,6 @@ def _reason(error: BaseException) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """One rank, from start to exit."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--backend", choices=DEVICES, default="auto")
     parser.add_argument("--limit-s", type=float, default=LIMIT_S, help="for each collective")

@@ -30,8 +30,6 @@ INSPECT_FIX = "inspect that process (py-spy dump, dmesg), and check its host: dr
 
 
 class PhaseTimer:
-    """The phases of one rank, in the order that all ranks share."""
-
     def __init__(self, *, limit_s: float, place: Callable[[], Place], on_late: Callable[[list[Finding]], None]) -> None:
         """`place`: which rank this is, as far as is known yet."""
         self._limit_s, self._place, self._on_late = limit_s, place, on_late

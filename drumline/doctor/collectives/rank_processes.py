@@ -55,8 +55,6 @@ class HostRanks:
 
 
 class RankProcesses:
-    """Runs the ranks of one host."""
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._running: list[subprocess.Popen[bytes]] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from drumline.doctor.collectives.rank_processes import HostRanks, RankProcesses
@@ -56,18 +56,12 @@ async def collectives_on_hosts(
     coordinator.progress(f"a process group of {plural(world_size, 'rank')}")
     await coordinator.ask_all("close", ANSWER_S, {number: {} for number in present})
     first = survey.hosts[present[0]]
+    address = str(first.called if survey.by_ssh else first.address)
     requests: dict[int, dict[str, Any]] = {}
     first_rank = 0
     for number in present:
-        requests[number] = {
-            "first_rank": first_rank,
-            "num_procs": procs[number],
-            "world_size": world_size,
-            "address": first.called if survey.by_ssh else first.address,
-            "port": survey.rendezvous_port,
-            "limit_s": LIMIT_S,
-            "backend": backend,
-        }
+        ranks = HostRanks(first_rank, procs[number], world_size, address, survey.rendezvous_port, LIMIT_S, backend)
+        requests[number] = asdict(ranks)
         first_rank += procs[number]
     answers = await coordinator.ask_all("collectives", LIMIT_S + ANSWER_MARGIN_S, requests)
     return [

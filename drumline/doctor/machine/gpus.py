@@ -122,7 +122,6 @@ def _output(process: subprocess.Popen[str], deadline: float) -> str | None:
 
 
 def file_text(path: Path) -> str:
-    """Its text; "" where it cannot be read."""
     try:
         return path.read_text(errors="replace", encoding="utf-8")
     except OSError:

@@ -42,7 +42,6 @@ def shown_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def meaning(name: str) -> str:
-    """What the variable does, in a few words."""
     if name in RENAMED:
         return f"an old name; see {RENAMED[name]}"
     if name in REMOVED:

@@ -239,7 +239,6 @@ def _disk(facts: Facts) -> Iterator[Fault]:
 
 
 def _folder(facts: Facts, *, name: str) -> Iterator[Fault]:
-    """The code's or the data's."""
     if (found := facts[name]) is None:
         return
     folder = found["folder"]

@@ -44,8 +44,6 @@ TEXT_CONSTANT = re.compile(r"""^(\w+)(?:\s*:[^=]*)?\s*=\s*['"]([^'"]*)['"]""", r
 
 @dataclass(frozen=True)
 class HostSettings:
-    """The environment and folders of the run on this host."""
-
     environment: Mapping[str, str]
     run_folder: str = "."
     code: str | None = None

@@ -40,7 +40,6 @@ class Coordinator:
         self._keeping_alive: asyncio.Task[None] | None = None
 
     async def start(self, openers: Sequence[Opener]) -> None:
-        """All hosts at once."""
         tasks = [asyncio.create_task(self._start(number, opener)) for number, opener in enumerate(openers)]
         self.progress(f"{len(tasks)} hosts: starting the doctor on each")
         _, late = await asyncio.wait(tasks, timeout=START_S)
@@ -59,7 +58,6 @@ class Coordinator:
         await asyncio.gather(*(client.close(**last) for client in self.clients.values()))
 
     async def ask_all(self, action: str, limit_s: float, requests: Mapping[int, Message]) -> dict[int, Any]:
-        """The answers of those that gave one."""
         present = set(self.survey.present())
         numbers = [number for number in requests if number in present]
         asked = (self.ask(number, action, limit_s, **requests[number]) for number in numbers)

@@ -40,7 +40,6 @@ WORST_FIRST = (Reason.NO_ANSWER, Reason.NO_ROUTE, Reason.REFUSED, Reason.WRONG_H
 
 
 async def examine(hosts: Coordinator, openers: Sequence[Opener]) -> None:
-    """Fills the survey as far as can be learned."""
     started = time.monotonic()
     try:
         await hosts.start(openers)

@@ -33,8 +33,6 @@ WORDS = {"M": "MTU hole", "N": "no name", "R": "no rendezvous", "C": "closed", "
 
 @dataclass(frozen=True)
 class Matrix:
-    """Rows of cells under headings, and lines below them."""
-
     title: str
     headings: list[str]
     rows: list[list[str]]
@@ -42,7 +40,6 @@ class Matrix:
 
 
 def matrix(survey: Survey) -> Matrix:
-    """In the form that suits the number of hosts."""
     letters = all_letters(survey)
     names = [one_line(host.name) for host in survey.hosts]
     notes = [_summary(survey, letters)]
@@ -63,7 +60,6 @@ def matrix(survey: Survey) -> Matrix:
 
 
 def all_letters(survey: Survey) -> list[str]:
-    """A text per host, with a letter per other host."""
     slow_below = SLOW_SHARE * survey.usual_speed()
     numbers = range(len(survey.hosts))
     absent = [host.absent is not None for host in survey.hosts]

@@ -75,7 +75,6 @@ class NodeClient:
         raise NodeLostError("it prints a lot of text, but not what the doctor's program does")
 
     async def ask(self, action: str, limit_s: float, /, **arguments: Any) -> Any:
-        """The answer. A node that gives none within the limit is lost."""
         if self.lost is not None:
             raise self.lost
         number = next(self._numbers)

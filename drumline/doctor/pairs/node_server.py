@@ -181,7 +181,6 @@ class NodeServer:
     # What node 0 may ask for
 
     def _check_own(self, address: str) -> None:
-        """Where this host may listen."""
         if self.here is None:
             return
         own = [one.address for one in interfaces()]

@@ -32,7 +32,6 @@ CLOCK_PROBLEM_S = 60.0
 
 
 def pair_findings(survey: Survey) -> list[Finding]:
-    """Everything that the network and the clocks have shown."""
     return [
         *_absent_hosts(survey),
         *_double_hosts(survey),
@@ -53,17 +52,13 @@ def pair_findings(survey: Survey) -> list[Finding]:
 class LinkGroup:
     """Bad links with one cause."""
 
-    host: int
-    """The one that they lead to, or that all come from."""
+    host: int  # the one that they lead to, or that all come from
     pairs: tuple[Pair, ...]
-    where: str
-    """`b`, `a -> b` or `a <-> b`."""
-    phrase: str
-    """`from every other host`, `from a and c`, `to every other host`, `both ways`."""
+    where: str  # `b`, `a -> b` or `a <-> b`
+    phrase: str  # `from every other host`, `from a and c`, `to every other host`, `both ways`
 
 
 def group_links(survey: Survey, bad: Collection[Pair]) -> Iterator[LinkGroup]:
-    """In the order of hosts."""
     present, names = survey.present(), [host.name for host in survey.hosts]
     if len(present) == 2 and len(bad) == 2:
         one, other = present
@@ -95,7 +90,6 @@ def _into_one_host(pairs: list[Pair], names: list[str]) -> LinkGroup:
 
 
 def _by_end(pairs: Iterable[Pair], end: int) -> dict[int, list[Pair]]:
-    """By source (0) or target (1)."""
     ordered: dict[int, list[Pair]] = defaultdict(list)
     for pair in sorted(pairs, key=lambda pair: (pair[end], pair[1 - end])):
         ordered[pair[end]].append(pair)
@@ -162,7 +156,6 @@ def _resolves_elsewhere(survey: Survey, pair: Pair) -> bool:
 
 
 def _rendezvous_port(survey: Survey) -> Iterator[Finding]:
-    """On the first host."""
     port, first, check = survey.rendezvous_port, survey.hosts[0], "rendezvous port"
     if first.rendezvous_error is not None:
         what = f"nothing can listen on the rendezvous port {port}: {first.rendezvous_error}"
@@ -218,31 +211,29 @@ def _interfaces(survey: Survey) -> Iterator[Finding]:
         host = survey.hosts[number]
         found = (survey.edges.get((source, number)) for source in survey.present())
         edges = [edge for edge in found if edge is not None]
-        yield from _interface(host, edges, "gloo", GLOO_VARIABLE, host.gloo)
-        # Without a GPU nobody uses NCCL.
-        if host.facts is not None and host.facts.get("gpus"):
-            yield from _interface(host, edges, "NCCL", NCCL_VARIABLE, host.nccl)
+        reached = [address for edge in edges for address, how in (edge.others or {}).items() if how == OPEN]
+        works = host.address if any(edge.data == OPEN for edge in edges) else next(iter(reached), None)
+        # Where all is closed, that is reported as such. Without a GPU nobody uses NCCL.
+        has_gpus = host.facts is not None and host.facts.get("gpus")
+        for library, variable, chosen in (("gloo", GLOO_VARIABLE, host.gloo), ("NCCL", NCCL_VARIABLE, host.nccl)):
+            if works is not None and (library == "gloo" or has_gpus):
+                yield from _interface(host, library, variable, chosen, works, edges)
 
 
 def _interface(
-    host: HostRecord, edges: list[Edge], library: str, variable: str, chosen: dict[str, Any] | None
+    host: HostRecord, library: str, variable: str, chosen: dict[str, Any] | None, works: str, edges: list[Edge]
 ) -> Iterator[Finding]:
-    reached = [address for edge in edges for address, how in (edge.others or {}).items() if how == OPEN]
-    works = host.address if any(edge.data == OPEN for edge in edges) else next(iter(reached), None)
-    if works is None:
-        return  # all is closed, which is reported as such
+    """`works`: an address of the host that others reach."""
     name, value = host.interface_of(works), host.variables.get(variable)
     fix = f"export {variable}={name} on {host.name}"
-    if chosen is None:
+    if chosen is None and value:
         names = join_names(one["name"] for one in host.interfaces if one["address"])
         what = f"{variable}={value} names no interface with an address; the host has {names}"
-        if value:
-            yield Finding("problem", "interface", host.name, what, fix)
-    elif chosen["address"] != works and not _is_reached(str(chosen["address"]), edges):
+        yield Finding("problem", "interface", host.name, what, fix)
+    elif chosen is not None and chosen["address"] != works and not _is_reached(str(chosen["address"]), edges):
         why = f", set by {variable}={value}" if value is not None else ""
         what = f"{library} uses {chosen['name']} ({chosen['address']}{why}), which no other host reaches; "
-        what += f"{name} ({works}) works"
-        yield Finding("problem", "interface", host.name, what, fix)
+        yield Finding("problem", "interface", host.name, f"{what}{name} ({works}) works", fix)
 
 
 def _is_reached(address: str, edges: list[Edge]) -> bool:

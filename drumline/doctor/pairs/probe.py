@@ -14,7 +14,7 @@ import statistics
 import struct
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -56,13 +56,10 @@ CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Target:
-    """A port of another node."""
-
     node: int
     address: str
     port: int
-    large: bool = False
-    """Whether to send a large message too."""
+    large: bool = False  # whether to send a large message too
 
 
 # The open ports of this host
@@ -203,15 +200,22 @@ def probe(target: Target, token: bytes) -> dict[str, Any]:
     if outcome != OPEN or not target.large:
         return {"outcome": outcome}
     received = _send_large(target, token, LARGE_BYTES)
-    passes = {"passes": _largest_that_passes(target, token)} if received == 0 else {}
-    return {"outcome": outcome, "received": received, **passes}
+    if received != 0:
+        return {"outcome": outcome, "received": received}
+
+    def passes(mtu: int) -> bool:
+        # One packet of that size: the kernel would merge several into a large one on its way.
+        return bool(_send_large(target, token, mtu - HEADERS_BYTES))
+
+    with ThreadPoolExecutor(len(MTUS)) as pool:
+        good = [mtu for mtu, does in zip(MTUS, pool.map(passes, MTUS), strict=True) if does]
+    return {"outcome": outcome, "received": received, "passes": max(good, default=None)}
 
 
 def _connect(target: Target, token: bytes) -> str:
     """`OPEN`, or why not."""
     try:
-        with socket.create_connection((target.address, target.port), timeout=CONNECT_S):
-            pass
+        socket.create_connection((target.address, target.port), timeout=CONNECT_S).close()
     except OSError as error:
         reason = reason_of(error)
         return reason if reason in (Reason.REFUSED, Reason.NO_ANSWER) else Reason.NO_ROUTE
@@ -225,20 +229,17 @@ def _connect(target: Target, token: bytes) -> str:
     return OPEN
 
 
-def _call(target: Target, token: bytes, action: bytes, size: int = 0, seconds: float = 0.0) -> socket.socket:
+@contextlib.contextmanager
+def _call(target: Target, token: bytes, action: bytes, size: int = 0, seconds: float = 0.0) -> Iterator[socket.socket]:
     """A new connection to the port of that very node, ready for the action."""
-    line = socket.create_connection((target.address, target.port), timeout=CONNECT_S)
-    try:
+    with socket.create_connection((target.address, target.port), timeout=CONNECT_S) as line:
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         line.settimeout(IDLE_S)
         line.sendall(CALL.pack(token, action, size, seconds))
         (node,) = REPLY.unpack(read_exactly(line, REPLY.size))
         if node != target.node:
             raise ConnectionResetError(f"node {node} answers")
-    except BaseException:
-        line.close()
-        raise
-    return line
+        yield line
 
 
 def _send_large(target: Target, token: bytes, num_bytes: int) -> int | None:
@@ -252,50 +253,31 @@ def _send_large(target: Target, token: bytes, num_bytes: int) -> int | None:
         return None
 
 
-def _largest_that_passes(target: Target, token: bytes) -> int | None:
-    def passes(mtu: int) -> bool:
-        # One packet of that size: the kernel would merge several into a large one on its way.
-        return bool(_send_large(target, token, mtu - HEADERS_BYTES))
-
-    with ThreadPoolExecutor(len(MTUS)) as pool:
-        good = [mtu for mtu, does in zip(MTUS, pool.map(passes, MTUS), strict=True) if does]
-    return max(good, default=None)
-
-
 # Speed
 
 
 def measure(target: Target, token: bytes, seconds: float) -> dict[str, Any]:
     """`latency_s` (half of the median round trip) and `bytes_per_s`, or an `error`."""
+    times: list[float] = []
     try:
-        latency_s = _latency(target, token)
-        return {"latency_s": latency_s, "bytes_per_s": _bandwidth(target, token, seconds)}
+        with _call(target, token, PING) as line:
+            begin = time.monotonic()
+            while len(times) < PINGS and time.monotonic() - begin < PINGS_LIMIT_S:
+                sent = time.monotonic()
+                line.sendall(bytes(PING_BYTES))
+                read_exactly(line, PING_BYTES)
+                times.append(time.monotonic() - sent)
+        with _call(target, token, SPEED, MAX_SPEED_BYTES, seconds) as line:
+            # Until the other side replies that it has enough: our own send buffer takes megabytes at once.
+            _send_until_answered(line, deadline=time.monotonic() + seconds + IDLE_S)
+            line.settimeout(IDLE_S)
+            taken, elapsed = COUNT_AND_SECONDS.unpack(read_exactly(line, COUNT_AND_SECONDS.size))
+            # What is still in the send buffer is dropped: on a slow line it would take half a minute, and delay the
+            # next transfer.
+            line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     except OSError as error:
         return {"error": str(error) or type(error).__name__}
-
-
-def _latency(target: Target, token: bytes) -> float:
-    times: list[float] = []
-    with _call(target, token, PING) as line:
-        begin = time.monotonic()
-        while len(times) < PINGS and time.monotonic() - begin < PINGS_LIMIT_S:
-            sent = time.monotonic()
-            line.sendall(bytes(PING_BYTES))
-            read_exactly(line, PING_BYTES)
-            times.append(time.monotonic() - sent)
-    return statistics.median(times) / 2
-
-
-def _bandwidth(target: Target, token: bytes, seconds: float) -> float:
-    with _call(target, token, SPEED, MAX_SPEED_BYTES, seconds) as line:
-        # Until the other side replies that it has enough: our own send buffer takes megabytes at once.
-        _send_until_answered(line, deadline=time.monotonic() + seconds + IDLE_S)
-        line.settimeout(IDLE_S)
-        taken, elapsed = COUNT_AND_SECONDS.unpack(read_exactly(line, COUNT_AND_SECONDS.size))
-        # What is still in the send buffer is dropped: on a slow line it would take half a minute, and delay the next
-        # transfer.
-        line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    return float(taken / elapsed) if elapsed > 0 else 0.0
+    return {"latency_s": statistics.median(times) / 2, "bytes_per_s": taken / elapsed if elapsed > 0 else 0.0}
 
 
 def _send_until_answered(line: socket.socket, deadline: float) -> None:

@@ -19,23 +19,16 @@ OPEN = "open"
 class Edge:
     """What one host sees of another; None: not tried."""
 
-    addresses: list[str] | None = None
-    """What the other's name resolves to; empty when it does not resolve."""
+    addresses: list[str] | None = None  # what the other's name resolves to; empty when it does not resolve
     name_error: str | None = None
-    data: str | None = None
-    """The worst outcome of the high ports."""
-    rendezvous: str | None = None
-    """The outcome of the rendezvous port, when the other host has it."""
-    others: dict[str, str] | None = None
-    """Outcomes of the other's further addresses."""
-    received: int | None = None
-    """How many bytes of a large message arrived."""
-    passes: int | None = None
-    """The largest MTU whose packets arrive, when large messages do not."""
+    data: str | None = None  # the worst outcome of the high ports
+    rendezvous: str | None = None  # the outcome of the rendezvous port, when the other host has it
+    others: dict[str, str] | None = None  # outcomes of the other's further addresses
+    received: int | None = None  # how many bytes of a large message arrived
+    passes: int | None = None  # the largest MTU whose packets arrive, when large messages do not
     latency_s: float | None = None
     bytes_per_s: float | None = None
-    error: str | None = None
-    """Why an open port could not be measured."""
+    error: str | None = None  # why an open port could not be measured
 
     @property
     def has_hole(self) -> bool:
@@ -49,30 +42,20 @@ class Edge:
 
 @dataclass
 class HostRecord:
-    """One host."""
-
-    name: str
-    """What the user calls it."""
-    called: str
-    """What other hosts call it: a name or an address."""
-    absent: str | None = None
-    """Why it does not take part, or no longer."""
+    name: str  # what the user calls it
+    called: str  # what other hosts call it: a name or an address
+    absent: str | None = None  # why it does not take part, or no longer
     absent_fix: str = ""
     hostname: str = ""
-    address: str | None = None
-    """The address that others use."""
+    address: str | None = None  # the address that others use
     interfaces: list[dict[str, Any]] = field(default_factory=list)
     gloo: dict[str, Any] | None = None
     nccl: dict[str, Any] | None = None
-    variables: dict[str, str] = field(default_factory=dict)
-    """Those that name an interface."""
-    clock_s: float | None = None
-    """How far its clock is ahead of ours."""
-    rendezvous_error: str | None = None
-    """Why it could not listen on the rendezvous port."""
+    variables: dict[str, str] = field(default_factory=dict)  # those that name an interface
+    clock_s: float | None = None  # how far its clock is ahead of ours
+    rendezvous_error: str | None = None  # why it could not listen on the rendezvous port
     facts: dict[str, Any] | None = None
-    errors: list[str] = field(default_factory=list)
-    """Requests that failed there."""
+    errors: list[str] = field(default_factory=list)  # requests that failed there
 
     def reachable_addresses(self) -> list[str]:
         """Those that others might reach; on a machine that has none, the loopback, which is all there is."""
@@ -85,8 +68,6 @@ class HostRecord:
 
 @dataclass
 class Survey:
-    """All hosts and links."""
-
     hosts: list[HostRecord]
     rendezvous_port: int
     by_ssh: bool = True
@@ -95,7 +76,6 @@ class Survey:
     elapsed_s: float = 0.0
 
     def edge(self, source: int, target: int) -> Edge:
-        """Of these two, created when it is new."""
         known = self.edges.get((source, target))
         if known is None:
             known = self.edges[source, target] = Edge()

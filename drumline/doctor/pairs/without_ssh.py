@@ -81,17 +81,14 @@ def _connect(options: NodeOptions) -> socket.socket:
             return socket.create_connection((options.master, options.port), timeout=CONNECT_S)
         except OSError as error:
             if time.monotonic() + RETRY_S > deadline:
-                raise _not_reached(options, error) from error
+                reason, here = reason_of(error), socket.gethostname()
+                next_step = f"start `drumline doctor --node-rank 0` on {options.master}; open TCP {options.port} there"
+                if reason == Reason.UNKNOWN_NAME:
+                    next_step = "add it to /etc/hosts or DNS, or give --master by address"
+                what = f"node {options.node} on {here} could not connect to {options.endpoint} within "
+                what += f"{options.wait_s:g} s: {explained(reason)}"
+                raise PreflightError(what, next_step=next_step) from error
         time.sleep(RETRY_S)
-
-
-def _not_reached(options: NodeOptions, error: OSError) -> PreflightError:
-    reason, here = reason_of(error), socket.gethostname()
-    next_step = f"start `drumline doctor --node-rank 0` on {options.master}; open TCP {options.port} there"
-    if reason == Reason.UNKNOWN_NAME:
-        next_step = "add it to /etc/hosts or DNS, or give --master by address"
-    what = f"node {options.node} on {here} could not connect to {options.endpoint} within {options.wait_s:g} s"
-    return PreflightError(f"{what}: {explained(reason)}", next_step=next_step)
 
 
 def _prove(line: socket.socket, options: NodeOptions) -> FrameReader:
@@ -123,8 +120,6 @@ def _prove(line: socket.socket, options: NodeOptions) -> FrameReader:
 
 
 class DoctorRendezvous:
-    """The nodes that have joined so far."""
-
     def __init__(self, options: NodeOptions) -> None:
         self.options = options
         self.address = ""
@@ -142,9 +137,8 @@ class DoctorRendezvous:
         try:
             left = self.options.wait_s
             while left > 0 and not self._is_complete.is_set():
-                missing = ", ".join(map(str, self.missing()))
                 await asyncio.gather(*(client.keep_alive() for client in self.joined.values()))
-                where = f"{self.address}:{self.options.port}"
+                missing, where = ", ".join(map(str, self.missing())), f"{self.address}:{self.options.port}"
                 progress(f"waiting for node {missing} at {where} ({left:.0f} s left)")
                 try:
                     await asyncio.wait_for(self._is_complete.wait(), min(PROGRESS_S, left))
@@ -208,11 +202,8 @@ class DoctorRendezvous:
     def _check(self, hello: Message) -> None:
         nodes, number = self.options.nodes, hello["node"]
         if hello.get("nodes") != nodes:
-            what, next_step = (
-                f"it has --nodes {hello.get('nodes')}, node 0 has {nodes}",
-                "give the same --nodes everywhere",
-            )
-            raise RefusedError(what, next_step=next_step)
+            what = f"it has --nodes {hello.get('nodes')}, node 0 has {nodes}"
+            raise RefusedError(what, next_step="give the same --nodes everywhere")
         if not 0 < number < nodes or number in self._joining or self._has_joined(number):
             next_step = f"give each node its own --node-rank, 0 to {nodes - 1}"
             raise RefusedError(f"there is a node {number} already", next_step=next_step)
@@ -225,8 +216,8 @@ def listen(options: NodeOptions) -> socket.socket:
     try:
         found = socket.getaddrinfo(options.master, options.port, socket.AF_INET, socket.SOCK_STREAM)
     except OSError as error:
-        what, next_step = (f"{master} does not resolve on {here}: {error.strerror}", "give an address of this machine")
-        raise PreflightError(what, next_step=f"{next_step}: {own}") from error
+        what = f"{master} does not resolve on {here}: {error.strerror}"
+        raise PreflightError(what, next_step=f"give an address of this machine: {own}") from error
     address = str(found[0][4][0])
     # Debian maps a host to 127.0.1.1 in its own /etc/hosts, which nobody else can reach.
     if address.startswith("127.") and options.master != "localhost" and not options.master.startswith("127."):

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from drumline.checkpoint.optimizer_state import decode, encode
+from drumline.checkpoint.optimizer_state import decode_state, encode_state
 from drumline.errors import CheckpointError
 
 
 def there_and_back(value: Any) -> Any:
     tensors: dict[str, Tensor] = {}
-    text = json.dumps(encode(value, "x", tensors))
-    return decode(json.loads(text), tensors.__getitem__)
+    text = json.dumps(encode_state(value, "x", tensors))
+    return decode_state(json.loads(text), tensors.__getitem__)
 
 
 values = st.recursive(
@@ -40,7 +40,7 @@ def test_anything_comes_back_as_it_was(value: Any) -> None:
 
 def test_tensors_get_names_that_say_where_they_were() -> None:
     tensors: dict[str, Tensor] = {}
-    encode({"exp_avg": torch.ones(2), "old": [torch.zeros(1), (3, torch.zeros(2))]}, "layer.weight", tensors)
+    encode_state({"exp_avg": torch.ones(2), "old": [torch.zeros(1), (3, torch.zeros(2))]}, "layer.weight", tensors)
     assert list(tensors) == ["layer.weight/exp_avg", "layer.weight/old/0", "layer.weight/old/1/1"]
 
 
@@ -55,4 +55,4 @@ def test_numbers_that_json_does_not_know() -> None:
 def test_what_only_pickle_could_keep_is_refused(value: Any) -> None:
     kind = type(value).__name__
     with pytest.raises(CheckpointError, match=f"x/key cannot be saved: it is a {kind}\n  next: .*holds no pickles"):
-        encode({"key": value}, "x", {})
+        encode_state({"key": value}, "x", {})

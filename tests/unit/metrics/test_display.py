@@ -8,6 +8,7 @@ import pty
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -151,7 +152,7 @@ def test_the_summary_shows_results_folder_and_next_commands(
     mode: Any, stream: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    with make_display(mode, stream) as display:
+    with closing(make_display(mode, stream)) as display:
         display(event("start", **START))
         display(event("end", **END))
 
@@ -182,7 +183,7 @@ def test_a_run_that_took_no_step_has_no_speed(stream: io.StringIO) -> None:
 
 
 def test_no_display_shows_nothing(stream: io.StringIO) -> None:
-    with make_display("none", stream) as display:
+    with closing(make_display("none", stream)) as display:
         for shown in (event("start", **START), train(1), evaluation(1), event("end", **END)):
             display(shown)
 
@@ -250,7 +251,7 @@ def test_the_cursor_and_the_streams_come_back_however_it_ends(ending: str, live:
     live(train(31, time=1000.01))  # too early to be drawn
 
     if ending == "interrupt":
-        with pytest.raises(KeyboardInterrupt), live:
+        with pytest.raises(KeyboardInterrupt), closing(live):
             raise KeyboardInterrupt
     else:
         live(event(ending, **END, message="it broke"))
