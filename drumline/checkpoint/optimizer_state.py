@@ -1,7 +1,7 @@
 """Saves and loads an optimizer's state by parameter *name*, with the settings of its groups.
 
-torch numbers parameters by their position, so a reordered model would silently get another tensor's momentum. Here
-a name that does not match is an error. Loading goes through the optimizer's own `load_state_dict`.
+torch numbers parameters by their position, so a reordered model would get another tensor's momentum. Here a name that
+does not match is an error. Loading goes through the optimizer's own `load_state_dict`.
 """
 
 from __future__ import annotations

@@ -78,10 +78,10 @@ class PhaseTimer:
         while True:
             at, late = self._read("at"), self._read("late")
             here = [rank for rank, mark in at.items() if mark["number"] == self._number]
-            silent = [rank for rank in here if rank not in late]
+            unresponsive = [rank for rank in here if rank not in late]
             behind = [rank for rank, mark in at.items() if mark["number"] < self._number]
-            if behind or not silent or time.monotonic() > deadline:
-                return _findings(name, limit_s, at, here=here, behind=behind, silent=silent)
+            if behind or not unresponsive or time.monotonic() > deadline:
+                return _findings(name, limit_s, at, here=here, behind=behind, unresponsive=unresponsive)
             time.sleep(POLL_S)
 
     def _write(self, kind: str, name: str) -> None:
@@ -102,23 +102,23 @@ class PhaseTimer:
 
 
 def _findings(
-    name: str, limit_s: float, at: dict[int, Any], *, here: list[int], behind: list[int], silent: list[int]
+    name: str, limit_s: float, at: dict[int, Any], *, here: list[int], behind: list[int], unresponsive: list[int]
 ) -> list[Finding]:
-    def start(rank: int) -> str:
-        return f"rank {rank} on {at[rank]['host']} did not"
-
     within = f"{name} within {limit_s:g} s"
-    if behind:
-        texts = {rank: f"{start(rank)} reach {within}: it is still in {at[rank]['phase']}" for rank in behind}
-        return [_finding(at[rank]["host"], text, rank=rank) for rank, text in texts.items()]
-    if silent:
+    late = {rank: f"reach {within}: it is still in {at[rank]['phase']}" for rank in behind}
+    if not behind:
         end = "and does not respond: it is stopped, or its host is cut off"
-        texts = {rank: f"{start(rank)} finish {within} {end}" for rank in silent}
-        return [_finding(at[rank]["host"], text, rank=rank) for rank, text in texts.items()]
-    hosts = dict.fromkeys(at[rank]["host"] for rank in here)
+        late = dict.fromkeys(unresponsive, f"finish {within} {end}")
+    if late:
+        hosts = {rank: at[rank]["host"] for rank in late}
+        return [
+            _finding(hosts[rank], f"rank {rank} on {hosts[rank]} did not {what}", rank=rank)
+            for rank, what in late.items()
+        ]
+    places = dict.fromkeys(at[rank]["host"] for rank in here)
     ranks = join_names(f"rank {rank}" for rank in here)
     what = f"{ranks} all started {name} and did not finish it within {limit_s:g} s: what they send does not arrive"
-    return [_finding(join_names(hosts), what, LOST_FIX)]
+    return [_finding(join_names(places), what, LOST_FIX)]
 
 
 def _finding(where: str, what: str, fix: str = INSPECT_FIX, *, rank: int | None = None) -> Finding:

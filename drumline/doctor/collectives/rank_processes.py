@@ -67,8 +67,7 @@ class RankProcesses:
         outputs = [(tempfile.TemporaryFile(), tempfile.TemporaryFile()) for _ in range(ranks.num_procs)]  # noqa: SIM115
         try:
             for number, (out, err) in enumerate(outputs):
-                variables = {**environment, **ranks.variables(number), guard.JOB_ENV: job}
-                self._start(ranks.backend, variables, out, err)
+                self._start(ranks, {**environment, **ranks.variables(number), guard.JOB_ENV: job}, out, err)
             self._wait(ranks, [out for out, _ in outputs])
             codes = [process.poll() for process in self._running]  # None: it hangs
             self.kill()
@@ -91,17 +90,12 @@ class RankProcesses:
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
 
-    def _start(self, backend: str, variables: Mapping[str, str], out: IO[bytes], err: IO[bytes]) -> None:
-        options = ["--backend", backend, "--limit-s", str(PHASE_LIMIT_S)]
+    def _start(self, ranks: HostRanks, environment: Mapping[str, str], out: IO[bytes], err: IO[bytes]) -> None:
+        command = [sys.executable, *PROGRAM, "--backend", ranks.backend, "--limit-s", str(PHASE_LIMIT_S)]
         with self._lock:
             if not self._is_over:
                 process = subprocess.Popen(
-                    [sys.executable, *PROGRAM, *options],
-                    env=variables,
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=err,
-                    start_new_session=True,
+                    command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
                 )
                 self._running.append(process)
 

@@ -65,7 +65,7 @@ class Coordinator:
         return {number: answer for number, answer in zip(numbers, answers, strict=True) if answer is not None}
 
     async def ask(self, number: int, action: str, limit_s: float, /, **arguments: Any) -> Any:
-        """None where the host is lost or the request failed, which the survey then says."""
+        """None where the host is lost or the request failed; the survey has the reason."""
         try:
             return await self.clients[number].ask(action, limit_s, **arguments)
         except NodeLostError as error:
@@ -76,7 +76,7 @@ class Coordinator:
 
     @contextlib.contextmanager
     def reading_answer(self, number: int) -> Iterator[None]:
-        """A host of another version, or a stranger, may answer in any form: then it becomes absent."""
+        """A host of another version, or another program, may answer in any form: then the host becomes absent."""
         try:
             yield
         except (FrameError, LookupError, TypeError, ValueError, AttributeError) as error:

@@ -1,4 +1,4 @@
-"""The doctor's program on each host: answers requests until its caller goes away.
+"""The doctor's program on each host: answers requests until its caller disconnects.
 
 `python -m drumline.doctor.pairs.node_server` is started over ssh, which carries the frames on stdin and stdout: that
 works when every other port is closed. `drumline doctor --node-rank K` runs the same over a connection to node 0
@@ -27,7 +27,8 @@ from drumline.net.frames import WRONG_FIELD, FrameError, FrameReader, Message, r
 from drumline.net.interfaces import Interface, gloo_interface, interfaces, nccl_interface
 from drumline.terminal import print_message
 
-# The caller sends something every few seconds, so silence is a broken network: ssh's server would keep us for hours.
+# The caller sends something every few seconds. Without it the network is broken, and ssh's server would keep us for
+# hours.
 SILENCE_S = 30.0
 MAX_NODES = 4096
 MAX_TARGETS = 16384
@@ -38,7 +39,7 @@ BACKENDS = ("auto", "gloo", "nccl")
 
 
 class NodeServer:
-    """One host; `serve` returns when the caller goes away."""
+    """One host; `serve` returns when the caller disconnects."""
 
     def __init__(self, source: FrameReader, target: int, settings: HostSettings, *, here: str | None = None) -> None:
         """`here`: this host's address on the connection to node 0; None over ssh."""
@@ -62,7 +63,7 @@ class NodeServer:
         }
 
     def serve(self) -> Message | None:
-        """The caller's last frame; None when it went away without one.
+        """The caller's last frame; None when it disconnected without one.
 
         Every action has its own thread, so that the clock and the end are answered while others run."""
         try:
@@ -92,7 +93,7 @@ class NodeServer:
             try:
                 write_all(self.target, self.source.session.encode(message))
             except OSError:
-                return  # the caller is gone, which `serve` notices as well
+                return  # the caller has disconnected, which `serve` notices as well
 
     # The actions
 

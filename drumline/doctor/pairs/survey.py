@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 Pair = tuple[int, int]
-# Of a port that was tried; any other outcome is a `Reason` (net/dial.py).
+# The outcome of a port that was reached; any other outcome is a `Reason` (net/dial.py).
 OPEN = "open"
 
 

@@ -161,7 +161,7 @@ class DoctorRendezvous:
             writer.write(encode({"refused": error.what, "next": error.next_step}) + b"\n")
             writer.close()
         except (TimeoutError, OSError, ValueError, FrameError, NodeLostError):
-            writer.close()  # a stranger
+            writer.close()  # not a node of this job
         else:
             self.addresses[number] = writer.get_extra_info("peername")[0]
             self.refused.pop(number, None)
