@@ -89,18 +89,16 @@ def parse(raw: bytes) -> Manifest:
         raise ValueError("its metrics are not numbers by name")
     if not isinstance(files, dict):
         raise ValueError("it names no files")
-    records = {name: _record(name, entry) for name, entry in files.items()}
+    records = {}
+    for name, entry in files.items():
+        if not NAME.fullmatch(name):
+            raise ValueError(f"the file name {name!r} has characters other than letters, digits, '.', '_' and '-'")
+        size, checksum = (entry.get("bytes"), entry.get("blake3")) if isinstance(entry, dict) else (None, None)
+        if type(size) is not int or size < 0 or not isinstance(checksum, str):
+            raise ValueError(f"it has no size and checksum of {name}")
+        records[name] = FileRecord(size, checksum)
     numbers = {name: float(value) for name, value in metrics.items()}
     return Manifest(step, created, numbers, records, non_finite)
-
-
-def _record(name: str, entry: Any) -> FileRecord:
-    if not NAME.fullmatch(name):
-        raise ValueError(f"the file name {name!r} has characters other than letters, digits, '.', '_' and '-'")
-    size, checksum = (entry.get("bytes"), entry.get("blake3")) if isinstance(entry, dict) else (None, None)
-    if type(size) is not int or size < 0 or not isinstance(checksum, str):
-        raise ValueError(f"it has no size and checksum of {name}")
-    return FileRecord(size, checksum)
 
 
 def read(folder: Path) -> Manifest:

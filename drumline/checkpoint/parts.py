@@ -155,22 +155,20 @@ def write_own_part(
             reason = f"{partial}, which {maker} made, is not visible here: the nodes do not share this folder"
             messages.send(f"part/{me.rank}", {"failure": [reason, SHARE_THE_FOLDER]})
             return
-        messages.send(f"part/{me.rank}", _written(partial, tensors, stream))
+        # Before they are written, which empties the groups to free their memory.
+        names = {store.file_name(name): sorted(group) for name, group in tensors.items()}
+        reply: dict[str, Any] = {"tensors": names}
+        try:
+            files = store.write_tensors(partial, tensors, stream)
+            store.flush_folder(partial)
+            reply["files"] = {name: asdict(record) for name, record in files.items()}
+        except OSError as error:
+            reply["failure"] = list(catalog.explain_os_error(error, folder=root))
+        except Exception as error:
+            reply["failure"] = [f"{type(error).__name__}: {error}", "see the output of that rank"]
+        messages.send(f"part/{me.rank}", reply)
     except (TimeoutError, RuntimeError):  # rank 0 has exited, so there is no save
         pass
-
-
-def _written(partial: Path, tensors: Files, stream: store.Stream) -> dict[str, Any]:
-    # Before they are written, which empties the groups to free their memory.
-    names = {store.file_name(name): sorted(group) for name, group in tensors.items()}
-    try:
-        files = store.write_tensors(partial, tensors, stream)
-        store.flush_folder(partial)
-    except OSError as error:
-        return {"failure": list(catalog.explain_os_error(error, folder=partial.parent))}
-    except Exception as error:
-        return {"failure": [f"{type(error).__name__}: {error}", "see the output of that rank"]}
-    return {"files": {name: asdict(record) for name, record in files.items()}, "tensors": names}
 
 
 def _becomes_true(seconds: float, is_so: Callable[[], bool]) -> bool:

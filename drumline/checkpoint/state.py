@@ -99,12 +99,13 @@ def model_state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     aliases: dict[str, str] = {}
     stored_at: dict[object, str] = {}
     for name, tensor in _state_tensors(model).items():
-        place = _memory(tensor)
-        if place in stored_at:
-            aliases[name] = stored_at[place]
+        # The same for two names of one tensor; a tensor without memory has no other name.
+        has_memory = tensor.numel() and not tensor.is_meta and tensor.layout is torch.strided
+        key = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()) if has_memory else name
+        if key in stored_at:
+            aliases[name] = stored_at[key]
         else:
-            tensors[name] = tensor
-            stored_at[place or name] = name
+            tensors[name], stored_at[key] = tensor, name
     return tensors, aliases
 
 
@@ -128,13 +129,6 @@ def _state_tensors(model: nn.Module) -> dict[str, Tensor]:
                 next_step="let get_extra_state return a tensor",
             )
     return dict(entries)
-
-
-def _memory(tensor: Tensor) -> tuple[object, ...] | None:
-    """Equal for two names of the same tensor; None for a tensor without memory."""
-    if not tensor.numel() or tensor.is_meta or tensor.layout is not torch.strided:
-        return None
-    return (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
 
 
 def _model_differences(saved: Mapping[str, Tensor], model: nn.Module) -> Iterator[str]:

@@ -118,10 +118,15 @@ def opening_page(event: Event) -> Page:
         batch += f", in {event['accumulate']} micro-batches"
     if event.get("shards"):
         batch += f"; {event['shards']} shards, the same bits on any number of ranks"
+    # A stream has no number of samples.
+    training, evaluation = event["train_samples"], event["eval_samples"]
+    data = f"{'a stream' if training is None else f'{training:,} samples'} for training"
+    if evaluation != 0:
+        data += f", {'a stream' if evaluation is None else f'{evaluation:,}'} for evaluation"
     steps = plural(event["total_steps"], "step")
     rows = [
         ("model", f"{event['model_parameters']:,} parameters, {event['precision']}"),
-        ("data", _data(event["train_samples"], event["eval_samples"])),
+        ("data", data),
         ("batch", batch),
         ("rate", f"{event['lr']:.3g} at its peak"),
         ("length", f"{plural(event['epochs'], 'epoch')}, {steps}" if event["epochs"] else steps),
@@ -129,14 +134,6 @@ def opening_page(event: Event) -> Page:
     ]
     place = ", ".join(name for name in (event["device"], event["backend"]) if name)
     return Page(f"{event['task']} on {ranks} ({place})", rows, [])
-
-
-def _data(train_samples: int | None, eval_samples: int | None) -> str:
-    """`1,437 samples for training, 360 for evaluation`; None: a stream of unknown length."""
-    training = "a stream" if train_samples is None else f"{train_samples:,} samples"
-    if eval_samples == 0:
-        return f"{training} for training"
-    return f"{training} for training, {'a stream' if eval_samples is None else f'{eval_samples:,}'} for evaluation"
 
 
 def closing_page(event: Event) -> Page:

@@ -28,7 +28,18 @@ class NvidiaSmi:
     def __init__(self, environment: Mapping[str, str]) -> None:
         program = shutil.which("nvidia-smi", path=environment.get("PATH"))
         queries = (f"--query-gpu={','.join(GPU_FIELDS)}", f"--query-compute-apps={','.join(PROCESS_FIELDS)}")
-        self._processes = [_start(program, query) for query in queries] if program else []
+        self._processes = [
+            subprocess.Popen(
+                [program, query, "--format=csv,noheader,nounits"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                encoding="utf-8",
+                errors="replace",
+            )
+            for query in queries
+            if program
+        ]
 
     def facts(self, timeout_s: float) -> dict[str, Any]:
         """`driver`, `gpus`, and a `gpu_error` where nvidia-smi failed."""
@@ -96,17 +107,6 @@ def _mib(text: str) -> int | None:
     """None for `[N/A]`."""
     value = _number(text)
     return None if value is None else value * MIB
-
-
-def _start(program: str, query: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [program, query, "--format=csv,noheader,nounits"],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        encoding="utf-8",
-        errors="replace",
-    )
 
 
 def _output(process: subprocess.Popen[str], deadline: float) -> str | None:

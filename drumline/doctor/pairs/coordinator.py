@@ -46,7 +46,11 @@ class Coordinator:
         for number, task in enumerate(tasks):
             if task in late:
                 task.cancel()
-                self._miss(number)
+                self._lose(number, NodeLostError(f"it joined, and then sent nothing for {START_S:g} s"))
+                if self.survey.by_ssh:
+                    host = self.survey.hosts[number]
+                    host.absent = f"ssh connects, but Python has not started within {START_S:g} s"
+                    host.absent_fix = f"time ssh {host.name} {self.python} -V: the login or a file system may be slow"
         await asyncio.gather(*tasks)
         self.progress(f"{len(self.survey.present())} of {len(tasks)} hosts answer")
         self._keeping_alive = asyncio.create_task(self._keep_alive())
@@ -92,7 +96,7 @@ class Coordinator:
             await client.wait_for_hello()
             answer = await client.ask("begin", START_S, **self.settings)
             with self.reading_answer(number):
-                self._introduce(number, read_field({"begin": answer}, "begin", dict))
+                self._introduce(number, answer)
                 host.clock_s = await _clock_offset(client)
         except asyncio.CancelledError:
             return  # too late, which the caller reports
@@ -101,7 +105,7 @@ class Coordinator:
         except (NodeRequestError, OSError) as error:
             self._lose(number, NodeLostError(str(error)))
 
-    def _introduce(self, number: int, answer: Mapping[str, Any]) -> None:
+    def _introduce(self, number: int, answer: Message) -> None:
         host, hostname = self.survey.hosts[number], read_field(answer, "host", str)
         if not hostname.isprintable():
             raise FrameError(WRONG_FIELD, "its host name is not printable")
@@ -118,14 +122,6 @@ class Coordinator:
         while True:
             await asyncio.sleep(KEEP_ALIVE_S)
             await asyncio.gather(*(self.clients[number].keep_alive() for number in self.survey.present()))
-
-    def _miss(self, number: int) -> None:
-        host = self.survey.hosts[number]
-        if self.survey.by_ssh:
-            host.absent = f"ssh connects, but Python has not started within {START_S:g} s"
-            host.absent_fix = f"time ssh {host.name} {self.python} -V: the login or a file system may be slow"
-        else:
-            self._lose(number, NodeLostError(f"it joined, and then sent nothing for {START_S:g} s"))
 
     def _lose(self, number: int, error: NodeLostError) -> None:
         host, said = self.survey.hosts[number], error.stderr.splitlines()

@@ -74,7 +74,6 @@ def all_letters(survey: Survey) -> list[str]:
 
 
 def _letter(edge: Edge | None, slow_below: float, by_ssh: bool) -> str:
-    """The worst that is known about this link."""
     if edge is None:
         return "?"
     if edge.data not in (None, OPEN):

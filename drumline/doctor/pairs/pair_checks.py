@@ -230,16 +230,14 @@ def _interface(
         names = join_names(one["name"] for one in host.interfaces if one["address"])
         what = f"{variable}={value} names no interface with an address; the host has {names}"
         yield Finding("problem", "interface", host.name, what, fix)
-    elif chosen is not None and chosen["address"] != works and not _is_reached(str(chosen["address"]), edges):
+    if chosen is None or (address := str(chosen["address"])) == works:
+        return
+    seen = [edge.others[address] for edge in edges if edge.others and address in edge.others]
+    # One that nobody has tried may be reached, but the loopback never is.
+    if OPEN not in seen and (seen or ipaddress.ip_address(address).is_loopback):
         why = f", set by {variable}={value}" if value is not None else ""
         what = f"{library} uses {chosen['name']} ({chosen['address']}{why}), which no other host reaches; "
         yield Finding("problem", "interface", host.name, f"{what}{name} ({works}) works", fix)
-
-
-def _is_reached(address: str, edges: list[Edge]) -> bool:
-    """Or at least nobody has seen that it is not; the loopback never is."""
-    seen = [edge.others[address] for edge in edges if edge.others and address in edge.others]
-    return OPEN in seen or not (seen or ipaddress.ip_address(address).is_loopback)
 
 
 # Packets, speed and clocks
