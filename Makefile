@@ -26,7 +26,7 @@ check: .venv/ready ## style, types and import order
 	$(BIN)/mypy
 
 quick: check ## style, types and unit tests: what to run before a commit
-	$(BIN)/python -m pytest --quiet --numprocesses 3 --dist worksteal -m "not slow" tests/unit
+	$(BIN)/python -m pytest --quiet --numprocesses 4 --dist worksteal -m "not slow" tests/unit
 
 docs: .venv/ready ## the documentation as a site in build/site; a broken link or reference is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
@@ -35,13 +35,13 @@ tools: ## get what tests/multinode needs from apt, where that may be
 	@tests/multinode/install.sh
 
 test: check docs tools ## everything that must pass before a change lands
-	$(BIN)/python -m pytest --numprocesses 3 --dist worksteal
+	$(BIN)/python -m pytest --numprocesses 4 --dist worksteal
 
 test-newest: tools ## the suite against the newest torch that pip finds, in a venv of its own
 	$(PYTHON) -m venv .venv-newest
 	grep -v '^torch==' constraints.txt > .venv-newest/constraints.txt
 	.venv-newest/bin/pip install --quiet --upgrade --constraint .venv-newest/constraints.txt --editable $(LINT) --editable '.[dev]' torch
-	.venv-newest/bin/python -m pytest --numprocesses 3 --dist worksteal $(TESTS)
+	.venv-newest/bin/python -m pytest --numprocesses 4 --dist worksteal $(TESTS)
 
 bench: .venv/ready ## the engine with everything on against a hand-written loop, on the CPU
 	$(BIN)/python -m benchmarks cpu --device cpu

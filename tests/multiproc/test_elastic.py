@@ -143,12 +143,13 @@ def test_any_number_of_ranks_trains_the_same_bits(tmp_path: Path) -> None:
         jobs = [
             (elastic(optim=ADAM, **settings), task, tmp_path / f"{number} {task.__name__}" / f"{world_size}")
             for number, (task, settings) in enumerate(JOBS)
-            if world_size != 2 or "augment" in settings  # two: only where there is most to it
+            # All numbers where there is most to it; the others alone, and on three or on four.
+            if world_size in (1, 3 + number % 2) or "augment" in settings
         ]
         train_each_on(world_size, *jobs)
     for folder in tmp_path.iterdir():
         digests = {run.name: digest(run) for run in folder.iterdir()}
-        assert {"1", "3", "4"} <= digests.keys()
+        assert len(digests) >= 2
         assert len(set(digests.values())) == 1, (folder.name, digests)
 
 
