@@ -111,7 +111,7 @@ def _state(rank: Mapping[str, Any], num_waiting: int, ranks: Sequence[Mapping[st
         text = f"killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
         return (text, RowLevel.BAD) if code else ("done", RowLevel.GOOD)
     if phase == "failed":
-        return f"failed: {rank['failure']}", RowLevel.BAD
+        return f"crashed: {rank['failure']}", RowLevel.BAD
     if state in ("X", "Z"):
         return "exited", RowLevel.BAD
     if state == "T":

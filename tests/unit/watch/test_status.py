@@ -96,7 +96,7 @@ WAITS = {"phase": Phase.BACKWARD, "age_s": 5.0, "cpu": 0.01, "state": "S"}
         ({"exit": -99}, "killed by signal 99", RowLevel.BAD),
         ({"exit": 1}, "exited with code 1", RowLevel.BAD),
         ({"exit": 0}, "done", RowLevel.GOOD),
-        ({"phase": Phase.FAILED, "failure": "KeyError: 7"}, "failed: KeyError: 7", RowLevel.BAD),
+        ({"phase": Phase.FAILED, "failure": "KeyError: 7"}, "crashed: KeyError: 7", RowLevel.BAD),
         ({"phase": Phase.LEFT}, "left the loop; others have not", RowLevel.SUSPECT),
     ],
 )
