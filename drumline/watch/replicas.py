@@ -1,8 +1,6 @@
 """Compares the replicas: every `watch.replicas_every` steps and before each save, are all ranks' tensors bitwise equal?
 
-DDP gives every rank the same gradient and assumes that the replicas then stay equal. A flipped bit, a faulty core or
-code that differs on one rank breaks that silently. While all agree, a comparison costs one pass over the tensors on
-their device and one all-reduce of two numbers.
+While all agree, that costs one pass over the tensors on their device and one all-reduce of two numbers.
 """
 
 from __future__ import annotations

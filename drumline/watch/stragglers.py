@@ -1,19 +1,7 @@
 """Stragglers: ranks and hosts whose own work in a step takes longer than that of their peers, and in which phase.
 
-All ranks finish a step together, so step times do not show which one is slow; the time in each phase does. The run is
-cut into slices of a step or more, and in each slice the fraction of time per phase is compared across ranks:
-
-- **data** never waits for another rank. Neither do **forward** and **optimizer** on a CPU. A rank that spends longer in
-  them is slow, and its peers spend that much more in backward, where they wait for it.
-- **between** steps is host code, and sometimes a collective (a log line, the comparison of replicas) in which a rank
-  may wait for one that was slow in its optimizer. So an excess there counts only where the rank does not make up for it
-  in a more reliable phase: see RELIABILITY.
-- **backward**, and **user** (all of a user's own loop but its data), mix work and waiting in one number. A rank that is
-  slow only in backward is *not* found: all ranks then show the same long backward.
-
-On CUDA the CPU only launches kernels, and waiting for the device may show in any of forward, backward and between (with
-SyncBatchNorm waiting for other ranks too, in forward). The same rule keeps that from being reported as slowness; slow
-data and slow host code are found, a slow GPU is not.
+All ranks finish a step together, so step times do not show which one is slow. The run is cut into slices of a step or
+more, and in each slice the fraction of time per phase is compared across ranks.
 """
 
 from __future__ import annotations
@@ -27,7 +15,10 @@ from statistics import mean, median
 from drumline.watch.cluster_state import ClusterState, RankState
 from drumline.watch.heartbeat import Phase
 
-RELIABILITY = ((Phase.DATA,), (Phase.FORWARD, Phase.OPTIMIZER), (Phase.BETWEEN,))  # the most reliable first
+# The most reliable first. Data never waits for another rank, nor do forward and optimizer on a CPU. Between steps there
+# may be a collective, and on CUDA any phase may wait for the device: an excess counts only where more reliable phases
+# do not make up for it. Backward and user mix work and waiting: a rank that is slow only there is not found.
+RELIABILITY = ((Phase.DATA,), (Phase.FORWARD, Phase.OPTIMIZER), (Phase.BETWEEN,))
 MIN_COST = 0.05  # the least fraction of a step that a straggler must cost to be reported
 MIN_SLICES, MIN_STEPS = 6, 20
 """The least that a window has. A straggler is slow in 5 of 6 of its slices: one slow step falls into one or two."""

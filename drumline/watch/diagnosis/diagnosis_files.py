@@ -1,9 +1,4 @@
-"""Diagnoses in the run folder: `diagnoses/0001-stopped.json` for programs, and the same name with `.txt` for people:
-the sentence, a line for each rank, then stacks and collectives, equal ones once.
-
-Several sidecars may write at the same time: after a network split, each side has a leader. Each takes a number of its
-own, and a file appears complete or not at all.
-"""
+"""Diagnoses in the run folder: `diagnoses/0001-stopped.json` for programs, and the same name with `.txt` for people."""
 
 from __future__ import annotations
 
@@ -82,7 +77,8 @@ def read_diagnoses(folder: Path) -> list[dict[str, Any]]:
 
 @contextmanager
 def _own_number(folder: Path) -> Iterator[int]:
-    """The next number, reserved by a hidden file until the diagnosis is there."""
+    """The next number, reserved by a hidden file until the diagnosis is there: in a network partition each side has a
+    leader, and both may write."""
     number = max(_numbers(folder), default=0)
     while True:
         number += 1

@@ -1,8 +1,4 @@
-"""The state of the cluster, read for a diagnosis: which ranks are blocked in which collective, and which are behind.
-
-Flight recorders count most: a rank that did not enter the collective that others are in is behind. Without them the
-heartbeats decide: a rank at an earlier step or phase than the others is behind.
-"""
+"""The state of the cluster, read for a diagnosis: which ranks are blocked in which collective, and which are behind."""
 
 from __future__ import annotations
 
@@ -55,7 +51,7 @@ class Evidence:
 
     @cached_property
     def behind(self) -> list[RankState]:
-        """The ranks that did not enter what others are in, or are at an earlier point of the same step."""
+        """The ranks that did not enter what others are in; or, without flight recorders, are at an earlier phase."""
         alive = self.in_loop
         waits = Counter((one.group, one.number) for rank in alive if (one := pending(rank)))
         if waits:

@@ -1,9 +1,5 @@
-"""Ranks that have exited or failed: which was the first, and why.
-
-When one rank exits, its peers fail within milliseconds because of it, and their launcher ends the rest. So a rank that
-ended by itself (a signal, its own error, an exit code) counts before one that lost a connection, and among those the
-one that ended first.
-"""
+"""Ranks that have exited or failed: which was the first, and why. One that ended by itself (a signal, its own error, an
+exit code) counts before those that lost a connection because of it."""
 
 from __future__ import annotations
 

@@ -1,10 +1,5 @@
 """Ranks that do not do the same: in different collectives, or out of the loop while others are in it; and those that
-left it last and do not exit.
-
-Collectives differ where the same number is another operation, or has another shape, on some ranks. An extra collective
-on one rank shows the same way: from there on its numbers are ahead by one. The minority is named; of two ranks, the one
-that deviates from the order of earlier steps.
-"""
+left it last and do not exit."""
 
 from __future__ import annotations
 
@@ -74,7 +69,7 @@ def find_mismatch(evidence: Evidence) -> Diagnosis | None:
 
 def _first_mismatch(ranks: Sequence[RankState]) -> list[list[Entry]]:
     """The first number at which ranks differ and which is not done on all of them: who entered which collective, the
-    most ranks first. Empty: none."""
+    most ranks first. Empty: none. An extra collective on one rank shows the same way: its numbers are ahead by one."""
     is_broken = any(has_exited(rank) or rank.failure for rank in ranks)
     entries: dict[tuple[int, str], list[Entry]] = defaultdict(list)
     for rank in ranks:

@@ -1,8 +1,5 @@
-"""What a stack shows: whose code a process is in, and whether it loads data or is in a collective.
-
-Frames read `path/file.py:12 in name`, the innermost call first. A user wants to see the line of their own file, not the
-line of torch or Python that it called.
-"""
+"""What a stack shows: whose code a process is in, and whether it loads data or is in a collective. Frames read
+`path/file.py:12 in name`, the innermost call first."""
 
 from __future__ import annotations
 

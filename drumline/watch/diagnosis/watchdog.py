@@ -1,9 +1,7 @@
 """What is wrong with the run, and when is that reported or acted on?
 
-The leader of the sidecars shows it the state of the cluster about twice a second. What is certain (a process has
-exited, a rank is stopped, a host is unreachable) is diagnosed at once. All else may be harmless: when there is no
-progress for longer than is usual in this run, it is reported, again at growing intervals, and acted on after `hang_s`.
-While ranks compute and none is blocked in a collective, nothing is done.
+What is certain is diagnosed at once. When there is no progress for longer than is usual in this run, that is reported,
+again at growing intervals, and acted on after `hang_s`.
 """
 
 from __future__ import annotations

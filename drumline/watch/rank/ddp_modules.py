@@ -1,9 +1,5 @@
-"""The DDP modules of a script: hashes of their parameters at construction and every so many updates.
-
-No collective and no wait for a device: hashes are computed where the parameters are, copied while steps continue, and
-compared by the leader of the sidecars. Updates are counted by torch's own version of a parameter, so that a rank with
-more backward passes than others is not taken to be further.
-"""
+"""The DDP modules of a script: hashes of their parameters at construction and every so many updates, without a
+collective and without a wait for the device."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""What a rank needs before it starts the sidecar of its node: the watch folder, and where the sidecar listens.
-
-A sidecar listens on one address, not on every network of the host. The first rank of the node keeps that socket, so a
-sidecar that is restarted has the same port.
-"""
+"""What a rank needs before it starts the sidecar of its node: the watch folder, and where the sidecar listens."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
-"""A thread that checks once a second whether a rank makes progress where it marks no phases.
-
-A script that knows nothing of the watchdog, or a loop with torch's own DataLoader, marks none: collectives that begin,
-and parameters that change, are the signs of progress. Marks say more, and sooner: where there are some, these signs are
-ignored.
-"""
+"""A thread that checks once a second whether a rank makes progress where it marks no phases, by collectives that begin
+and parameters that change."""
 
 from __future__ import annotations
 
@@ -59,7 +55,7 @@ class ProgressMonitor:
             with contextlib.suppress(Exception):
                 sign = self._sign()
             marks = self._heartbeat.num_marks
-            if (count, sign) != last and marks == last_marks:
+            if (count, sign) != last and marks == last_marks:  # marks say more, and sooner
                 self._heartbeat.move(count)
                 if not marks:
                     self._heartbeat.mark(Phase.USER)

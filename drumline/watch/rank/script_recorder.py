@@ -1,7 +1,5 @@
-"""Records what a rank's script runs with, its loaders and its DDP modules, in a file that the sidecar reads.
-
-Nothing here may fail the script: what cannot be found out is not recorded.
-"""
+"""Records what a rank's script runs with, its loaders and its DDP modules, in a file that the sidecar reads. Nothing
+here may fail the script: what cannot be found out is not recorded."""
 
 from __future__ import annotations
 

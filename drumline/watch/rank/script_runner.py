@@ -1,9 +1,7 @@
 """Runs a script with the watchdog: `python -m drumline.watch.rank.script_runner SCRIPT.py ARGS`, or `-m MODULE ARGS`.
 
-`drumline launch --watch` starts ranks so. The script is run as Python itself would: it is `__main__`, has its own
-arguments, path, tracebacks and exit code, and torch is loaded only if it loads it. What is added: a heartbeat, the
-answers to a sidecar, one thread that counts collectives once a second, and, once the script has imported torch, a
-report of what can be compared with the other ranks (torch_hooks.py).
+The script is run as Python itself would: it is `__main__`, has its own arguments, path, tracebacks and exit code, and
+torch is loaded only if it loads it.
 """
 
 from __future__ import annotations

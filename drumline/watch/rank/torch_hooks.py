@@ -1,8 +1,5 @@
-"""Observes a script through functions of torch, which are wrapped when the script imports it.
-
-What is wrapped returns what it always did. Nothing is attached to a module, a loader or an optimizer, so that whatever
-the script copies or pickles is its own; what is being compiled is passed through.
-"""
+"""Observes a script through functions of torch, which are wrapped when the script imports it. What is wrapped returns
+what it always did, and nothing is attached to the script's own objects."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""How sidecars find each other: the rendezvous of ranks tells which ranks share a node, and how that is reached.
-
-The first rank of each node then makes the watch folder, listens for other sidecars, and publishes both; rank 0 hands it
-to all. What goes wrong on any node is raised on every rank alike.
-"""
+"""How sidecars find each other: the first rank of each node makes the watch folder, listens for other sidecars, and
+publishes both; rank 0 hands it to all. What goes wrong on any node is raised on every rank alike."""
 
 from __future__ import annotations
 

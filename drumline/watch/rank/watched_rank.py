@@ -1,8 +1,4 @@
-"""A rank with the watchdog: it writes its heartbeat and answers the sidecar, which the first rank of each node starts.
-
-One thread, which sleeps until there is something to do: a question on the rank's pipe, or the exit of the sidecar.
-Training needs neither: heartbeats are stores to memory.
-"""
+"""A rank with the watchdog writes its heartbeat and answers the sidecar, which the first rank of each node starts."""
 
 from __future__ import annotations
 
@@ -52,7 +48,7 @@ PROGRAM = (
 
 
 class WatchedRank:
-    """From `__init__` to `close`."""
+    """One thread sleeps until the sidecar asks or exits; training does not need it: heartbeats are stores to memory."""
 
     def __init__(self, options: SidecarOptions, listener: socket.socket | None, *, rank: int) -> None:
         """`options`: for the sidecar, which the first rank of a node starts."""

@@ -1,9 +1,4 @@
-"""What the kernel knows of a fault: its log, out-of-memory kills, and the state of a network interface.
-
-Out-of-memory kills are counted for each control group. The counters are read when a rank is first seen and compared
-when it has exited. They do not say which process of the group was killed; the log does, by pids that are only valid
-outside of containers.
-"""
+"""What the kernel knows of a fault: its log, out-of-memory kills, and the state of a network interface."""
 
 from __future__ import annotations
 
@@ -85,7 +80,8 @@ def _log_records() -> list[bytes]:
 
 
 class OutOfMemoryCheck:
-    """Made while the process lives; asked when it has exited."""
+    """Made while the process lives; asked when it has exited. The counter of its control group does not say which
+    process was killed; the log does, by pids that are only valid outside of containers."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid

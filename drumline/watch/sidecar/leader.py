@@ -1,8 +1,5 @@
 """The sidecar that leads knows the state of all nodes: it sees when something is wrong, has all nodes inspect their
-ranks, and decides what it is.
-
-Every hub follows the run as if it led; the lowest one that sends heartbeats reports and acts.
-"""
+ranks, and decides what it is. Every hub follows the run as if it led."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """The sidecar: a process that the first rank of each node starts (rank/watched_rank.py); its options come on stdin.
-
-It observes its ranks five times a second and sends a heartbeat to the hubs twice a second, and at once when a rank has
-exited or is stopped. Nothing that happens to it affects the ranks.
-"""
+Nothing that happens to it affects the ranks."""
 
 from __future__ import annotations
 

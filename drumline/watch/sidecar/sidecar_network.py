@@ -1,9 +1,5 @@
-"""The sidecars' network: a connection between each hub (nodes 0, 1 and 2) and every other node.
-
-The higher node dials the lower one, again and again, so whichever was restarted or cut off reconnects by itself. A
-connection without messages for a while is closed; before that, the node's port is dialled, to learn in which way it
-is unreachable. Nothing here waits for a peer, and nothing grows with what a peer, or anybody else, sends.
-"""
+"""The sidecars' network: a connection between each hub (nodes 0, 1 and 2) and every other node. Nothing here waits for
+a peer, and nothing grows with what a peer, or anybody else, sends."""
 
 from __future__ import annotations
 
@@ -161,6 +157,7 @@ class SidecarNetwork:
         return PeerConnection(self, answer(self._secret, PURPOSE, self.me, self._diallers), is_ours=False)
 
     async def _keep_connected(self, peer: Peer) -> None:
+        """The higher node dials the lower one: whichever was restarted or cut off reconnects by itself."""
         while True:
             try:
                 await self._connected(peer)
@@ -193,7 +190,7 @@ class SidecarNetwork:
             last = now
 
     def _probe_lost_nodes(self, now: float) -> None:
-        """Except those that are being dialled anyway. The one that was probed last comes last."""
+        """To learn in which way they are unreachable; except those that are being dialled anyway."""
         lost_s = {node: now - self._heard_at.get(node, self._started_at) for node in self.peers}
         since_probe_s = {node: now - self._probed_at.get(node, -math.inf) for node in self.peers}
         due = [

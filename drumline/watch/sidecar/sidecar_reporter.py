@@ -1,8 +1,5 @@
 """Where a sidecar reports what it found: the terminal at once, the watch folder for the launcher, the run folder for
-later.
-
-The run folder may be what hangs. So a thread of its own writes to it, and nobody waits long for that.
-"""
+later. That one may hang, so a thread of its own writes to it."""
 
 from __future__ import annotations
 
