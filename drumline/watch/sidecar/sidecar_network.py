@@ -26,8 +26,6 @@ CHECK_S = 0.25
 PROBE_AFTER_S = 1.1  # without a message; with DIAL_S the reason is known within 3 s
 CLOSE_AFTER_S = 6.0  # without a message; long enough for TCP to get over a short gap by itself
 LATE_S = 0.5
-LONG_LOST_S, SELDOM_S = 30.0, 5.0  # a node that has been lost for long is probed less often
-MAX_PROBES = 32
 CLOSING_TURNS = 3
 """Turns of the event loop: a connection that was being made when the network was closed is made by then, and ended."""
 REPLACED, CLOSED = "it connected again", "the network was closed"
@@ -58,7 +56,6 @@ class SidecarNetwork:
         self._heard_at: dict[int, float] = {}
         self._results: dict[int, str] = {}
         self._probed_at: dict[int, float] = {}
-        self._num_probes = 0
         self._all_connections: set[PeerConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._started_at = time.monotonic()
@@ -191,20 +188,12 @@ class SidecarNetwork:
 
     def _probe_lost_nodes(self, now: float) -> None:
         """To learn in which way they are unreachable; except those that are being dialled anyway."""
-        lost_s = {node: now - self._heard_at.get(node, self._started_at) for node in self.peers}
-        since_probe_s = {node: now - self._probed_at.get(node, -math.inf) for node in self.peers}
-        due = [
-            node
-            for node in self.peers
-            if lost_s[node] > PROBE_AFTER_S
-            and since_probe_s[node] > (SELDOM_S if lost_s[node] > LONG_LOST_S else RETRY_S)
-            and (node in self._diallers or node in self._connections)
-        ]
-        due.sort(key=lambda node: -since_probe_s[node])
-        for node in due[: MAX_PROBES - self._num_probes]:
-            self._probed_at[node] = math.inf
-            self._num_probes += 1
-            self._run(self._probe(self.peers[node]))
+        for node, peer in self.peers.items():
+            is_lost = now - self._heard_at.get(node, self._started_at) > PROBE_AFTER_S
+            is_due = now - self._probed_at.get(node, -math.inf) > RETRY_S
+            if is_lost and is_due and (node in self._diallers or node in self._connections):
+                self._probed_at[node] = math.inf
+                self._run(self._probe(peer))
 
     async def _probe(self, peer: Peer) -> None:
         """The peer sees an unknown client that hangs up."""
@@ -214,7 +203,6 @@ class SidecarNetwork:
             (await _connect(peer)).close()
         except OSError as error:
             result = reason_of(error)
-        self._num_probes -= 1
         self._probed_at[peer.node] = time.monotonic()
         if self._heard_at.get(peer.node, -math.inf) < begun:
             self._results[peer.node] = result
