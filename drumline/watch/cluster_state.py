@@ -84,8 +84,7 @@ class NodeState:
     host: str
     ranks: tuple[RankState, ...] = ()
     heartbeat_age_s: Mapping[int, float] = field(default_factory=dict)
-    """By node: how long ago it heard from the sidecar there. Where a network drops one direction, the two ends
-    differ."""
+    """By node: how long ago it heard from the sidecar there. Where one direction is dropped, the two ends differ."""
     link: str = ""  # what is wrong with its own network interface: `eth0 is down`
     kernel: tuple[str, ...] = ()  # lines of the kernel's log that may matter
     activity: tuple[RankState, ...] = ()

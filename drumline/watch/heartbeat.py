@@ -60,8 +60,7 @@ DATA, FORWARD, BACKWARD, OPTIMIZER = (
 
 
 class HeartbeatWriter:
-    """The rank's side. Without a file it writes to memory that nobody reads: a run without a watchdog has the same
-    code path."""
+    """The rank's side. Without a file it writes to memory that nobody reads, so that the code path is the same."""
 
     mark: Callable[[int], None]  # the rank enters this phase; the hot path
 
@@ -101,8 +100,7 @@ class HeartbeatWriter:
         self._words[_MOVES] += 1
 
     def fail(self, error: str, kind: FailureKind = FailureKind.OTHER) -> None:
-        """The last mark: what went wrong, in a line. Errors in the clean-up after it are not recorded. Never raises, so
-        that the error itself is reported."""
+        """The last mark: what went wrong, in a line. Errors in the clean-up after it are not recorded. Never raises."""
         if self._has_failed:
             return
         self._has_failed = True
@@ -226,8 +224,7 @@ def read_heartbeat(path: Path) -> Heartbeat | None:
 
 
 def _read_settled(path: Path) -> bytes:
-    """The file as two reads in a row saw it: one alone may see half of a mark. Of a rank that marks without a pause the
-    last read counts."""
+    """The file as two reads in a row saw it, or as the last of a few did: one alone may see half of a mark."""
     data = b""
     try:
         with path.open("rb", buffering=0) as file:

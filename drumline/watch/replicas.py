@@ -44,8 +44,7 @@ class ReplicaComparison:
         self.last_agreed = step
 
     def _all_agree(self, tensors: dict[str, Tensor], hashes: Tensor) -> bool:
-        """Collective. Its size is the same whatever a rank holds: ranks with other tensors are found, and do not
-        block."""
+        """Collective, of the same size whatever a rank holds: ranks with other tensors are found, and do not block."""
         mine = combine(hashes, list(tensors))
         both = torch.stack([mine, ~mine])  # the largest ~h belongs to the smallest h
         dist.all_reduce(both, op=dist.ReduceOp.MAX)

@@ -71,8 +71,7 @@ def status_record(
     notices: Sequence[Notice] = (),
     has_ended: bool = False,
 ) -> dict[str, Any]:
-    """A StatusRecord. `rates`: steps a second, by rank. `notices`: the newest last. `has_ended`: all ranks have left,
-    and this is the last record."""
+    """A StatusRecord. `rates`: steps a second, by rank. `notices`: the newest last. `has_ended`: it is the last one."""
     rounded = {rank: round(rate, 3) for rank, rate in (rates or {}).items()}
     return {
         "version": VERSION,

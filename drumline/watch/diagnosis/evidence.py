@@ -143,8 +143,7 @@ def pending(rank: RankState) -> Collective | None:
 
 
 def seems_blocked(rank: RankState) -> bool:
-    """In a collective: by its flight recorder, else by its stack, else by its phase. A rank that waits for others most
-    often does so in its backward pass."""
+    """In a collective: by its flight recorder, else by its stack, else by its phase, which is most often backward."""
     if pending(rank) is not None:
         return True
     if rank.answers is False or rank.state in "TtD":

@@ -87,8 +87,7 @@ def find_lost_connection(evidence: Evidence) -> Diagnosis | None:
 
 
 def _may_follow_a_lost_host(evidence: Evidence, ago_s: float) -> bool:
-    """Whether a host may have been lost before: its peers then lose their connections, and their launcher ends the
-    rest."""
+    """Whether a host may have been lost before, so that its peers lost their connections, or were ended."""
     return ago_s < _MAX_WAIT_S and may_be_lost(evidence.cluster, ago_s)
 
 

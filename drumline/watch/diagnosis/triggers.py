@@ -95,8 +95,7 @@ class IdleTime:
         self._gaps: deque[tuple[float, float, bool]] = deque(maxlen=4 * int(_RECENT_S))
 
     def observe(self, cluster: ClusterState, now: float, *, counts: bool, is_busy: bool = False) -> bool:
-        """Whether there was progress. `counts`: whether the time before it is typical of the run; `is_busy`: whether
-        some rank computed in it."""
+        """Whether there was progress. `counts`: the time before it is typical; `is_busy`: some rank computed in it."""
         self.add_time(now, at_most_s=_MAX_GAP_S)
         # To fail is no progress.
         keys = {

@@ -53,8 +53,7 @@ def write_report(folder: Path, rank: int, number: int) -> None:
 
 
 def register_stack_signals(path: Path) -> None:
-    """From now on STACK_SIGNAL adds the stacks of all threads to this file. Only on the main thread of a process that
-    runs no other handler for that signal."""
+    """From now on STACK_SIGNAL adds the stacks of all threads to this file. Only on the main thread."""
     # Opened to append: the reader empties the file, and the next stacks begin it again.
     file = path.open("a", encoding="utf-8")
     faulthandler.register(STACK_SIGNAL, file=file, all_threads=True, chain=False)
@@ -112,8 +111,7 @@ def awaited_workers() -> list[tuple[int, int]]:
 
 
 def flight_record() -> dict[str, Any]:
-    """`{"collectives": [...]}`, records with the fields of cluster_state.Collective, the newest last; empty when there
-    is no process group. Does not load torch."""
+    """`{"collectives": [...]}`, records like Collective, the newest last; empty without a process group."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return {}

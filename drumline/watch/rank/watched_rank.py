@@ -204,8 +204,7 @@ class SidecarProcess:
             self._process.stdin.flush()
 
     def reap(self) -> float | None:
-        """After its exit: in how many seconds to start it again. None: it was done with all ranks of the node, or is
-        given up."""
+        """After its exit: in how many seconds to start it again. None: its ranks are done, or it is given up."""
         assert self._process is not None
         code = self._process.wait()
         self._close_pipes()

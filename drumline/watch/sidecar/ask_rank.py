@@ -93,8 +93,7 @@ async def ask_stack(
     pid: int, file: Path, *, within_s: float = STACK_WITHIN_S, signal: int = STACK_SIGNAL
 ) -> tuple[str, ...]:
     """The main thread's calls, the innermost first. Empty when the process cannot answer: it has no handler (the signal
-    would end it), is stopped (the signal would wait for it), is blocked in the kernel, or has exited. `signal`:
-    WORKER_SIGNAL for what a rank has forked."""
+    would end it), is stopped or blocked in the kernel, or has exited. `signal`: WORKER_SIGNAL for what it forked."""
     thread = _thread_to_ask(pid, signal)
     if thread is None:
         return ()
@@ -182,8 +181,7 @@ def main_thread_stack(text: str, cwd: str) -> tuple[str, ...]:
 
 
 def shorten(file: str, cwd: str) -> str:
-    """As much of a path as it takes to find the file: below the process's folder, or below the packages' folder, or its
-    last two parts."""
+    """The path below the process's folder or below the packages' folder, or its last two parts."""
     for package in ("/site-packages/", "/dist-packages/"):
         if package in file:
             return file.rpartition(package)[2]

@@ -37,8 +37,7 @@ _OOM_KILL = re.compile(r"oom-kill:constraint=(?P<constraint>\w+).*task_memcg=(?P
 
 
 def kernel_lines(since: float) -> tuple[str, ...]:
-    """Lines that may matter since that moment of time.monotonic(), the newest last. Empty where the log may not be
-    read."""
+    """Lines that may matter since this time.monotonic(), the newest last. Empty where the log may not be read."""
     # The log's clock is not adjusted by NTP as time.monotonic() is: on a machine that is up for months they differ by
     # minutes.
     age_s = time.monotonic() - since
@@ -146,8 +145,7 @@ def _text(path: Path) -> str:
 
 
 def link_problem(address: str) -> str:
-    """What is wrong with the interface that has this address: `eth0 is down`; empty where nothing is known. Sends
-    nothing."""
+    """What is wrong with the interface that has this address: `eth0 is down`; empty where nothing is known."""
     try:
         family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
     except ValueError:

@@ -204,10 +204,8 @@ class Sidecar:
 
 
 class ExitCondition:
-    """A sidecar exits when its ranks are done, and all that is to be reported of them was reported.
-
-    A job may also end before all its ranks have started; its folder may be removed, or another sidecar take its place
-    (a second group in the same processes starts one of its own)."""
+    """A sidecar exits when its ranks are done and that was reported, when not all of them ever started, or when its
+    folder is gone or another sidecar has taken it (a second group in the same processes starts one of its own)."""
 
     def __init__(self, folder: Path, ranks: LocalRanks, leader: Leader) -> None:
         self._pid_file = folder / SIDECAR

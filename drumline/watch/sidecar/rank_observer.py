@@ -46,8 +46,7 @@ class RankObserver:
         self._process: RankProcess | None = None
 
     def fileno(self) -> int | None:
-        """Becomes readable when the rank exits: an observation at that moment still finds out how, before its parent
-        reaps it. None until there is a heartbeat, and where the kernel has no such thing."""
+        """Becomes readable when the rank exits: how it did can be seen only until its parent has reaped it."""
         return self._process.handle.exit_fd if self._process else None
 
     def observe(self, now_s: float) -> RankState | None:
@@ -234,8 +233,7 @@ class RankProcess:
 
 
 class Descendants:
-    """All that a rank started. Searched now and then: a rank that makes progress needs none of this, and one that does
-    not can wait a second."""
+    """All that a rank started. Searched now and then, and only while the rank makes no progress."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid

@@ -63,8 +63,7 @@ class SidecarReporter:
         self._queue(write)
 
     def write_for_launcher(self, alarm: str, diagnosis: Diagnosis, action: str, *, was_printed: bool) -> None:
-        """In the watch folder, before anything is killed: the launcher reads it when its ranks have exited.
-        `was_printed`: on this node's terminal."""
+        """In the watch folder, for the launcher, before anything is killed. `was_printed`: on this node's terminal."""
         record = {"alarm": alarm, "action": action, "was_printed": was_printed, "diagnosis": asdict(diagnosis)}
         replace_text(self._folder / DIAGNOSIS, json.dumps(record))
 
