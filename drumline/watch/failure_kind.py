@@ -58,7 +58,11 @@ def failure_kind(error: BaseException) -> FailureKind:
     # A dataset may lose connections of its own: those are Python's errors, not torch's.
     if (kind in _TORCH_TYPES or "gloo/transport" in text) and _has(text, _LOST_PEER_TEXTS):
         return FailureKind.LOST_PEER
-    if _is_disk_full(error) or _has(text, _DISK_FULL_TEXTS):
+    causes: list[BaseException] = [error]
+    while (cause := causes[-1].__cause__) is not None:
+        causes.append(cause)
+    numbers = [cause.errno for cause in causes if isinstance(cause, OSError)]
+    if errno.ENOSPC in numbers or errno.EDQUOT in numbers or _has(text, _DISK_FULL_TEXTS):
         return FailureKind.DISK_FULL
     if isinstance(error, MemoryError) or kind == "OutOfMemoryError" or "out of memory" in text:  # torch's, CUDA's
         return FailureKind.OUT_OF_MEMORY
@@ -67,12 +71,3 @@ def failure_kind(error: BaseException) -> FailureKind:
 
 def _has(text: str, signs: tuple[str, ...]) -> bool:
     return any(sign in text for sign in signs)
-
-
-def _is_disk_full(error: BaseException | None) -> bool:
-    """Or one of the errors that it was raised from."""
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return True
-        error = error.__cause__
-    return False

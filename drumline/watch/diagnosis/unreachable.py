@@ -51,7 +51,7 @@ def find_unreachable(evidence: Evidence) -> Diagnosis | None:
 
 
 def find_never_seen(evidence: Evidence) -> Diagnosis | None:
-    """A host that was lost before its sidecar connected. Its port may be closed, so a rank must have lost a peer, too."""
+    """A host that was lost before its sidecar connected. Its port may be closed, so a rank must have lost a peer."""
     lost = [one for one in evidence.cluster.never_seen if one.how and is_unreachable(one)]
     has_lost_peer = any(rank.failure_kind is FailureKind.LOST_PEER for rank in evidence.ranks)
     return _lost(evidence, lost) if lost and has_lost_peer else None

@@ -19,6 +19,7 @@ import os
 import signal
 import sys
 import threading
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -125,32 +126,25 @@ def flight_record() -> dict[str, Any]:
 
 def latest_collectives(entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """The newest of each group, all in the order in which they began."""
-    by_group: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    by_group: dict[tuple[str, str], list[tuple[int, dict[str, Any]]]] = defaultdict(list)
     for entry in sorted(entries, key=lambda entry: int(entry["time_created_ns"])):
-        if not entry.get("is_p2p"):
-            by_group.setdefault((_group(entry), _backend(entry)), []).append(entry)
-    kept = [entry for group in by_group.values() for entry in group[-NUM_COLLECTIVES:]]
-    names = [group for group, _ in by_group]
-    kept.sort(key=lambda entry: int(entry["time_created_ns"]))
-    return [
-        {
-            # A group for devices and CPU has two backends, each with numbers of its own.
-            "group": f"{_group(entry)} of {_backend(entry)}" if names.count(_group(entry)) > 1 else _group(entry),
+        number, name = entry["process_group"]
+        group = str(number if name in ("", "undefined") else name)  # a number where the user gave no name
+        backend, _, op = str(entry["profiling_name"]).rpartition(":")
+        record = {
             "number": int(entry["collective_seq_id"]),
-            "op": str(entry["profiling_name"]).rpartition(":")[2],
+            "op": op,
             "sizes": entry["input_sizes"],
             # Entries of gloo never get beyond `scheduled`.
             "is_done": bool(entry["retired"]) or entry["state"] == "completed",
         }
-        for entry in kept
+        if not entry.get("is_p2p"):
+            by_group[group, backend].append((int(entry["time_created_ns"]), record))
+    # A group for devices and CPU has two backends, each with numbers of its own.
+    num_backends = Counter(group for group, _ in by_group)
+    kept = [
+        (at, {"group": f"{group} of {backend}" if num_backends[group] > 1 else group, **record})
+        for (group, backend), records in by_group.items()
+        for at, record in records[-NUM_COLLECTIVES:]
     ]
-
-
-def _group(entry: dict[str, Any]) -> str:
-    """Its name; torch gives a number to one that the user left without."""
-    number, name = entry["process_group"]
-    return str(name if name not in ("", "undefined") else number)
-
-
-def _backend(entry: dict[str, Any]) -> str:
-    return str(entry["profiling_name"]).partition(":")[0]
+    return [record for _, record in sorted(kept, key=lambda one: one[0])]

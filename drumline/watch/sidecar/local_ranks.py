@@ -119,7 +119,8 @@ class ScriptReports:
                     self._records[rank] = parse_json(text)
                     self._read_at[rank] = changed
                     if len(text) > MAX_REPORT_BYTES:
-                        self._drop(rank, len(text))
+                        self._sent.update({(node, rank): changed for node in self._peers})
+                        self._warn(rank, len(text))
                     yield rank, self._records[rank]
             except (OSError, ValueError):  # a script that has not started, or has exited
                 continue
@@ -130,8 +131,7 @@ class ScriptReports:
                 ):
                     self._sent[node, rank] = self._read_at[rank]
 
-    def _drop(self, rank: int, num_bytes: int) -> None:
-        self._sent.update({(node, rank): self._read_at[rank] for node in self._peers})
+    def _warn(self, rank: int, num_bytes: int) -> None:
         if rank not in self._too_long:
             self._too_long.add(rank)
             log.warning(

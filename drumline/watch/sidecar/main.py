@@ -217,7 +217,10 @@ class ExitCondition:
 
     def is_met(self, now: float) -> bool:
         never_started = self.has_lost_starter and not self._ranks.have_started
-        if not self._has_place() or (self.is_requested and (self._leader.has_acted or never_started)):
+        has_place = False
+        with contextlib.suppress(OSError):
+            has_place = self._pid_file.read_text(encoding="utf-8") == str(os.getpid())
+        if not has_place or (self.is_requested and (self._leader.has_acted or never_started)):
             return True
         if not (self._ranks.are_done or never_started):
             self._done_since = None
@@ -227,12 +230,6 @@ class ExitCondition:
         # Ranks that ended in order need no report; of others it must be said what happened.
         is_reported = self._leader.has_acted or (self._ranks.ended_well and self._leader.all_have_left())
         return is_reported or now - self._done_since > LINGER_S
-
-    def _has_place(self) -> bool:
-        try:
-            return self._pid_file.read_text(encoding="utf-8") == str(os.getpid())
-        except OSError:
-            return False
 
 
 def main() -> None:

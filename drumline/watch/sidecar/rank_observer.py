@@ -57,8 +57,11 @@ class RankObserver:
         if self._process is None or last is None or heartbeat.pid != last.pid:
             self.close()
             self._process = RankProcess(heartbeat.pid)
-            if _is_other_process(self._process.handle.stat(), heartbeat):
-                self._process.handle.close()
+            stat = self._process.handle.stat()
+            suspended_s = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
+            began_s = heartbeat.since_ns / 1e9 + suspended_s + 2 / TICKS_PER_S
+            if stat is not None and stat.start_ticks / TICKS_PER_S > began_s:
+                self._process.handle.close()  # the pid belongs to another process by now
         if last is None or (heartbeat.num_marks, heartbeat.num_moves) != (last.num_marks, last.num_moves):
             self._moved_s = now_s
         self._heartbeat = heartbeat
@@ -168,14 +171,6 @@ class RankObserver:
         with suppress(OSError, ValueError):
             return int((self._folder / f"exit-{self._rank:05d}").read_text(encoding="utf-8"))
         return process.exit
-
-
-def _is_other_process(stat: ProcessStat | None, heartbeat: Heartbeat) -> bool:
-    """Whether the pid belongs to another process by now: one that started after the heartbeat."""
-    if stat is None:
-        return False
-    suspended_s = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
-    return stat.start_ticks / TICKS_PER_S > heartbeat.since_ns / 1e9 + suspended_s + 2 / TICKS_PER_S
 
 
 class RankProcess:
