@@ -17,8 +17,7 @@ class Collective:
     """One collective as a rank's flight recorder has it."""
 
     group: str  # the process group, as torch calls it: `default_pg`
-    number: int
-    """Among those of its group on this rank: the same collective has the same number on every rank."""
+    number: int  # among those of its group on this rank: the same collective has the same number on every rank
     op: str  # `all_reduce`, `broadcast`, ...
     sizes: tuple[tuple[int, ...], ...]
     is_done: bool
@@ -55,19 +54,16 @@ class RankState:
     state_s: float = 0.0  # for how long it was seen in that state, without another one in between
     cpu: float = 0.0  # cores that it and all it started used since the last observation
     has_io: bool = False  # whether it read or wrote files since the last observation
-    exit: int | None = None
-    """Its exit code, or minus the signal that killed it; None: it runs, or nobody knows."""
+    exit: int | None = None  # its exit code, or minus the signal that killed it; None: it runs, or nobody knows
     failure: str = ""  # its own last error
     failure_kind: FailureKind = FailureKind.OTHER
     spent_s: tuple[float, ...] = ()  # by phase: see Heartbeat.spent_ns
 
-    memory: str = ""
-    """Evidence that the kernel killed it out of memory: `the limit of 512 MiB of its control group`."""
+    memory: str = ""  # evidence that the kernel killed it out of memory: `the limit of 512 MiB of its control group`
     tracer: str = ""  # the process that debugs it
     workers: tuple[WorkerState, ...] = ()
     stack: tuple[str, ...] = ()  # the main thread's calls, the innermost first: `file.py:12 in name`
-    answers: bool | None = None
-    """Whether Python runs in it: a thread of its own answered. None: it was not asked."""
+    answers: bool | None = None  # whether Python runs in it: a thread of its own answered. None: it was not asked.
     collectives: tuple[Collective, ...] = ()  # the latest ones, the newest last
 
     @property

@@ -184,8 +184,7 @@ class Heartbeat:
     collective: int
     num_moves: int  # how often progress was seen without a mark
     moved_ns: int  # when it last was, by CLOCK_MONOTONIC; 0: never
-    spent_ns: tuple[int, ...]
-    """By phase: the total time spent in it, without the current stay in the present one."""
+    spent_ns: tuple[int, ...]  # by phase: the total time spent in it, without the current stay in the present one
     failure: str
     failure_kind: FailureKind
 

@@ -34,8 +34,7 @@ OWN_NAMES = re.compile(
     r"|(?:log|out|output|tmp|temp|cache|scratch)s?(?:[-_.]?(?:dir|directory|folder|path|file|root))?"
     r"|(?:local|global|group|node|host|machine|process|worker|run|job|task)[-_.]?(?:rank|id))$"
     r"|^-*(?:rank|id)$"
-)
-"""Options whose value each node is expected to choose for itself. `--lora-rank` and `--out-channels` are none."""
+)  # options whose value each node is expected to choose for itself. `--lora-rank` and `--out-channels` are none.
 NUMBERED = re.compile(r"(?:^|[-_.])(?<!per[-_.])(?:rank|node|machine|worker|gpu|device|index|idx|shard)$")
 """Options whose whole value may be the number of a rank or of its node."""
 

@@ -16,8 +16,7 @@ from drumline.watch.cluster_state import ClusterState
 from drumline.watch.typed_json import from_json
 
 VERSION = 2  # the version of the record; another one is not read
-STATUS_FILE = Path("watch") / "status.json"
-"""In a run folder."""
+STATUS_FILE = Path("watch") / "status.json"  # in a run folder
 MAX_NOTICES = 5
 
 

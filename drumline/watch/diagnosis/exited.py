@@ -22,8 +22,7 @@ _REQUESTED_EXITS = (*(-number for number in _REQUESTS), *(128 + number for numbe
 _WAIT_S, _MAX_WAIT_S = 2.5, 3.2
 """It takes some seconds to know that a host is lost. After the longer one the diagnosis is made all the same: the
 launcher waits 4 s for it, and to gather once more takes time."""
-_AT_ONCE_S = 1.0
-"""Exits closer together than this count as simultaneous: processes are observed five times a second."""
+_AT_ONCE_S = 1.0  # exits closer together than this count as simultaneous: processes are observed five times a second
 _NEXT_STEPS = {
     FailureKind.DISK_FULL: "free some space on that file system, then rerun the same command to resume from the newest "
     "complete checkpoint",

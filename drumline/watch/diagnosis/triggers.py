@@ -17,13 +17,11 @@ from drumline.watch.heartbeat import Phase
 STILL_S = 1.5
 """As long as a run makes progress, all of its ranks do: no host is lost, and none has left that is needed."""
 _LEFT_S = 1.5
-_MAX_GAP_S = 1.0
-"""The most that one observation may add: a sidecar that got no CPU did not see that nothing moved."""
+_MAX_GAP_S = 1.0  # the most that one observation may add: a sidecar that got no CPU did not see that nothing moved
 _MIN_LIMIT_S = 3.0
 _RECENT_S = 600.0
 _NUM_USUAL = 64
-_BUSY_FACTOR, _MIN_BUSY_LIMIT_S = 4.0, 10.0
-"""A rank that computes may be slow, and then its peers wait in every step."""
+_BUSY_FACTOR, _MIN_BUSY_LIMIT_S = 4.0, 10.0  # a rank that computes may be slow, and then its peers wait in every step
 UNTIMED = (Phase.START, Phase.EVALUATION, Phase.SAVE)
 """Phases that take as long as they take, and say nothing of the pace of steps."""
 

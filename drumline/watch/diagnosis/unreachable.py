@@ -9,8 +9,7 @@ from drumline.watch.diagnosis.evidence import Evidence, has_exited, is_done
 from drumline.watch.failure_kind import FailureKind
 
 LOST_S = 3.0
-_REFUSED_S = 5.0
-"""A sidecar that died is restarted within a second or two, and connections are refused until then."""
+_REFUSED_S = 5.0  # a sidecar that died is restarted within a second or two, and connections are refused until then
 _FRESH_S = 1.5
 """Heartbeats come twice a second. An older one may report a sidecar that had no CPU, and has sent others since."""
 _UNTRIED_S = 10.0

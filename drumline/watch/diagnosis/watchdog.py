@@ -80,8 +80,7 @@ class Watchdog:
     def __init__(self, *, hang_s: float | None, world_size: int) -> None:
         """`hang_s`: None: what may be harmless is never acted on."""
         self._hang_s, self._world_size = math.inf if hang_s is None else hang_s, world_size
-        self.wants_evidence = False
-        """Whether to collect evidence from all nodes, diagnose, and call `decide`."""
+        self.wants_evidence = False  # whether to collect evidence from all nodes, diagnose, and call `decide`
         self._idle = IdleTime()
         self._cluster = ClusterState(me=0, nodes=())
         self._seen: dict[int, RankState] = {}

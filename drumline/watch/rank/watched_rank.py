@@ -55,8 +55,7 @@ class WatchedRank:
         self.folder = Path(options.folder)
         self.rank = rank
         is_first = rank == options.ranks[0]
-        self.patience_s = options.hang_s
-        """How long the watchdog waits for what may be harmless; None: for ever."""
+        self.patience_s = options.hang_s  # how long the watchdog waits for what may be harmless; None: for ever
         # A launcher holds the folder that it has made.
         self._hold = hold(self.folder) if options.owns_folder and is_first else None
         # Of an earlier group in this very process.

@@ -22,8 +22,7 @@ from drumline.watch.sidecar.sidecar_network import SidecarNetwork
 from drumline.watch.sidecar.sidecar_options import SidecarOptions
 
 MAX_REPORT_BYTES = MAX_BYTES - 1024
-MAX_UNSENT_BYTES = 1 << 16
-"""What may be waiting on a connection that takes a script's report: heartbeats come first."""
+MAX_UNSENT_BYTES = 1 << 16  # what may be waiting on a connection that takes a script's report: heartbeats come first
 
 
 class LocalRanks:

@@ -46,8 +46,7 @@ class SidecarNetwork:
         self.me = me
         self.peers = {one.node: one for one in peers if one.node != me and min(one.node, me) < NUM_HUBS}
         """Those that this node is connected with."""
-        self.refused: Counter[str] = Counter()
-        """Connections that were closed for what arrived on them, by the reason."""
+        self.refused: Counter[str] = Counter()  # connections that were closed for what arrived on them, by the reason
         self._secret, self._on_message = secret, on_message
         self._acceptor = None if listener is None else Acceptor(listener, self._make_connection)
         self._diallers = frozenset(node for node in self.peers if node > me)
