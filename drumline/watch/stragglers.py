@@ -68,10 +68,6 @@ class SlowPhases:
     own_s: float
     peers_s: float
 
-    @property
-    def lost_s(self) -> float:
-        return self.own_s - self.peers_s
-
     def straggler(self, host: str, rank: int | None) -> Straggler:
         names = ("host code between steps" if one is Phase.BETWEEN else one.name.lower() for one in self.phases)
         phase = " and ".join(names)
@@ -80,7 +76,7 @@ class SlowPhases:
         who = f"all ranks on {host} take" if rank is None else f"rank {rank} on {host} takes"
         what = (
             f"{who} {times} as long as {'their' if rank is None else 'its'} peers in {phase} ({_ms(self.own_s)} per "
-            f"step, peers {_ms(self.peers_s)}), which costs the run {self.lost_s:.2g} s per step"
+            f"step, peers {_ms(self.peers_s)}), which costs the run {self.own_s - self.peers_s:.2g} s per step"
         )
         return Straggler(host, rank, phase, factor, what, _NEXT_STEPS[self.phases[0]].format(host=host))
 
@@ -220,7 +216,7 @@ def _costliest(by_phase: Mapping[Phase, tuple[float, float]]) -> SlowPhases:
 
 
 def _mean(of_ranks: Sequence[SlowPhases]) -> SlowPhases:
-    worst = max(of_ranks, key=lambda one: one.lost_s)
+    worst = max(of_ranks, key=lambda one: one.own_s - one.peers_s)
     return SlowPhases(worst.phases, mean(one.own_s for one in of_ranks), mean(one.peers_s for one in of_ranks))
 
 

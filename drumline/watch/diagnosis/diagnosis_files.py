@@ -142,12 +142,9 @@ def _row(diagnosis: Diagnosis, rank: RankState, has_steps: bool) -> tuple[str, .
 
 def _remarks(cluster: ClusterState) -> Iterator[str]:
     """What does not fit a column."""
-    for one in cluster.lost:
-        how = f" ({one.how})" if one.how else ""
-        yield f"{one.host}, {named_ranks(one.ranks)}: no heartbeat for {duration(one.no_heartbeat_s)}{how}"
-    for one in cluster.never_seen:
-        how = f" ({one.how})" if one.how else ""
-        yield f"{one.host}: never seen, in {duration(one.no_heartbeat_s)}{how}"
+    for one in (*cluster.lost, *cluster.never_seen):
+        since = f", {named_ranks(one.ranks)}: no heartbeat for" if one in cluster.lost else ": never seen, in"
+        yield f"{one.host}{since} {duration(one.no_heartbeat_s)}{f' ({one.how})' if one.how else ''}"
     for node in cluster.nodes:
         if node.link:
             yield f"{node.host}: {node.link}"

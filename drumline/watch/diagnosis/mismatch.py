@@ -110,8 +110,9 @@ def _deviating_side(sides: list[list[Entry]], ranks: Sequence[RankState]) -> int
 
 def find_left_early(evidence: Evidence) -> Diagnosis | None:
     ranks = evidence.cluster.ranks
-    left = [rank for rank in ranks if _has_left(rank)]
-    inside = [rank for rank in ranks if not _has_left(rank)]
+    # In order, or aborted by gloo in a collective that comes after the loop.
+    left = [rank for rank in ranks if is_done(rank) or (rank.phase in OUT_OF_LOOP and rank.exit == -signal.SIGABRT)]
+    inside = [rank for rank in ranks if rank not in left]
     if not left or not any(_needs(rank, left) for rank in inside):
         return None
     lost = [rank for rank in inside if rank.failure]
@@ -131,11 +132,6 @@ def find_left_early(evidence: Evidence) -> Diagnosis | None:
         next_step += ", and let no rank break or return on its own"
     what += consequences
     return evidence.diagnosis(first, Cause.LEFT_EARLY, what, next_step, is_certain=True, since_s=since_s)
-
-
-def _has_left(rank: RankState) -> bool:
-    """In order, or aborted by gloo in a collective that comes after the loop."""
-    return is_done(rank) or (rank.phase in OUT_OF_LOOP and rank.exit == -signal.SIGABRT)
 
 
 def _needs(rank: RankState, left: list[RankState]) -> bool:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import heapq
 import statistics
 from collections import deque
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 
 from drumline.watch.cluster_state import Answer, ClusterState, LostNode, RankState
 from drumline.watch.diagnosis.blocked import CERTAINLY_STOPPED_S
@@ -26,7 +26,7 @@ UNTIMED = (Phase.START, Phase.EVALUATION, Phase.SAVE)
 """Phases that take as long as they take, and say nothing of the pace of steps."""
 
 
-def exit_symptoms(ranks: Iterable[RankState]) -> frozenset[str]:
+def exit_symptoms(ranks: Collection[RankState]) -> frozenset[str]:
     """Ranks that have exited or failed, and were not done."""
     return frozenset(
         f"rank {rank.rank} exited"
@@ -35,14 +35,13 @@ def exit_symptoms(ranks: Iterable[RankState]) -> frozenset[str]:
     )
 
 
-def stop_symptoms(ranks: Iterable[RankState]) -> frozenset[str]:
+def stop_symptoms(ranks: Collection[RankState]) -> frozenset[str]:
     """Ranks that a signal has stopped, and that were not continued since."""
     stopped = (rank for rank in ranks if rank.state == "T" and rank.state_s >= CERTAINLY_STOPPED_S)
     return frozenset(f"rank {rank.rank} is stopped" for rank in stopped)
 
 
-def urgent_symptoms(ranks: Iterable[RankState]) -> frozenset[str]:
-    ranks = list(ranks)
+def urgent_symptoms(ranks: Collection[RankState]) -> frozenset[str]:
     return exit_symptoms(ranks) | stop_symptoms(ranks)
 
 

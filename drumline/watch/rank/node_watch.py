@@ -16,8 +16,6 @@ from drumline.launch.topology import Topology
 from drumline.net.interfaces import LOOPBACK, interface_towards, interfaces
 from drumline.watch.sidecar.sidecar_options import Peer, SidecarOptions
 
-BACKLOG = 128
-
 
 def options_from_launcher(
     given: WatchSettings, topology: Topology, *, node: int
@@ -58,7 +56,7 @@ def listen_for_sidecars(address: str, port: int = 0) -> socket.socket:
     """`port`: where a launcher tells the others to connect; else any that is free."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
-        return socket.create_server((address, port), family=family, backlog=BACKLOG)
+        return socket.create_server((address, port), family=family, backlog=128)
     except OSError as error:
         why = os.strerror(error.errno or 0)
         raise PreflightError(
