@@ -1,11 +1,9 @@
 """A rank's heartbeat: a small record in a mapped file that says what the rank is doing, and that another process reads
 even when the rank cannot answer.
 
-Whole words of 64 bits, in the machine's own order: the reader is on the same machine. A mark is two stores: the time
-that went to the phase that ends, and the phase that begins together with the number of marks. No lock, no system call
-but the clock's (which is none), and nothing for a reader to disturb. When the phase began is not written: all time
-since the start went to some phase, so it is the start and the times together. They are of CLOCK_MONOTONIC, which all
-processes of a machine share.
+Whole words of 64 bits, in the machine's own order. A mark is two stores, without a lock or a system call: the time that
+went to the phase that ends, and the phase that begins together with the number of marks. When that phase began is the
+start and all these times together, by CLOCK_MONOTONIC, which all processes of a machine share.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from enum import IntEnum
 from typing import Any
 
@@ -42,8 +42,7 @@ class StatusRow:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        cells = self.host, self.rank, self.step, self.phase, self.age, self.rate, self.state
-        return tuple(map(one_line, cells))
+        return tuple(map(one_line, astuple(self)[:-1]))
 
 
 HEADINGS = StatusRow("host", "rank", "step", "phase", "for", "steps/s", "state")

@@ -134,10 +134,8 @@ def _weight(rank: RankState) -> int:
     return 2 * is_sure + (rank.answers is False)
 
 
-# What holds up a rank: the cause, the sentence after its name, and what to do.
-
-
 def _loads_data(evidence: Evidence, rank: RankState, worker: WorkerState | None) -> tuple[Cause, str, str]:
+    """The cause, the sentence after the rank's name, and what to do."""
     if worker is None:
         frame = users_frame(rank.stack)
         cause, next_step = Cause.DATASET, _CHECK_WAIT.format(frame or "its dataset")

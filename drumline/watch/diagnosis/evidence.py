@@ -15,7 +15,7 @@ from drumline.watch.heartbeat import Phase
 
 BUSY_CORES = 0.1  # of a second or two; what computes gets at least that, also on a busy machine
 OUT_OF_LOOP = (Phase.LEAVING, Phase.LEFT)
-ORDERLY_EXITS = (0, 75)  # done, or preempted after a save
+_ORDERLY_EXITS = (0, 75)  # done, or preempted after a save
 # In a step: the count of micro-batches goes up before a forward pass, so data is for the one after it. Ranks that
 # evaluate or save are not compared.
 _ORDER = {Phase.BETWEEN: 0, Phase.FORWARD: 1, Phase.USER: 1, Phase.BACKWARD: 2, Phase.OPTIMIZER: 3, Phase.DATA: 4}
@@ -47,7 +47,7 @@ class Evidence:
     def blocked(self) -> dict[int, Collective | None]:
         """By rank: the collective in which it waits for others; None where only its stack or phase shows that."""
         behind = {rank.rank for rank in self.behind}
-        return {rank.rank: pending(rank) for rank in self.in_loop if rank.rank not in behind and seems_blocked(rank)}
+        return {rank.rank: pending(rank) for rank in self.in_loop if rank.rank not in behind and is_blocked(rank)}
 
     @cached_property
     def behind(self) -> list[RankState]:
@@ -62,7 +62,7 @@ class Evidence:
                 if not pending(rank)
                 and not any(one.group == group and one.number >= number for one in rank.collectives)
             ]
-            return [rank for rank in missing if rank.collectives or not seems_blocked(rank)]
+            return [rank for rank in missing if rank.collectives or not is_blocked(rank)]
         points = {rank.rank: (rank.step, rank.micro, _ORDER[rank.phase]) for rank in alive if rank.phase in _ORDER}
         late = [rank for rank in alive if rank.rank in points and points[rank.rank] < max(points.values())]
         newest = max((rank.collective for rank in alive), default=0)
@@ -130,7 +130,7 @@ def has_exited(rank: RankState) -> bool:
 
 def is_done(rank: RankState) -> bool:
     """Out of the loop, and in order as far as it knows."""
-    return rank.phase in OUT_OF_LOOP if rank.exit is None else rank.exit in ORDERLY_EXITS
+    return rank.phase in OUT_OF_LOOP if rank.exit is None else rank.exit in _ORDERLY_EXITS
 
 
 def is_busy(rank: RankState) -> bool:
@@ -142,7 +142,7 @@ def pending(rank: RankState) -> Collective | None:
     return next((one for one in rank.collectives if not one.is_done), None)
 
 
-def seems_blocked(rank: RankState) -> bool:
+def is_blocked(rank: RankState) -> bool:
     """In a collective: by its flight recorder, else by its stack, else by its phase, which is most often backward."""
     if pending(rank) is not None:
         return True

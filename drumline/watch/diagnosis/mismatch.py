@@ -11,16 +11,7 @@ from dataclasses import replace
 from drumline.text import duration, plural
 from drumline.watch.cluster_state import Collective, RankState
 from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis, collective_name, name, names
-from drumline.watch.diagnosis.evidence import (
-    ORDERLY_EXITS,
-    OUT_OF_LOOP,
-    Evidence,
-    has_exited,
-    is_busy,
-    is_done,
-    pending,
-    seems_blocked,
-)
+from drumline.watch.diagnosis.evidence import OUT_OF_LOOP, Evidence, has_exited, is_blocked, is_busy, is_done, pending
 from drumline.watch.diagnosis.stack_frames import innermost, users_frame
 from drumline.watch.failure_kind import FailureKind
 from drumline.watch.heartbeat import Phase
@@ -126,7 +117,7 @@ def find_left_early(evidence: Evidence) -> Diagnosis | None:
     else:
         first, since_s = max(left, key=lambda rank: (rank.age_s, -rank.rank)), None
         after = f" after step {first.step}" if evidence.has_steps else ""
-        exited = f" and exited with code {first.exit}" if first.exit in ORDERLY_EXITS else ""
+        exited = f" and exited with code {first.exit}" if first.exit is not None and first.exit >= 0 else ""
         too = f"; so did {names([rank for rank in left if rank is not first])}" if len(left) > 1 else ""
         what = f"{name(first)} left the loop{after}{exited}, before the others{too}"
         next_step += ", and let no rank break or return on its own"
@@ -145,7 +136,7 @@ def _needs(rank: RankState, left: list[RankState]) -> bool:
         wanted = (waits.group, waits.number, _signature(waits))
         return any(wanted not in ((one.group, one.number, _signature(one)) for one in far.collectives) for far in left)
     # One that is in no collective has work of its own to do, such as a last report.
-    return rank.phase not in _ALONE and not is_busy(rank) and seems_blocked(rank)
+    return rank.phase not in _ALONE and not is_busy(rank) and is_blocked(rank)
 
 
 def find_teardown(evidence: Evidence) -> Diagnosis | None:

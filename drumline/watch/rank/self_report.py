@@ -2,13 +2,9 @@
 its flight recorder's latest collectives.
 
 A thread of the rank answers. When none does, Python is blocked in the rank, and the sidecar sends a signal: C code
-then writes the stacks, without Python's lock. It reads the stacks of other threads as they are, and a thread that ran
-meanwhile would pull its stack away from under it, which ends the process; so the signal is only for a rank that does
-not answer.
-
-Workers that a rank forks inherit the handler and the open file: several processes are asked one after the other. They
-have a signal of their own, whose handler they register when they leave `fork`: the rank's handler would end a process
-that is still in there.
+then writes the stacks, without Python's lock. In a rank whose threads run, that may read a stack that is being changed,
+which ends the process. Workers that a rank forks have a signal of their own, whose handler they register when they
+leave `fork`: the rank's handler would end a process that is still in there.
 """
 
 from __future__ import annotations
@@ -48,9 +44,6 @@ def write_report(folder: Path, rank: int, number: int) -> None:
         report["error"] = f"{type(error).__name__}: {error}"
     new.write_text(json.dumps(report), encoding="utf-8")
     new.replace(path)
-
-
-# Stacks
 
 
 def register_stack_signals(path: Path) -> None:
@@ -106,9 +99,6 @@ def awaited_workers() -> list[tuple[int, int]]:
                 pairs = zip(list(iterator._workers), needed, strict=False)
                 return [(n, one.pid) for n, (one, is_needed) in enumerate(pairs) if is_needed]
     return []
-
-
-# The flight recorder
 
 
 def flight_record() -> dict[str, Any]:

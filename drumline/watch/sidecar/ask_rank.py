@@ -33,9 +33,6 @@ _TGKILL = {"x86_64": 234, "aarch64": 131}.get(platform.machine())
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-# By the pipe
-
-
 @dataclass(frozen=True, kw_only=True)
 class SelfReport:
     """What a rank wrote last (rank/self_report.py); one that fails writes a report by itself."""
@@ -84,9 +81,6 @@ def _write_question(path: Path, number: int) -> bool:
     finally:
         os.close(fd)
     return True
-
-
-# By a signal
 
 
 async def ask_stack(
@@ -146,9 +140,6 @@ def in_fork_s(pid: int) -> float:
     if stat is None or stat.state != "S" or not is_in:
         return 0.0
     return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - stat.start_ticks / TICKS_PER_S)
-
-
-# Stacks in words
 
 
 def stack_lines(pid: int, calls: Iterable[tuple[str, int | None, str]]) -> tuple[str, ...]:

@@ -33,9 +33,6 @@ NO_LIMIT = 1 << 60
 _OOM_KILL = re.compile(r"oom-kill:constraint=(?P<constraint>\w+).*task_memcg=(?P<group>[^,]*),task=.*,pid=(?P<pid>\d+)")
 
 
-# The log
-
-
 def kernel_lines(since: float) -> tuple[str, ...]:
     """Lines that may matter since this time.monotonic(), the newest last. Empty where the log may not be read."""
     # The log's clock is not adjusted by NTP as time.monotonic() is: on a machine that is up for months they differ by
@@ -73,9 +70,6 @@ def _log_records() -> list[bytes]:
     finally:
         os.close(fd)
     return records
-
-
-# Out of memory
 
 
 class OutOfMemoryCheck:
@@ -139,9 +133,6 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except OSError:
         return ""
-
-
-# The network interface
 
 
 def link_problem(address: str) -> str:
