@@ -56,13 +56,13 @@ class Evidence:
         waits = Counter((one.group, one.number) for rank in alive if (one := pending(rank)))
         if waits:
             (group, number), _ = max(waits.items(), key=lambda item: (item[1], item[0][1]))
-            missing = [
+            return [
                 rank
                 for rank in alive
                 if not pending(rank)
                 and not any(one.group == group and one.number >= number for one in rank.collectives)
+                and (rank.collectives or not is_blocked(rank))
             ]
-            return [rank for rank in missing if rank.collectives or not is_blocked(rank)]
         points = {rank.rank: (rank.step, rank.micro, _ORDER[rank.phase]) for rank in alive if rank.phase in _ORDER}
         late = [rank for rank in alive if rank.rank in points and points[rank.rank] < max(points.values())]
         newest = max((rank.collective for rank in alive), default=0)

@@ -25,8 +25,6 @@ from drumline.watch.rank.progress_monitor import ProgressMonitor
 from drumline.watch.rank.script_recorder import ScriptRecorder
 from drumline.watch.rank.watched_rank import watch_script
 
-CANNOT_OPEN = 2
-
 
 def main(words: list[str]) -> None:
     """Never returns before the script does; what it raises is raised."""
@@ -102,7 +100,7 @@ def _run_script(words: list[str]) -> None:
     except OSError as error:
         where = f"[Errno {error.errno}] {os.strerror(error.errno or errno.ENOENT)}"
         show(f"{sys.executable}: can't open file {path!r}: {where}", stream=sys.stderr)
-        sys.exit(CANNOT_OPEN)
+        sys.exit(2)
     sys.argv = words
     if not sys.flags.safe_path:
         sys.path[0] = os.path.dirname(os.path.realpath(path))  # noqa: PTH120

@@ -37,14 +37,13 @@ def join_watch(
         return replace(options, folder=str(make_watch_folder(folder)), secret=new_secret()), None
     store, deadline = rendezvous.store.under("watch"), time.monotonic() + timeout_s
     node, ranks = next((n, ranks) for n, ranks in enumerate(rendezvous.nodes) if topology.rank in ranks)
-    made, listener = None, None
-    if topology.rank == ranks[0]:
-        made, listener = _publish(store, rendezvous, topology, node, folder)
+    is_first = topology.rank == ranks[0]
+    made, listener = _publish(store, rendezvous, topology, node, folder) if is_first else (None, None)
     try:
         found = agree(
             store,
             topology,
-            SIDECARS,
+            "sidecars",
             lambda: _gather(store, rendezvous, deadline, timeout_s),
             deadline=deadline + DECISION_GRACE_S,
         )

@@ -30,7 +30,6 @@ LOST_AFTER_S = 1.5
 INSPECT_S = 2.0
 # Sidecars start after the rendezvous of all ranks, so nearly at once; on a busy host that takes a while.
 FIRST_CONNECTION_S = 30.0
-MAX_NAMED = 3
 
 
 class Leader:
@@ -171,7 +170,7 @@ class Leader:
         if not names:
             return
         message = (
-            f"warning: the sidecar on {self.options.host} has no connection with {join_names(names, most=MAX_NAMED)}: "
+            f"warning: the sidecar on {self.options.host} has no connection with {join_names(names, most=3)}: "
             "each side watches its own ranks alone, and may not know who holds up the run. Next: let the hosts reach "
             "each other on all TCP ports (drumline doctor --hosts finds those that cannot), or train without the "
             f"watchdog: {WITHOUT_WATCH}"
