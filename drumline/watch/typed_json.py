@@ -1,5 +1,4 @@
-"""Reads JSON that another process wrote as the types that it was written from: every value must have its declared
-type."""
+"""Reads JSON that another process wrote as dataclasses and TypedDicts: every value must have its declared type."""
 
 from __future__ import annotations
 
