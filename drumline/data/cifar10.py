@@ -22,7 +22,8 @@ from drumline.data.images import ImageArrays, Preparation
 from drumline.errors import DataError
 from drumline.untrusted import read_regular
 
-_FILES: dict[Split, list[str]] = {"train": [f"data_batch_{number}" for number in range(1, 6)], "eval": ["test_batch"]}
+_TRAIN_FILES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5")
+_EVAL_FILES = ("test_batch",)
 _PIXELS = 3 * 32 * 32
 _PYTHON_FOLDER, _BINARY_FOLDER = "cifar-10-batches-py", "cifar-10-batches-bin"
 _NEXT_STEP = (
@@ -56,7 +57,8 @@ def cifar10(*, split: Split, dir: str | None, augment: bool) -> ImageArrays:
     if dir is None:
         raise DataError("cifar10 needs --data.dir, which is not set", next_step=_NEXT_STEP)
     folder, suffix = _find_cifar10(Path(dir))
-    parts = [_read_batch(folder / f"{name}{suffix}") for name in _FILES[split]]
+    names = _TRAIN_FILES if split == "train" else _EVAL_FILES
+    parts = [_read_batch(folder / f"{name}{suffix}") for name in names]
     return ImageArrays(
         np.concatenate([images for images, _ in parts]).reshape(-1, 3, 32, 32),
         np.concatenate([labels for _, labels in parts]),
@@ -70,10 +72,9 @@ def cifar10(*, split: Split, dir: str | None, augment: bool) -> ImageArrays:
 
 def _find_cifar10(folder: Path) -> tuple[Path, str]:
     """The folder with the files, and the suffix of their names: none in the python version, `.bin` in the binary."""
-    names = [name for names in _FILES.values() for name in names]
     for candidate in (folder, folder / _PYTHON_FOLDER, folder / _BINARY_FOLDER):
         for suffix in ("", ".bin"):
-            if any((candidate / f"{name}{suffix}").is_file() for name in names):
+            if any((candidate / f"{name}{suffix}").is_file() for name in (*_TRAIN_FILES, *_EVAL_FILES)):
                 return candidate, suffix
     raise DataError(
         f"there is no CIFAR-10 in {folder}: expected {_PYTHON_FOLDER}/data_batch_1 or "

@@ -32,8 +32,7 @@ from drumline.errors import TrainingError, log
 from drumline.processes import read_stat
 
 FORK_ATTEMPTS = 5
-STUCK_AFTER_S = 1.0
-"""Asleep without a break, in code that never sleeps."""
+STUCK_AFTER_S = 1.0  # asleep without a break, in code that never sleeps
 POLL_EVERY_S = 0.05
 
 

@@ -132,8 +132,7 @@ class Synthetic(ConfiguredTask):
 
 def build_dataset(name: str, **settings: Any) -> Any:
     """The dataset of that name, given those settings that it accepts."""
-    builder = find_named("dataset", name, DATASETS)
-    return build_accepted(builder, settings, options={}, what=f"the dataset {name}")
+    return build_accepted(find_named("dataset", name, DATASETS), settings, options={}, what=f"the dataset {name}")
 
 
 # Their settings are in config/presets.py under the same names.
