@@ -175,7 +175,7 @@ def render(run: RunStatus, *, width: int, height: int) -> RenderableType:
     # The newest notices; the table keeps half of the screen at least.
     while below and num_lines() > max(1, height // 2 - 1):
         del below[0]
-    rows = fitting_rows(run.status, room=max(1, height - LINES_AROUND_ROWS - num_lines()))
+    rows = fitting_rows(run.status, max_rows=max(1, height - LINES_AROUND_ROWS - num_lines()))
     styles = ["dim", *(STYLES[row.level] for row in rows)]
     lines = [
         Text(line, style, no_wrap=True, overflow="ellipsis") for line, style in zip(table(rows), styles, strict=True)

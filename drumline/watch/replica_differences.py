@@ -45,7 +45,7 @@ class ReplicaDifference:
             who = f"{self._named(self.suspects)} {verb} from the other {len(self.groups[0])} ranks in {what}"
         else:
             groups = " and ".join(self._named(group) for group in self.groups)
-            who = f"{groups} differ in {what}, and no majority tells which is right"
+            who = f"{groups} differ in {what}, and no majority shows which is right"
         agreed = "this was the first comparison" if last_agreed is None else f"all agreed at step {last_agreed}"
         return f"the replicas differ at step {step}: {who}; {agreed}"
 

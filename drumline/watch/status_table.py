@@ -75,21 +75,21 @@ def all_rows(status: Mapping[str, Any]) -> list[StatusRow]:
     return [*lost, *others]
 
 
-def fitting_rows(status: Mapping[str, Any], *, room: int) -> list[StatusRow]:
-    """At most `room` rows: ranks that need attention, and the rest by host."""
+def fitting_rows(status: Mapping[str, Any], *, max_rows: int) -> list[StatusRow]:
+    """At most `max_rows`: ranks that need attention, and the rest by host."""
     rows = all_rows(status)
-    if len(rows) <= room:
+    if len(rows) <= max_rows:
         return rows
-    shown = sorted((row for row in rows if row.level), key=lambda row: -row.level)[: max(1, room // 2)]
+    shown = sorted((row for row in rows if row.level), key=lambda row: -row.level)[: max(1, max_rows // 2)]
     rest = [row for row in rows if row not in shown]
-    left = room - len(shown)
+    left = max_rows - len(shown)
     hosts = {host: [row for row in rest if row.host == host] for host in dict.fromkeys(row.host for row in rest)}
     by_host = [_merged(host, group) for host, group in hosts.items()]
     if len(by_host) <= left:
         return [*shown, *by_host]
     kept = max(0, left - 1)
     others = [row for host in list(hosts)[kept:] for row in hosts[host]]
-    return [*shown, *by_host[:kept], _merged(f"{len(by_host) - kept} hosts", others)][:room]
+    return [*shown, *by_host[:kept], _merged(f"{len(by_host) - kept} hosts", others)][:max_rows]
 
 
 def summary_line(status: Mapping[str, Any]) -> str:
@@ -135,7 +135,7 @@ def _state(rank: Mapping[str, Any], num_waiting: int, ranks: Sequence[Mapping[st
 
 
 def _waits(rank: Mapping[str, Any]) -> bool:
-    """For others, as far as can be told: in backward, for long, and with little to do."""
+    """For others, as far as can be seen: in backward, for long, and with little to do."""
     is_well = rank["exit"] is None and rank["state"] in ("S", "R")
     return is_well and rank["phase"] in WAITING and rank["age_s"] >= LONG_S and rank["cpu"] < 0.5
 

@@ -98,7 +98,7 @@ def test_two_ranks_cannot_tell_which_is_right() -> None:
         for number, name in enumerate(WHERE):
             assert said[name][1] == (
                 f"the replicas differ at step {10 * number + 5}: rank 0 (node-0) and rank 1 (node-1) differ in {name}, "
-                f"and no majority tells which is right; all agreed at step {10 * number} "
+                f"and no majority shows which is right; all agreed at step {10 * number} "
                 f"[step {10 * number + 5}]\n  next: rerun the same command "
                 "to resume from the newest checkpoint, which was compared before it was saved; test the "
                 f"memory of node-0 and node-1{CODE}"
@@ -173,7 +173,7 @@ def test_broadcast_gives_all_ranks_what_the_majority_holds(world_size: int, dama
     (warning,), *others = (messages for _, _, messages in answers)
     assert others == [[]] * (world_size - 1)
     who = {
-        2: "rank 0 (node-0) and rank 1 (node-1) differ in 0.weight and 4 more tensors, and no majority tells which "
+        2: "rank 0 (node-0) and rank 1 (node-1) differ in 0.weight and 4 more tensors, and no majority shows which "
         "is right; all agreed at step 2; all ranks continue with the tensors of rank 0. Test the "
         "memory of node-0 and node-1",
         3: "rank 0 (node-0) differs from the other 2 ranks in 0.weight and 4 more tensors; all agreed at step 2; all "

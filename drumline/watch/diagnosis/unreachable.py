@@ -13,7 +13,7 @@ _REFUSED_S = 5.0  # a sidecar that died is restarted within a second or two, and
 _FRESH_S = 1.5
 """Heartbeats come twice a second. An older one may report a sidecar that had no CPU, and has sent others since."""
 _UNTRIED_S = 10.0
-"""When no new connection was tried, or one succeeded: a sidecar without CPU is as silent as a lost host."""
+"""When no new connection was tried, or one succeeded: a sidecar without CPU looks like a lost host."""
 
 
 def is_unreachable(one: LostNode) -> bool:
@@ -100,12 +100,11 @@ def _was_done(cluster: ClusterState, one: LostNode) -> bool:
 
 
 def _cut_off(evidence: Evidence, me: NodeState, lost: list[LostNode]) -> Diagnosis:
-    why = me.link or f"{len(lost)} of {len(lost) + 1} nodes became silent together"
+    why = me.link or f"{len(lost)} of {len(lost) + 1} nodes stopped sending heartbeats together"
     since_s = max(one.no_heartbeat_s for one in lost)
-    silent = join_names(one.host for one in lost)
     what = (
-        f"{me.host} is cut off from the other nodes: {why}; it has received no heartbeat from {silent} for "
-        f"{duration(since_s)}"
+        f"{me.host} is cut off from the other nodes: {why}; it has received no heartbeat from "
+        f"{join_names(one.host for one in lost)} for {duration(since_s)}"
     )
     hosts = ",".join([me.host, *(one.host for one in lost[:3])])
     check = f"check the network interface, cable and security group of {me.host}: drumline doctor --hosts {hosts}"

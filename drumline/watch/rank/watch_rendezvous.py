@@ -93,8 +93,8 @@ def _gather(store: SealedStore, rendezvous: Rendezvous, deadline: float, timeout
     try:
         store.wait(keys, timedelta(seconds=max(0.1, deadline - time.monotonic())))
     except dist.DistStoreError:
-        silent = [node for node, key in enumerate(keys) if not store.check([key])]
-        names = ", ".join(f"rank {rendezvous.nodes[node][0]} on {rendezvous.hosts[node]}" for node in silent)
+        missing = [node for node, key in enumerate(keys) if not store.check([key])]
+        names = ", ".join(f"rank {rendezvous.nodes[node][0]} on {rendezvous.hosts[node]}" for node in missing)
         raise PreflightError(
             f"{names} did not publish within {timeout_s:g} s where its sidecar is", next_step="look at its own output"
         ) from None

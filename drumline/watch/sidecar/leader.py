@@ -43,7 +43,7 @@ class Leader:
         reporter: SidecarReporter,
         act: Callable[[str, Diagnosis, str], None],
     ) -> None:
-        """`act`: tell all nodes of an alarm, and what to do about it."""
+        """`act`: send all nodes an alarm, and what to do about it."""
         self.options = options
         self.local_ranks = local_ranks
         self.network = network

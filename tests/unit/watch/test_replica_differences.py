@@ -40,13 +40,13 @@ def holdings(*hashes: tuple[int, ...], kinds: dict[int, str] | None = None) -> l
         (
             [(1,), (2,)],
             0,
-            "rank 0 (node-0) and rank 1 (node-1) differ in t0, and no majority tells which is right; all agreed at "
+            "rank 0 (node-0) and rank 1 (node-1) differ in t0, and no majority shows which is right; all agreed at "
             "step 0",
         ),
         (
             [(1,), (2,), (2,), (1,)],
             5,
-            "ranks 0, 3 (node-0 and node-3) and ranks 1, 2 (node-1 and node-2) differ in t0, and no majority tells "
+            "ranks 0, 3 (node-0 and node-3) and ranks 1, 2 (node-1 and node-2) differ in t0, and no majority shows "
             "which is right; all agreed at step 5",
         ),
     ],

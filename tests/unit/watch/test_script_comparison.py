@@ -181,7 +181,7 @@ def test_replicas_that_drift_are_named_with_the_setting_that_differs() -> None:
     drifted = {1: hashes(3, lr=0.2), 10: hashes(4)}
     assert look({1: hashes(2, lr=0.1)}, drifted) == [
         "warning: DDP module Net: the replicas differ at step 1: rank 0 (a) and rank 1 (a) differ in b, and no "
-        "majority tells which is right; all agreed at step 0; their optimizers differ in lr: rank 0 (a): 0.1; "
+        "majority shows which is right; all agreed at step 0; their optimizers differ in lr: rank 0 (a): 0.1; "
         "rank 1 (a): 0.2. Next: look for what differs across ranks: learning rate, seed, clipping, code under "
         "`if rank`; stop the job: its replicas are no longer one model"
     ]

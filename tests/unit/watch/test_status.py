@@ -126,7 +126,7 @@ def test_a_lost_host_comes_first() -> None:
 @pytest.mark.parametrize("odd", [0, 1, 100])
 def test_256_ranks_fit_and_the_odd_ones_are_seen(room: int, odd: int) -> None:
     ranks = [rank(n, f"node-{n // 8:02d}", state="T" if n % 255 and n <= odd else "R") for n in range(256)]
-    rows = fitting_rows(status(*ranks, rates=dict.fromkeys(range(256), 2.0)), room=room)
+    rows = fitting_rows(status(*ranks, rates=dict.fromkeys(range(256), 2.0)), max_rows=room)
     assert 0 < len(rows) <= room
     if odd:
         assert max(row.level for row in rows) is RowLevel.BAD

@@ -615,8 +615,8 @@ def test_a_node_that_hears_nobody_is_cut_off_itself() -> None:
     diagnosis = found(cluster(lost=(B_GONE, c_gone)))
     assert (diagnosis.cause, diagnosis.host, diagnosis.rank) == (Cause.UNREACHABLE, "node-a", None)
     assert diagnosis.what == (
-        "node-a is cut off from the other nodes: 2 of 3 nodes became silent together; it has received no heartbeat "
-        "from node-b and node-c for 3.6 s; 4 ranks are blocked in all_reduce #4410"
+        "node-a is cut off from the other nodes: 2 of 3 nodes stopped sending heartbeats together; it has received "
+        "no heartbeat from node-b and node-c for 3.6 s; 4 ranks are blocked in all_reduce #4410"
     )
     diagnosis = found(cluster(lost=(B_GONE,), node_0={"link": "eth0 is down"}))
     assert diagnosis.host == "node-a"
