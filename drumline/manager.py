@@ -89,8 +89,7 @@ class DDPManager:
         self.heartbeat = HeartbeatWriter()
         """Read by the sidecar; without one nobody does."""
         self._wrapped: nn.Module | None = None
-        self._smallest_batch: int | None = None
-        self._in_shards = False
+        self._sharding: Sharding | None = None
         self._pid = os.getpid()
 
     def setup(self) -> bool:
@@ -117,7 +116,7 @@ class DDPManager:
     def cleanup(self, *, broken: bool = False) -> bool:
         """Destroy the group; `broken` when a rank has failed, so that nobody waits for it. False: it was not destroyed
         in time, which is logged; the exit of this process, which may block, is then limited to as long."""
-        if self._is_forked():
+        if os.getpid() != self._pid:  # a child of the rank, whose exit says nothing about the rank
             return True
         if not broken:
             self.heartbeat.mark(Phase.LEAVING)
@@ -141,7 +140,7 @@ class DDPManager:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if self._is_forked():
+        if os.getpid() != self._pid:
             return
         first = None
         # To the watchdog, before any call that may block.
@@ -290,10 +289,7 @@ class DDPManager:
             evaluation = evaluate(dataset, sharding=sharding, device=self.device, options=options)
             evaluation.observer = LoopHeartbeats(self.heartbeat, Phase.EVALUATION, group.collective_counter())
             return evaluation
-        self._in_shards = shards is not None
-        self._smallest_batch = min(
-            micro_batch_size or batch_size, batch_size // max(1, sharding.num_shards * accumulate)
-        )
+        self._sharding = sharding
         self._warn_about_small_batches()
         make: Callable[..., AnyLoader] = StreamLoader if streams else Loader
         loader = make(dataset, sharding=sharding, device=self.device, seed=self._seed, options=options)
@@ -373,16 +369,14 @@ class DDPManager:
             return trained is None or trained._version
         return trained._version, id(grad), grad._version
 
-    def _is_forked(self) -> bool:
-        """Whether this is a child of the rank, with its sockets and heartbeat: its exit says nothing about the rank."""
-        return os.getpid() != self._pid
-
     def _warn_about_small_batches(self) -> None:
         """Once both the model and the batch are known, in whichever order they came."""
-        size, in_shards = self._smallest_batch, self._in_shards
-        is_split = self.world_size > 1 or in_shards
-        if self._wrapped is None or size is None or self.rank != 0 or not is_split:
+        if self._wrapped is None or (split := self._sharding) is None or self.rank != 0:
             return
-        if warning := small_batch_warning(unwrap_model(self._wrapped), batch_size=size, in_shards=in_shards):
+        in_shards = split.shards is not None
+        num_parts = max(1, split.num_shards * split.accumulate)
+        size = min(split.micro_batch_size or split.batch_size, split.batch_size // num_parts)
+        warning = small_batch_warning(unwrap_model(self._wrapped), batch_size=size, in_shards=in_shards)
+        if warning and (self.world_size > 1 or in_shards):
             log.warning(warning)
-            self._smallest_batch = None
+            self._sharding = None

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from drumline.checkpoint.catalog import explain_os_error
 from drumline.distributed.failure import Failure, summary
 from drumline.engine.job import Progress
-from drumline.engine.output import is_diverted, screen
+from drumline.engine.output import screen
 from drumline.engine.run_folder import RunFolder
 from drumline.errors import DrumlineError, ExitCode, NonFiniteError, Place, TrainingError, UsageError
 from drumline.launch.rank_environment import LOGS_SHOWN
@@ -41,9 +41,7 @@ def report_failure(
         place = Place(host=topology.host, rank=topology.rank)
     has_checkpoint = ddp.is_restart or progress.saved_step is not None
     # Once steps were taken it is the training that failed, whatever the reason.
-    exit_code = ExitCode.TRAINING_FAILED
-    if isinstance(error, DrumlineError) and progress.step == 0:
-        exit_code = error.exit_code
+    exit_code = error.exit_code if isinstance(error, DrumlineError) and not progress.step else ExitCode.TRAINING_FAILED
     mine = Failure(
         subject(error, place),
         summary(error),
@@ -68,7 +66,7 @@ def _print_once(
     error: BaseException, place: Place, first: Failure | None, log: Path, *, run: Path, environment: Mapping[str, str]
 ) -> None:
     """On the screen once for the job, and in this rank's log. Some launchers show the logs on their screen too."""
-    is_log_shown = bool(environment.get(LOGS_SHOWN)) and is_diverted()
+    is_log_shown = bool(environment.get(LOGS_SHOWN)) and screen() is not sys.stderr
     if not is_log_shown:
         _append(log, shown("".join(traceback.format_exception(error))))
     if first is None:

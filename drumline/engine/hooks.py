@@ -19,7 +19,6 @@ from drumline.distributed.collectives import all_sum, broadcast_json
 from drumline.distributed.wrap import LiveBuffers
 from drumline.engine.job import Job
 from drumline.engine.non_finite import NonFinite
-from drumline.engine.optimizer import rate_of
 from drumline.engine.output import WatchNotices
 from drumline.engine.preemption import Preemption
 from drumline.engine.run_context import RunContext
@@ -101,13 +100,14 @@ class LogTraining(Hook):
         numbers = job.reported(means(sums, job.meter.names))
         if self._train_step.grad_norm is not None:
             numbers["grad_norm"] = float(self._train_step.grad_norm)
+        samples_per_s, data_share = throughput.lap(job.loader.waited_s)
         context.reporter.report(
             "train",
             step=step,
             epoch=context.epoch,
-            lr=rate_of(job.optimizer),
-            samples_per_s=throughput.lap(),
-            data_share=throughput.data_share(job.loader.waited_s),
+            lr=float(job.optimizer.param_groups[0]["lr"]),
+            samples_per_s=samples_per_s,
+            data_share=data_share,
             seconds_left=throughput.seconds_for(context.total_steps - step),
             **numbers,
         )
@@ -162,16 +162,17 @@ class Evaluate(Hook):
         if self._is_best_metric_checked:
             return
         self._is_best_metric_checked, task = True, context.job.task
-        problem = None
-        if context.job.eval_loader is None and task.best_metric != Task.best_metric:
-            problem = "but there is no eval_data(), so no checkpoint is kept as the best"
-        elif context.job.eval_loader is not None and task.best_metric not in context.metrics:
-            problem = (
-                "which the evaluation does not report, so no checkpoint is kept as the best; it reports "
+        what, has_data = (
+            f"{type(task).__name__}.best_metric is {task.best_metric!r}",
+            context.job.eval_loader is not None,
+        )
+        if not has_data and task.best_metric != Task.best_metric:
+            context.warn(f"{what}, but there is no eval_data(), so no checkpoint is kept as the best")
+        elif has_data and task.best_metric not in context.metrics:
+            context.warn(
+                f"{what}, which the evaluation does not report, so no checkpoint is kept as the best; it reports "
                 f"{', '.join(context.metrics)}"
             )
-        if problem is not None:
-            context.warn(f"{type(task).__name__}.best_metric is {task.best_metric!r}, {problem}")
 
 
 class Save(Hook):

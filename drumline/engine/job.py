@@ -132,12 +132,11 @@ def flat(config: Config) -> dict[str, Any]:
 def choose_batch(train: TrainConfig, *, world_size: int, saved: Mapping[str, Any] | None = None) -> GlobalBatch:
     """The global batch, which the number of ranks does not change once the run has begun. `saved`: the facts of the
     checkpoint that the run resumes from."""
-    if train.batch_size is not None:
-        return GlobalBatch(train.batch_size, train.accumulate, train.micro_batch_size, world_size)
     per_rank = train.batch_size_per_rank or 1
-    size = per_rank * world_size
+    size = train.batch_size or per_rank * world_size
+    began_with = None if saved is None else saved["config"].get("train.batch_size_per_rank")
     # Another batch per rank than before is the user's choice of another global batch.
-    if saved is None or saved["config"].get("train.batch_size_per_rank") != per_rank or saved["batch_size"] == size:
+    if saved is None or train.batch_size is not None or began_with != per_rank or saved["batch_size"] == size:
         return GlobalBatch(size, train.accumulate, train.micro_batch_size, world_size)
     size = int(saved["batch_size"])
     ranks = size // per_rank
@@ -228,15 +227,12 @@ def make_autocast(precision: str, device: torch.device) -> AbstractContextManage
 
 
 def _check_same_data(config: Config, ddp: DDPManager, train_data: str, eval_data: str | None) -> None:
-    """Collective. Versions, settings and code were compared at the rendezvous. In elastic mode the kind of machine
-    counts too."""
-    machine = platform_facts(ddp.device) if config.train.exact == "elastic" else {}
+    """Collective. The rendezvous has compared versions, settings and code. In elastic mode the machine counts, too."""
+    compared = {"the training data": train_data, "the evaluation data": eval_data}
+    if config.train.exact == "elastic":
+        compared |= {f"the {name}": value for name, value in platform_facts(ddp.device).items()}
     check_same(
-        {
-            "the training data": train_data,
-            "the evaluation data": eval_data,
-            **{f"the {name}": value for name, value in machine.items()},
-        },
+        compared,
         host=ddp.host,
         device=ddp.device,
         next_step="start every rank with the same command, packages and data (only data.dir may differ)",

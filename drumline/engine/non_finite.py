@@ -5,8 +5,8 @@ where that began: all ranks run the batch of the first such step once more and c
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import torch
@@ -21,11 +21,6 @@ from drumline.engine.optimizer import largest
 from drumline.engine.run_context import RunContext
 from drumline.engine.steps.warm_up import dry_run
 from drumline.errors import NonFiniteError, Place
-
-NEXT_STEP = (
-    "check the data and the learning rate (--optim.lr, --optim.clip_norm), then rerun the same command{resume}; "
-    "--train.on_nan skip leaves such updates out"
-)
 
 
 class NonFinite:
@@ -123,40 +118,35 @@ class NonFinite:
 
     def _next_step(self) -> str:
         has_checkpoint = self._is_resumed or self._progress.saved_step is not None
-        return NEXT_STEP.format(resume=" to resume from the newest finite checkpoint" if has_checkpoint else "")
+        resume = " to resume from the newest finite checkpoint" if has_checkpoint else ""
+        return (
+            "check the data and the learning rate (--optim.lr, --optim.clip_norm), then rerun the same command"
+            f"{resume}; --train.on_nan skip leaves such updates out"
+        )
 
 
 @torch.no_grad()
 def explain(job: Job, batches: Iterable[Any], reasons: list[str]) -> None:
     """Collective, where the model is: run these batches, all of them, and add what is not finite, in order."""
-    with dry_run(job) as task:
-        for batch in batches:
-            if batch is None:  # this rank has none of it
-                continue
-            if first_non_finite(_tensors(batch)) is not None:
-                reasons.append("the batch holds NaN or infinity")
-            with _checked_outputs(job.model, reasons), job.autocast:
-                total = float(task.loss(job.model, batch).total)
-            if not math.isfinite(total):
-                reasons.append(f"every module's output is finite, but {type(task).__name__}.loss() returns {total}")
-
-
-@contextmanager
-def _checked_outputs(model: nn.Module, reasons: list[str]) -> Iterator[None]:
-    """Inside, the modules whose output is not finite are added, in the order in which they end."""
-    names = {module: name for name, module in model.named_modules()}
+    names = {module: name for name, module in job.model.named_modules()}
 
     def check_output(module: nn.Module, arguments: Any, output: Any) -> None:
         if first_non_finite(_tensors(output)) is not None:
             name = f"{names[module] or 'the model'} ({type(module).__name__})"
             reasons.append(f"{name} is the first module with a non-finite output")
 
-    hooks = [module.register_forward_hook(check_output) for module in names]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with dry_run(job) as task, ExitStack() as hooks:
+        for module in names:
+            hooks.callback(module.register_forward_hook(check_output).remove)
+        for batch in batches:
+            if batch is None:  # this rank has none of it
+                continue
+            if first_non_finite(_tensors(batch)) is not None:
+                reasons.append("the batch holds NaN or infinity")
+            with job.autocast:
+                total = float(task.loss(job.model, batch).total)
+            if not math.isfinite(total):
+                reasons.append(f"every module's output is finite, but {type(task).__name__}.loss() returns {total}")
 
 
 def _tensors(batch: Any) -> dict[str, Tensor]:

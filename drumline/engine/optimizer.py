@@ -19,13 +19,12 @@ from drumline.errors import UsageError
 from drumline.metrics.meters import Meter
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "adamw": AdamW}
-"""By the names of `--optim.name`."""
 
 
 def make_optimizer(model: nn.Module, optim: OptimConfig, *, lr: float, in_graph: bool = False) -> Optimizer:
     """SGD or AdamW over the trained parameters, fused where the device has such a kernel. `in_graph`: its step can be
     captured and replayed, because it reads its rate, and counts its steps, on the device."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    trained = [p for p in model.parameters() if p.requires_grad]
     if not trained:
         raise UsageError(f"{type(model).__name__} has no trainable parameter")
     # Biases and normalisation scales have one dimension; shrinking them only hurts.
@@ -34,9 +33,7 @@ def make_optimizer(model: nn.Module, optim: OptimConfig, *, lr: float, in_graph:
         {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
-    fused = all(
-        parameter.device.type in ("cuda", "cpu") and torch.is_floating_point(parameter) for parameter in trained
-    )
+    fused = all(p.device.type in ("cuda", "cpu") and torch.is_floating_point(p) for p in trained)
     rate = torch.tensor(lr, device=trained[0].device) if in_graph else lr
     if optim.name == "adamw":
         return AdamW(groups, lr=rate, betas=optim.betas, eps=optim.eps, fused=fused, capturable=in_graph)
@@ -71,26 +68,18 @@ def set_rate(optimizer: Optimizer, lr: float) -> None:
             group["lr"] = lr
 
 
-def rate_of(optimizer: Optimizer) -> float:
-    """The learning rate as a number. Waits for the device if the rate is there."""
-    return float(optimizer.param_groups[0]["lr"])
-
-
 class FiniteSteps:
     """Counts on the device which steps were not finite, so that no step waits, and a captured step does it too. One for
     a job, whatever kinds of step it takes. `--train.on_nan` decides what is counted, and what becomes of the update:
 
     - `stop`, `warn`: a step whose loss is NaN or infinite. `stop` also freezes the weights of this rank from that step
       on: the loop finds out steps later, and can then still run the batch again with the weights that made the NaN. On
-      a GPU this takes a fused optimizer; any other (complex parameters) is not frozen, because to ask would wait for
-      the device.
+      a GPU this takes a fused optimizer; to ask for any other (complex parameters) would wait for the device.
     - `skip`: a step with a loss or a gradient that is not finite, on whichever rank. Gradients are reduced before they
-      are checked, so all ranks leave out the same updates, and with them what the step did to buffers and to the logged
-      sums.
+      are checked, so all ranks leave out the same updates, and what the step did to buffers and to the logged sums.
 
-    With fp16 an infinite gradient is normal: the loss scaler leaves that update out by itself and lowers the scale.
-    There only the loss counts, on the rank that computed it, whose logged sums alone are taken back; and `stop` freezes
-    nothing: the scaler leaves out the update of a NaN, and those after it train on."""
+    With fp16 the loss scaler leaves out updates with an infinite gradient by itself. There only the loss counts, on the
+    rank that computed it, whose logged sums alone are taken back, and `stop` freezes nothing."""
 
     def __init__(
         self,

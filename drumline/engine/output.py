@@ -47,11 +47,6 @@ def divert_output(path: Path) -> None:
     os.close(target)
 
 
-def is_diverted() -> bool:
-    """Whether what this process prints goes to its log."""
-    return _screen is not None
-
-
 def screen() -> TextIO:
     """The user's screen, also after `divert_output`."""
     return _screen or sys.stderr

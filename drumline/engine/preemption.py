@@ -69,7 +69,9 @@ class Preemption:
         machine will be taken back) is not a signal: a signal after it counts as the first."""
         self._has_warned = False
         self._local_ranks: list[str] = []
-        self._is_joined = self._ignores_signals = self._is_closed = False
+        self.ignores_signals = False
+        """All is saved: a launcher that signals the last ranks because the first have exited asks for nothing new."""
+        self._is_joined = self._is_closed = False
         self._place: dict[str, Any] = {}
         self._pipe: SignalPipe | None = None
         self._thread = threading.Thread(target=self._listen, name="drumline-preemption", daemon=True)
@@ -99,10 +101,6 @@ class Preemption:
         """Whether the run ends after this step; waits while the ranks agree on that."""
         return self.is_asked and (self._vote is None or self._vote.stops_at(step))
 
-    def ignore_signals(self) -> None:
-        """All is saved: a launcher that signals the last ranks because the first have exited asks for nothing new."""
-        self._ignores_signals = True
-
     def close(self) -> None:
         """From the main thread, before the group is left. May be called twice."""
         self._is_closed = True
@@ -110,7 +108,7 @@ class Preemption:
             return
         self._pipe.wake()
         self._thread.join()
-        self._pipe.close(restore=not self._ignores_signals)
+        self._pipe.close(restore=not self.ignores_signals)
         self._pipe = None
 
     def _listen(self) -> None:
@@ -126,7 +124,7 @@ class Preemption:
 
     def _receive(self, number: int) -> None:
         now = time.monotonic()
-        if self._ignores_signals or self._is_closed:
+        if self.ignores_signals or self._is_closed:
             return
         if self._first is not None:
             # Who sends SIGUSR1 gives time, and a launcher that passes it on may be slow to.
@@ -194,7 +192,7 @@ class Preemption:
 
     def _give_up(self) -> None:
         self.is_asked = False
-        if self._first is not None and not self._ignores_signals and not self._is_closed:
+        if self._first is not None and not self.ignores_signals and not self._is_closed:
             self._exit(128 + self._first[0])
 
     def _exit(self, code: int) -> None:
@@ -214,7 +212,7 @@ def report_preemption(context: RunContext, preemption: Preemption) -> None:
     context.reporter.report(
         "preempted", step=step, signal=cause["signal"], about_rank=cause["rank"], about_host=cause["host"]
     )
-    preemption.ignore_signals()
+    preemption.ignores_signals = True
     ddp.barrier()
 
 

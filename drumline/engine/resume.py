@@ -146,7 +146,7 @@ class FoundCheckpoint:
     facts: dict[str, Any]
     progress: Progress
     """How far the run was when it was saved."""
-    skipped: list[tuple[Path, str]]
+    skipped: list[tuple[str, str]]
     non_finite: str | None
     """Where no checkpoint is finite: a tensor of this one that is not."""
 
@@ -168,23 +168,22 @@ def find_newest(ddp: DDPManager, root: Path) -> FoundCheckpoint | None:
     if not path:
         return None
     progress = Progress(saved["step"], Cursor(**saved["cursor"]))
-    named = [(Path(one), reason) for one, reason in skipped]
-    return FoundCheckpoint(Path(path), saved["facts"], progress, named, non_finite)
+    return FoundCheckpoint(Path(path), saved["facts"], progress, skipped, non_finite)
 
 
 def _check_contents(path: Path) -> None:
     """What the checksums do not show: whoever wrote them may have written anything."""
     found = store.read(path)
-    documents = [found.documents.get(name) for name in ("model", "optimizer", "progress")]
-    if not {"model", "optimizer", "rng"} <= found.tensors.keys() or not all(map(_is_dict, documents)):
+    has_documents = all(isinstance(found.documents.get(name), dict) for name in ("model", "optimizer", "progress"))
+    if not {"model", "optimizer", "rng"} <= found.tensors.keys() or not has_documents:
         raise CorruptCheckpointError(path, "it does not hold a model, an optimizer, random states and progress")
     saved = found.documents["progress"]
     facts, cursor = saved.get("facts"), saved.get("cursor")
     is_complete = (
-        _is_dict(facts)
+        isinstance(facts, dict)
         and all(type(facts.get(name)) is kind for name, kind in _FACTS.items())
         and str(facts["config"].get("optim.name")) in OPTIMIZERS
-        and _is_dict(cursor)
+        and isinstance(cursor, dict)
         and cursor.keys() == {"epoch", "position"}
         and all(type(count) is int and 0 <= count < 1 << 62 for count in (saved.get("step"), *cursor.values()))
         and saved["step"] == catalog.check_sizes(path).step
@@ -196,10 +195,6 @@ def _check_contents(path: Path) -> None:
             check_rng(generators)
     except ValueError as error:
         raise CorruptCheckpointError(path, f"rng.safetensors: {error}") from error
-
-
-def _is_dict(value: Any) -> bool:
-    return isinstance(value, dict)
 
 
 def resume(context: RunContext, found: FoundCheckpoint) -> None:

@@ -139,8 +139,7 @@ class Throughput:
         self.seconds = 0.0
         self._steps = self._samples = 0
         self._started: float | None = None
-        self._last = (0.0, 0)
-        self._lap_seconds = self._waited = 0.0
+        self._last = (0.0, 0, 0.0)
 
     def start(self) -> None:
         self._started = time.perf_counter()
@@ -161,19 +160,15 @@ class Throughput:
         self._steps += 1
         self._samples += num_samples
 
-    def lap(self) -> float:
-        """Samples per second since the lap before; call it when the device has caught up."""
+    def lap(self, waited_s: float) -> tuple[float, float]:
+        """Since the lap before: samples per second, and the share of the time that was spent waiting for data. Call it
+        when the device has caught up. `waited_s`: how long the run has waited for data in all."""
         self.stop()
         self.start()
-        seconds, samples = self._last
-        self._last = (self.seconds, self._samples)
-        self._lap_seconds = max(self.seconds - seconds, 1e-9)
-        return (self._samples - samples) / self._lap_seconds
-
-    def data_share(self, waited_s: float) -> float:
-        """The share of the last lap that went into waiting for data. `waited_s`: how long the run has waited in all."""
-        waited, self._waited = waited_s - self._waited, waited_s
-        return min(1.0, waited / max(self._lap_seconds, 1e-9))
+        seconds, samples, waited = self._last
+        self._last = (self.seconds, self._samples, waited_s)
+        lap_s = max(self.seconds - seconds, 1e-9)
+        return (self._samples - samples) / lap_s, min(1.0, (waited_s - waited) / lap_s)
 
     def seconds_since_start(self) -> float:
         """Evaluations and saves included."""

@@ -206,8 +206,7 @@ class Saver:
         self._store: SealedStore | None = None
         self._writers: list[WritingRank] = []
         self._sums: Tensor | None = None
-        self._num_saves = 0
-        self._step = 0
+        self._num_saves = self._step = 0
         self._paused_at = self._paused_s = 0.0
 
     def __enter__(self) -> Self:
@@ -224,7 +223,8 @@ class Saver:
                 for rank, (host, local_rank) in enumerate(ranks)
                 if rank == 0 or who == "ranks" or local_rank == 0
             ]
-        if self._is_writer():
+        self._is_writer = ddp.rank in [writer.rank for writer in self._writers]
+        if self._is_writer:
             self._copier.rehearse()
         return self
 
@@ -258,7 +258,7 @@ class Saver:
         self._num_saves += 1
         self._step = progress.saved_step = progress.step
         rank = self._job.ddp.rank
-        gathered = gather_state(self._job, progress, self._facts, is_writer=self._is_writer())
+        gathered = gather_state(self._job, progress, self._facts, is_writer=self._is_writer)
         if gathered is None:
             return
         # Held until the next save: were the writer's thread to free this pinned memory while a step is being captured,
@@ -301,9 +301,6 @@ class Saver:
             log.warning(also)
         finally:
             self._ledger_file.close()
-
-    def _is_writer(self) -> bool:
-        return self._job.ddp.rank in [writer.rank for writer in self._writers]
 
     def _write(
         self,

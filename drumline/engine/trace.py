@@ -25,7 +25,6 @@ from torch import Tensor
 from drumline.checkpoint.state import capture
 from drumline.data.draws import permute
 from drumline.data.loader import MicroBatch, Step
-from drumline.data.sharding import Span
 from drumline.engine.run_context import RunContext
 from drumline.engine.run_folder import writing_to
 from drumline.engine.steps.eager import AnyStep
@@ -73,18 +72,13 @@ class TracedStep:
         for span, micro in zip(step.plan.spans, step.micro_batches, strict=True):
             if span.counts:
                 samples, rest = hash_samples(micro.data, span.size)
-                indices = self._indices(span, step.plan.epoch)
+                indices = None  # of a stream, where the position says which sample it is
+                if (length := self._job.loader.num_samples) is not None:
+                    positions = np.arange(span.low, span.high, dtype=np.int64)
+                    indices = permute(positions, length=length, seed=self._seed, epoch=step.plan.epoch).tolist()
                 position = {"low": span.low, "high": span.high, "indices": indices}
                 self._batches.append({**position, "samples": samples, "rest": rest})
             yield micro
-
-    def _indices(self, span: Span, epoch: int) -> list[int] | None:
-        length = getattr(self._job.loader, "num_samples", None)
-        if length is None:  # a stream: the position says which sample it is
-            return None
-        positions = np.arange(span.low, span.high, dtype=np.int64)
-        indices: list[int] = permute(positions, length=length, seed=self._seed, epoch=epoch).tolist()
-        return indices
 
     def _tensors(self) -> dict[str, dict[str, str]]:
         job = self._job

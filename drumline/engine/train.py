@@ -44,10 +44,8 @@ def train(
     preemption: Preemption | None = None,
     clock: StartClock | None = None,
 ) -> ExitCode:
-    """Collective: train to the last step, or until the run is preempted.
-
-    `progress` shows the caller how far it is; `clock` has run since the command.
-    """
+    """Collective: train to the last step, or until the run is preempted. `progress` shows the caller how far it is;
+    `clock` has run since the command."""
     config, folder = request.config, RunFolder(request.run)
     clock, preemption = clock or StartClock(), preemption or Preemption()
     with ExitStack() as stack, _failure_in_heartbeat(ddp):
@@ -144,9 +142,8 @@ def _open_folder(
 def _write_environment(context: RunContext) -> None:
     """Collective: where the run runs."""
     ddp, folder = context.job.ddp, context.folder
-    device = platform.machine() or "cpu"
-    if ddp.device.type == "cuda":
-        device = torch.cuda.get_device_name(ddp.device)
+    is_gpu = ddp.device.type == "cuda"
+    device = torch.cuda.get_device_name(ddp.device) if is_gpu else platform.machine() or "cpu"
     mine = {"rank": ddp.rank, "host": ddp.host, "pid": os.getpid(), "device": device}
     ranks = gather_json(mine, device=ddp.device)
     if ddp.is_main_process():

@@ -110,10 +110,7 @@ class AutoStep:
         self._seconds[self._name] = sum(_seconds_between(*pair) for pair in self._times) / self._num_samples
         if self._left:
             self._try_next()
-        else:
-            self._settle()
-
-    def _settle(self) -> None:
+            return
         mine = torch.tensor(list(self._seconds.values()), device=self._device)
         times = dict(zip(self._seconds, all_sum(mine).tolist(), strict=True))
         choice = min(times, key=times.__getitem__)

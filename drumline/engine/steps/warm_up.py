@@ -89,8 +89,9 @@ def check_few_samples(job: Job) -> bool:
     """Collective: refuse a mean, by the loss of some samples and of the same samples twice, in evaluation mode; returns
     whether they surely use every parameter. What cannot be concatenated, or fails, is not judged."""
     few, device = job.loader.preview(FEW_SAMPLES), job.ddp.device
+    rows = {leaf.shape[0] if leaf.dim() else 0 for leaf in pytree.tree_leaves(few) if isinstance(leaf, Tensor)}
     # The same number on all ranks: a loss may have a collective in it.
-    size = min(gather_json(min(_num_rows(few), FEW_SAMPLES), device=device))
+    size = min(gather_json(min(rows.pop() if len(rows) == 1 else 0, FEW_SAMPLES), device=device))
     if size < 2 or not job.task.check_mean:
         return False
     once = pytree.tree_map_only(Tensor, lambda leaf: leaf[:size], few)
@@ -148,10 +149,3 @@ def unused_parameters(model: nn.Module, total: Tensor) -> list[str]:
         reached.add(id(getattr(node, "variable", None)))
         waiting += [following for following, _ in node.next_functions]
     return [name for name, one in model.named_parameters() if one.requires_grad and id(one) not in reached]
-
-
-def _num_rows(batch: Any) -> int:
-    """How many samples a batch of tensors has, all of which have them first; 0: it is not such a batch."""
-    tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
-    sizes = {tensor.shape[0] if tensor.dim() else 0 for tensor in tensors}
-    return sizes.pop() if len(sizes) == 1 else 0

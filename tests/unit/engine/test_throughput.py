@@ -14,13 +14,13 @@ def test_pauses_do_not_count_and_a_lap_is_since_the_lap_before(monkeypatch: pyte
     for _ in range(4):
         throughput.count(10)
     now += 2.0
-    assert throughput.lap() == 20.0
+    assert throughput.lap(0.0) == (20.0, 0.0)
     throughput.stop()
     now += 50.0
     throughput.start()
     throughput.count(10)
     now += 1.0
-    assert throughput.lap() == 10.0
+    assert throughput.lap(0.0) == (10.0, 0.0)
     assert throughput.samples_per_s == pytest.approx(50 / 3)
     assert throughput.seconds_for(10) == pytest.approx(6.0)
     assert throughput.seconds_since_start() == 53.0
@@ -32,11 +32,8 @@ def test_the_share_of_waiting_is_that_of_the_lap(monkeypatch: pytest.MonkeyPatch
     throughput = Throughput()
     throughput.start()
     now += 2.0
-    throughput.lap()
-    assert throughput.data_share(0.5) == 0.25
+    assert throughput.lap(0.5)[1] == 0.25
     now += 4.0
-    throughput.lap()
-    assert throughput.data_share(1.5) == 0.25
+    assert throughput.lap(1.5)[1] == 0.25
     now += 1.0
-    throughput.lap()
-    assert throughput.data_share(1.5) == 0.0
+    assert throughput.lap(1.5)[1] == 0.0
