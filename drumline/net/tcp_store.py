@@ -1,4 +1,4 @@
-"""torch's TCPStore on one address instead of every network, with connections that break when the peer is silent."""
+"""torch's TCPStore on one address instead of every network, with connections that break when the other end is dead."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def _reached_address(host: str, port: int) -> str:
         return host
 
 
-def break_silent_connections(port: int, *, after_s: int) -> None:
-    """This process's connections to that port break when the other end is silent for so long. An operation of the store
+def break_dead_connections(port: int, *, after_s: int) -> None:
+    """This process's connections to that port break when the other end sends nothing for so long. An operation of the store
     waits for its answer without end, and a host that loses its power does not close its connections."""
     if not OPEN_FILES.is_dir():
         return

@@ -32,16 +32,17 @@ _hosted: dict[int, dist.TCPStore] = {}
 def open_store(topology: Topology, *, timeout_s: float) -> SealedStore:
     """Only ranks with the same secret believe each other."""
     host, port = topology.master_addr, topology.master_port
+    runs_elsewhere = topology.rank > 0 or topology.agent_hosts_store
     store = _hosted.get(port)
     try:
-        if topology.rank > 0 or topology.agent_hosts_store:
+        if runs_elsewhere:
             _wait_until_open(topology, timeout_s=timeout_s)
             store = open_tcp_store(host, port, timeout_s=timeout_s)
         elif store is None:
             bound = store_binding(host, name="MASTER_ADDR")
             store = _hosted[port] = open_tcp_store(host, port, timeout_s=timeout_s, bound=bound)
     except (RuntimeError, OSError) as error:
-        if topology.rank > 0 or topology.agent_hosts_store:
+        if runs_elsewhere:
             raise _unreachable(topology, timeout_s, summary(error)) from error
         raise PreflightError(
             f"rank 0 could not open its store {host}:{port}: {summary(error)}",

@@ -26,7 +26,7 @@ from drumline.net.interfaces import LOOPBACK, own_address
 from drumline.net.sealed_store import SealedStore
 from drumline.net.secrets import SECRET_ENV, new_secret
 from drumline.net.tcp_store import (
-    break_silent_connections,
+    break_dead_connections,
     listen_for_store,
     local_address,
     open_tcp_store,
@@ -118,7 +118,7 @@ def open_rendezvous(node: NodePlan, secret: str | None) -> SingleNodeRendezvous 
     nearest = local_address(bound) if bound else host
     keys, heartbeats = _open_store(node, nearest), _open_store(node, nearest)
     membership = Membership(heartbeats, node, secret)
-    break_silent_connections(int(port), after_s=node.lost_after_s)
+    break_dead_connections(int(port), after_s=node.lost_after_s)
     membership.check_job()
     membership.join()
     if secret is None:

@@ -1,4 +1,4 @@
-"""A store listens on one address, and its connections break on silence."""
+"""A store listens on one address, and its connections break when the other end is dead."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from drumline.net.tcp_store import break_silent_connections, listen_for_store
+from drumline.net.tcp_store import break_dead_connections, listen_for_store
 
 
 def test_a_listener_that_only_this_machine_reaches() -> None:
@@ -27,7 +27,7 @@ def test_connections_to_a_port_break_when_it_is_silent() -> None:
         address = server.getsockname()
         with socket.create_connection(address) as caller, server.accept()[0] as callee:
             before = open_files()
-            break_silent_connections(address[1], after_s=6)
+            break_dead_connections(address[1], after_s=6)
             assert open_files() == before, "a copy that stays open keeps others waiting for the end of a pipe"
             told = [one.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) for one in (caller, callee)]
     assert told == [6000, 0]
