@@ -71,8 +71,8 @@ def _reached_address(host: str, port: int) -> str:
 
 
 def break_dead_connections(port: int, *, after_s: int) -> None:
-    """This process's connections to that port break when the other end sends nothing for so long. An operation of the store
-    waits for its answer without end, and a host that loses its power does not close its connections."""
+    """This process's connections to that port break when the other end sends nothing for so long. Else an operation of
+    the store would wait for ever: a host that loses its power does not close its connections."""
     if not OPEN_FILES.is_dir():
         return
     for number in [int(entry.name) for entry in OPEN_FILES.iterdir() if _is_socket(entry)]:
