@@ -38,11 +38,9 @@ class SingleProcess(nn.Module):
         return self.module(*inputs, **options)
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """There is nothing to synchronize."""
         return nullcontext()
 
     def join(self, **_: Any) -> AbstractContextManager[None]:
-        """There is no rank that could run out of inputs first."""
         return nullcontext()
 
 
