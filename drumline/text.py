@@ -12,6 +12,7 @@ from typing import Any
 MIB = 1 << 20
 GIB = 1 << 30
 MAX_NAMES = 4
+MAX_VALUE = 200
 
 
 def plural(count: float, noun: str) -> str:
@@ -53,16 +54,14 @@ def by_rank(values: Sequence[Any], hosts: Sequence[str], ranks: Sequence[int] | 
     host_of = dict(zip(range(len(hosts)) if ranks is None else ranks, hosts, strict=True))
     groups: dict[str, list[int]] = defaultdict(list)
     for rank, value in zip(host_of, values, strict=True):
-        groups[_shortened(str(value))].append(rank)
+        text = str(value)
+        # A long value keeps a hash, so that two that differ only at their end still read differently.
+        cut = f"{text[:MAX_VALUE]}... ({hashlib.sha256(text.encode()).hexdigest()[:8]})"
+        groups[text if len(text) <= MAX_VALUE else cut].append(rank)
     return "; ".join(
         f"rank {number_ranges(group)} ({join_names(sorted({host_of[rank] for rank in group}))}): {value}"
         for value, group in sorted(groups.items(), key=lambda item: (-len(item[1]), item[1]))
     )
-
-
-def _shortened(text: str, *, limit: int = 200) -> str:
-    """Long values keep a hash, so that two that differ only at their end still read differently."""
-    return text if len(text) <= limit else f"{text[:limit]}... ({hashlib.sha256(text.encode()).hexdigest()[:8]})"
 
 
 def duration(seconds: float) -> str:

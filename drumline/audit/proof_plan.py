@@ -7,7 +7,7 @@ another, on 3 to the end. Kills are drawn from one seed, so that a failure can b
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -41,11 +41,6 @@ class ProofOptions:
     def is_elastic(self) -> bool:
         """Whether the legs have different numbers of ranks."""
         return len(set(self.worlds)) > 1
-
-
-def worlds_of(given: Sequence[int]) -> tuple[int, ...]:
-    """One number means one kill, with as many ranks before and after it."""
-    return (*given, *given) if len(given) == 1 else tuple(given)
 
 
 def wrong_options(options: ProofOptions) -> Iterator[str]:

@@ -44,7 +44,12 @@ class Proof:
         legs = self._killed_and_resumed(reference)
         compared = [compare(reference, leg) for leg in legs]
         # In the last leg, if at all: no leg is started after one that differs.
-        difference = compared[-1].difference or self._missing(reference, legs) or self._different_file()
+        difference = compared[-1].difference or self._missing(reference, legs)
+        if difference is None:
+            folders = (
+                RunFolder(self.root / name).checkpoints / folder_name(options.steps) for name in ("reference", "killed")
+            )
+            difference = compare_checkpoints(*folders, options.steps, same_world=not options.is_elastic)
         if difference is not None:
             cause = self._cause(difference, reference, legs)
             self.show(f"not proved: {difference.sentence} [leg {len(legs)}]")
@@ -124,13 +129,6 @@ class Proof:
                 name = f"the evaluation after step {step}"
                 return RunDifference("evaluation", step, f"{name} was never done", name)
         return None
-
-    def _different_file(self) -> RunDifference | None:
-        steps = self.options.steps
-        reference, killed = (
-            RunFolder(self.root / name).checkpoints / folder_name(steps) for name in ("reference", "killed")
-        )
-        return compare_checkpoints(reference, killed, steps, same_world=not self.options.is_elastic)
 
     def _cause(self, found: RunDifference, reference: RunTrace, legs: Sequence[RunTrace]) -> DifferenceCause:
         if len(legs) == 1:  # up to its kill this leg is a second run without a kill

@@ -22,7 +22,7 @@ from drumline.config.fields import SWITCHES
 from drumline.config.help import render_flags
 from drumline.errors import ConfigError, ExitCode, UsageError
 from drumline.launch.env_file import EnvFile, read_env_file
-from drumline.launch.hosts import Host, hosts_from_file, hosts_from_flag, least_nodes, spares_from_flag
+from drumline.launch.hosts import hosts_from_file, hosts_from_flag, least_nodes, spares_from_flag
 from drumline.launch.node.guard import DEFAULT_GRACE_S, new_job
 from drumline.launch.node_plan import DEFAULT_PORT, NodePlan, Program, nodes_of_hosts, torchrun_command
 from drumline.launch.ssh.client import ssh_client
@@ -160,29 +160,15 @@ def _launch_on_hosts(request: LaunchRequest) -> int:
     node = request.completed(NodePlan(num_procs=given.get("procs"), job=new_job()), least)
     nodes = nodes_of_hosts(hosts, given.get("port", DEFAULT_PORT), [node] * len(hosts))
     if given.get("print"):
-        for host, node in zip(hosts, nodes, strict=True):
+        for host, planned in zip(hosts, nodes, strict=True):
             show(f"# {host.name}")
-            show(shlex.join(torchrun_command(node, program)), is_data=True)
+            show(shlex.join(torchrun_command(planned, program)), is_data=True)
         return ExitCode.SUCCESS
     if problems := list(wrong_variables(given.get("env", []), os.environ)):
         raise ConfigError(problems)
-    job = _hosts_job(request, hosts, nodes, program, spares)
-    if given.get("sync"):
-        all_hosts = [*hosts, *spares]
-        print_message(f"copying {job.cwd} to {plural(len(all_hosts), 'host')} with rsync", stream=sys.stdout)
-        sync = Sync(job.cwd, job.client, job.python, job.python_path)
-        digest = sync.run(all_hosts, given.get("exclude", []))
-        print_message(f"the code is the same on all hosts ({digest[:12]})", stream=sys.stdout)
-    return run_on_hosts(job)
-
-
-def _hosts_job(
-    request: LaunchRequest, hosts: Sequence[Host], nodes: Sequence[NodePlan], program: Program, spares: Sequence[Host]
-) -> HostsJob:
-    given, name = request.given, nodes[0].job
-    logs = Path(given.get("logs") or launch_folder(name))
-    return HostsJob(
-        job=name,
+    logs = Path(given.get("logs") or launch_folder(node.job))
+    job = HostsJob(
+        job=node.job,
         hosts=hosts,
         nodes=nodes,
         program=program,
@@ -194,8 +180,15 @@ def _hosts_job(
         task_logs=None if program.run is None else Path(program.run) / "logs",
         environment=variables_for_ranks(given.get("env", []), os.environ),
         grace_s=given.get("grace", DEFAULT_GRACE_S),
-        min_nodes=nodes[0].min_nodes,
+        min_nodes=least,
         script_watch=request.script_watch(logs),
         spares=spares,
         standby=given.get("standby", True),
     )
+    if given.get("sync"):
+        all_hosts = [*hosts, *spares]
+        print_message(f"copying {job.cwd} to {plural(len(all_hosts), 'host')} with rsync", stream=sys.stdout)
+        sync = Sync(job.cwd, job.client, job.python, job.python_path)
+        digest = sync.run(all_hosts, given.get("exclude", []))
+        print_message(f"the code is the same on all hosts ({digest[:12]})", stream=sys.stdout)
+    return run_on_hosts(job)

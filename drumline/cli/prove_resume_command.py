@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from drumline.audit.proof_plan import ProofOptions, ProofSettings, worlds_of, wrong_options, wrong_settings
+from drumline.audit.proof_plan import ProofOptions, ProofSettings, wrong_options, wrong_settings
 from drumline.audit.prove import Proof
 from drumline.cli import train_command
 from drumline.config import PRESETS, Flags, FlagTable, read_flags, read_layers, resolve
@@ -109,7 +109,16 @@ def _settle(flags: Flags) -> tuple[ProofOptions, list[str], str]:
     before torch is imported; those that depend on the user's own task, whose file imports it, come last."""
     task, file = flags.positional[0] if flags.positional else None, flags.own.get("config")
     layers = read_layers(flags, config_file=Path(file) if file else None, environment={})
-    options = _options(flags)
+    given, seed = flags.own, flags.own.get("seed")
+    world, moment = given.get("world") or (1,), given.get("kill-in")
+    options = ProofOptions(
+        worlds=world * 2 if len(world) == 1 else world,  # one number means one kill, with as many ranks after it
+        steps=given.get("steps", DEFAULT_STEPS),
+        seed=random.SystemRandom().randrange(10**6) if seed is None else seed,
+        at=given.get("kill-at"),
+        moment=None if moment == "any" else moment,
+        rank=given.get("kill-rank"),
+    )
     problems = [f"--{name}: {reason}" for name, reason in ELSEWHERE.items() if name in flags.own]
     problems += _wrong_command(task, flags)
     are_known = not flags.layer.broken & {"world", "steps"}
@@ -123,8 +132,8 @@ def _settle(flags: Flags) -> tuple[ProofOptions, list[str], str]:
     if problems or task is None:
         raise ConfigError(problems, next_step="`drumline prove-resume --help` lists all flags")
     arguments = settings.arguments(task, config_file=file)
-    given = read_flags(arguments, train_command.OWN_FLAGS, max_positional=1)
-    ranks_layers = read_layers(given, config_file=Path(file) if file else None, environment=os.environ)
+    ranks_flags = read_flags(arguments, train_command.OWN_FLAGS, max_positional=1)
+    ranks_layers = read_layers(ranks_flags, config_file=Path(file) if file else None, environment=os.environ)
     resolve(ranks_layers, defaults, task=task)  # what each rank would refuse is reported here, once
     return options, arguments, settings.describe_changes()
 
@@ -156,18 +165,6 @@ def _defaults(task: str | None) -> Mapping[str, Any]:
             f"{task} cannot be loaded: {type(error).__name__}: {error}",
             next_step=f"make `drumline train {task}` start first",
         ) from error
-
-
-def _options(flags: Flags) -> ProofOptions:
-    seed = flags.own.get("seed")
-    return ProofOptions(
-        worlds=worlds_of(flags.own.get("world") or (1,)),
-        steps=flags.own.get("steps", DEFAULT_STEPS),
-        seed=random.SystemRandom().randrange(10**6) if seed is None else seed,
-        at=flags.own.get("kill-at"),
-        moment=None if (moment := flags.own.get("kill-in")) == "any" else moment,
-        rank=flags.own.get("kill-rank"),
-    )
 
 
 @contextmanager

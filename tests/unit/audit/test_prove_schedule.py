@@ -14,7 +14,6 @@ from drumline.audit.proof_plan import (
     draw_kills,
     too_early,
     too_few_steps,
-    worlds_of,
     wrong_options,
 )
 
@@ -25,9 +24,7 @@ def options(**given: Any) -> ProofOptions:
     return ProofOptions(**{"worlds": (2, 2), "steps": 8, "seed": 0, **given})
 
 
-def test_one_number_is_one_kill_on_so_many_ranks() -> None:
-    assert worlds_of([2]) == (2, 2)
-    assert worlds_of([4, 2, 3]) == (4, 2, 3)
+def test_there_is_a_kill_between_two_legs() -> None:
     assert not options(worlds=(2, 2)).is_elastic
     assert options(worlds=(4, 2, 3)).is_elastic
     assert options(worlds=(4, 2, 3)).num_kills == 2
