@@ -90,30 +90,31 @@ def wrong_settings(layers: Layers, options: ProofOptions) -> Iterator[str]:
         yield f"--train.exact: {flags['train.exact'].value} needs one number of ranks, and the legs have {legs}"
 
 
+@dataclass(frozen=True)
 class ProofSettings:
-    """The job's settings, and what is changed for the proof. `defaults` are those of the task."""
+    """The job's settings, and what is changed for the proof."""
 
-    def __init__(self, layers: Layers, defaults: Mapping[str, Any], options: ProofOptions) -> None:
-        self._layers = layers
-        self._defaults = defaults
-        self._options = options
+    layers: Layers
+    defaults: Mapping[str, Any]
+    """Those of the task."""
+    options: ProofOptions
 
     def problems(self) -> Iterator[str]:
         """A sentence for each setting that the proof cannot work with."""
         every = self.changes().get(SAVES, self._value(SAVES))
         # The end of an epoch is saved too, but when that is is known only once the job runs.
-        by_epochs = "checkpoint.every_epochs" in self._layers.flags.settings
-        if not by_epochs and (problem := too_few_steps(self._options, first_save=every)):
+        by_epochs = "checkpoint.every_epochs" in self.layers.flags.settings
+        if not by_epochs and (problem := too_few_steps(self.options, first_save=every)):
             yield problem
-        shards, most = self._value("train.shards"), max(self._options.worlds)
-        if self._options.is_elastic and most > shards:
+        shards, most = self._value("train.shards"), max(self.options.worlds)
+        if self.options.is_elastic and most > shards:
             yield f"--world: {most} ranks cannot share {shards} shards (train.shards): some would have none"
 
     def changes(self) -> dict[str, Any]:
         """Settings that are changed because the proof would be impossible or refused; flags are never changed."""
         changes: dict[str, Any] = {}
-        flags, steps, saves = self._layers.flags.settings, self._options.steps, self._value(SAVES)
-        if saves == 0 or (SAVES not in flags and too_few_steps(self._options, first_save=saves)):
+        flags, steps, saves = self.layers.flags.settings, self.options.steps, self._value(SAVES)
+        if saves == 0 or (SAVES not in flags and too_few_steps(self.options, first_save=saves)):
             changes[SAVES] = SAVE_EVERY
         if WARM_UP not in flags and self._value(WARM_UP) > steps:
             changes[WARM_UP] = steps // 2
@@ -125,18 +126,18 @@ class ProofSettings:
 
     def arguments(self, task: str, *, config_file: str | None) -> list[str]:
         """The arguments of `drumline train`, without the folder and the number of ranks."""
-        settings = {path: setting.value for path, setting in self._layers.flags.settings.items()}
-        settings |= self.changes() | {"train.steps": self._options.steps, "log.trace": True, "log.display": "none"}
-        if self._options.is_elastic:
+        settings = {path: setting.value for path, setting in self.layers.flags.settings.items()}
+        settings |= self.changes() | {"train.steps": self.options.steps, "log.trace": True, "log.display": "none"}
+        if self.options.is_elastic:
             settings["train.exact"] = "elastic"
         flags = [f"--{path}={_as_text(value)}" for path, value in settings.items()]
         return [task, *([f"--config={config_file}"] if config_file else []), *flags]
 
     def _value(self, path: str) -> Any:
-        for layer in self._layers:
+        for layer in self.layers:
             if path in layer.settings:
                 return layer.settings[path].value
-        return self._defaults.get(path, FIELDS[path].default)
+        return self.defaults.get(path, FIELDS[path].default)
 
 
 def _as_text(value: Any) -> str:

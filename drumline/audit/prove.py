@@ -12,12 +12,13 @@ from drumline.audit.proof_plan import MAX_ATTEMPTS, Kill, Moment, ProofOptions, 
 from drumline.audit.run_comparison import (
     DifferenceCause,
     RunDifference,
+    RunTrace,
     compare,
     compare_checkpoints,
     lost_in_the_kill,
     not_repeatable,
+    read_trace,
 )
-from drumline.audit.run_traces import RunTrace, read_trace
 from drumline.checkpoint.catalog import folder_name
 from drumline.engine.run_folder import RunFolder
 from drumline.errors import ConfigError
@@ -46,10 +47,9 @@ class Proof:
         # In the last leg, if at all: no leg is started after one that differs.
         difference = compared[-1].difference or self._missing(reference, legs)
         if difference is None:
-            folders = (
-                RunFolder(self.root / name).checkpoints / folder_name(options.steps) for name in ("reference", "killed")
-            )
-            difference = compare_checkpoints(*folders, options.steps, same_world=not options.is_elastic)
+            last = folder_name(options.steps)
+            one, other = (RunFolder(self.root / name).checkpoints / last for name in ("reference", "killed"))
+            difference = compare_checkpoints(one, other, options.steps, same_world=not options.is_elastic)
         if difference is not None:
             cause = self._cause(difference, reference, legs)
             self.show(f"not proved: {difference.sentence} [leg {len(legs)}]")

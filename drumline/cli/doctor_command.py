@@ -56,11 +56,7 @@ GROUPS: Mapping[str, FlagTable] = {
         "wait": (Count, "S", f"How many seconds nodes wait for each other [{WAIT_S}]."),
     },
     "a real process group  Values of collectives, and a step of DDP.": {
-        "collectives": (
-            bool,
-            "",
-            "Run it at the end [on for several hosts, off for this machine alone]; --no-collectives skips it.",
-        ),
+        "collectives": (bool, "", "Run it at the end [on for several hosts]; --no-collectives skips it."),
         "procs": (Count, "N", "Ranks of each host [one per GPU, or 1]."),
         "backend": (Literal["auto", "gloo", "nccl"], "auto | gloo | nccl", "[nccl on GPUs, else gloo]"),
     },

@@ -44,8 +44,7 @@ OF_WATCH: FlagTable = {
     "on-hang": (
         Literal["restart", "stop", "report"],
         "restart | stop | report",
-        "When ranks hang: end and restart all of them, as often as --max-restarts allows; or end them; or only report "
-        f"it [{DEFAULT_ON_HANG}].",
+        f"When ranks hang: end and restart all of them (--max-restarts), end them, or report it [{DEFAULT_ON_HANG}].",
     ),
     "hang-after": (
         Positive,

@@ -74,20 +74,15 @@ def run(argv: Sequence[str]) -> int:
     reader, as_json = RunStatusReader(folder), given.get("json", False)
     write = _write_json if as_json else _write_text
     if given.get("once"):
-        return _once(reader.read(), write)
+        status = reader.read()
+        write(status, is_once=True)
+        is_well = status.is_live and not any(row.level for row in all_rows(status.status or {}))
+        return ExitCode.SUCCESS if is_well or (status.has_ended and not status.is_unknown) else ExitCode.SOMETHING_WRONG
     is_screen = sys.stdout.isatty() and not as_json
     every_s = given.get("every", 1.0 if is_screen else 10.0)
     if is_screen:
         return follow_on_screen(reader, every_s)
     return _follow(reader, every_s, write)
-
-
-def _once(run: RunStatus, write: Any) -> int:
-    write(run, is_once=True)
-    if run.has_ended:
-        return _final_code(run)
-    is_well = run.is_live and not any(row.level for row in all_rows(run.status or {}))
-    return ExitCode.SUCCESS if is_well else ExitCode.SOMETHING_WRONG
 
 
 def _final_code(run: RunStatus) -> int:

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from drumline.audit.run_comparison import RunDifference, compare
-from drumline.audit.run_traces import RunTrace, read_trace
+from drumline.audit.run_comparison import RunDifference, RunTrace, compare, read_trace
 from drumline.errors import TrainingError
 
 BATCH = 4
