@@ -239,7 +239,7 @@ def test_the_rank_that_raises_is_shown_first_and_once(tmp_path: Path, launcher: 
 
 
 @pytest.mark.usefixtures("warm")
-def test_a_task_that_cannot_be_loaded_is_told_once(tmp_path: Path) -> None:
+def test_a_task_that_cannot_be_loaded_is_reported_once(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("import a_package_that_is_not_there\n")
     result = drumline("train", "broken.py:Broken", "--procs", "2", cwd=tmp_path)
     assert result.returncode == 1
@@ -263,7 +263,7 @@ def test_procs_that_contradict_the_launcher_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("rank", ["0", "1"])
-def test_without_an_agent_the_first_failure_is_told_once_too(tmp_path: Path, rank: str) -> None:
+def test_without_an_agent_the_first_failure_is_reported_once_too(tmp_path: Path, rank: str) -> None:
     """As under srun: nobody ends the other ranks, and rank 0 runs the store."""
     (tmp_path / "broken.py").write_text(
         BROKEN_TASK.replace("{what}", "raise ValueError('boom at four')").replace('== "1"', f'== "{rank}"')
@@ -283,7 +283,7 @@ def test_without_an_agent_the_first_failure_is_told_once_too(tmp_path: Path, ran
     errors = "".join(process.communicate(timeout=120)[1] for process in ranks)
     assert [process.returncode for process in ranks] == [1, 1]
     assert errors.count("Traceback (most recent call last)") == 1, errors
-    assert f"drumline: rank {rank} on " in errors
+    assert f"drumline: error: rank {rank} on " in errors
 
 
 @pytest.mark.usefixtures("warm")

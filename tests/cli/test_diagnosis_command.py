@@ -198,7 +198,7 @@ time.sleep(600)
 """
 
 
-def test_a_watched_script_that_ends_without_a_word_is_told(tmp_path: Path) -> None:
+def test_a_watched_script_that_exits_without_a_message_is_reported(tmp_path: Path) -> None:
     (tmp_path / "ends.py").write_text(ENDS_WITHOUT_A_WORD)
     words = ["--watch", "--procs", "2", "--max-restarts", "1", "ends.py"]
     code, output, errors = finish(start(*words, cwd=tmp_path))[0]

@@ -30,7 +30,7 @@ from drumline.errors import ExitCode, UsageError
         ("--nodes 2 --node-rank 0 --master ;", ["--master: ';' is not a host's name"]),
     ],
 )
-def test_wrong_usage_is_told(
+def test_wrong_usage_is_reported(
     words: str, problems: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("SLURM_NNODES", "SLURM_NODEID", "SLURM_STEP_NODELIST"):

@@ -51,7 +51,7 @@ def test_a_kill_is_survived_and_an_error_that_repeats_is_not_tried_a_third_time(
     assert "resumed at step 4" in result.stdout
 
 
-def test_a_full_disk_is_told_once_and_no_restart_is_tried(small_disk: Callable[..., Path]) -> None:
+def test_a_full_disk_is_reported_once_and_no_restart_is_tried(small_disk: Callable[..., Path]) -> None:
     words = ["--model.widths", "8", "--checkpoint.every_steps", "1", "--checkpoint.keep_last", "500"]
     result = drumline("train", "digits", "--procs", "2", "--run", "run", *words, cwd=small_disk("size=1m"))
     assert result.returncode == 1, result.stderr

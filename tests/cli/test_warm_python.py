@@ -69,7 +69,7 @@ def test_a_signal_ends_what_it_stands_for(tmp_path: Path, warm: None, number: si
     assert one.returncode == -number
 
 
-def test_what_is_left_is_told(tmp_path: Path) -> None:
+def test_what_is_left_is_reported(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     with pytest.raises(AssertionError, match="the test left processes behind"):
         leave_one(tmp_path)

@@ -51,7 +51,7 @@ def test_kills_rise_and_leave_something_to_resume(worlds: tuple[int, ...], attem
         assert all(step < 8 for step in steps)
 
 
-def test_wishes_are_granted() -> None:
+def test_options_are_followed() -> None:
     (kill,) = draw_kills(options(at=(3,), moment="step", rank="all"), PATTERN)
     assert (kill.moment, kill.step, kill.ranks, kill.usual_s) == ("step", 3, (0, 1), None)
     (kill,) = draw_kills(options(at=(3,), moment="save", rank="1"), PATTERN)
@@ -94,12 +94,12 @@ def test_later_attempts_kill_earlier_and_at_once() -> None:
         ({"rank": "3", "worlds": (4, 2, 4)}, "(0 to 1)"),
     ],
 )
-def test_wishes_that_cannot_be_met(given: dict[str, Any], problem: str) -> None:
+def test_options_that_cannot_be_met(given: dict[str, Any], problem: str) -> None:
     (said,) = wrong_options(options(**given))
     assert problem in said
 
 
-def test_wishes_that_can_be_met() -> None:
+def test_options_that_can_be_met() -> None:
     for given in ({}, {"at": (3,)}, {"rank": "all"}, {"rank": "3", "worlds": (4, 2)}):
         assert not list(wrong_options(options(**given)))
         assert too_early(options(**given), PATTERN) is None
