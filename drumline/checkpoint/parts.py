@@ -146,7 +146,7 @@ def write_own_part(
     seen_s: float = SEEN_S,
 ) -> None:
     """The side of the other writers: write into rank 0's folder, and report that or the failure."""
-    partial = store.partial_folder(root, step)
+    partial = store.hidden_folder(root / catalog.folder_name(step), "partial")
     try:
         key, maker = messages.wait_for("open", "cancelled")
         if key == "cancelled":

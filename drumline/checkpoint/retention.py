@@ -13,16 +13,9 @@ from drumline.checkpoint.manifest import CorruptCheckpointError, Manifest
 
 
 def prune(
-    root: Path, *, keep_last: int, keep_best: int, metric: str, higher_is_better: bool, newest: Path | None = None
+    root: Path, *, keep_last: int, keep_best: int, metric: str, higher_is_better: bool, newest: Path
 ) -> list[Path]:
-    """Remove all but the newest `keep_last` and the best `keep_best` finite ones; the newest valid one is always kept.
-
-    `newest`: the one that this process has just written. Without it, every byte is read to find the newest valid one:
-    an older one is removed only when that is known to be good.
-    """
-    newest = newest or catalog.newest_valid(root).path
-    if newest is None:
-        return []
+    """Remove all but the newest `keep_last` and the best `keep_best` finite ones, and `newest`, which is valid."""
     # A corrupt one that is newer than any valid one is left for the user to see: its step will be written again.
     newest_step = catalog.check_sizes(newest).step
     folders = [root / catalog.folder_name(step) for step in catalog.list_steps(root) if step <= newest_step]

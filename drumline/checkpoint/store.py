@@ -102,7 +102,7 @@ def write(
     # Not indented: that encoder is written in Python, and would hold the GIL for milliseconds beside the steps.
     texts = {f"{name}{catalog.DOCUMENT}": json.dumps(document).encode() + b"\n" for name, document in documents.items()}
     needed = sum(map(tensor_file.num_bytes, tensors.values())) + sum(map(len, texts.values()))
-    partial = _hidden(final, "partial")
+    partial = hidden_folder(final, "partial")
     try:
         make_folder(root)
         _tidy(root)
@@ -125,7 +125,7 @@ def write(
             delete_folder(partial)
         with contextlib.suppress(OSError):
             if not final.exists():
-                _hidden(final, "replaced").rename(final)
+                hidden_folder(final, "replaced").rename(final)
         if isinstance(error, OSError):
             raise _not_saved(final, *catalog.explain_os_error(error, folder=root, needed=needed)) from error
         if isinstance(error, PartError):
@@ -140,10 +140,6 @@ def write_tensors(
     """Write files of tensors into a checkpoint that this process or another makes."""
     named = {file_name(name): group for name, group in tensors.items()}
     return {name: write_file(partial / name, stream(group)) for name, group in named.items()}
-
-
-def partial_folder(root: Path, step: int) -> Path:
-    return _hidden(root / catalog.folder_name(step), "partial")
 
 
 def file_name(name: str) -> str:
@@ -170,7 +166,7 @@ def read(path: Path) -> Snapshot:
 
 def remove(path: Path) -> None:
     """Delete a checkpoint; a kill in the middle leaves no incomplete one under a valid name."""
-    hidden = _hidden(path, "removed")
+    hidden = hidden_folder(path, "removed")
     try:
         delete_folder(hidden)
         path.rename(hidden)
@@ -184,7 +180,7 @@ def remove(path: Path) -> None:
 def _put_in_place(partial: Path, final: Path) -> None:
     # A folder cannot be renamed over another. Between the two renames the earlier one still counts:
     # `newest_valid` knows its hidden name.
-    replaced = _hidden(final, "replaced")
+    replaced = hidden_folder(final, "replaced")
     if final.is_dir():
         final.rename(replaced)
     partial.rename(final)
@@ -217,7 +213,8 @@ def _not_saved(final: Path, reason: str, next_step: str) -> CheckpointError:
     )
 
 
-def _hidden(final: Path, kind: str) -> Path:
+def hidden_folder(final: Path, kind: str) -> Path:
+    """`kind`: partial, replaced or removed."""
     return final.parent / f".{final.name}.{kind}"
 
 

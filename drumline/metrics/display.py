@@ -17,6 +17,7 @@ from drumline.terminal import show_lines
 from drumline.text import clock, duration, file_size, plural
 
 _LABEL_WIDTH = 12
+_SECONDS_BETWEEN_STEPS = 5.0
 # Everything in a train or evaluation event that is not a metric of the task.
 _BOOKKEEPING = RESERVED | {"grad_norm"}
 _MIN_DATA_SHARE = 0.05
@@ -67,17 +68,16 @@ class Display:
 class PlainDisplay(Display):
     """Lines for log files and pipes; steps are shown at most every few seconds."""
 
-    def __init__(self, stream: TextIO, *, seconds_between_steps: float = 5.0) -> None:
+    def __init__(self, stream: TextIO) -> None:
         super().__init__()
         self._stream = stream
-        self._seconds_between_steps = seconds_between_steps
         self._last_train_time = float("-inf")
 
     def show_start(self, event: Event) -> None:
         self._show_page(opening_page(event))
 
     def show_train(self, event: Event) -> None:
-        if event["time"] - self._last_train_time < self._seconds_between_steps:
+        if event["time"] - self._last_train_time < _SECONDS_BETWEEN_STEPS:
             return
         self._last_train_time = event["time"]
         loss, left = f"loss {number_text(event['loss'])}", f"{clock(event['seconds_left'])} left"

@@ -114,12 +114,10 @@ class LiveDisplay(Display):
             ProgressBar(self.total_steps, event["step"], complete_style="cyan", finished_style="cyan"),
             f"{display.step_of(event, self.total_steps)}  {clock(event['seconds_left'])} left",
         )
-        # The last line is empty: the cursor is there, so what another rank prints starts on a line of its own.
-        return Group(Text(), bar, self._numbers(event), Text())
-
-    def _numbers(self, event: Event) -> Text:
         parts = [f"{name} {display.metric_text(name, value)}" for name, value in display.metrics_of(event).items()]
         parts += display.rates(event)
         if self._saved_step is not None:
             parts.append(f"saved step {self._saved_step}")
-        return Text(one_line(_MARGIN + "   ".join(parts)), "dim", no_wrap=True, overflow="ellipsis")
+        numbers = Text(one_line(_MARGIN + "   ".join(parts)), "dim", no_wrap=True, overflow="ellipsis")
+        # The last line is empty: the cursor is there, so what another rank prints starts on a line of its own.
+        return Group(Text(), bar, numbers, Text())

@@ -21,7 +21,14 @@ class TensorBoard:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._writer_class = _import_writer()
+        try:
+            with warnings.catch_warnings():
+                # The user can do nothing about the warnings of TensorBoard's own imports.
+                warnings.simplefilter("ignore")
+                from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise MissingExtraError("--log.tensorboard", extra="tensorboard") from error
+        self._writer_class: Any = SummaryWriter
         self._writer: SummaryWriter | None = None
         self._purge_step: int | None = None
 
@@ -44,14 +51,3 @@ class TensorBoard:
     def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
-
-
-def _import_writer() -> Any:
-    try:
-        with warnings.catch_warnings():
-            # The user can do nothing about the warnings of TensorBoard's own imports.
-            warnings.simplefilter("ignore")
-            from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise MissingExtraError("--log.tensorboard", extra="tensorboard") from error
-    return SummaryWriter

@@ -46,7 +46,6 @@ LARGE_BYTES = 1 << 16
 MTUS = (8900, 1500, 1450, 1400, 1280, 1000, 576)
 HEADERS_BYTES = 52  # IPv4, and TCP with time stamps
 MAX_THREADS = 1024
-STACK_BYTES = 256 << 10
 PINGS = 20
 PINGS_LIMIT_S = 0.3
 # One thread cannot send over 100 Gbit/s; enough for that in the time it has, and an end for those who are faster.
@@ -187,12 +186,8 @@ def probe_all(targets: Sequence[Target], token: bytes) -> list[dict[str, Any]]:
     if soft < (wanted := len(targets) * 2 + 256):
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard), hard))
-    before = threading.stack_size(STACK_BYTES)
-    try:
-        with ThreadPoolExecutor(min(len(targets), MAX_THREADS)) as pool:
-            return list(pool.map(lambda target: probe(target, token), targets))
-    finally:
-        threading.stack_size(before)
+    with ThreadPoolExecutor(min(len(targets), MAX_THREADS)) as pool:
+        return list(pool.map(lambda target: probe(target, token), targets))
 
 
 def probe(target: Target, token: bytes) -> dict[str, Any]:

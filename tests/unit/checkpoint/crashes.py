@@ -32,12 +32,13 @@ def write(root: Path, step: int, *, size: int = 64) -> None:
     store.write(root, step, tensors=tensors, documents={"progress": {"step": step}}, metrics={"loss": float(step)})
 
 
-def prune(root: Path) -> None:
-    retention.prune(root, keep_last=2, keep_best=1, metric="loss", higher_is_better=False)
+def prune(root: Path, *, last: int = 2, best: int = 1) -> None:
+    if (newest := catalog.newest_valid(root).path) is not None:
+        retention.prune(root, keep_last=last, keep_best=best, metric="loss", higher_is_better=False, newest=newest)
 
 
 def prune_to_one(root: Path) -> None:
-    retention.prune(root, keep_last=1, keep_best=0, metric="loss", higher_is_better=False)
+    prune(root, last=1, best=0)
 
 
 def work_until_killed(work: Callable[[Path], object], root: Path, moment: int) -> None:

@@ -44,7 +44,7 @@ class Job:
         """The second writer; `after`: a file of the first that it waits for."""
 
         def stream(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
-            folder = store.partial_folder(self.roots[0], 1)
+            folder = store.hidden_folder(self.roots[0] / "step-00000001", "partial")
             deadline = time.monotonic() + 5
             while after is not None and time.monotonic() < deadline:
                 if (folder / after).is_file() and (folder / after).stat().st_size:

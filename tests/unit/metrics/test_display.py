@@ -140,7 +140,7 @@ def test_an_uneven_batch_is_shown_as_it_is(stream: io.StringIO) -> None:
 
 
 def test_plain_steps_are_shown_every_few_seconds_only(stream: io.StringIO) -> None:
-    display = PlainDisplay(stream, seconds_between_steps=5)
+    display = PlainDisplay(stream)
     for step in range(1, 13):
         display(train(step, time=1000.0 + step))
 
