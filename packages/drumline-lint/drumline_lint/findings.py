@@ -91,6 +91,8 @@ class Rule:
     """Of the snippets: python or shell."""
     only_distributed: bool = True
     """Whether it is looked for only in code that runs in several processes."""
+    in_tests: bool = True
+    """Whether it is looked for in tests, which run for seconds, on one host, with files of their own."""
     fixable: bool = False
     """Whether `--fix` can fix it."""
 
@@ -115,7 +117,7 @@ _SECTION = re.compile(
 )
 
 
-def rule(number: str, *, only_distributed: bool = True) -> Rule:
+def rule(number: str, *, only_distributed: bool = True, in_tests: bool = True) -> Rule:
     """The rule with this number, with its texts from rules/rules.md."""
     found = _sections()[number]
     texts = {name: " ".join(found[name].split()) for name in ("summary", "fix")}
@@ -128,6 +130,7 @@ def rule(number: str, *, only_distributed: bool = True) -> Rule:
         good=found["good"] or "",
         language="shell" if found["language"] == "sh" else "python",
         only_distributed=only_distributed,
+        in_tests=in_tests,
         fixable=bool(found["fixable"]),
         **texts,
     )

@@ -158,6 +158,8 @@ def _check_python(asked: _Results, sources: list[Source], rules: RuleModules, pr
 
 def findings_of(module: Any, program: Program, source: Source) -> Iterator[Finding]:
     """What a rule says of a file, without what it says of code that nobody comes to."""
+    if source.is_test and not module.RULE.in_tests:
+        return
     for finding in module.check(program, source):
         statement = None if source.is_notebook else statement_at(program.tree(source), finding.place.line)
         if statement is None or not is_dead(program, statement):

@@ -95,6 +95,13 @@ def test_somebody_may_come_there(name: str) -> None:
     assert not is_dead(program, call)
 
 
+def test_attributes_are_set_by_name_in_another_file() -> None:
+    program, call = _place(
+        f"{CLASS}loss = Loss(1)\nloss(2)\nimport b", "def fill(a, options):\n    vars(a).update(options)"
+    )
+    assert is_dead(program, call)
+
+
 def test_only_callers_that_are_distributed_count() -> None:
     turned_on = "from b import f\nf(1, show=True)\n"
     program, call = _place("from b import f\nf(1)", SWITCH, turned_on)

@@ -62,7 +62,7 @@ def _yielded(program: Program, test: ast.expr) -> Values:
     """Of `with first() as lead:`, what the generator `first` yields; of `lead and ...`, the same."""
     if isinstance(test, ast.BoolOp):
         operands = [_asked(program, one) for one in test.values]
-        return ranks.combined(test.op, operands, [ranks.is_about_being_distributed(one) for one in test.values])
+        return ranks.combined(test, operands)
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         return ranks.negated(_yielded(program, test.operand))
     bindings = program.bindings(test) if isinstance(test, ast.Name) else []

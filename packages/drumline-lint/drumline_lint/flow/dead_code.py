@@ -121,7 +121,7 @@ def _of_attribute(program: Program, node: ast.Attribute) -> bool | None:
     given = _assigned(program, program.source_of(node), node.attr, owner)
     parameter = given[0] if len(given) == 1 else None
     found = _of_name(program, parameter) if isinstance(parameter, ast.Name) else None
-    if found is None or any(word in one.text for one in program.sources for word in ("setattr(", "__dict__", "vars(")):
+    if found is None or any(word in program.source_of(node).text for word in ("setattr(", "__dict__", "vars(")):
         return None  # it may be set by its name
     others = (one for one in program.sources if one is not program.source_of(node) and node.attr in one.text)
     return None if any(_assigned(program, one, node.attr, owner) for one in others) else found

@@ -104,8 +104,7 @@ def evaluate(program: ProgramView, expression: ast.expr) -> Values:
         case ast.BinOp():  # a sum of a thousand terms is a thousand deep; ranks are found in short ones
             found = ranks.computed(expression.op, program.values(expression.left), program.values(expression.right))
         case ast.BoolOp():
-            about = [ranks.is_about_being_distributed(one) for one in expression.values]
-            found = ranks.combined(expression.op, [program.values(one) for one in expression.values], about)
+            found = ranks.combined(expression, [program.values(one) for one in expression.values])
         case ast.UnaryOp():
             found = _of_unary(program, expression)
         case ast.Tuple() | ast.List() | ast.Set():

@@ -68,6 +68,7 @@ _VAGUE = {"main", "master", "primary", "root", "leader", "chief", "coordinator",
 _BEING_DISTRIBUTED = re.compile(
     r"dist(?!anc|ill|rib(?!uted))|ddp|initialized|world_size|rank|num_processes|n_?gpus?|nproc|parallel|single"
 )
+_OF_ONE_PROCESS = re.compile(r"single|(^|_)(no|not|non|without|disable)")
 _WORLD_SIZES = re.compile(r"world_?size|num_(processes|replicas|ranks)|^nprocs$")
 _OF_ONE_HOST = re.compile(r"local|per_(node|host)")
 
@@ -145,14 +146,17 @@ def is_other_number(default: Values) -> bool:
     return any(isinstance(one, ConstantValue) and one.value not in (0, -1, None, "", "0") for one in default)
 
 
-def combined(operator: ast.boolop, operands: Sequence[Values], about: Sequence[bool]) -> Values:
-    """What `and` and `or` leave of tests; operands that ask whether the code is distributed at all do not count."""
+def combined(test: ast.BoolOp, operands: Sequence[Values]) -> Values:
+    """What `and` and `or` leave of tests. Operands that ask whether the code is distributed at all do not count, but for
+    `distributed or rank == 0`, which lets all ranks in."""
+    is_or = isinstance(test.op, ast.Or)
+    about = [is_about_being_distributed(one) and not (is_or and _lets_all_in(one)) for one in test.values]
     having = [any(isinstance(value, RankTest | Rank) for value in one) for one in operands]
     counting = [has or not is_about for has, is_about in zip(having, about, strict=True)]
     every: Values = frozenset().union(*operands)
     if sum(counting) <= 1 or not any(having):
         return every
-    if isinstance(operator, ast.And):
+    if not is_or:
         return _changed(every, lambda one: replace(one, is_enough=False))
     tests = {value for value in every if isinstance(value, RankTest)}
     if having.count(True) < sum(counting):
@@ -160,6 +164,13 @@ def combined(operator: ast.boolop, operands: Sequence[Values], about: Sequence[b
     if len(tests) > 1:
         return frozenset(RankTest(one.kind, None, one.is_needed) for one in tests) | (every - tests)
     return every
+
+
+def _lets_all_in(flag: ast.expr) -> bool:
+    """A plain flag or question; not one that is true of a single process."""
+    called = flag.func if isinstance(flag, ast.Call) else flag
+    name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+    return bool(name) and not _OF_ONE_PROCESS.search(name.lower())
 
 
 def _changed(values: Values, change: Callable[[RankTest], RankTest]) -> Values:

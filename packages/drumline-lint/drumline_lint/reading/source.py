@@ -83,6 +83,10 @@ class Source:
         return silenced_lines(self.text, lambda: _statements(self.tree))
 
     @property
+    def is_test(self) -> bool:
+        return self.path.name.startswith("test_") or self.path.name.endswith("_test.py")
+
+    @property
     def is_notebook(self) -> bool:
         return bool(self.cells)
 

@@ -12,7 +12,7 @@ from drumline_lint.program.value import Rank
 from drumline_lint.reading.source import Source
 from drumline_lint.training.models import devices_given
 
-RULE = rule("DL008")
+RULE = rule("DL008", in_tests=False)
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ from drumline_lint.program.program import Program
 from drumline_lint.reading.source import Source
 from drumline_lint.training.saves import is_own_of_node, saves
 
-RULE = rule("DL015")
+RULE = rule("DL015", in_tests=False)
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:

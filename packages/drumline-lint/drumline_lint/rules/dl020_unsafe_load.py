@@ -10,7 +10,7 @@ from drumline_lint.program.program import Program
 from drumline_lint.program.value import ConstantValue
 from drumline_lint.reading.source import Source
 
-RULE = rule("DL020")
+RULE = rule("DL020", in_tests=False)
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:

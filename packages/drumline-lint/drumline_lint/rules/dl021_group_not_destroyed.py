@@ -14,7 +14,7 @@ from drumline_lint.program.program import Program
 from drumline_lint.program.tree import enclosing_function, is_called, last_name
 from drumline_lint.reading.source import Source
 
-RULE = rule("DL021")
+RULE = rule("DL021", in_tests=False)
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:

@@ -16,7 +16,7 @@ from drumline_lint.reading.source import Source
 from drumline_lint.training.steps import is_method, round_functions, training_loops
 from drumline_lint.training.tensors import is_of_step
 
-RULE = rule("DL022")
+RULE = rule("DL022", in_tests=False)
 READING = ("item", "tolist", "numpy", "cpu")
 NUMBERS = ("float", "int", "bool")
 SHOWING = ("print", "write", "set_postfix", "set_postfix_str", "set_description", "info", "debug", "warning")

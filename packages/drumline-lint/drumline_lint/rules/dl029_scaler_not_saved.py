@@ -6,31 +6,31 @@ import ast
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, rule
-from drumline_lint.program.calls import argument
 from drumline_lint.program.imports import with_imported
 from drumline_lint.program.program import Program
 from drumline_lint.program.queries import cached_query
 from drumline_lint.program.tree import enclosing_function, last_name, nodes_in
 from drumline_lint.program.value import Class
 from drumline_lint.reading.source import Source
+from drumline_lint.training.saves import saves
 from drumline_lint.training.steps import SCALERS, is_method, is_optimizer, is_scaler
 from drumline_lint.training.tensors import passed
 
-RULE = rule("DL029")
+RULE = rule("DL029", in_tests=False)
 DEEPEST = 4
 COPIES = ("asdict", "vars", "dict", "copy", "deepcopy")
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Saves whose contents are written out, in a program that steps by a scaler."""
-    saves = list(program.calls(source, "torch.save"))
-    scaler = _scaler_in_use(program, source) if saves else ""
+    every = list(saves(program, source))
+    scaler = _scaler_in_use(program, source) if every else ""
     found: dict[ast.expr, ast.expr] = {}
-    for save in saves if scaler else ():
-        for content in _contents(program, argument(save, 0, "obj")):
+    for save in every if scaler else ():
+        for content in _contents(program, save.what):
             if _has_optimizer(program, content) and not _has_scaler(program, content):
-                if content not in found or enclosing_function(content) is enclosing_function(save):
-                    found[content] = _where(program, save, content)
+                if content not in found or enclosing_function(content) is enclosing_function(save.call):
+                    found[content] = _where(program, save.call, content)
                 break
     for where in dict.fromkeys(found.values()):
         yield RULE.at(source, where, f"what is saved has the optimizer's state, and not that of {scaler}")

@@ -76,12 +76,13 @@ MEANT = {
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """Every keyword of the calls that are known."""
+    """Every keyword of the calls that are known; whoever asks for one by its name in quotes has a torch that has it."""
+    asked = {one.value for one in program.index(source).every(ast.Constant) if isinstance(one.value, str)}
     for call in program.calls(source, *ACCEPTED):
         name = program.name_of(call.func)
         accepted = ACCEPTED[name].split()
         for keyword in call.keywords:
-            if keyword.arg is not None and keyword.arg not in accepted:
+            if keyword.arg is not None and keyword.arg not in accepted and keyword.arg not in asked:
                 yield _finding(source, call, keyword, name, accepted)
 
 

@@ -118,7 +118,7 @@ def is_optimizer(program: Program, expression: ast.expr) -> bool:
     if made:
         return any(".optim." in name and "lr_scheduler" not in name for name in made)
     name = last_name(expression).lower()
-    return ("optim" in name or name in ("opt", "optim")) and "sched" not in name
+    return ("optim" in name or name == "opt") and "sched" not in name and "wrap" not in name
 
 
 def is_scaler(program: Program, expression: ast.expr) -> bool:
