@@ -21,7 +21,7 @@ from drumline_lint.findings import (
     split_lines,
 )
 from drumline_lint.flow.dead_code import is_dead
-from drumline_lint.flow.distributed import distributed_sources, may_be_distributed, projects
+from drumline_lint.flow.distributed import distributed_sources, projects, speaks_of_ranks
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import statement_at
 from drumline_lint.reading.parse import Reading, read_bytes, read_file
@@ -144,7 +144,7 @@ def _check_python(asked: _Results, sources: list[Source], rules: RuleModules, pr
     seen = 0
     for project in projects(sources):
         wanted = python
-        if not may_be_distributed(project):
+        if not any(map(speaks_of_ranks, project)):
             wanted = {number: one for number, one in python.items() if not one.RULE.only_distributed}
         program, distributed = _resolved(asked, project)
         for source in program.sources:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from drumline_lint.findings import OWN_RULES
 from drumline_lint.linter import all_docs
-from drumline_lint.output.page import rewritten, with_rules
 from drumline_lint.rules import all_rules
 from drumline_lint.settings import KEYS, GivenSettings, make_settings
+from lint_page import rewritten, with_rules
 from made_up_rules import BAD
 
 PAGE = Path(__file__).parents[3] / "docs" / "lint.md"
@@ -19,7 +19,7 @@ TEXTS = Path(__file__).parents[1] / "drumline_lint" / "rules" / "rules.md"
 
 
 def test_the_page_is_in_step_with_the_rules() -> None:
-    assert PAGE.read_text() == rewritten(PAGE), "python -m drumline_lint.output.page docs/lint.md"
+    assert PAGE.read_text() == rewritten(PAGE), "python packages/drumline-lint/tests/lint_page.py docs/lint.md"
 
 
 def test_every_section_is_a_rule_and_every_rule_has_one() -> None:

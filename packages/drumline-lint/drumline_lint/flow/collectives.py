@@ -227,7 +227,8 @@ Find = Callable[[ast.AST], Iterable[tuple[str, tuple[ast.Call, ...]]]]
 
 def has_counterpart(program: Program, call: ast.Call, name: str, tests: Sequence[RankTest], find: Find) -> bool:
     """Whether the ranks that are kept away here call the same elsewhere in the function."""
-    if any(name in _names_in(others, find) for others in _other_branches(program, call)):
+    instead = [node for others in _other_branches(program, call) for node in others]
+    if any(name == other for node in instead for other, _ in find(node)):
         return True
     function = enclosing_function(call) or program.source_of(call).tree
     for other_name, chain in find(function):
@@ -269,10 +270,6 @@ def _instead(program: Program, branching: ast.If | ast.IfExp, taken: ast.AST) ->
     in_body = taken in branching.body
     own, other = (branching.body, branching.orelse) if in_body else (branching.orelse, branching.body)
     return [*other, *(rest_of_block(branching) if always_exits(program, own) else [])]
-
-
-def _names_in(nodes: Sequence[ast.AST], find: Find) -> set[str]:
-    return {name for node in nodes for name, _ in find(node)}
 
 
 def _are_opposite(one: RankTest, other: RankTest) -> bool:

@@ -102,10 +102,6 @@ def projects(sources: Sequence[Source]) -> list[list[Source]]:
     return [sorted(one, key=number.__getitem__) for one in found.values()]
 
 
-def may_be_distributed(project: Sequence[Source]) -> bool:
-    return any(speaks_of_ranks(source) for source in project)
-
-
 def _imported(everything: Files, source: Source) -> Iterator[Source]:
     for name in set(_names(source.text)):
         while name:

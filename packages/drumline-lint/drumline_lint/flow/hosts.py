@@ -28,19 +28,16 @@ class Setting:
 
 
 def settings(program: Program, source: Source) -> list[Setting]:
-    """By an assignment, `os.putenv`, or `os.environ.update`."""
+    """By an assignment, or `os.environ.update`."""
     return program.cached(("settings", source), lambda: list(_find_settings(program, source)))
 
 
 def _find_settings(program: Program, source: Source) -> Iterator[Setting]:
-    if "environ" not in source.text and "putenv" not in source.text:
+    if "environ" not in source.text:
         return
     for statement in program.index(source).every(ast.Assign):
         for target in statement.targets:
             yield from _assigned(program, target, statement.value, statement)
-    for call in program.index(source).calls.get("putenv", ()):
-        if program.name_of(call.func) == "os.putenv" and len(call.args) == 2:
-            yield from _set(program, call.args[0], call.args[1], call)
     for call in program.index(source).calls.get("update", ()):
         if program.name_of(call.func) == "os.environ.update":
             yield from _updated(program, call)

@@ -30,17 +30,8 @@ from drumline_lint.program.value import (
 
 # They give back what they were given, or something that stands for it.
 PASSED_THROUGH = {
-    "int",
-    "list",
-    "tuple",
-    "bool",
-    "iter",
-    "copy.copy",
-    "copy.deepcopy",
-    "torch.compile",
-    "torch.jit.script",
     SYNC_BATCH_NORM,
-    "typing.cast",
+    *"int list tuple bool iter copy.copy copy.deepcopy torch.compile torch.jit.script typing.cast".split(),
 }
 PASSING_METHODS = set("bfloat16 compile cpu cuda double eval float half requires_grad_ share_memory to train".split())
 

@@ -40,11 +40,7 @@ class Program:
         self.files.index(source)
         return source.tree
 
-    def source_of(self, node: ast.AST) -> Source:
-        return source_of(node)
-
     def module(self, name: str, seen_from: Source) -> Source | None:
-        """The given file that this import means; of several, the one nearest to who imports it."""
         return self.files.module(name, seen_from)
 
     # What was found before.
@@ -99,7 +95,6 @@ class Program:
     # Calls of a library's functions.
 
     def calls(self, source: Source, *wanted: str) -> Iterator[ast.Call]:
-        """All calls of these in a file, by the library's full name, in the order of the text."""
         return calls.calls_in(self, source, wanted)
 
     def all_calls(self, *wanted: str) -> Iterator[ast.Call]:
@@ -107,17 +102,6 @@ class Program:
         return iter(found)
 
     # Names, functions and classes of the given files.
-
-    def bindings(self, name: ast.Name) -> list[Binding]:
-        return bindings.bindings_of(self, name) or []
-
-    def assigned(self, name: ast.Name) -> list[ast.expr]:
-        """The expressions that a name may have got its value from; a loop's and a function's are not among them."""
-        return bindings.assigned(self, name)
-
-    def iterated(self, expression: ast.expr) -> ast.expr:
-        """What is behind `enumerate(...)`, `tqdm(...)`, `zip(...)`: their first argument, or the first loader in it."""
-        return queries.iterated(expression)
 
     function_of = functions.function_of
     callers = functions.callers
@@ -127,3 +111,9 @@ class Program:
     method = functions.method
     ancestry = functions.ancestry
     is_module = functions.is_module
+    assigned = bindings.assigned
+    iterated = staticmethod(queries.iterated)
+    source_of = staticmethod(source_of)
+
+    def bindings(self, name: ast.Name) -> list[Binding]:
+        return bindings.bindings_of(self, name) or []

@@ -30,24 +30,13 @@ OF_FUNCTION = {
 }
 # Where nothing else is known of a name.
 OF_NAME = {
-    "rank": "global",
-    "global_rank": "global",
-    "world_rank": "global",
-    "ddp_rank": "global",
-    "dist_rank": "global",
-    "my_rank": "global",
-    "rank_id": "global",
-    "process_index": "global",
-    "process_rank": "global",
-    "local_rank": "local",
-    "localrank": "local",
-    "ddp_local_rank": "local",
-    "local_process_index": "local",
-    "gpu": "local",
-    "gpu_id": "local",
-    "node_rank": "node",
-    "group_rank": "node",
-    "node_id": "node",
+    name: kind
+    for kind, names in {
+        "global": "rank global_rank world_rank ddp_rank dist_rank my_rank rank_id process_index process_rank",
+        "local": "local_rank localrank ddp_local_rank local_process_index gpu gpu_id",
+        "node": "node_rank group_rank node_id",
+    }.items()
+    for name in names.split()
 }
 _MAIN = re.compile(
     r"""(is_|on_|am_i_)?(the_)?(global_)?
@@ -147,8 +136,8 @@ def is_other_number(default: Values) -> bool:
 
 
 def combined(test: ast.BoolOp, operands: Sequence[Values]) -> Values:
-    """What `and` and `or` leave of tests. Operands that ask whether the code is distributed at all do not count, but for
-    `distributed or rank == 0`, which lets all ranks in."""
+    """What `and` and `or` leave of tests. Operands that ask whether the code is distributed at all do not count, unless
+    they let all ranks in: `distributed or rank == 0`."""
     is_or = isinstance(test.op, ast.Or)
     about = [is_about_being_distributed(one) and not (is_or and _lets_all_in(one)) for one in test.values]
     having = [any(isinstance(value, RankTest | Rank) for value in one) for one in operands]

@@ -9,32 +9,10 @@ from dataclasses import dataclass, field
 from drumline_lint.reading.shell_parser import Word, read_commands
 
 SHORT = {
-    "A": "account",
-    "B": "extra-node-info",
-    "C": "constraint",
-    "D": "chdir",
-    "G": "gpus",
-    "J": "job-name",
-    "L": "licenses",
-    "M": "clusters",
-    "N": "nodes",
-    "S": "core-spec",
-    "T": "threads",
-    "a": "array",
-    "b": "begin",
-    "c": "cpus-per-task",
-    "d": "dependency",
-    "e": "error",
-    "i": "input",
-    "m": "distribution",
-    "n": "ntasks",
-    "o": "output",
-    "p": "partition",
-    "q": "qos",
-    "r": "relative",
-    "t": "time",
-    "w": "nodelist",
-    "x": "exclude",
+    pair[0]: pair[2:]
+    for pair in "A=account B=extra-node-info C=constraint D=chdir G=gpus J=job-name L=licenses M=clusters N=nodes "
+    "S=core-spec T=threads a=array b=begin c=cpus-per-task d=dependency e=error i=input m=distribution n=ntasks "
+    "o=output p=partition q=qos r=relative t=time w=nodelist x=exclude".split()
 }
 # These take a value only behind an equals sign, or none at all.
 ALONE = set(

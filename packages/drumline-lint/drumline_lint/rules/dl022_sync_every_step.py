@@ -14,7 +14,7 @@ from drumline_lint.program.queries import cached_query
 from drumline_lint.program.tree import SCOPES, ancestors, last_name, nodes_in, position, statement_of
 from drumline_lint.reading.source import Source
 from drumline_lint.training.steps import is_method, round_functions, training_loops
-from drumline_lint.training.tensors import is_of_step
+from drumline_lint.training.tensors import is_given_cpu, is_of_step
 
 RULE = rule("DL022", in_tests=False)
 READING = ("item", "tolist", "numpy", "cpu")
@@ -77,11 +77,7 @@ def _read(program: Program, node: ast.expr) -> ast.expr | None:
 def _is_moved_to_host(call: ast.Call) -> bool:
     """`.to("cpu")`, unless it is told not to wait."""
     waits = not any(keyword.arg == "non_blocking" for keyword in call.keywords)
-    return (
-        is_method(call, "to")
-        and waits
-        and any(isinstance(one, ast.Constant) and one.value == "cpu" for one in call.args)
-    )
+    return is_method(call, "to") and waits and is_given_cpu(call)
 
 
 def _is_rare(program: Program, node: ast.AST, until: ast.AST) -> bool:

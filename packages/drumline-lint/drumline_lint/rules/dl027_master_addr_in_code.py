@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, rule
@@ -11,8 +10,6 @@ from drumline_lint.program.program import Program
 from drumline_lint.reading.source import Source
 
 RULE = rule("DL027")
-
-LAST_PORT = 65535
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
@@ -25,11 +22,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         is_port = one.name == "MASTER_PORT"
         if not value or one.name not in ("MASTER_ADDR", "MASTER_PORT") or one.node in seen:
             continue
-        if is_port and re.fullmatch("[0-9]{5,9}", value) and int(value) > LAST_PORT:
-            seen.add(one.node)
-            said = f"MASTER_PORT is set to {value}, and the last port is {LAST_PORT}: the ranks fail before they meet"
-            yield RULE.at(source, one.node, said, fix="give a port from 1024 to 65535")
-        if one.node in seen or is_left_to_launcher(program, one.node) or (is_port and address_is_computed):
+        if is_left_to_launcher(program, one.node) or (is_port and address_is_computed):
             continue
         if not (is_port or is_loopback(value)) or not is_right_on_one_host(program, one.node):
             seen.add(one.node)

@@ -11,7 +11,6 @@ from drumline_lint.reading.shell import Script, TextRange
 from drumline_lint.reading.shell_parser import Kind, Word
 
 RULE = rule("DL102")
-LAST_PORT = 65535
 DEFAULTS = {"static": "29500", "c10d": "29400"}
 LOCAL = {"localhost", "127.0.0.1", "::1", "[::1]", "0.0.0.0"}  # noqa: S104
 ON_SLURM = "for every job{same}, and Slurm may put two on one host: the second fails, or joins the first"
@@ -36,23 +35,10 @@ class Port:
 def check_shell(script: Script) -> Iterator[Finding]:
     """Of flags, and of MASTER_PORT where a rank reads it itself."""
     seen: set[int] = set()
-    for finding, start in [*_too_high(script), *_of_flags(script), *_of_variable(script)]:
+    for finding, start in [*_of_flags(script), *_of_variable(script)]:
         if start not in seen:
             seen.add(start)
             yield finding
-
-
-def _too_high(script: Script) -> Iterator[tuple[Finding, int]]:
-    given = [_port(script, launch) for launch in launches(script) if launch.is_torchrun]
-    given += [
-        Port(script.constant(one.value), one)
-        for one in script.assignments
-        if one.name == "MASTER_PORT" and not one.is_appended
-    ]
-    for port in given:
-        if port is not None and port.is_fixed and int(port.value or 0) > LAST_PORT:
-            said = f"port {port.value} does not exist, the last is {LAST_PORT}: the ranks fail before they meet"
-            yield RULE.at(script, port.source, said, fix="give a port from 1024 to 65535"), port.source.start
 
 
 def _of_flags(script: Script) -> Iterator[tuple[Finding, int]]:

@@ -135,8 +135,4 @@ def _is_off(program: Program, call: ast.Call) -> bool:
 
 
 def wrapped_calls(program: Program, root: ast.AST) -> list[ast.Call]:
-    return [call for call in calls_made_in(program, root) if is_wrapped(program, call.func)]
-
-
-def is_wrapped(program: Program, expression: ast.expr) -> bool:
-    return bool(program.made(expression, DDP))
+    return [call for call in calls_made_in(program, root) if program.made(call.func, DDP)]

@@ -1,4 +1,7 @@
-"""Rewrites the rules on docs/lint.md, everything below `## Rules`: python -m drumline_lint.output.page docs/lint.md"""
+"""Rewrites the rules on docs/lint.md, everything below `## Rules`.
+
+python packages/drumline-lint/tests/lint_page.py docs/lint.md
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from drumline_lint import findings
 from drumline_lint.findings import OWN_RULES, Rule
 from drumline_lint.rules import all_rules
 
@@ -14,7 +18,8 @@ HEADING = """\
 
 `drumline lint --list` prints this table, `drumline lint --explain DL014` one of the rules. DL0xx are about Python,
 DL1xx about scripts. The last two are not rules: they report what could not be checked. This part is made from
-`packages/drumline-lint/drumline_lint/rules/rules.md` by `python -m drumline_lint.output.page docs/lint.md`.
+`packages/drumline-lint/drumline_lint/rules/rules.md` by
+`python packages/drumline-lint/tests/lint_page.py docs/lint.md`.
 
 | rule | name | level | found | fixed by `--fix` |
 | --- | --- | --- | --- | --- |
@@ -32,7 +37,7 @@ def _row(rule: Rule) -> str:
 
 
 def rewritten(path: Path) -> str:
-    texts = (Path(__file__).parents[1] / "rules" / "rules.md").read_text(encoding="utf-8")
+    texts = (Path(findings.__file__).parent / "rules" / "rules.md").read_text(encoding="utf-8")
     return with_rules(path.read_text(encoding="utf-8"), [one.RULE for one in all_rules().values()], texts)
 
 
