@@ -57,7 +57,7 @@ _VAGUE = {"main", "master", "primary", "root", "leader", "chief", "coordinator",
 _BEING_DISTRIBUTED = re.compile(
     r"dist(?!anc|ill|rib(?!uted))|ddp|initialized|world_size|rank|num_processes|n_?gpus?|nproc|parallel|single"
 )
-_OF_ONE_PROCESS = re.compile(r"single|(^|_)(no|not|non|without|disable)")
+_OF_ONE_PROCESS = re.compile(r"single|disable|(^|_)(no|not|non|without)_")
 _WORLD_SIZES = re.compile(r"world_?size|num_(processes|replicas|ranks)|^nprocs$")
 _OF_ONE_HOST = re.compile(r"local|per_(node|host)")
 
