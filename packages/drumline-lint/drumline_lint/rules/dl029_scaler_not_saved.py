@@ -28,7 +28,8 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     found: dict[ast.expr, ast.expr] = {}
     for save in every if scaler else ():
         for content in _contents(program, save.what):
-            if _has_optimizer(program, content) and not _has_scaler(program, content):
+            is_short = _has_optimizer(program, content) and not _has_scaler(program, content)
+            if is_short and not program.source_of(content).is_test:
                 if content not in found or enclosing_function(content) is enclosing_function(save.call):
                     found[content] = _where(program, save.call, content)
                 break
