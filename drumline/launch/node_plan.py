@@ -182,5 +182,6 @@ def two_node_command(task: str, arguments: Sequence[str], *, procs: int) -> str:
     for before, word in zip(["", *arguments], arguments, strict=False):
         if before != "--procs" and word not in ("--procs", "--fresh") and not word.startswith("--procs="):
             rest.append(word)
-    rest.remove(task)  # `drumline launch` wants it before its flags; `drumline train` takes it anywhere
+    if task in rest:  # `drumline launch` wants it before its flags; `drumline train` takes it anywhere
+        rest.remove(task)
     return f"drumline launch --hosts HOST_A,HOST_B --procs {procs} {shlex.join([task, *rest])}"

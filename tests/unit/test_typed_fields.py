@@ -38,7 +38,6 @@ FOREIGN = {
     "Fatal Python error": "Python's faulthandler",
     "^(Current thread |Stack )": "Python's faulthandler",
     " in fetch": "a frame of a stack: torch's fetcher",
-    "MemAvailable:": "the kernel",
     "socket:": "the kernel",
     "rsync: (command )?not found": "the shell",
     "# Written by `drumline launch --slurm`.": "the first line of a file of ours, to know it again",

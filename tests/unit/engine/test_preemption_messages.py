@@ -22,7 +22,7 @@ class GivenUp:
     def tick(self) -> bool:
         return False
 
-    def silent(self) -> list[int]:
+    def missing_ranks(self) -> list[int]:
         return [1, 4, 5, 6]
 
 
