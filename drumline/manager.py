@@ -87,7 +87,7 @@ class DDPManager:
         self._watched: WatchedRank | None = None
         self._monitor: ProgressMonitor | None = None
         self.heartbeat = HeartbeatWriter()
-        """Read by the sidecar; without one nobody does."""
+        """Read by the sidecar, if there is one."""
         self._wrapped: nn.Module | None = None
         self._sharding: Sharding | None = None
         self._pid = os.getpid()

@@ -154,5 +154,5 @@ def writing_to(path: Path, *, instead: str = "use another --run DIR") -> Iterato
         yield
     except OSError as error:
         raise TrainingError(
-            f"{path} could not be written: {error.strerror}", next_step=f"make room there, or {instead}"
+            f"{path} could not be written: {error.strerror}", next_step=f"free some space there, or {instead}"
         ) from error

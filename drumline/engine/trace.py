@@ -119,8 +119,8 @@ def hash_samples(batch: Any, size: int) -> tuple[list[str], str]:
 
 
 def _leaves(value: Any, place: str, above: tuple[int, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Every leaf of a batch, and where in it it stands. An object of somebody's own is what its attributes are: how it
-    prints itself may hold an address, which no two runs share."""
+    """Every leaf of a batch, and its place in it. An object of a user's class counts as its attributes: its repr may
+    hold an address, which no two runs share."""
     if id(value) in above:
         return
     if isinstance(value, np.ndarray) and value.dtype.kind not in "biufc":
