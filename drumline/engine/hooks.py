@@ -161,11 +161,9 @@ class Evaluate(Hook):
         """Once, on rank 0: at the first evaluation of this start, or at the start where there is none."""
         if self._is_best_metric_checked:
             return
-        self._is_best_metric_checked, task = True, context.job.task
-        what, has_data = (
-            f"{type(task).__name__}.best_metric is {task.best_metric!r}",
-            context.job.eval_loader is not None,
-        )
+        self._is_best_metric_checked = True
+        task, has_data = context.job.task, context.job.eval_loader is not None
+        what = f"{type(task).__name__}.best_metric is {task.best_metric!r}"
         if not has_data and task.best_metric != Task.best_metric:
             context.warn(f"{what}, but there is no eval_data(), so no checkpoint is kept as the best")
         elif has_data and task.best_metric not in context.metrics:
