@@ -7,7 +7,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 
 from drumline_lint.program.program import Program
-from drumline_lint.program.queries import cached_query
+from drumline_lint.program.queries import cached_query, is_counter
 from drumline_lint.program.ranks import is_world_size
 from drumline_lint.program.tree import Binding, ScopeNode, ancestors, children, dotted, nodes_in, scope_of
 from drumline_lint.program.value import Class, Function, Instance, Rank
@@ -91,6 +91,8 @@ def parts(program: Program, expression: ast.expr | None) -> Iterator[ast.expr]:
         yield current
         pending.extendleft(reversed([*_inner(current)]))
         pending += origins(program, current)
+        every = program.bindings(current) if isinstance(current, ast.Name) else []
+        pending += [one.value for one in every if one.kind == "each" and one.value is not None and not is_counter(one)]
 
 
 def origins(program: Program, expression: ast.expr) -> list[ast.expr]:

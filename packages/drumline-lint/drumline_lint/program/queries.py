@@ -169,11 +169,16 @@ def each(program: ProgramView, binding: Binding) -> Values:
         if isinstance(value, Items):
             found.update(*map(program.values, value.items))
     if not found:
-        callee = last_name(getattr(binding.value, "func", binding.value))
-        if callee == "enumerate" and binding.path[:1] == (0,):
+        if is_counter(binding):
             return NOTHING
         found.add(LoopItem(iterated(binding.value)))
     return frozenset(found)
+
+
+def is_counter(binding: Binding) -> bool:
+    """Whether it is the number that `enumerate` gives."""
+    called = getattr(binding.value, "func", None)
+    return called is not None and last_name(called) == "enumerate" and binding.path[:1] == (0,)
 
 
 def iterated(expression: ast.expr) -> ast.expr:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.hosts import meets_on_one_host
+from drumline_lint.program.origins import written_values
 from drumline_lint.program.program import Program
 from drumline_lint.program.value import Rank
 from drumline_lint.reading.source import Source
@@ -21,7 +22,9 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         return
     for device in (number for one in devices_given(program, source) for number in _numbers(one)):
         ranks = {value.kind for value in program.values(device) if isinstance(value, Rank)}
-        if ranks == {"global"} and program.source_of(device) is source:
+        # A parameter that is named so, and of which no caller is seen, may be the number of a process of mp.spawn.
+        is_seen = not any(isinstance(one, ast.Name) for one in written_values(program, device))
+        if ranks == {"global"} and is_seen and program.source_of(device) is source:
             said = f"{source.code(device)} is the rank among all hosts, not a GPU of this one"
             yield RULE.at(source, device, said)
 

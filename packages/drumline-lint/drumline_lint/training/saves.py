@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from drumline_lint.flow.distributed import framework
 from drumline_lint.program.calls import argument, has_unknown_arguments
+from drumline_lint.program.names import DISTRIBUTED_SAMPLER
 from drumline_lint.program.origins import parts
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import last_name
@@ -74,7 +75,7 @@ def is_in_memory(program: Program, path: ast.expr | None) -> bool:
 
 
 def is_own(program: Program, path: ast.expr | None) -> bool:
-    """Whether each rank has a path of its own: with its rank in it, or one that is made up each time."""
+    """Whether each rank has a path of its own: with its rank or one of its samples in it, or made up each time."""
     return any(
         _is_unique(program, part) or _kinds(program, part) or _is_of_host(program, part)
         for part in parts(program, path)
@@ -97,7 +98,7 @@ def _kinds(program: Program, part: ast.expr) -> set[str]:
 
 
 def _is_unique(program: Program, part: ast.expr) -> bool:
-    return isinstance(part, ast.Call) and program.name_of(part.func).startswith(_UNIQUE)
+    return isinstance(part, ast.Call) and program.name_of(part.func).startswith((*_UNIQUE, DISTRIBUTED_SAMPLER))
 
 
 def _is_of_host(program: Program, part: ast.expr) -> bool:
