@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from drumline_lint.program.program import Program
 from drumline_lint.program.queries import cached_query, is_counter
 from drumline_lint.program.ranks import is_world_size
-from drumline_lint.program.tree import Binding, ScopeNode, ancestors, children, dotted, nodes_in, scope_of
+from drumline_lint.program.tree import Binding, ScopeNode, ancestors, children, dotted, last_name, nodes_in, scope_of
 from drumline_lint.program.value import Class, Function, Instance, Rank
 from drumline_lint.reading.source import Source
 
@@ -92,7 +92,12 @@ def parts(program: Program, expression: ast.expr | None) -> Iterator[ast.expr]:
         pending.extendleft(reversed([*_inner(current)]))
         pending += origins(program, current)
         every = program.bindings(current) if isinstance(current, ast.Name) else []
-        pending += [one.value for one in every if one.kind == "each" and one.value is not None and not is_counter(one)]
+        pending += [one.value for one in every if one.kind == "each" and one.value is not None and not _is_counted(one)]
+
+
+def _is_counted(binding: Binding) -> bool:
+    """A number of `range` or `enumerate` is the same whatever is gone through."""
+    return is_counter(binding) or last_name(getattr(binding.value, "func", binding.value)) in ("range", "trange")
 
 
 def origins(program: Program, expression: ast.expr) -> list[ast.expr]:
