@@ -97,7 +97,8 @@ def parts(program: Program, expression: ast.expr | None) -> Iterator[ast.expr]:
 
 def _is_counted(binding: Binding) -> bool:
     """A number of `range` or `enumerate` is the same whatever is gone through."""
-    return is_counter(binding) or last_name(getattr(binding.value, "func", binding.value)) in ("range", "trange")
+    called = binding.value.func if isinstance(binding.value, ast.Call) else None
+    return is_counter(binding) or (called is not None and last_name(called) in ("range", "trange"))
 
 
 def origins(program: Program, expression: ast.expr) -> list[ast.expr]:
