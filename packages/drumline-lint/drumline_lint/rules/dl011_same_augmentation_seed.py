@@ -57,13 +57,10 @@ def _same_in(program: Program, run: Run) -> Iterator[tuple[ast.AST, str]]:
 def _in_same_process(program: Program, run: Run, loading: Run) -> Run:
     """What is done where the loaders are made: a process that is spawned has no seed from its parent.
 
-    Where one is made in spawned processes and, for one GPU, in their parent, there are several ranks in the former.
+    Where some are made in spawned processes and some in their parent, the ranks are the former.
     """
-    processes = {process_of(program, step) for step in loading}
-    spawned = {step.call for step in loading if process_of(program, step)}
-    if all(step.call in spawned for step in loading):
-        processes.discard(())
-    return [step for step in run if process_of(program, step) in processes]
+    spawned = {process_of(program, step) for step in loading} - {()}
+    return [step for step in run if process_of(program, step) in (spawned or {()})]
 
 
 def _same_seed(program: Program, run: Run, kind: str) -> ast.AST | None:
