@@ -23,8 +23,6 @@ from drumline.net.secrets import new_secret
 from drumline.watch.rank.node_watch import listen_for_sidecars, make_watch_folder, sidecar_address
 from drumline.watch.sidecar.sidecar_options import Peer, SidecarOptions
 
-SIDECARS = "decision/sidecars"
-
 
 def join_watch(
     rendezvous: Rendezvous | None, topology: Topology, *, folder: Path | None, timeout_s: float
@@ -43,7 +41,7 @@ def join_watch(
         found = agree(
             store,
             topology,
-            "sidecars",
+            "decision/sidecars",
             lambda: _gather(store, rendezvous, deadline, timeout_s),
             deadline=deadline + DECISION_GRACE_S,
         )
