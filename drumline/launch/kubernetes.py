@@ -165,11 +165,8 @@ def _indexed_job(job: KubernetesJob) -> list[Object]:
 def _object(
     api_version: str, kind: str, job: KubernetesJob, spec: Object, *, labels: Mapping[str, str] | None = None
 ) -> Object:
-    metadata: Object = {"name": job.name}
-    if job.namespace:
-        metadata["namespace"] = job.namespace
-    if labels:
-        metadata["labels"] = labels
+    given = {"name": job.name, "namespace": job.namespace, "labels": labels}
+    metadata = {name: value for name, value in given.items() if value}
     return {"apiVersion": api_version, "kind": kind, "metadata": metadata, "spec": spec}
 
 

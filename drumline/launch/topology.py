@@ -57,7 +57,13 @@ def topology_from(environment: Mapping[str, str]) -> Topology | None:
 
         variables = {**rank_variables(environment), **environment}
     if "RANK" not in variables and "WORLD_SIZE" not in variables:
-        _check_is_single(variables)
+        # mpirun counts its processes by names of its own, and each would take itself for the only one.
+        if count := next((name for name in OF_MPI if variables.get(name, "1") != "1"), None):
+            raise PreflightError(
+                f"mpirun has started several processes ({count}={variables[count]}), but none knows its rank",
+                next_step=f"in each, set {', '.join(NEEDED)} (Open MPI's RANK is $OMPI_COMM_WORLD_RANK); or start "
+                "them with drumline launch --hosts",
+            )
         return None
     if missing := [name for name in NEEDED if name not in variables]:
         given = ", ".join(f"{name}={variables[name]}" for name in NEEDED if name in variables)
@@ -87,17 +93,6 @@ def let_first_rank_report(topology: Topology | None) -> None:
     the first has reported it and exits, the launcher ends the others; if it has nothing to report, they do."""
     if topology is not None and topology.local_rank > 0:
         time.sleep(FIRST_REPORT_S)
-
-
-def _check_is_single(variables: Mapping[str, str]) -> None:
-    """mpirun counts its processes by names of its own, and each would take itself for the only one."""
-    for name in OF_MPI:
-        if variables.get(name, "1") != "1":
-            raise PreflightError(
-                f"mpirun has started several processes ({name}={variables[name]}), but none knows its rank",
-                next_step=f"in each, set {', '.join(NEEDED)} (Open MPI's RANK is $OMPI_COMM_WORLD_RANK); or start "
-                "them with drumline launch --hosts",
-            )
 
 
 def _integer(variables: Mapping[str, str], name: str) -> int:

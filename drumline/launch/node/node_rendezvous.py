@@ -100,8 +100,12 @@ class NodeRendezvous(RendezvousHandler):
             with open_probe_port(own_binding(self.address)) as probe:
                 cards = self._cards(store, info, {**probe, "public": keys.public if keys else "", "nonce": nonce()})
                 if cards:
-                    closed = unreachable_nodes(cards, info.rank)
-                    mine = {"closed": closed, **self._wrapped_secrets(cards, info.rank, keys)}
+                    mine: dict[str, Any] = {"closed": unreachable_nodes(cards, info.rank)}
+                    if keys and info.rank == first_node(cards):
+                        # Nodes were given no secret: the first makes one, and wraps it for each of the others.
+                        self.ranks_secret = new_secret()
+                        wrapped = [keys.wrap(self.ranks_secret, card["public"], card["nonce"]) for card in cards]
+                        mine["secrets"] = wrapped
                     results = self._exchange(store, info, "result", mine, closed=dict)
         self._check_data_ports(store, cards, [result["closed"] for result in results])
         self.members = {number: card["rank"] for number, card in enumerate(cards)}
@@ -114,13 +118,6 @@ class NodeRendezvous(RendezvousHandler):
         agents: Any = SealedStore(info.store, derived(self.ranks_secret, "agents"), "drumline/agents")
         place = RendezvousStoreInfo(in_order[0]["address"], in_order[0]["port"])
         return RendezvousInfo(agents, node_rank, info.world_size, place)
-
-    def _wrapped_secrets(self, cards: Sequence[NodeCard], number: int, keys: KeyPair | None) -> dict[str, Any]:
-        """Where nodes were given no secret: the first makes one, and wraps it for each of the others."""
-        if keys is None or number != first_node(cards):
-            return {}
-        self.ranks_secret = new_secret()
-        return {"secrets": [keys.wrap(self.ranks_secret, card["public"], card["nonce"]) for card in cards]}
 
     def _ranks_secret(
         self, cards: Sequence[NodeCard], results: Sequence[NodeCard], number: int, keys: KeyPair | None

@@ -40,21 +40,18 @@ class Standby:
         """Start one more, if it is time: never all cores are taken from ranks that train. `at_once`: all."""
         missing = self._count - len(self._waiting)
         for _ in range(missing if at_once else min(missing, int(time.monotonic() >= self._fill_at))):
-            self._start()
-
-    def _start(self) -> None:
-        reading, writing = os.pipe()
-        # The program is for whoever lists processes.
-        words = ["-m", "drumline.launch.node.standby", str(reading), self._module, *self._program]
-        try:
-            process = subprocess.Popen(
-                [sys.executable, *words], stdin=subprocess.DEVNULL, pass_fds=[reading], start_new_session=True
-            )
-            self._waiting.append((process, writing))
-        except OSError:  # no memory for one more, most likely: the rank starts without
-            os.close(writing)
-        os.close(reading)
-        self._fill_at = time.monotonic() + AFTER_S / 2
+            reading, writing = os.pipe()
+            # The program is for whoever lists processes.
+            words = ["-m", "drumline.launch.node.standby", str(reading), self._module, *self._program]
+            try:
+                process = subprocess.Popen(
+                    [sys.executable, *words], stdin=subprocess.DEVNULL, pass_fds=[reading], start_new_session=True
+                )
+                self._waiting.append((process, writing))
+            except OSError:  # no memory for one more, most likely: the rank starts without
+                os.close(writing)
+            os.close(reading)
+            self._fill_at = time.monotonic() + AFTER_S / 2
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[None]:
