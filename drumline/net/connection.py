@@ -15,7 +15,7 @@ from typing import Any, Protocol, cast
 
 from drumline.net.dial import Reason, reason_of
 from drumline.net.frames import FrameError, LineBuffer, Message, Session, decode, encode
-from drumline.net.handshake import HANDSHAKE_S, MAX_STRANGER_BYTES, Agreed, Handshake, RefusedError
+from drumline.net.handshake import HANDSHAKE_S, MAX_HANDSHAKE_BYTES, Agreed, Handshake, RefusedError
 
 MAX_UNSENT_BYTES = 2 << 20
 MAX_PENDING = 32
@@ -41,7 +41,7 @@ class PeerConnection(asyncio.Protocol):
         self._owner, self._handshake, self.is_ours = owner, handshake, is_ours
         self._transport: asyncio.Transport | None = None
         self._session: Session | None = None
-        self._lines = LineBuffer(MAX_STRANGER_BYTES)
+        self._lines = LineBuffer(MAX_HANDSHAKE_BYTES)
         self._timer: asyncio.TimerHandle | None = None
         self.node: int | None = None
         """Who is there, once that is proved."""
@@ -104,7 +104,7 @@ class PeerConnection(asyncio.Protocol):
             self._owner.message_received(self, self._session.decode(line))
             return
         try:
-            self._send_plain(self._handshake.send(decode(line, max_bytes=MAX_STRANGER_BYTES)))
+            self._send_plain(self._handshake.send(decode(line, max_bytes=MAX_HANDSHAKE_BYTES)))
         except StopIteration as done:
             self._open(done.value)
 

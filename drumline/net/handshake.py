@@ -24,7 +24,7 @@ from drumline.net.frames import NOT_JSON, FrameError, Message, Session, encode
 from drumline.net.secrets import SECRET_ENV, keyed_hash
 
 # Until the other side has proved who it is: the length of a line, and the time.
-MAX_STRANGER_BYTES, HANDSHAKE_S = 1 << 10, 3.0
+MAX_HANDSHAKE_BYTES, HANDSHAKE_S = 1 << 10, 3.0
 NONCE = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 STRANGE = "not a node that connects to this one"

@@ -20,7 +20,7 @@ from drumline.doctor.pairs.node_server import MAX_NODES, NodeServer
 from drumline.errors import PreflightError, UsageError
 from drumline.net.dial import CONNECT_S, Reason, explained, reason_of
 from drumline.net.frames import MAX_BYTES, SEAL_BYTES, FrameError, FrameReader, Message, decode, encode, write_all
-from drumline.net.handshake import MAX_STRANGER_BYTES, WRONG_SECRET, Agreed, RefusedError, answer, dial
+from drumline.net.handshake import MAX_HANDSHAKE_BYTES, WRONG_SECRET, Agreed, RefusedError, answer, dial
 from drumline.net.interfaces import interfaces
 from drumline.net.secrets import SECRET_ENV
 
@@ -170,7 +170,7 @@ class DoctorRendezvous:
 
     async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int:
         async def read() -> Message:
-            return decode((await reader.readline()).removesuffix(b"\n"), max_bytes=MAX_STRANGER_BYTES)
+            return decode((await reader.readline()).removesuffix(b"\n"), max_bytes=MAX_HANDSHAKE_BYTES)
 
         handshake = answer(self.options.key, PURPOSE, 0, range(MAX_NODES), self._check)
         next(handshake)

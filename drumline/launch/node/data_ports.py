@@ -1,7 +1,7 @@
 """Whether nodes reach each other on ports of any number, tried between their rendezvous and the start of their ranks.
 
 Ranks take ports that nobody knows before. Where a firewall lets only the rendezvous port through, a script's ranks
-would wait for each other in silence until torch gives up. The check takes milliseconds when all is well.
+would wait for each other until torch times out. The check takes milliseconds when all is well.
 """
 
 from __future__ import annotations
