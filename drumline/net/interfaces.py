@@ -145,7 +145,7 @@ def own_address(endpoint: str) -> str:
 
 
 def check_is_own(endpoint: str) -> None:
-    """The first node runs the rendezvous, at an address of its own; a second one with NODE_RANK 0 would wait for nobody."""
+    """The first node runs the rendezvous, at an address of its own: a second one with NODE_RANK 0 must not start."""
     host, own = endpoint.rpartition(":")[0], own_address(endpoint)
     if not _is_own(host):
         raise PreflightError(
