@@ -79,9 +79,7 @@ def has_signal(status: dict[str, str], kind: str, number: int) -> bool:
 
 
 def threads(pid: int) -> list[int]:
-    with suppress(OSError):
-        return [int(name) for name in os.listdir(f"/proc/{pid}/task")]  # noqa: PTH208 - it starts fast
-    return []
+    return _numbers_in(f"/proc/{pid}/task")
 
 
 def io_bytes(pid: int) -> int | None:
@@ -133,7 +131,7 @@ def children(pid: int) -> list[int]:
 
 def descendants(pid: int) -> list[int]:
     """The living children of a process, theirs, and so on. Reads the state of every process of the machine."""
-    parents = {other: parent_of(other) for other in all_pids()}
+    parents = {other: parent_of(other) for other in _numbers_in("/proc")}
     found, new = [], [pid]
     while new := [other for other, parent in parents.items() if parent in new]:
         found += new
@@ -144,14 +142,14 @@ def processes_with_variable(*assignments: str) -> list[int]:
     """Those that were started with one of these `NAME=value` in their environment, this one excluded. A process that
     hangs with the lock of its memory held blocks this."""
     wanted = {assignment.encode() for assignment in assignments}
-    found = (pid for pid in all_pids() if wanted.intersection(_read(f"/proc/{pid}/environ").split(b"\0")))
+    found = (pid for pid in _numbers_in("/proc") if wanted.intersection(_read(f"/proc/{pid}/environ").split(b"\0")))
     return [pid for pid in found if pid != os.getpid()]
 
 
-def all_pids() -> list[int]:
-    """Empty on systems without /proc."""
+def _numbers_in(folder: str) -> list[int]:
+    """Empty where there is no such folder, as on systems without /proc."""
     with suppress(OSError):
-        return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 - it starts fast
+        return [int(name) for name in os.listdir(folder) if name.isdigit()]  # noqa: PTH208 - it starts fast
     return []
 
 

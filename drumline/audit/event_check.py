@@ -22,6 +22,7 @@ from drumline.text import plural
 
 NAME = re.compile(r"rank-(\d{5}|[1-9]\d{5,})\.jsonl")
 MOST_NAMED = 5
+Ranks = dict[int, RankEvents]
 Group = dict[int, Attempt]
 """One attempt of the job, by rank."""
 Key = tuple[int | None, int | None]
@@ -73,9 +74,7 @@ def check_events(
     )
 
 
-def _check_no_file_is_missing(
-    folder: str, found: dict[int, RankEvents], section: Section, hosts: dict[int, str]
-) -> None:
+def _check_no_file_is_missing(folder: str, found: Ranks, section: Section, hosts: dict[int, str]) -> None:
     sizes = [attempt.world_size for rank in found.values() for attempt in rank.attempts]
     world_size = max((size for size in sizes if size is not None), default=len(hosts))
     shared = {hosts.get(rank) for rank in found}
@@ -102,9 +101,7 @@ def _check_resumes(events: RankEvents, section: Section, saved: set[int]) -> Non
 # Lost tails
 
 
-def _check_attempts(
-    found: dict[int, RankEvents], section: Section, history: History | None, *, is_at_work: bool
-) -> None:
+def _check_attempts(found: Ranks, section: Section, history: History | None, *, is_at_work: bool) -> None:
     """Compare the ranks with the ledger and then, where that shows nothing, with each other."""
     groups = [{0: attempt} for attempt in _started(found[0])]
     for rank in sorted(found.keys() - {0}):
@@ -148,9 +145,7 @@ def _agree(left: Key, right: Key) -> bool:
     return left[0] == right[0] and (left[1] == right[1] or None in (left[1], right[1]))
 
 
-def _check_against_ledger(
-    found: dict[int, RankEvents], groups: list[Group], section: Section, history: History
-) -> set[int]:
+def _check_against_ledger(found: Ranks, groups: list[Group], section: Section, history: History) -> set[int]:
     """Returns the ids of the attempts that were reported."""
     reported = set()
     num_saved = sum(map(bool, history.saves))
@@ -190,7 +185,7 @@ def _due(group: Group, step: int) -> int | None:
     return None
 
 
-def _check_counts(found: dict[int, RankEvents], section: Section) -> None:
+def _check_counts(found: Ranks, section: Section) -> None:
     """An attempt that logged on one rank has started on all of them."""
     for rank in sorted(found.keys() - {0}):
         mine = _started(found[rank])

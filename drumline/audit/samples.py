@@ -196,16 +196,14 @@ def _overlaps(pieces: list[EpochPiece]) -> Iterator[CoverageFault]:
             reached = piece
 
 
-def _report_faults(
-    epoch: int, how_often: str, faults: list[CoverageFault], start: LedgerStart, section: Section
-) -> None:
+def _report_faults(epoch: int, kind: str, faults: list[CoverageFault], start: LedgerStart, section: Section) -> None:
     for fault in faults[:NAMED_FAULTS]:
         named = _named_samples(epoch, fault, start)
         positions = span(fault.low, fault.high - 1, "position")
-        section.problem(FILE, f"epoch {epoch + 1}: {positions}{named} {how_often}: {fault.how}")
+        section.problem(FILE, f"epoch {epoch + 1}: {positions}{named} {kind}: {fault.how}")
     if rest := faults[NAMED_FAULTS:]:
         count = sum(fault.high - fault.low for fault in rest)
-        more = f"{plural(count, 'more position')} {how_often}"
+        more = f"{plural(count, 'more position')} {kind}"
         section.problem(FILE, f"epoch {epoch + 1}: {more}, the last at {rest[-1].high - 1:,}: {rest[-1].how}")
 
 
@@ -251,14 +249,12 @@ def _describe_samples(start: LedgerStart) -> str:
 # All epochs
 
 
-def _check_positions(
-    pieces: list[EpochPiece], history: History, section: Section, checkpoints: list[SavedPosition]
-) -> None:
-    if beyond := [saved.step for saved in checkpoints if saved.step > history.last_step]:
+def _check_positions(pieces: list[EpochPiece], history: History, section: Section, saves: list[SavedPosition]) -> None:
+    if beyond := [saved.step for saved in saves if saved.step > history.last_step]:
         ends = f"ends at step {history.last_step:,}" if history.starts else "has no start of a job"
         have = "is a checkpoint" if len(beyond) == 1 else f"are {len(beyond)} checkpoints"
         section.problem(FILE, f"{ends}, but there {have} of {span(beyond[0], beyond[-1], 'step')}")
-    for saved in checkpoints:
+    for saved in saves:
         covering = [piece for piece in pieces if piece.first <= saved.step <= piece.last]
         if not covering:
             continue
