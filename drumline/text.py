@@ -55,9 +55,10 @@ def by_rank(values: Sequence[Any], hosts: Sequence[str], ranks: Sequence[int] | 
     groups: dict[str, list[int]] = defaultdict(list)
     for rank, value in zip(host_of, values, strict=True):
         text = str(value)
-        # A long value keeps a hash, so that two that differ only at their end still read differently.
-        cut = f"{text[:MAX_VALUE]}... ({hashlib.sha256(text.encode()).hexdigest()[:8]})"
-        groups[text if len(text) <= MAX_VALUE else cut].append(rank)
+        if len(text) > MAX_VALUE:  # a hash, so that two that differ only at their end still read differently
+            digest = hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()
+            text = f"{text[:MAX_VALUE]}... ({digest[:8]})"
+        groups[text].append(rank)
     return "; ".join(
         f"rank {number_ranges(group)} ({join_names(sorted({host_of[rank] for rank in group}))}): {value}"
         for value, group in sorted(groups.items(), key=lambda item: (-len(item[1]), item[1]))
