@@ -46,11 +46,12 @@ class Coordinator:
         for number, task in enumerate(tasks):
             if task in late:
                 task.cancel()
-                self._lose(number, NodeLostError(f"it joined, and then sent nothing for {START_S:g} s"))
+                host = self.survey.hosts[number]
                 if self.survey.by_ssh:
-                    host = self.survey.hosts[number]
                     host.absent = f"ssh connects, but Python has not started within {START_S:g} s"
                     host.absent_fix = f"time ssh {host.name} {self.python} -V: the login or a file system may be slow"
+                else:
+                    self._lose(number, NodeLostError(f"it joined, and then sent nothing for {START_S:g} s"))
         await asyncio.gather(*tasks)
         self.progress(f"{len(self.survey.present())} of {len(tasks)} hosts answer")
         self._keeping_alive = asyncio.create_task(self._keep_alive())
