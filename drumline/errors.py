@@ -77,7 +77,7 @@ class DrumlineError(Exception):
         """What and where, the items of a list, and what next. No value in them begins a line of its own."""
         place = str(self.place)
         sentence = f"{self.what} [{place}]" if place else self.what
-        next_step = [f"next: {self.next_step}"] if self.next_step else []
+        next_step = [f"try: {self.next_step}"] if self.next_step else []
         return [*as_lines(sentence), *map(one_line, next_step)]
 
     def __str__(self) -> str:
@@ -167,7 +167,7 @@ def did_you_mean(word: str, choices: Iterable[str], *, known_as: str = "known") 
 class _HarmlessLog(logging.LoggerAdapter[logging.Logger]):
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
         if isinstance(msg, DrumlineError):
-            msg = f"{msg.what}. Next: {msg.next_step}" if msg.next_step else msg.what
+            msg = f"{msg.what}. Try: {msg.next_step}" if msg.next_step else msg.what
         below = traceback.format_exc().splitlines() if kwargs.pop("exc_info", None) else []
         return "\n  ".join([*as_lines(str(msg)), *map(one_line, below)]), kwargs
 

@@ -124,7 +124,7 @@ class DDPManager:
             self._monitor.close()
         if not (in_time := group.leave_group(broken=broken)):
             log.warning(
-                f"{self.place()}: the process group was not destroyed within {group.LEAVE_S:g} s. Next: release CUDA "
+                f"{self.place()}: the process group was not destroyed within {group.LEAVE_S:g} s. Try: release CUDA "
                 "graphs with collectives in them (CUDAGraph.reset) before you leave DDPManager"
             )
             group.limit_exit(group.LEAVE_S, failed=broken)

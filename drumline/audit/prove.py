@@ -54,7 +54,7 @@ class Proof:
             cause = self._cause(difference, reference, legs)
             self.show(f"not proved: {difference.sentence} [leg {len(legs)}]")
             self.show(f"  likely cause: {cause.what}")
-            self.show(f"  next: {cause.next_step}")
+            self.show(f"  try: {cause.next_step}")
             return False
         seen = f"{plural(reference.num_samples, 'sample')}, {plural(reference.num_tensors, 'tensor')}"
         self.show(f"proved: {steps}, {seen}: the same bits after {kills}")

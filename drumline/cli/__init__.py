@@ -37,7 +37,7 @@ exit codes: 0 success, 1 training failed (verify, watch, lint: problems were
             not be read), 3 stopped before the first step (doctor: something
             must be fixed), 70 hang, 75 preempted, and saved, 130 interrupted
 """
-UNEXPECTED = "next: if this names nothing that you can fix, report it as a bug, with the lines above"
+UNEXPECTED = "try: report it as a bug, with the lines above, unless they name something that you can fix"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -42,7 +42,7 @@ MAX_WAIT_FOR_SAVE_S = 20.0
 BEFORE_FIRST_STEP = "stopped by {} before the first step; rerun the same command to resume"
 EXITS_WITHOUT_SAVE = (
     "rank {rank} on {host} received {signal} and exits without a save: {who} did not answer",
-    "next: find out what blocks {who}; rerun the same command to resume from the newest checkpoint",
+    "try: find out what blocks {who}; rerun the same command to resume from the newest checkpoint",
 )
 NOTICE_IGNORED = (
     "received {signal}, but {who} did not answer: the run continues; if the machine is taken away, the steps after the "

@@ -171,7 +171,7 @@ class SealedStore:
             where = f"{getattr(self._base, 'host', '')}:{getattr(self._base, 'port', '')}".strip(":")
             print_message(
                 f"warning: {self.prefix}/{key} in the store{where and f' at {where}'} was not written by this job, "
-                f"and is ignored. Next: set the same {SECRET_ENV} on all nodes; if it is set, see who else reaches "
+                f"and is ignored. Try: set the same {SECRET_ENV} on all nodes; if it is set, see who else reaches "
                 "that port"
             )
         self.foreign.add(f"{self.prefix}/{key}")

@@ -51,7 +51,7 @@ def store_binding(host: str, *, name: str) -> str:
     if (bound := own_binding(host)) == EVERYWHERE != host:
         print_message(
             f"warning: {name} {host} does not tell which address of {socket.gethostname()} the others reach: the store "
-            f"listens on all networks. Next: set {name} to an address of this host"
+            f"listens on all networks. Try: set {name} to an address of this host"
         )
     return bound
 

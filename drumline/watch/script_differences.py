@@ -80,7 +80,7 @@ class ScriptComparison:
         ]
         if found:
             text, next_step = described(found, _hosts(everyone))
-            yield ScriptDifference(message=f"warning: {text}. Next: {next_step}")
+            yield ScriptDifference(message=f"warning: {text}. Try: {next_step}")
 
     def _loaders(self, everyone: list[ScriptReport]) -> Iterator[ScriptDifference]:
         for place in everyone[0].loaders:
@@ -98,7 +98,7 @@ class ScriptComparison:
             if self._is_new(f"loader {place}"):
                 yield ScriptDifference(
                     message=f"warning: ranks differ in {what} of the DataLoader at {place}: "
-                    f"{by_rank(values, _hosts(everyone))}. Next: give every rank the same dataset, and let a "
+                    f"{by_rank(values, _hosts(everyone))}. Try: give every rank the same dataset, and let a "
                     "DistributedSampler split it: ranks with more batches wait for the others, or samples are lost"
                 )
 
@@ -136,7 +136,7 @@ class ScriptComparison:
         place = found.place(step)
         return ScriptDifference(
             message=f"warning: DDP module {modules[ranks[0]].name}: "
-            f"{found.sentence(step, self._equal_at.get(key))}{cause}. Next: look for what differs across ranks: "
+            f"{found.sentence(step, self._equal_at.get(key))}{cause}. Try: look for what differs across ranks: "
             "learning rate, seed, clipping, code under `if rank`; stop the job: its replicas are no longer one model",
             rank=place.rank,
             host=place.host or "",

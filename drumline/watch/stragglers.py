@@ -57,7 +57,7 @@ class Straggler:
 
     @property
     def sentence(self) -> str:
-        return f"straggler: {self.what}" + (f". Next: {self.next_step}" if self.next_step else "")
+        return f"straggler: {self.what}" + (f". Try: {self.next_step}" if self.next_step else "")
 
 
 @dataclass(frozen=True)

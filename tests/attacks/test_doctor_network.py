@@ -136,7 +136,7 @@ def test_a_secret_that_can_be_guessed_is_refused(secret: str) -> None:
         secret_from({"DRUMLINE_SECRET": secret})
     assert str(caught.value) == (
         f"DRUMLINE_SECRET has {len(secret)} characters; fewer than 16 can be guessed\n"
-        "  next: export DRUMLINE_SECRET=$(openssl rand -hex 32) on one node, and set the same value on all others"
+        "  try: export DRUMLINE_SECRET=$(openssl rand -hex 32) on one node, and set the same value on all others"
     )
     assert secret_from({"DRUMLINE_SECRET": ""}) is None
     assert secret_from({"DRUMLINE_SECRET": "sixteen letters!"}) == "sixteen letters!"

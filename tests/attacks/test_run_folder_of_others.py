@@ -67,7 +67,7 @@ def test_a_run_folder_of_another_user_is_refused(other_user: int, shared: Path, 
     with pytest.raises(
         UsageError,
         match=rf"the run folder .* cannot be used: it belongs to user id {other_user}, and this is user id 0\n"
-        "  next: choose a folder of your own with --run DIR",
+        "  try: choose a folder of your own with --run DIR",
     ):
         run.make()
     assert is_untouched(victim)
@@ -141,7 +141,7 @@ def test_a_link_in_place_of_a_file_is_refused_before_the_first_step(tmp_path: Pa
     run.make()
     (run.path / name).symlink_to(victim / "precious")
     what = re.escape(f"it is a symbolic link, not a regular file ({Path(name).name})")
-    with pytest.raises(UsageError, match=f"cannot be used: {what}\n  next: choose a folder of your own with --run"):
+    with pytest.raises(UsageError, match=f"cannot be used: {what}\n  try: choose a folder of your own with --run"):
         train_here(make_config(steps=1), Classify, run.path)
     assert is_untouched(victim)
 

@@ -66,7 +66,7 @@ def test_what_a_stranger_writes_is_not_there(
     assert store.there(["key", "other"]) == {}
     store.under("x").check(["y"])
     assert capsys.readouterr().err == (
-        "drumline: warning: drumline/part/key in the store was not written by this job, and is ignored. Next: set the "
+        "drumline: warning: drumline/part/key in the store was not written by this job, and is ignored. Try: set the "
         "same DRUMLINE_SECRET on all nodes; if it is set, see who else reaches that port\n"
     ), "it is reported once"
     assert store.compare_set("key", "", "ours") == b"ours", "nor does it keep the place"
@@ -90,7 +90,7 @@ def test_one_side_without_the_secret_is_told(base: dist.HashStore) -> None:
         Membership(base, NodePlan(num_nodes=2, node_rank=1, endpoint="a:1")).check_job()
     assert str(caught.value) == (
         f"DRUMLINE_SECRET is set for node 0, and not on {socket.gethostname()}\n"
-        "  next: set it to one value on all nodes, or on none"
+        "  try: set it to one value on all nodes, or on none"
     )
     SealedStore(base, SECRET).set("rendezvous", "{}")
     topology = Topology(rank=1, world_size=2)
@@ -258,7 +258,7 @@ def test_who_listens_in_place_of_the_first_node_is_found_out(base: dist.HashStor
         Membership(base, NodePlan(num_nodes=2, node_rank=1, endpoint="a:1"), SECRET).check_job()
     assert str(caught.value) == (
         "what listens at a:1 is not the launcher of node 0 of this job: it has another "
-        "DRUMLINE_SECRET\n  next: set the same DRUMLINE_SECRET on all nodes, and see what listens there"
+        "DRUMLINE_SECRET\n  try: set the same DRUMLINE_SECRET on all nodes, and see what listens there"
     )
 
 

@@ -54,7 +54,7 @@ ESCAPES = {
     "backspace": "\b" * 9,
     "return": f"\rdrumline: {MARK}",
     "newline": f"\ndrumline: {MARK}",
-    "next step": f"\n  next: {MARK}",
+    "next step": f"\n  try: {MARK}",
     "tear": f"\x0b\x0c\x85\u2028drumline: {MARK}",
     "C1": "\x9b2J\x9d52;c;Zm9yZ2Vk\x9c",
     "delete": "\x7f",
@@ -71,7 +71,7 @@ def check_harmless(text: str) -> None:
     left = OURS.sub("", text)
     assert not STEERS.search(left), ascii(text)
     assert f"before {MARK}" in left, "it is shown, not swallowed"
-    ours = re.compile(rf"(drumline:|\d\d:\d\d:\d\d|  next:) {MARK}")
+    ours = re.compile(rf"(drumline:|\d\d:\d\d:\d\d|  try:) {MARK}")
     assert not [line for line in left.splitlines() if ours.match(line)], left
 
 

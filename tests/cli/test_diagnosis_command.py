@@ -17,7 +17,7 @@ from tests.cli.test_launch_command import env_file, finish, start
 from tests.ranks import free_port
 
 pytestmark = pytest.mark.usefixtures("warm")
-SENTENCE = "hang: rank 1 on b stands. Next: look"
+SENTENCE = "hang: rank 1 on b stands. Try: look"
 # Ranks that stand still. Beside the first of each node is who ends them, and speaks when the agent has noted how.
 SCRIPT = """
 import json, os, subprocess, sys, time
@@ -141,7 +141,7 @@ def test_a_script_that_knows_nothing_of_drumline_is_watched(tmp_path: Path) -> N
     assert (code, output) == (70, ""), errors
     host = re.escape(socket.gethostname())
     stopped = rf"hang: rank 1 on {host} is stopped by a signal, .*; 1 rank is blocked in all_reduce #\d+\."
-    told = rf"drumline: {stopped} Next: find out who stopped it; kill -CONT \d+ on {host} resumes it, .*\n"
+    told = rf"drumline: {stopped} Try: find out who stopped it; kill -CONT \d+ on {host} resumes it, .*\n"
     assert re.fullmatch(rf"{told}{re.escape(AGAIN.format(1))}{told}", errors), errors
     (folder,) = (tmp_path / "runs" / "launch").iterdir()
     names = ["0001-stopped.json", "0001-stopped.txt", "0002-stopped.json", "0002-stopped.txt"]
@@ -246,7 +246,7 @@ def test_a_task_that_fails_at_the_same_step_three_times_stops_and_says_so(tmp_pa
     host = socket.gethostname()
     assert errors.count(f"  - rank 1 on {host} was killed by SIGKILL at step 3, in forward") == 3
     assert f" [rank 1 on {host}, step 3]\n" in errors
-    assert "next: see runs/DiesAlways/diagnoses and fix the cause" in errors
+    assert "try: read runs/DiesAlways/diagnoses and fix the cause" in errors
     events = (tmp_path / "runs" / "DiesAlways" / "events" / "rank-00000.jsonl").read_text().splitlines()
     recovered = [event for line in events if (event := json.loads(line))["kind"] == "recovered"]
     assert [(event["step"], event["lost_steps"], event["about_rank"]) for event in recovered] == [(3, 1, 1)] * 2

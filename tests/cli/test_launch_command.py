@@ -201,7 +201,7 @@ def test_a_first_node_whose_port_is_taken_says_so(tmp_path: Path, script: str) -
         code, _, errors = launch("--env-file", file, script, str(tmp_path), cwd=tmp_path)
     assert code == 3, errors
     assert f"of {socket.gethostname()} is in use" in errors
-    assert "next: end what uses it (another job, or an earlier start of this one?)" in errors
+    assert "try: end what uses it (another job, or an earlier start of this one?)" in errors
     assert len(errors.splitlines()) == 2, "the store's own words, a stack of its code, are not shown"
 
 
@@ -316,7 +316,7 @@ def test_a_manifest_is_applied_when_that_is_asked_for(
     monkeypatch.setenv("PATH", f"{tools}:/usr/bin:/bin")
     words = ["launch", "--kubernetes", "--apply", "--image"]
     assert main([*words, "i", "digits"]) == 2
-    assert "--apply needs kubectl, which is not installed here\n  next: install kubectl" in capfd.readouterr().err
+    assert "--apply needs kubectl, which is not installed here\n  try: install kubectl" in capfd.readouterr().err
     (tools / "kubectl").write_text(KUBECTL)
     (tools / "kubectl").chmod(0o755)
     assert main([*words, "i", "--out", "job.yaml", "digits"]) == 0
@@ -337,7 +337,7 @@ def test_a_manifest_is_applied_when_that_is_asked_for(
             ["digits", "--procs", "2"],
             [
                 "--procs is a flag of the launch, but is given after the task's name\n"
-                "  next: drumline launch --procs N digits"
+                "  try: drumline launch --procs N digits"
             ],
         ),
         (["--optim.lr", "1", "digits"], ["--optim.lr: a setting of the task goes after its name"]),

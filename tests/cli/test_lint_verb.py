@@ -71,7 +71,7 @@ def test_the_verb_has_its_own_name_in_help_and_errors(capsys: pytest.CaptureFixt
     assert main(["lint", "--formt"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("drumline: error: drumline lint has no flag --formt; did you mean '--format'?\n")
-    assert "next: see drumline lint --help" in error
+    assert "try: read drumline lint --help" in error
 
 
 def test_the_benchmark_reads_what_it_generates(tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ def test_what_breaks_it_is_named(
     if task == "Remembering" and (resumed := re.search(r"leg 2: 1 rank from step (\d)", result.stdout)):
         assert f"after step {int(resumed[1]) + 1}, " in said, "the first step that a new process takes"
     assert because.startswith(f"  likely cause: {cause}")
-    assert advice.startswith("  next: ")
+    assert advice.startswith("  try: ")
     root = Path(kept.removeprefix("  folder: "))
     assert (root / "reference" / "trace" / "rank-00000.jsonl").exists()
     assert (root / "killed" / "trace-leg-1" / "rank-00000.jsonl").exists()
@@ -312,7 +312,7 @@ def test_wrong_places_are_reported(folder: Path) -> None:
     assert "no TASK was given" in none.stderr
     full = drumline("prove-resume", "digits", "--keep", ".", cwd=folder, **environment)
     assert full.returncode == 2
-    assert "the folder . is not empty\n  next: choose another with --keep DIR" in full.stderr
+    assert "the folder . is not empty\n  try: choose another with --keep DIR" in full.stderr
     file = drumline("prove-resume", "digits", "--keep", "tasks.py/x", cwd=folder, **environment)
     assert "the folder tasks.py/x cannot be made: Not a directory" in file.stderr
     launched = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "x", "MASTER_PORT": "1"}

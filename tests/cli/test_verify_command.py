@@ -108,15 +108,15 @@ def test_damaged_events_are_reported_in_json_too(runs: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "messages"),
     [
-        ([], ["no RUN was given", "next: give a run folder, as in: drumline verify runs/digits"]),
+        ([], ["no RUN was given", "try: give a run folder, as in: drumline verify runs/digits"]),
         (["--jsn", "runs/spirals"], ["--jsn: unknown flag; did you mean '--json'?"]),
         (["runs/spiral"], ["there is no run folder runs/spiral; did you mean 'spirals'?"]),
         (["runs/w"], ["there is no run folder runs/w; known runs here: spirals"]),
         (["nowhere/run"], ["there is no run folder nowhere/run\n"]),
-        (["no_torch/torch.py"], ["no_torch/torch.py is a file, not a run folder", "next: give the folder of --run"]),
+        (["no_torch/torch.py"], ["no_torch/torch.py is a file, not a run folder", "try: give the folder of --run"]),
         (["runs/spirals/config.toml"], ["runs/spirals/config.toml is a file, not a run folder", "runs/spirals\n"]),
-        (["runs/spirals/checkpoints"], ["next: give the run folder that it is in: ", "/runs/spirals\n"]),
-        (["runs"], ["runs is not a run folder", "next: give one of the runs in it: spirals"]),
+        (["runs/spirals/checkpoints"], ["try: give the run folder that it is in: ", "/runs/spirals\n"]),
+        (["runs"], ["runs is not a run folder", "try: give one of the runs in it: spirals"]),
         (["no_torch"], ["no_torch is not a run folder: it has no config.toml, events or checkpoints", "of --run"]),
     ],
 )

@@ -47,8 +47,8 @@ with locked(folder):
                 file.write(json.dumps({**json.loads(text), "time": time.time()}) + chr(10))
         print("done", flush=True)
 """
-STALL = Notice("stall", "stall: rank 1 on node-a is blocked. Next: wait")
-HANG = Notice("hang", "hang: rank 1 on node-a is stopped by a signal. Next: kill -CONT")
+STALL = Notice("stall", "stall: rank 1 on node-a is blocked. Try: wait")
+HANG = Notice("hang", "hang: rank 1 on node-a is stopped by a signal. Try: kill -CONT")
 
 
 def status(
@@ -250,9 +250,9 @@ def test_the_table_is_never_higher_than_the_terminal(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        ([], "no RUN was given\n  next: give a run folder, as in: drumline watch runs/digits"),
+        ([], "no RUN was given\n  try: give a run folder, as in: drumline watch runs/digits"),
         (["a", "b"], "2 runs were given, but one is watched at a time"),
-        (["a", "--forever"], "--forever: unknown flag; did you mean '--every'?\n  next: see drumline watch --help"),
+        (["a", "--forever"], "--forever: unknown flag; did you mean '--every'?\n  try: read drumline watch --help"),
         (["a", "--every", "soon"], "--every: 'soon' is not a number"),
         (["a", "--every=0"], "--every: 0.0 must be between 0.1 and 86400"),
         (["a", "--every"], "--every: the value is missing (number between 0.1 and 86400)"),

@@ -30,7 +30,7 @@ def test_a_closed_port_and_a_lost_host_end_the_job(make_testbed: Callable[..., T
     assert re.search(
         rf"drumline: the job failed on b \(exit code 3\):\n"
         rf"  drumline: error: the rendezvous port 29500 is closed from b to a {DROPPED}\n"
-        r"    next: open TCP 29500 on a to the job's hosts\n"
+        r"    try: open TCP 29500 on a to the job's hosts\n"
         r"drumline: logs in .* on each host\n$",
         rendezvous.text(),
     ), rendezvous.text()
@@ -38,7 +38,7 @@ def test_a_closed_port_and_a_lost_host_end_the_job(make_testbed: Callable[..., T
     assert re.search(
         rf"drumline: the job failed on [ab] \(exit code 3\):\n"
         rf"  drumline: error: data ports are closed from b to a: port \d+ {DROPPED}\n"
-        r"    next: open TCP 1024-65535 on a for the job's hosts \(AWS: .*\)\n",
+        r"    try: open TCP 1024-65535 on a for the job's hosts \(AWS: .*\)\n",
         data.text(),
     ), data.text()
     for job in (rendezvous, data):

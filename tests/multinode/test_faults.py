@@ -27,7 +27,7 @@ def test_faults_are_told_and_survived(tmp_path: Path) -> None:
         assert is_fine(result), report(result)
         (first, *_) = result.said
         assert str(first["message"]).startswith(f"{first['word']}: "), report(result)
-        assert ". Next: " in str(first["message"]), report(result)
+        assert ". Try: " in str(first["message"]), report(result)
         assert any(str(first["message"]) in line for line in result.screen), report(result)
 
 

@@ -35,7 +35,7 @@ def test_closed_ports_and_wrong_networks_are_named_by_host(make_testbed: MakeTes
     firewall.close_all_but(b, PORT)
     assert re.fullmatch(
         r"error: c cannot reach b's data port \d+ at 10.77.0.2 \(eth0\): no answer: packets are dropped, .*\n"
-        r"  next: open all TCP ports between the nodes \(in AWS: .*\), on b",
+        r"  try: open all TCP ports between the nodes \(in AWS: .*\), on b",
         told(fly(bed, {"a": {}, "b": {}, "b, too": second, "c": {}})),
     )
     for host in (a, bed["c"]):
@@ -55,11 +55,11 @@ def test_closed_ports_and_wrong_networks_are_named_by_host(make_testbed: MakeTes
     assert "gloo does not need this path, as the addresses are now\ntrained\n" in harmless["a"]
     wrong = told(fly(bed, {"a": {}, "b": WRONG_NETWORK}))
     assert wrong.startswith("error: b takes data on the wrong network, 9.9.0.1 (docker0), where a cannot reach it: ")
-    assert wrong.endswith("eth0 is the one that leads to the other hosts\n  next: export GLOO_SOCKET_IFNAME=eth0 on b")
+    assert wrong.endswith("eth0 is the one that leads to the other hosts\n  try: export GLOO_SOCKET_IFNAME=eth0 on b")
     assert told(fly(bed, {"a": {}, "c": WRONG_NETWORK})) == (
         "error: c has no network for gloo: GLOO_SOCKET_IFNAME is docker0, which fits none of lo, eth0 that is up and "
         "has an address\n"
-        "  next: export GLOO_SOCKET_IFNAME=eth0 on c"
+        "  try: export GLOO_SOCKET_IFNAME=eth0 on c"
     )
     for host in (a, b):  # as Debian writes it for the host itself
         names = {"a": a.address, "b": b.address}
@@ -72,7 +72,7 @@ def test_closed_ports_and_wrong_networks_are_named_by_host(make_testbed: MakeTes
         "error: data cannot go between these hosts:\n"
         "  - b takes data on its loopback, 127.0.1.1 (lo), where a cannot reach it\n"
         "  - a takes data on its loopback, 127.0.1.1 (lo), where b cannot reach it\n"
-        "  next: export GLOO_SOCKET_IFNAME=eth0 on b and a"
+        "  try: export GLOO_SOCKET_IFNAME=eth0 on b and a"
     )
 
 
@@ -95,7 +95,7 @@ def test_absent_and_different_nodes_are_named_by_host(make_testbed: MakeTestbed,
         place.mkdir()
         (place / "user_model.py").write_text(f"width = {2 if host.name == 'c' else 1}\n")
     assert re.match(
-        r"error: ranks differ in the code of user_model: rank 0, 1 \(a and b\): \w+; rank 2 \(c\): \w+\n  next: bring",
+        r"error: ranks differ in the code of user_model: rank 0, 1 \(a and b\): \w+; rank 2 \(c\): \w+\n  try: bring",
         told(fly(bed, {host.name: {"code": str(tmp_path / f"code-{host.name}")} for host in bed})),
     )
 

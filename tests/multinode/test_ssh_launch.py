@@ -135,7 +135,7 @@ def test_all_ranks_are_on_one_screen_and_the_first_failure_is_reported_last(make
     last = text[text.rindex("drumline: rank") :].splitlines()
     assert last[:2] == [
         "drumline: rank 1 on b (exit code 1) failed first: ValueError: this is the first",
-        "  next: see the lines above that begin with [b 1]",
+        "  try: read the lines above that begin with [b 1]",
     ]
     assert text.count("[b 1] Traceback (most recent call last):\n") == 1
     assert text.count("ValueError: this is the first") == 2, "its traceback, and the line that names the rank"
@@ -196,14 +196,13 @@ def test_a_host_that_cannot_take_part_is_named_with_what_to_do(make_desk: MakeDe
     for job, (_, message) in zip(jobs, cases, strict=True):
         assert job.wait() == 3
         assert f"drumline: error: {message}" in job.text()
-        assert "\n  next: " in job.text()
+        assert "\n  try: " in job.text()
     # The folder of the code is this machine's own, as far as b knows.
     desk.bed["b"].run("mount", "-t", "tmpfs", "tmpfs", str(desk.folder))
     job = desk.launch("--hosts", "b", "--procs", "1", "sleep.py")
     assert job.wait() == 3
     assert (
-        f"error: b: there is no file sleep.py in {desk.folder}\n  next: copy the code there, or add --sync"
-        in job.text()
+        f"error: b: there is no file sleep.py in {desk.folder}\n  try: copy the code there, or add --sync" in job.text()
     )
     desk.bed["b"].run("mount", "-t", "tmpfs", "tmpfs", str(desk.folder.parent))
     job = desk.launch("--hosts", "b", "--procs", "1", "sleep.py")
@@ -269,12 +268,12 @@ def test_a_task_trains_with_code_that_is_copied_first_and_the_same_everywhere(
     assert b.run("mount", "--bind", str(fake), needs.tool("rsync")).returncode == 0
     job = desk.launch(*words)
     assert job.wait() == 3
-    assert f"error: b has different code in {folder} after --sync: part/one.py\n  next: see" in job.text()
+    assert f"error: b has different code in {folder} after --sync: part/one.py\n  try: see" in job.text()
     # As a shell says it that finds no rsync; /usr/bin cannot be taken away from a host.
     fake.write_text("#!/bin/sh\necho 'sh: 1: rsync: not found' >&2\nexit 127\n")
     job = desk.launch(*words)
     assert job.wait() == 3
-    assert "error: b: rsync is not installed there\n  next: apt-get install rsync" in job.text()
+    assert "error: b: rsync is not installed there\n  try: apt-get install rsync" in job.text()
 
 
 RAISES = """

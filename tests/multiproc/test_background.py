@@ -169,7 +169,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path: Path, every_
     config = replace(config, log=replace(config.log, every_steps=100))
     with pytest.raises(CheckpointError, match=r"could not be saved: a file is where a folder should be") as caught:
         train_here(config, Classify, tmp_path)
-    assert f"next: move away {in_the_way}" in str(caught.value)
+    assert f"try: move away {in_the_way}" in str(caught.value)
     (told,) = events(tmp_path, "error")
     assert told["step"] in ((1, 2) if every_steps else (100,))
 

@@ -59,7 +59,7 @@ def test_a_finished_run_refuses_other_settings_and_keeps_its_own(tmp_path: Path)
         train_here(other, Classify, tmp_path, name="other/path/to/test")
     assert str(caught.value) == (
         f"the run in {tmp_path} has finished at step 5, and was trained with other settings: optim.lr 0.1 -> 0.5, "
-        "train.seed 0 -> 3\n  next: start a new run with --fresh (the earlier run is moved aside) or --run DIR; to "
+        "train.seed 0 -> 3\n  try: start a new run with --fresh (the earlier run is moved aside) or --run DIR; to "
         "train further, raise train.epochs or train.steps"
     )
     with pytest.raises(UsageError, match=r"other settings: task test -> other\n"):

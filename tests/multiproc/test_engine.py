@@ -210,7 +210,7 @@ class Bare(Classify):
 
 
 def test_a_loss_that_is_no_loss_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"Bare.loss\(\) returned a Tensor, not a Loss\n  next: return drumline.Loss"):
+    with pytest.raises(UsageError, match=r"Bare.loss\(\) returned a Tensor, not a Loss\n  try: return drumline.Loss"):
         train_here(make_config(), Bare, tmp_path)
 
 

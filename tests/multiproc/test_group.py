@@ -77,7 +77,7 @@ def differ() -> str:
 
 def test_a_difference_lists_the_value_per_rank() -> None:
     for message in run_ranks(3, differ):
-        assert message == "ranks differ in config: rank 0, 2 (h): {'lr': 0.0}; rank 1 (h): {'lr': 0.1}\n  next: look"
+        assert message == "ranks differ in config: rank 0, 2 (h): {'lr': 0.0}; rank 1 (h): {'lr': 0.1}\n  try: look"
 
 
 def weights_differ(where: str) -> str:
@@ -169,7 +169,7 @@ def lose_rank_0() -> str:
 
 def test_a_store_that_goes_away_is_named() -> None:
     assert run_ranks(2, lose_rank_0)[1] == (
-        "rank 0, which runs the store, ended before all 2 ranks were there\n  next: look at rank 0's own output"
+        "rank 0, which runs the store, ended before all 2 ranks were there\n  try: look at rank 0's own output"
     )
 
 

@@ -51,7 +51,7 @@ def test_settings_of_the_watch_are_checked_before_anybody_meets() -> None:
 
 def test_it_must_be_set_up_once_and_before_use() -> None:
     ddp = DDPManager()
-    with pytest.raises(UsageError, match="not set up yet\n  next: use `with DDPManager"):
+    with pytest.raises(UsageError, match="not set up yet\n  try: use `with DDPManager"):
         _ = ddp.device
     ddp.setup()
     with pytest.raises(UsageError, match="setup\\(\\) was called twice"):
@@ -197,7 +197,7 @@ def sync_on_cpu() -> str:
 
 
 def test_sync_batchnorm_on_the_cpu_is_refused_in_words() -> None:
-    assert "torch's SyncBatchNorm refuses CPU tensors\n  next: leave it off" in run_ranks(1, sync_on_cpu)[0]
+    assert "torch's SyncBatchNorm refuses CPU tensors\n  try: leave it off" in run_ranks(1, sync_on_cpu)[0]
 
 
 def differ() -> str:
@@ -211,7 +211,7 @@ def differ() -> str:
 def test_models_that_start_differently_are_refused() -> None:
     for message in run_ranks(2, differ):
         assert "ranks differ in the initial weights; first difference in weight: rank 0 (" in message
-        assert "next: build the model after the seed is set" in message
+        assert "try: build the model after the seed is set" in message
 
 
 def frozen() -> None:
@@ -330,6 +330,6 @@ def test_a_group_that_is_not_destroyed_in_time_is_left_behind_with_a_sentence() 
     for rank, (in_time, said) in enumerate(run_ranks(2, leave_slowly)):
         assert in_time is False
         assert [text.partition(": ")[2] for text in said if f"rank {rank}" in text] == [
-            "the process group was not destroyed within 0.2 s. Next: release CUDA graphs with collectives in them "
+            "the process group was not destroyed within 0.2 s. Try: release CUDA graphs with collectives in them "
             "(CUDAGraph.reset) before you leave DDPManager"
         ]

@@ -71,7 +71,7 @@ def test_settings_versions_and_code_are_compared_with_the_value_of_each_rank(tmp
     settings, versions, code = texts
     assert settings == (
         f"ranks differ in the setting optim.lr: rank 0 ({HOST}): 0.1; rank 1 ({HOST}): 0.2\n"
-        "  next: start every rank with the same command and settings"
+        "  try: start every rank with the same command and settings"
     )
     lines = versions.splitlines()
     assert lines[0] == "ranks differ in 3 things:"
@@ -79,9 +79,9 @@ def test_settings_versions_and_code_are_compared_with_the_value_of_each_rank(tmp
     assert lines[1].endswith(f"; rank 1 ({HOST}): 2.11.0")
     assert lines[2] == f"  - the variable TORCH_DISTRIBUTED_DEBUG: rank 0 ({HOST}): OFF; rank 1 ({HOST}): DETAIL"
     assert lines[3] == f"  - the seed: rank 0 ({HOST}): 7; rank 1 ({HOST}): 8"
-    assert "next: install the same versions on every node; set the same environment variables on" in lines[4]
+    assert "try: install the same versions on every node; set the same environment variables on" in lines[4]
     assert code.startswith(f"ranks differ in the code of a_module_of_ours: rank 0 ({HOST}): ")
-    assert "next: bring every node to the same code: the same commit" in code
+    assert "try: bring every node to the same code: the same commit" in code
 
 
 def run_alike(folder: Path) -> list[str]:
@@ -113,7 +113,7 @@ def test_a_dataset_that_differs_is_refused_and_what_may_differ_is_not(tmp_path: 
     training, evaluation, content = first
     assert training.startswith(f"ranks differ in the training data: rank 0 ({HOST}): 10 samples, ")
     assert f"; rank 1 ({HOST}): 11 samples, " in training
-    assert "next: give every rank the same dataset; if they are meant to differ, loader(..., compare=F" in training
+    assert "try: give every rank the same dataset; if they are meant to differ, loader(..., compare=F" in training
     assert evaluation.startswith("ranks differ in the evaluation data: ")
     assert content.count("10 samples") == 2
 
@@ -151,7 +151,7 @@ def test_a_start_never_takes_what_an_earlier_one_left_in_the_store() -> None:
     agent = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
     assert run_ranks(2, meet_again, port)[1] == (
         f"rank 0 joined an earlier rank 1 on {HOST}, and did not restart\n"
-        "  next: stop what is left of the earlier start; look at rank 0's own output"
+        "  try: stop what is left of the earlier start; look at rank 0's own output"
     )
     del agent
 
@@ -190,7 +190,7 @@ def test_a_first_rank_that_never_comes_is_named(capfd: pytest.CaptureFixture[str
         meet(Topology(rank=2, world_size=4, local_world_size=2, **place), timeout_s=0.5)
     assert str(caught.value) == (
         "rank 0 (node 0), which opens the rendezvous, did not start within 0.5 s\n"
-        "  next: look at rank 0's own output; raise --dist.start_timeout_s if it is only slow"
+        "  try: look at rank 0's own output; raise --dist.start_timeout_s if it is only slow"
     )
     assert f"drumline: rank 2 on {HOST} waits for rank 0 (node 0) (0 s of 0.5 s)\n" in capfd.readouterr().err
     del agent
@@ -235,10 +235,10 @@ def test_a_rank_that_is_there_twice_or_counts_otherwise_is_named() -> None:
     agent = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
     assert run_ranks(3, come_twice, port)[2] == (
         f"there are two ranks 1: one on {HOST}, and this one on node-c\n"
-        "  next: give every node its own --node-rank (NODE_RANK), and every rank its own RANK"
+        "  try: give every node its own --node-rank (NODE_RANK), and every rank its own RANK"
     )
     del agent
     assert run_ranks(2, meet_with_another_size)[1] == (
         f"the world size differs across ranks: 2 on rank 0, 3 on rank 1 on {HOST}\n"
-        "  next: start every node with the same number of nodes and ranks"
+        "  try: start every node with the same number of nodes and ranks"
     )

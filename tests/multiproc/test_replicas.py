@@ -83,7 +83,7 @@ def test_a_flipped_bit_is_found_and_named(world_size: int) -> None:
                 "all agree",
                 f"the replicas differ at step {10 * number + 5}: rank {rank} (node-{rank}) differs from the other "
                 f"{rank} ranks in {name}; all agreed at step {10 * number} "
-                f"[rank {rank} on node-{rank}, step {10 * number + 5}]\n  next: rerun the same command "
+                f"[rank {rank} on node-{rank}, step {10 * number + 5}]\n  try: rerun the same command "
                 "to resume from the newest checkpoint, which was compared before it was saved; test the memory of "
                 f"node-{rank}{CODE}",
                 "all agree",
@@ -99,7 +99,7 @@ def test_two_ranks_cannot_tell_which_is_right() -> None:
             assert said[name][1] == (
                 f"the replicas differ at step {10 * number + 5}: rank 0 (node-0) and rank 1 (node-1) differ in {name}, "
                 f"and no majority shows which is right; all agreed at step {10 * number} "
-                f"[step {10 * number + 5}]\n  next: rerun the same command "
+                f"[step {10 * number + 5}]\n  try: rerun the same command "
                 "to resume from the newest checkpoint, which was compared before it was saved; test the "
                 f"memory of node-0 and node-1{CODE}"
             )
@@ -132,7 +132,7 @@ def test_other_differences() -> None:
         for text in (stopped, broadcast):
             assert "rank 1 (node-1) differs from the other 3 ranks in 0.weight/step and 17 more tensors" in text
             assert "; the tensors differ in type or shape, or are missing on some ranks" in text
-            assert "next: look for code that differs across ranks" in text
+            assert "try: look for code that differs across ranks" in text
         assert buffers == "all agree"
 
 

@@ -35,7 +35,7 @@ def test_a_full_disk_ends_the_run_and_keeps_the_last_good_checkpoint(small_disk:
     assert "could not be saved: " in message
     assert "No space left on device" in message or "full" in message
     assert "is untouched" in message
-    assert "next: " in message
+    assert "try: " in message
     assert other != "trained to the end"
     found = catalog.newest_valid(run / "checkpoints")
     assert found.path is not None

@@ -37,5 +37,5 @@ def test_auto_keeps_what_it_came_to_on_this_kind_of_device() -> None:
         "TrainStep",
         "AutoStep",
         "TrainStep",
-        "--train.step graph needs a GPU, and this rank computes on cpu\n  next: choose one of eager, compile",
+        "--train.step graph needs a GPU, and this rank computes on cpu\n  try: choose one of eager, compile",
     ]

@@ -83,7 +83,7 @@ def test_a_resumable_stream_is_refused_on_another_world(tmp_path: Path) -> None:
         assert len(caught.value.errors) == now  # every rank reports it, none waits
         for text in caught.value.errors.values():
             assert f"the state of the stream OwnPlace was saved on 2 ranks, now there are {now}" in text
-            assert "next: resume on 2 ranks, or begin a new run with a map-style dataset" in text
+            assert "try: resume on 2 ranks, or begin a new run with a map-style dataset" in text
         assert_same_bits(newest(tmp_path), before)
 
 
@@ -107,7 +107,7 @@ def test_a_checkpoint_without_the_state_of_the_dataset_is_refused(tmp_path: Path
 def test_epochs_of_a_stream_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="the length of the stream Plain is unknown") as caught:
         train_here(make_config(epochs=2), ClassifyStream, tmp_path)
-    assert "next: give --train.steps" in str(caught.value)
+    assert "try: give --train.steps" in str(caught.value)
 
 
 def test_a_plain_stream_that_splits_itself_is_refused(tmp_path: Path) -> None:

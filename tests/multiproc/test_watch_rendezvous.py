@@ -140,10 +140,10 @@ def test_sidecars_find_each_other(tmp_path: Path) -> None:
     assert said.startswith(f"the watch folder {open_folder} is open to others (mode 777, 700 is needed), on {HOST}")
     (said,) = {four[rank]["one is silent"] for rank in (0, 1, 3)}
     assert said == (
-        f"rank 2 on {HOST} did not publish within 0.5 s where its sidecar is\n  next: look at its own output"
+        f"rank 2 on {HOST} did not publish within 0.5 s where its sidecar is\n  try: look at its own output"
     )
     (said,) = {four[rank]["rank 0 is silent"] for rank in (1, 2, 3)}
-    assert said == ("rank 0 did not publish within 0.5 s where the sidecars are\n  next: look at rank 0's own output")
+    assert said == ("rank 0 did not publish within 0.5 s where the sidecars are\n  try: look at rank 0's own output")
     names = ("one node", "two nodes")
     made = {found[name]["folder"] for found in four for name in names}
     assert set(memory.iterdir()) == made, "what came to nothing leaves no folder"

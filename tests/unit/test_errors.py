@@ -8,7 +8,7 @@ from drumline.errors import ConfigError, DrumlineError, ExitCode, Place, did_you
 
 def test_a_message_says_what_where_and_what_next() -> None:
     error = DrumlineError("the disk is full", next_step="free some space").located(host="node-b", rank=3, step=812)
-    assert str(error) == "the disk is full [rank 3 on node-b, step 812]\n  next: free some space"
+    assert str(error) == "the disk is full [rank 3 on node-b, step 812]\n  try: free some space"
 
 
 def test_what_an_error_knows_of_its_place_is_kept() -> None:
@@ -24,7 +24,7 @@ def test_a_place_leaves_out_what_it_does_not_know() -> None:
 
 def test_config_errors_list_every_problem() -> None:
     error = ConfigError(["one", "two"], next_step="read the help")
-    assert str(error) == "2 problems in the configuration:\n  - one\n  - two\n  next: read the help"
+    assert str(error) == "2 problems in the configuration:\n  - one\n  - two\n  try: read the help"
     assert str(ConfigError(["one"])).startswith("1 problem in")
 
 

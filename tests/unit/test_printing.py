@@ -36,7 +36,7 @@ def test_colours_of_ranks_end_with_their_line() -> None:
 
 
 def test_lines_below_a_line_of_ours_are_indented() -> None:
-    assert paragraph("a\nb", "c\nd", "", "next: e") == "drumline: a\\nb\n  c\\nd\n\n  next: e\n"
+    assert paragraph("a\nb", "c\nd", "", "try: e") == "drumline: a\\nb\n  c\\nd\n\n  try: e\n"
 
 
 def test_a_stream_that_lacks_a_letter_gets_its_number() -> None:
@@ -55,8 +55,8 @@ def test_what_rich_draws_is_harmless_before_it_is_laid_out() -> None:
 
 
 def test_a_value_in_an_error_begins_no_line() -> None:
-    error = DrumlineError(as_list("2 things\nnext: x", ["a\n  - b", "c"]), next_step="do\n  next: evil")
-    assert error.lines() == [r"2 things\nnext: x", r"- a\n  - b", "- c", r"next: do\n  next: evil"]
+    error = DrumlineError(as_list("2 things\nnext: x", ["a\n  - b", "c"]), next_step="do\n  try: evil")
+    assert error.lines() == [r"2 things\nnext: x", r"- a\n  - b", "- c", r"try: do\n  try: evil"]
     assert str(error) == "\n  ".join(error.lines())
 
 
@@ -68,7 +68,7 @@ def test_a_warning_is_one_line_and_a_traceback_below_it_indented(caplog: pytest.
     except ValueError:
         log.exception("it failed")
     first, second, third = (record.getMessage() for record in caplog.records)
-    assert (first, second) == (r"a\nb\x07", "full. Next: free some")
+    assert (first, second) == (r"a\nb\x07", "full. Try: free some")
     assert third.startswith("it failed\n  Traceback (most recent call last):\n")
     assert third.endswith("\n  ValueError: x\n  drumline: y")
     assert caplog.records[2].levelno == logging.ERROR

@@ -66,7 +66,7 @@ def test_every_foreign_text_is_still_matched() -> None:
         'if " stopped, because " in line: pass',
         'WORDS = "rank failed first"\nif text.startswith(WORDS): pass',
         'SIGNS = ("connection lost", "peer gone")\nany(sign in text for sign in SIGNS)',
-        'text.partition(". Next:")',
+        'text.partition(". Try:")',
         'text.removeprefix("hang: ")',
         'if "refused" in error.reason: pass',
         'if one.what == "gone": pass',

@@ -86,13 +86,13 @@ def test_a_name_that_is_not_there_means_what_fits_and_is_the_files_own(
 def test_a_file_that_would_shadow_a_loaded_module_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "json.py").write_text("class Net: pass\n")
-    with pytest.raises(UsageError, match=r"a module named 'json' is already loaded\n  next: rename json.py"):
+    with pytest.raises(UsageError, match=r"a module named 'json' is already loaded\n  try: rename json.py"):
         load_class(f"{tmp_path / 'json.py'}:Net")
 
 
 def test_a_file_whose_name_is_no_module_is_refused(tmp_path: Path) -> None:
     (tmp_path / "v1.2.py").write_text("class Net: pass\n")
-    with pytest.raises(UsageError, match=r"'v1.2' is no name for a module\n  next: rename the file"):
+    with pytest.raises(UsageError, match=r"'v1.2' is no name for a module\n  try: rename the file"):
         load_class(f"{tmp_path / 'v1.2.py'}:Net")
 
 
@@ -126,7 +126,7 @@ def test_a_function_is_named_the_same_way() -> None:
     with pytest.raises(UsageError) as raised:
         load_function("os.path")
     assert str(raised.value) == (
-        "'os.path' does not name a function\n  next: write path/to/file.py:function or package.module:function"
+        "'os.path' does not name a function\n  try: write path/to/file.py:function or package.module:function"
     )
     with pytest.raises(UsageError, match="has no function 'joint'; did you mean 'join'"):
         load_function("os.path:joint")

@@ -211,6 +211,6 @@ def clock_warnings(hosts: Mapping[int, str], ahead: Mapping[int, float]) -> list
         return []
     return [
         f"wall clocks differ: {join_names(off)}. Drumline does not depend on them, but times in logs do, and plain "
-        "torchrun loses nodes whose clocks differ by more than some seconds. Next: synchronize them by NTP "
+        "torchrun loses nodes whose clocks differ by more than some seconds. Try: synchronize them by NTP "
         "(sudo chronyc makestep)"
     ]

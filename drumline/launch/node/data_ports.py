@@ -63,7 +63,7 @@ def check_data_ports(cards: Sequence[NodeCard], unreachable: Sequence[Mapping[st
         error = closed_data_ports(sources, card["host"], port=card.get("probe_port", 0), reason=reason)
         if target == first:
             raise error
-        print_message(f"warning: {error.what}; ranks that send data there will block. Next: {error.next_step}")
+        print_message(f"warning: {error.what}; ranks that send data there will block. Try: {error.next_step}")
 
 
 def first_node(cards: Sequence[NodeCard]) -> int:

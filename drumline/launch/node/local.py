@@ -118,5 +118,5 @@ def report_failure(rank: int, code: int, program: Program, diagnosis: SidecarDia
         print_message(f"{script} failed on rank {rank} ({how}); the other ranks were stopped")
     elif code < 0:
         log = Path(program.run or "", "logs", f"rank-{rank:05d}.log")
-        hint = [f"next: see {log}"] if program.run and log.exists() else []
+        hint = [f"try: read {log}"] if program.run and log.exists() else []
         print_message(f"rank {rank} was {how_it_ended(code)}; the others were stopped", *hint)

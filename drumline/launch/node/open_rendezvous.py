@@ -123,7 +123,7 @@ def open_rendezvous(node: NodePlan, secret: str | None) -> SingleNodeRendezvous 
     membership.join()
     if secret is None:
         print_message(
-            f"warning: {SECRET_ENV} is not set: whoever reaches {node.endpoint} can end or misdirect this job. Next: "
+            f"warning: {SECRET_ENV} is not set: whoever reaches {node.endpoint} can end or misdirect this job. Try: "
             "set it to one value on all nodes"
         )
     settings = RendezvousSettings(

@@ -109,7 +109,7 @@ class WatchFolder:
         try:
             record = parse_json((self.current / DIAGNOSIS).read_bytes())
             alarm, action, found = record["alarm"], record["action"], record["diagnosis"]
-            sentence = f"{alarm}: {found['what']}. Next: {found['next_step']}"
+            sentence = f"{alarm}: {found['what']}. Try: {found['next_step']}"
             was_printed = bool(record.get("was_printed"))
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return None

@@ -139,7 +139,7 @@ def last_messages(
     if not lost_first:
         first = later.pop(0)
         if first.was_shown:
-            above = f"next: see the lines above that begin with [{first.host} {first.rank}]"
+            above = f"try: read the lines above that begin with [{first.host} {first.rank}]"
             error = first.error or last_line(first.last_lines, first.code)
             yield f"{first} failed first: {error}", above
         else:

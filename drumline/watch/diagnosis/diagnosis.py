@@ -72,7 +72,7 @@ class Diagnosis:
     num_blocked: int = 0  # ranks that are blocked in a collective meanwhile
 
     def sentence(self, alarm: str) -> str:
-        return f"{alarm}: {self.what.rstrip('.')}. Next: {self.next_step}"
+        return f"{alarm}: {self.what.rstrip('.')}. Try: {self.next_step}"
 
 
 def name(rank: RankState) -> str:

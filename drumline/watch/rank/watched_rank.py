@@ -164,7 +164,7 @@ def _watched(options: SidecarOptions, listener: socket.socket | None, rank: int)
     try:
         return WatchedRank(options, listener, rank=rank)
     except OSError as error:  # the watchdog is no reason not to train
-        print_message(f"rank {rank} on {options.host} is not watched: {error}. Next: free some space there")
+        print_message(f"rank {rank} on {options.host} is not watched: {error}. Try: free some space there")
         return None
 
 
@@ -234,5 +234,5 @@ class SidecarProcess:
     def _warn(self, what: str) -> None:
         print_message(
             f"the watchdog's sidecar on {self._options.host} {what}; training continues, but hangs are not "
-            f"diagnosed. Next: see what is above this line; or train without the watchdog: {WITHOUT_WATCH}"
+            f"diagnosed. Try: read what is above this line; or train without the watchdog: {WITHOUT_WATCH}"
         )

@@ -171,7 +171,7 @@ class Leader:
             return
         message = (
             f"warning: the sidecar on {self.options.host} has no connection with {join_names(names, most=3)}: "
-            "each side watches its own ranks alone, and may not know who holds up the run. Next: let the hosts reach "
+            "each side watches its own ranks alone, and may not know who holds up the run. Try: let the hosts reach "
             "each other on all TCP ports (drumline doctor --hosts finds those that cannot), or train without the "
             f"watchdog: {WITHOUT_WATCH}"
         )

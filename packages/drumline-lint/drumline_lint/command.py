@@ -67,7 +67,7 @@ exit codes: 0 no error and no warning (notes never fail), 1 there are some,
             2 wrong usage, or a file that could not be read
 """
 MANY_FILES = 50
-UNEXPECTED = "next: if this names nothing that you can fix, report it as a bug, with the lines above"
+UNEXPECTED = "try: report it as a bug, with the lines above, unless they name something that you can fix"
 FORMATS = ("text", "json", "sarif", "github")
 
 

@@ -22,7 +22,7 @@ class UsageError(Exception):
     def __init__(self, what: str, *more: str, next_step: str = "") -> None:
         super().__init__(what)
         self.what = what
-        self.more = [*more, *([f"next: {next_step}"] if next_step else [])]
+        self.more = [*more, *([f"try: {next_step}"] if next_step else [])]
 
     def __str__(self) -> str:
         return "\n  ".join([self.what, *self.more])

@@ -186,10 +186,10 @@ def test_the_standard_input(lint: Lint, monkeypatch: pytest.MonkeyPatch, here: P
 @pytest.mark.parametrize(
     ("arguments", "messages"),
     [
-        ([], ["no PATH was given", "next: give files or folders, as in: drumline-lint ."]),
+        ([], ["no PATH was given", "try: give files or folders, as in: drumline-lint ."]),
         (["nowhere.py"], ["there is no nowhere.py"]),
         (["a.py", "--formt", "x"], ["drumline-lint has no flag --formt; did you mean '--format'?"]),
-        (["a.py", "--qqq=3"], ["drumline-lint has no flag --qqq\n", "next: see drumline-lint --help"]),
+        (["a.py", "--qqq=3"], ["drumline-lint has no flag --qqq\n", "try: read drumline-lint --help"]),
         (["a.py", "--format"], ["argument --format: expected one argument", "see drumline-lint --help"]),
         (["a.py", "--format", "jsn"], ["--format jsn: there is no such format; did you mean 'json'?"]),
         (["a.py", "--severity", "x"], ["there is no such severity; known: error, note, warning"]),

@@ -101,7 +101,7 @@ def test_a_pipe_in_a_folder_is_not_waited_for(tree: Path) -> None:
 
 @pytest.mark.usefixtures("tree")
 def test_a_path_that_is_not_there_is_named() -> None:
-    with pytest.raises(UsageError, match=r"^there is no x\.py, no pkg/y\n  next: give files or folders"):
+    with pytest.raises(UsageError, match=r"^there is no x\.py, no pkg/y\n  try: give files or folders"):
         found("a.py", "x.py", "pkg/y")
 
 

@@ -139,7 +139,7 @@ def test_all_wrong_settings_are_told_at_once(tmp_path: Path) -> None:
     in_file(tmp_path, "a = 1\nseverity = 2")
     with pytest.raises(ConfigError, match="2 problems in the configuration") as error:
         settings(tmp_path)
-    assert "next: docs/lint.md has all settings; --no-config goes without them" in str(error.value)
+    assert "try: docs/lint.md has all settings; --no-config goes without them" in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_unknown_rules_in_the_file_are_told(tmp_path: Path, text: str, message: 
     in_file(tmp_path, text)
     with pytest.raises(UsageError, match=re.escape(message)) as error:
         settings(tmp_path, by_flags(select="DL101"))
-    assert "next: --list shows all rules" in str(error.value)
+    assert "try: --list shows all rules" in str(error.value)
 
 
 def test_unknown_rules_in_flags_are_told(tmp_path: Path) -> None:

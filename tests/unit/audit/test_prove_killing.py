@@ -230,10 +230,10 @@ def test_ranks_are_killed_once_all_of_them_have_begun(tmp_path: Path) -> None:
 
 def test_the_advice_of_a_run_that_was_refused_is_handed_on(tmp_path: Path) -> None:
     one = leg(tmp_path)
-    one.log.write_text("drumline: error: 8 ranks cannot share 4 shards\n  next: start at most 4 ranks\n")
+    one.log.write_text("drumline: error: 8 ranks cannot share 4 shards\n  try: start at most 4 ranks\n")
     for code in (2, 3):
-        assert f"\n  next: do what it says; its full output is in {one.log}" in str(failed(one, code))
-    assert "next: make the job run without kills first; its" in str(failed(one, 1))
+        assert f"\n  try: do what it says; its full output is in {one.log}" in str(failed(one, code))
+    assert "try: make the job run without kills first; its" in str(failed(one, 1))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it is the kernel of Linux that is asked")

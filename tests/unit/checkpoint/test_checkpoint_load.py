@@ -102,12 +102,12 @@ def test_one_that_was_copied_under_another_name(tmp_path: Path) -> None:
 
 
 def test_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=rf"there is no folder {tmp_path}/none \(looked in .*\)\n  next: give"):
+    with pytest.raises(CheckpointError, match=rf"there is no folder {tmp_path}/none \(looked in .*\)\n  try: give"):
         load_checkpoint(tmp_path / "none", nn.Linear(2, 2))
 
 
 def test_no_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=rf"there is no complete checkpoint in {tmp_path}\n  next: give a run"):
+    with pytest.raises(CheckpointError, match=rf"there is no complete checkpoint in {tmp_path}\n  try: give a run"):
         load_checkpoint(tmp_path, nn.Linear(2, 2))
 
 
@@ -116,7 +116,7 @@ def test_only_corrupt_ones(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "step-00000001" / "model.json").unlink()
     text = (
         f"there is no complete checkpoint in {tmp_path}\n"
-        "  - step-00000001 is corrupt or incomplete: model.json is missing\n  next:"
+        "  - step-00000001 is corrupt or incomplete: model.json is missing\n  try:"
     )
     with pytest.raises(CheckpointError, match=re.escape(text)):
         load_checkpoint(tmp_path, nn.Linear(2, 2))

@@ -73,5 +73,5 @@ def test_a_run_that_turns_fp16_on_starts_with_a_fresh_scale(scaler: torch.amp.Gr
 
 def test_a_checkpoint_without_an_optimizer() -> None:
     model, optimizer = make()
-    with pytest.raises(CheckpointError, match="the checkpoint holds no optimizer state\n  next: load the model alone"):
+    with pytest.raises(CheckpointError, match="the checkpoint holds no optimizer state\n  try: load the model alone"):
         restore(capture(model, progress={}), model, optimizer)

@@ -81,7 +81,7 @@ def test_errors_name_the_folder_and_the_file(tmp_path: Path) -> None:
     ):
         manifest.read(tmp_path)
     (tmp_path / "manifest.json").write_bytes(b"{")
-    with pytest.raises(CorruptCheckpointError, match=r"manifest.json: unreadable\n  next: use an earlier checkpoint"):
+    with pytest.raises(CorruptCheckpointError, match=r"manifest.json: unreadable\n  try: use an earlier checkpoint"):
         manifest.read(tmp_path)
     (tmp_path / "manifest.json").unlink()
     (tmp_path / "manifest.json").mkdir()

@@ -168,7 +168,7 @@ def test_every_difference_is_listed_and_nothing_is_changed() -> None:
         "  - 1.weight is [4, 3] in the checkpoint and [3, 3] in the model",
         "  - 1.bias is [4] in the checkpoint and [3] in the model",
         "  - 2.num_batches_tracked is torch.float32 in the checkpoint and torch.int64 in the model",
-        "  next: set the model up as for the checkpoint (see config.toml in the run folder)",
+        "  try: set the model up as for the checkpoint (see config.toml in the run folder)",
     ]
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 

@@ -54,5 +54,5 @@ def test_numbers_that_json_does_not_know() -> None:
 @pytest.mark.parametrize("value", [object(), {1.5: 2}, {3, 4}, b"x"], ids=["object", "key", "set", "bytes"])
 def test_what_only_pickle_could_keep_is_refused(value: Any) -> None:
     kind = type(value).__name__
-    with pytest.raises(CheckpointError, match=f"x/key cannot be saved: it is a {kind}\n  next: .*holds no pickles"):
+    with pytest.raises(CheckpointError, match=f"x/key cannot be saved: it is a {kind}\n  try: .*holds no pickles"):
         encode_state({"key": value}, "x", {})

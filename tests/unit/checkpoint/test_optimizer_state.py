@@ -263,7 +263,7 @@ def test_every_difference_is_listed_and_nothing_is_changed() -> None:
         "  - 2.weight is [2, 4] in the checkpoint and [5, 4] here",
         "  - 2.bias is [2] in the checkpoint and [5] here",
         "  - the tensor 0.weight/momentum_buffer is missing in the checkpoint",
-        "  next: set up the model and the optimizer as for the checkpoint (see config.toml in the run folder)",
+        "  try: set up the model and the optimizer as for the checkpoint (see config.toml in the run folder)",
     ]
     assert receiver.param_groups[0]["lr"] == 7.0
 
@@ -286,6 +286,6 @@ def test_another_number_of_groups() -> None:
 def test_a_parameter_that_is_not_the_model_s() -> None:
     model = make_model()
     optimizer = SGD([{"params": model.parameters()}, {"params": [nn.Parameter(torch.zeros(7))]}])
-    text = r"group 1 of the optimizer holds a parameter of shape \[7\] that the model does not have\n  next: build"
+    text = r"group 1 of the optimizer holds a parameter of shape \[7\] that the model does not have\n  try: build"
     with pytest.raises(CheckpointError, match=text):
         optimizer_state(model, optimizer)

@@ -127,7 +127,7 @@ def test_a_folder_that_the_other_host_does_not_see(tmp_path: Path) -> None:
     missing = tmp_path / "b" / ".step-00000001.partial"
     assert f"step-00000001 could not be saved: rank 1 on node-b: {missing}, which rank 0 on node-a made, " in text
     assert "is not visible here: the nodes do not share this folder" in text
-    assert "; there is no earlier checkpoint\n  next: give a --run on a volume that all nodes share, " in text
+    assert "; there is no earlier checkpoint\n  try: give a --run on a volume that all nodes share, " in text
     assert "or --checkpoint.writers one, or use another run folder" in text
 
 
@@ -154,7 +154,7 @@ def test_a_rank_that_holds_other_tensors_is_named_and_none_is_lost(
     change(other["model-part-00001"])
     text = Job(tmp_path).failure(shares, written=other)
     assert f"rank 1 on node-b has {said}: its model or optimizer is not that of rank 0 on node-a" in text
-    assert "next: build the same model and optimizer on every rank" in text
+    assert "try: build the same model and optimizer on every rank" in text
 
 
 def test_a_rank_whose_disk_is_full_is_named(small_disk: Callable[[str], Path]) -> None:
@@ -162,7 +162,7 @@ def test_a_rank_whose_disk_is_full_is_named(small_disk: Callable[[str], Path]) -
     shares = {0: {"a": {"x": torch.ones(4)}}, 1: {"b-part-00001": {"y": torch.ones(200_000)}}}
     text = job.failure(shares, after="progress.json")  # else rank 0 may find the disk full as well
     assert "could not be saved: rank 1 on node-b: the disk is full" in text
-    assert "next: " in text
+    assert "try: " in text
 
 
 def test_a_rank_that_cannot_make_its_part_is_named(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_a_rank_that_is_gone_is_not_waited_for_when_the_run_ends(tmp_path: Path)
     job.end.set()
     text = job.failure(assign(tensors(), [0, 1]), has_other=False)
     assert "could not be saved: rank 1 on node-b exited before its part was written" in text
-    assert "next: see the output of that rank" in text
+    assert "try: read the output of that rank" in text
 
 
 def test_when_rank_0_gives_up_the_others_do_too(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_full_disk(small_disk: Callable[[str], Path]) -> None:
     assert re.search(
         rf"the checkpoint {root}/step-00000002 could not be saved: the disk is full "
         rf"\(1 MB needed, 2\d\d kB free\); the last good checkpoint, {good}, is untouched\n"
-        rf"  next: free some space on the disk of {root}, or use another run folder; then rerun the same command",
+        rf"  try: free some space on the disk of {root}, or use another run folder; then rerun the same command",
         text,
     ), text
     assert catalog.newest_valid(root) == (good, [])
@@ -102,7 +102,7 @@ def test_read_only_disk(small_disk: Callable[[str], Path]) -> None:
     subprocess.run(["mount", "-o", "remount,ro", str(root)], check=True)
     text = failure(root, 2)
     assert "step-00000002 could not be saved: the file system is read-only (" in text
-    assert f"the last good checkpoint, {good}, is untouched\n  next: mount the disk of {root} for writing" in text
+    assert f"the last good checkpoint, {good}, is untouched\n  try: mount the disk of {root} for writing" in text
     assert catalog.newest_valid(root) == (good, [])
     with pytest.raises(CheckpointError, match="step-00000001 could not be removed: the file system is read-only"):
         store.remove(good)
@@ -119,7 +119,7 @@ def test_no_permission(open_folder: Path) -> None:
         user = os.geteuid()
     root.chmod(0o755)
     assert "step-00000002 could not be saved: no permission (" in text
-    assert f"the last good checkpoint, {good}, is untouched\n  next: let user id {user} read and write {root}" in text
+    assert f"the last good checkpoint, {good}, is untouched\n  try: let user id {user} read and write {root}" in text
     assert catalog.newest_valid(root) == (good, [])
 
 
@@ -141,7 +141,7 @@ def test_a_file_in_the_place_of_the_root(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("x")
     text = failure(tmp_path / "checkpoints", 1)
     assert "a file is where a folder should be" in text
-    assert f"next: move away {tmp_path}/checkpoints" in text
+    assert f"try: move away {tmp_path}/checkpoints" in text
 
 
 def test_a_file_in_the_place_of_the_checkpoint(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_a_file_in_the_place_of_the_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "step-00000002").write_text("mine")
     text = failure(tmp_path, 2)
     assert "a file is where a folder should be" in text
-    assert f"next: move away {tmp_path}/step-00000002" in text
+    assert f"try: move away {tmp_path}/step-00000002" in text
     assert (tmp_path / "step-00000002").read_text() == "mine"
     assert sorted(path.name for path in tmp_path.iterdir()) == [good.name, "step-00000002"]
 
@@ -174,7 +174,7 @@ def test_an_error_that_only_shows_when_a_file_is_flushed(
     monkeypatch.setattr(os, "fsync", fail)
     text = failure(tmp_path, 2)
     assert f"could not be saved: {reason} (" in text
-    assert f"the last good checkpoint, {good}, is untouched\n  next: {next_step}" in text
+    assert f"the last good checkpoint, {good}, is untouched\n  try: {next_step}" in text
     assert [path.name for path in tmp_path.iterdir()] == [good.name]
 
 

@@ -53,9 +53,7 @@ def test_ranks_that_would_share_a_gpu_are_refused_on_all() -> None:
     assert meet(["x", "y", None, None]) == ["", "", "", ""]
     told = set(meet(["x", "y", "x"]))
     (text,) = told
-    assert text.startswith(
-        f"ranks 0 and 2 on {socket.gethostname()} would compute on one GPU, x\n  next: start at most"
-    )
+    assert text.startswith(f"ranks 0 and 2 on {socket.gethostname()} would compute on one GPU, x\n  try: start at most")
     assert "--gpus-per-task=1" in text
 
 

@@ -128,7 +128,7 @@ def test_many_differences_are_cut_short() -> None:
     lines = str(caught.value).splitlines()
     assert lines[0] == "ranks differ in 20 things:"
     assert lines[1] == "  - the setting 0: rank 0 (a): 0; rank 1 (b): 1"
-    assert lines[-2:] == ["  - and 12 more", "  next: start every rank with the same command and settings"]
+    assert lines[-2:] == ["  - and 12 more", "  try: start every rank with the same command and settings"]
 
 
 def test_many_ranks_are_ranges_and_many_hosts_a_few() -> None:

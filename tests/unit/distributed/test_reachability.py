@@ -36,7 +36,7 @@ def test_gloo_needs_the_path_from_the_larger_address_and_nccl_needs_both() -> No
 def test_one_closed_path_is_one_sentence_with_its_cause() -> None:
     assert text_of([ClosedPath(target(2), target(1), Reason.REFUSED, "eth0")]) == (
         "node-2 cannot reach node-1's data port 40001 at 10.0.0.1 (eth0): refused, though a process listens there: a "
-        "firewall rejects it\n  next: open all TCP ports between the nodes (in AWS: all traffic from the security "
+        "firewall rejects it\n  try: open all TCP ports between the nodes (in AWS: all traffic from the security "
         "group itself), on node-1"
     )
     assert "data port 40001 at 10.0.0.1 (eth0): another host or program answers there" in text_of(
@@ -56,7 +56,7 @@ def test_a_network_that_is_not_known_is_left_to_the_user() -> None:
     local = target(1, address="127.0.0.1", interface="lo")
     assert text_of([ClosedPath(target(2), local, Reason.REFUSED)], backend="nccl") == (
         "node-1 takes data on its loopback, 127.0.0.1 (lo), where node-2 cannot reach it\n"
-        "  next: export NCCL_SOCKET_IFNAME=NAME_OF_THE_NETWORK on node-1"
+        "  try: export NCCL_SOCKET_IFNAME=NAME_OF_THE_NETWORK on node-1"
     )
 
 
@@ -78,6 +78,6 @@ def test_clocks_that_differ_are_one_sentence_that_names_hosts_and_ntp() -> None:
     assert clock_warnings(hosts, {4: 0.3, 8: -0.9}) == []
     assert clock_warnings(hosts, {8: 3600.04, 4: -20.0}) == [
         "wall clocks differ: b is 20.0 s behind a and c is 3,600.0 s ahead of a. Drumline does not depend on them, but "
-        "times in logs do, and plain torchrun loses nodes whose clocks differ by more than some seconds. Next: "
+        "times in logs do, and plain torchrun loses nodes whose clocks differ by more than some seconds. Try: "
         "synchronize them by NTP (sudo chronyc makestep)"
     ]

@@ -211,5 +211,5 @@ def test_a_name_that_leads_to_the_loopback_is_no_meeting_place(monkeypatch: pyte
 
 
 def test_a_rank_out_of_range() -> None:
-    with pytest.raises(UsageError, match=r"--node-rank is 2 of --nodes 2\n  next: give each node a number from 0 to 1"):
+    with pytest.raises(UsageError, match=r"--node-rank is 2 of --nodes 2\n  try: give each node a number from 0 to 1"):
         place(2)

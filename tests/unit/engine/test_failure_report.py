@@ -23,7 +23,7 @@ def described(error: BaseException, place: Place = PLACE) -> str:
 
 def test_our_own_errors_explain_themselves_and_where() -> None:
     text = described(DataError("no data in /x", next_step="mount it"))
-    assert text == "drumline: error: no data in /x [rank 3 on node-b, step 12]\n  next: mount it\n"
+    assert text == "drumline: error: no data in /x [rank 3 on node-b, step 12]\n  try: mount it\n"
 
 
 def test_a_wrong_command_is_wrong_everywhere() -> None:
@@ -56,7 +56,7 @@ def test_sys_exit_is_called_by_its_name_and_shows_where() -> None:
 def test_storage_that_refuses_is_explained_without_a_traceback(number: int, what: str, next_step: str) -> None:
     assert described(OSError(number, os.strerror(number), "/data/x.bin")) == (
         f"drumline: error: {what}: /data/x.bin [rank 3 on node-b, step 12]\n"
-        f"  next: {next_step}, then rerun the same command\n"
+        f"  try: {next_step}, then rerun the same command\n"
     )
 
 

@@ -17,7 +17,7 @@ from drumline.watch.sidecar.sidecar_reporter import NOTICES
 from tests.jobs import Classify, make_config, train_here
 
 SLOW = "rank 3 on node-b takes 5.1x as long as its peers in forward"
-STALL = "stall: rank 1 on node-a has been in data for 4 s. Next: wait"
+STALL = "stall: rank 1 on node-a has been in data for 4 s. Try: wait"
 
 
 def notice(kind: str, message: str, rank: int | None = 3, host: str = "node-b", what: str = SLOW) -> str:
@@ -34,7 +34,7 @@ def test_notices_are_read_once_whole_and_whatever_else_is_in_the_file(tmp_path: 
     assert events == notices.stragglers == []
     lines = JsonLines(tmp_path / NOTICES)
     for text in (
-        notice("straggler", f"straggler: {SLOW}. Next: look"),
+        notice("straggler", f"straggler: {SLOW}. Try: look"),
         notice("stall", STALL, 1, "node-a"),
         "[1]",
         '{"kind": "stall"}',
@@ -48,7 +48,7 @@ def test_notices_are_read_once_whole_and_whatever_else_is_in_the_file(tmp_path: 
     notices.report(reporter)
     told = [(event["kind"], event.get("about_rank"), event.get("about_host")) for event in events]
     assert told == [("straggler", 3, "node-b"), ("stall", 1, "node-a"), ("note", None, None)]
-    assert [event["message"] for event in events[:2]] == [f"straggler: {SLOW}. Next: look", STALL]
+    assert [event["message"] for event in events[:2]] == [f"straggler: {SLOW}. Try: look", STALL]
     assert {(event["rank"], event["host"]) for event in events} == {(0, "node-a")}
     with (tmp_path / NOTICES).open("a") as file:
         file.write('age": "straggler: all of it", "what": "all of it"}\n')
@@ -71,7 +71,7 @@ def test_a_run_tells_them_and_sums_them_up(tmp_path: Path, monkeypatch: pytest.M
         if self.progress.step in (3, 5):
             with (watch / NOTICES).open("a") as file:
                 kind, message = (
-                    ("straggler", f"straggler: {SLOW}. Next: look") if self.progress.step == 3 else ("stall", STALL)
+                    ("straggler", f"straggler: {SLOW}. Try: look") if self.progress.step == 3 else ("stall", STALL)
                 )
                 file.write(notice(kind, message) + "\n")
 
@@ -82,7 +82,7 @@ def test_a_run_tells_them_and_sums_them_up(tmp_path: Path, monkeypatch: pytest.M
     assert told == [("straggler", 4), ("stall", 6)]
     assert events[-1]["stragglers"] == [SLOW]
     log = (run / "logs" / "rank-00000.log").read_text()
-    assert f" straggler: {SLOW}. Next: look\n" in log
+    assert f" straggler: {SLOW}. Try: look\n" in log
     assert f" {STALL}\n" in log
     assert f"\n  straggler    {SLOW}\n" in log
     assert verify_run(run, lambda text: None).problems == []

@@ -41,7 +41,7 @@ def test_ranks_that_do_not_answer_are_named_by_the_one_that_asked_first(
         ""
         if told
         else "drumline: rank 0 on node-a received SIGTERM and exits without a save: ranks 1, 4-6 did not answer\n"
-        "  next: find out what blocks ranks 1, 4-6; rerun the same command to resume from the newest checkpoint\n"
+        "  try: find out what blocks ranks 1, 4-6; rerun the same command to resume from the newest checkpoint\n"
     )
 
 

@@ -51,7 +51,7 @@ def test_a_second_job_is_kept_out_and_told_by_whom(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_to_is_told(tmp_path: Path) -> None:
     (tmp_path / ".lock").mkdir()
-    message = r"(?s)the run folder .* cannot be used: Is a directory \(\.lock\).*next: choose a folder of your own"
+    message = r"(?s)the run folder .* cannot be used: Is a directory \(\.lock\).*try: choose a folder of your own"
     with pytest.raises(UsageError, match=message), locked(RunFolder(tmp_path)):
         pass
 

@@ -92,7 +92,7 @@ def test_nothing_secret_is_on_a_command_line(make: Make) -> None:
     assert words[-2:] == ["me@b", "env --chdir=/code PYTHONPATH=/lib '/py thon' -m drumline.launch.ssh.supervisor"]
 
 
-DIAGNOSIS = {"alarm": "hang", "action": "stop", "sentence": "hang: rank 1 stands. Next: look", "was_printed": False}
+DIAGNOSIS = {"alarm": "hang", "action": "stop", "sentence": "hang: rank 1 stands. Try: look", "was_printed": False}
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_a_diagnosis_of_the_sidecars_is_printed_once_and_decides_the_code(
     ended, lines = conclude(asyncio.run(go()), said)
     assert ended == ends_with
     first, *last = lines[1:] if was_printed else lines[2:]
-    assert lines[1] == "drumline: hang: rank 1 stands. Next: look"
+    assert lines[1] == "drumline: hang: rank 1 stands. Try: look"
     if code < 0:
         assert (first, last) == (lines[1], ["drumline: logs in logs on each host"])
     else:
@@ -326,5 +326,5 @@ def test_a_host_that_says_nothing_is_named_and_an_ssh_that_does_not_listen_is_ki
     controller.screen.close()
     assert (
         "drumline: error: slow: ssh connects, but nothing starts (no answer within 1 s)\n"
-        "  next: see what `ssh slow /py thon -V` waits for: "
+        "  try: read what `ssh slow /py thon -V` waits for: "
     ) in said.read_text()

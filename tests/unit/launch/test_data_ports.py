@@ -46,12 +46,12 @@ def test_who_cannot_reach_the_first_node_is_an_error_with_the_rule_and_others_a_
     check_data_ports(claims, [{}, {}, {"0": Reason.NO_ANSWER}])
     assert capsys.readouterr().err == (
         "drumline: warning: data ports are closed from c to b: port 40001 (no answer: packets are dropped, as a "
-        "security group or firewall does it); ranks that send data there will block. Next: open TCP 1024-65535 "
+        "security group or firewall does it); ranks that send data there will block. Try: open TCP 1024-65535 "
         "on b for the job's hosts (AWS: all traffic from the security group itself)\n"
     )
     with pytest.raises(PreflightError) as caught:
         check_data_ports(claims, [{"1": Reason.NO_ROUTE}, {}, {"1": Reason.NO_ROUTE}])
     assert str(caught.value) == (
         "data ports are closed from b, c to a: port 40000 (no route to host, or a firewall rejects it)\n"
-        "  next: open TCP 1024-65535 on a for the job's hosts (AWS: all traffic from the security group itself)"
+        "  try: open TCP 1024-65535 on a for the job's hosts (AWS: all traffic from the security group itself)"
     )

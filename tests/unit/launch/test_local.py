@@ -33,6 +33,6 @@ def test_a_task_reports_its_failure_itself_unless_a_signal_ended_it(
     report_failure(1, -9, replace(task, run=str(tmp_path)), None)
     report_failure(2, -15, task, None)
     assert capsys.readouterr().err == (
-        f"drumline: rank 1 was killed by SIGKILL; the others were stopped\n  next: see {tmp_path}/logs/rank-00001.log\n"
+        f"drumline: rank 1 was killed by SIGKILL; the others were stopped\n  try: read {tmp_path}/logs/rank-00001.log\n"
         "drumline: rank 2 was killed by SIGTERM; the others were stopped\n"
     )

@@ -68,7 +68,7 @@ def test_who_comes_to_the_meeting_of_another_job_is_sent_away() -> None:
         Membership(store, stranger).check_job()
     assert str(caught.value) == (
         "another job uses a:1\n"
-        "  next: wait for its end, or take another port: --port, --master ADDRESS:PORT or MASTER_PORT"
+        "  try: wait for its end, or take another port: --port, --master ADDRESS:PORT or MASTER_PORT"
     )
     with pytest.raises(
         PreflightError, match="the number of nodes differs: 3 on node 0, 4 on node 3; or another job uses a:1"

@@ -151,9 +151,9 @@ def test_a_node_that_is_gone_is_a_reason_to_start_again() -> None:
     one.node = replace(one.node, min_nodes=None)
     with pytest.raises(TrainingError, match=r"node 2 \(c\) is lost, and no restart is left"):
         one.num_nodes_waiting()
-    one.membership.publish_failure("hang: rank 3 stands. Next: look", ExitCode.HANG)
+    one.membership.publish_failure("hang: rank 3 stands. Try: look", ExitCode.HANG)
     one._ask = WaitNotice(first_s=0)
-    with pytest.raises(HangError, match=r"node 0 \(a\) ended the job: hang: rank 3 stands\. Next: look"):
+    with pytest.raises(HangError, match=r"node 0 \(a\) ended the job: hang: rank 3 stands\. Try: look"):
         one.num_nodes_waiting()
     one = handler(inner, node_of(0, 3, ("a", "b", "c")))
     one.members, one.membership.was_replaced = {0: 0}, True

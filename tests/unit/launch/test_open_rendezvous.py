@@ -45,7 +45,7 @@ def test_a_rendezvous_port_that_stays_silent_between_hosts_that_are_up_is_closed
             wait_for_first_node(f"127.0.0.1:{port}", timeout_s=0.2, hosts=("b", "a"), limits=LIMITS[0])
         assert str(caught.value) == (
             f"the rendezvous port {port} is closed from b to a (no answer: packets are dropped, as a security group or "
-            f"firewall does it)\n  next: open TCP {port} on a to the job's hosts"
+            f"firewall does it)\n  try: open TCP {port} on a to the job's hosts"
         )
         with pytest.raises(PreflightError, match=r"within 0.2 s: no answer \(a firewall drops the packets, or"):
             wait_for_first_node(f"127.0.0.1:{port}", timeout_s=0.2)
@@ -58,13 +58,13 @@ def test_between_hosts_that_are_up_a_refused_port_and_an_unknown_name_end_the_wa
             wait_for_first_node(f"127.0.0.1:{port}", timeout_s=60, hosts=("b", "a"), limits=limits)
         assert str(caught.value) == (
             f"the rendezvous port {port} is closed from b to a (refused, though a process listens there: a firewall "
-            f"rejects it)\n  next: open TCP {port} on a to the job's hosts"
+            f"rejects it)\n  try: open TCP {port} on a to the job's hosts"
         )
     with pytest.raises(PreflightError) as caught:
         wait_for_first_node(f"nowhere.invalid:{port}", timeout_s=60, hosts=("b", "a"), limits=LIMITS[0])
     assert str(caught.value) == (
         "the name nowhere.invalid of the first host does not resolve on b\n"
-        "  next: add nowhere.invalid to DNS, or to /etc/hosts on b; or give an address in --hosts"
+        "  try: add nowhere.invalid to DNS, or to /etc/hosts on b; or give an address in --hosts"
     )
 
 

@@ -39,7 +39,7 @@ def test_the_others_are_one_line() -> None:
     ]
     told = replace(failure(0, 1.0, "Traceback", "ValueError: x"), was_shown=True)
     assert list(last_messages([told], 1)) == [
-        ("rank 0 on a (exit code 1) failed first: ValueError: x", "next: see the lines above that begin with [a 0]")
+        ("rank 0 on a (exit code 1) failed first: ValueError: x", "try: read the lines above that begin with [a 0]")
     ]
     ((first, _),) = last_messages([replace(told, error="KeyError: y")], 1)
     assert first.endswith("failed first: KeyError: y")

@@ -49,12 +49,12 @@ def test_a_diagnosis_is_read_once_it_is_complete(watch: WatchFolder) -> None:
     assert watch.diagnosis() is None, "that did not end a rank"
     (folder / "diagnosis.json").write_text(json.dumps(record))
     found = watch.diagnosis()
-    assert found == SidecarDiagnosis("hang", "stop", "hang: rank 1 stands. Next: look")
+    assert found == SidecarDiagnosis("hang", "stop", "hang: rank 1 stands. Try: look")
     assert (found.is_hang, found.is_final) == (True, True)
     told = {**record, "alarm": "failure", "action": "restart", "was_printed": True}
     (folder / "diagnosis.json").write_text(json.dumps(told))
     assert watch.diagnosis() == SidecarDiagnosis(
-        "failure", "restart", "failure: rank 1 stands. Next: look", was_printed=True
+        "failure", "restart", "failure: rank 1 stands. Try: look", was_printed=True
     )
     watch.begin(1)
     assert watch.diagnosis() is None, "that of another start is none"

@@ -121,7 +121,7 @@ def test_facts_are_one_warning() -> None:
         "  - the variable NCCL_ALGO: rank 0, 1 (a): not set; rank 2, 3 (b): Ring\n"
         "  - the argument --lr: rank 1-3 (a and b): 0.1; rank 0 (a): 0.2\n"
         "  - the code of train.py: rank 0-2 (a and b): 12; rank 3 (b): 34. "
-        "Next: set the same environment variables on every node before the ranks start; "
+        "Try: set the same environment variables on every node before the ranks start; "
         "start the script with the same arguments on every node; "
         "bring every node to the same code: the same commit, with no change of its own"
     ]
@@ -136,7 +136,7 @@ def test_a_secret_is_compared_and_never_shown(name: str) -> None:
     assert "hunter" not in json.dumps([asdict(one) for one in reports])
     assert sentences(reports) == [
         f"warning: ranks differ in the argument {name}: rank 0, 1, 3 (a and b): hidden value 1; "
-        "rank 2 (b): hidden value 2. Next: start the script with the same arguments on every node"
+        "rank 2 (b): hidden value 2. Try: start the script with the same arguments on every node"
     ]
 
 
@@ -167,7 +167,7 @@ def test_loaders(loaders: list[tuple[int | None, int | None] | None], what: str 
     assert len(found) == (what is not None)
     if what:
         assert found[0].startswith(f"warning: ranks differ in {what} of the DataLoader at train.py:42: rank 0 (a): ")
-        assert " Next: give every rank the same dataset" in found[0]
+        assert " Try: give every rank the same dataset" in found[0]
 
 
 def test_replicas_that_drift_are_named_with_the_setting_that_differs() -> None:
@@ -182,7 +182,7 @@ def test_replicas_that_drift_are_named_with_the_setting_that_differs() -> None:
     assert look({1: hashes(2, lr=0.1)}, drifted) == [
         "warning: DDP module Net: the replicas differ at step 1: rank 0 (a) and rank 1 (a) differ in b, and no "
         "majority shows which is right; all agreed at step 0; their optimizers differ in lr: rank 0 (a): 0.1; "
-        "rank 1 (a): 0.2. Next: look for what differs across ranks: learning rate, seed, clipping, code under "
+        "rank 1 (a): 0.2. Try: look for what differs across ranks: learning rate, seed, clipping, code under "
         "`if rank`; stop the job: its replicas are no longer one model"
     ]
     assert look({10: hashes(5)}, drifted) == [], "once"

@@ -80,7 +80,7 @@ def test_a_host_is_named_when_all_its_ranks_are_slow() -> None:
     assert (straggler.host, straggler.rank) == ("node-b", None)
     assert straggler.sentence.startswith(
         "straggler: all ranks on node-b take 4.0x as long as their peers in forward (80 ms per step, peers 20 ms), "
-        "which costs the run 0.06 s per step. Next: check what else runs on node-b"
+        "which costs the run 0.06 s per step. Try: check what else runs on node-b"
     )
     many = [f"node-{number // 8}" for number in range(32)]
     (straggler,) = told(lambda rank, step, phase: 3.0 if 8 <= rank < 16 else 1.0, hosts=many, steps=60)
@@ -184,7 +184,7 @@ def test_the_sentence() -> None:
     named = SlowPhases((Phase.FORWARD,), 0.412, 0.081).straggler("node-b", 3)
     assert named.sentence == (
         "straggler: rank 3 on node-b takes 5.1x as long as its peers in forward (412 ms per step, peers 81 ms), which "
-        "costs the run 0.33 s per step. Next: check what else runs on node-b, its clock speed and temperature; "
+        "costs the run 0.33 s per step. Try: check what else runs on node-b, its clock speed and temperature; "
         "drumline doctor compares hosts"
     )
     data = SlowPhases((Phase.DATA, Phase.BETWEEN), 0.5, 0.0004).straggler("b", 1).sentence

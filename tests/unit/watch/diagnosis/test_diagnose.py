@@ -67,14 +67,14 @@ WHOLE = [
         cluster(ended(5, -9), *(dragged(rank) for rank in (0, 1, 2, 3, 4, 6, 7))),
         Cause.KILLED,
         "failure: rank 5 on node-b was killed by SIGKILL at step 812, in forward; 7 ranks lost the connection to it. "
-        "Next: find out who sent it: an operator, a batch system, or the kernel's OOM killer (dmesg on node-b)",
+        "Try: find out who sent it: an operator, a batch system, or the kernel's OOM killer (dmesg on node-b)",
         id="killed",
     ),
     pytest.param(
         cluster(ended(5, -9, memory="the limit of 512 MiB of its control group", phase=Phase.DATA)),
         Cause.OUT_OF_MEMORY,
         "failure: rank 5 on node-b ran out of memory and was killed at step 812, in the DataLoader (the limit of 512 "
-        "MiB of its control group). Next: raise the memory limit, or lower the batch size or the number of DataLoader"
+        "MiB of its control group). Try: raise the memory limit, or lower the batch size or the number of DataLoader"
         " workers",
         id="out of memory",
     ),
@@ -85,21 +85,21 @@ WHOLE = [
         ),
         Cause.EXCEPTION,
         "failure: rank 2 on node-a crashed at step 812: ValueError: bad label 17; 3 ranks lost the connection to it. "
-        "Next: see its traceback at the end of its log",
+        "Try: read its traceback at the end of its log",
         id="exception",
     ),
     pytest.param(
         cluster(late_rank(3, Phase.FORWARD, state="T", collectives=(), answers=False)),
         Cause.STOPPED,
         "hang: rank 3 on node-a is stopped by a signal, in forward since step 812; 7 ranks are blocked in all_reduce "
-        "#4410. Next: find out who stopped it; kill -CONT 4703 on node-a resumes it, if it still runs",
+        "#4410. Try: find out who stopped it; kill -CONT 4703 on node-a resumes it, if it still runs",
         id="stopped",
     ),
     pytest.param(
         cluster(late_rank(5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0), worker(1, "T", WORKER_IN_SAMPLE)))),
         Cause.STOPPED,
         "hang: rank 5 on node-b has been in the DataLoader since step 812 (worker 1 is stopped by a signal at "
-        "data/images.py:31 in __getitem__); 7 ranks are blocked in all_reduce #4410. Next: find out who stopped it; "
+        "data/images.py:31 in __getitem__); 7 ranks are blocked in all_reduce #4410. Try: find out who stopped it; "
         "kill -CONT 5001 on node-b resumes it, if it still runs",
         id="stopped worker",
     ),
@@ -107,14 +107,14 @@ WHOLE = [
         cluster(late_rank(5, Phase.FORWARD, state="t", tracer="gdb (process 991)", collectives=(), answers=False)),
         Cause.DEBUGGED,
         "stall: rank 5 on node-b is held by gdb (process 991), in forward since step 812; 7 ranks are blocked in "
-        "all_reduce #4410. Next: continue process 4705 on node-b in the debugger, or detach",
+        "all_reduce #4410. Try: continue process 4705 on node-b in the debugger, or detach",
         id="debugged",
     ),
     pytest.param(
         cluster(late_rank(5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0), worker(1, "S", WORKER_IN_SAMPLE)))),
         Cause.DATASET,
         "stall: rank 5 on node-b has been in the DataLoader since step 812 (worker 1 is blocked at data/images.py:31 "
-        "in __getitem__); 7 ranks are blocked in all_reduce #4410. Next: check what data/images.py:31 in __getitem__ "
+        "in __getitem__); 7 ranks are blocked in all_reduce #4410. Try: check what data/images.py:31 in __getitem__ "
         "waits for: a file, a server, a lock; its stack is in the diagnosis file",
         id="dataset in a worker",
     ),
@@ -122,7 +122,7 @@ WHOLE = [
         cluster(late_rank(5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0), worker(1, "S", (), in_fork_s=6.2)))),
         Cause.DATASET,
         "stall: rank 5 on node-b has been in the DataLoader since step 812 (worker 1 is stuck in fork); 7 ranks are "
-        "blocked in all_reduce #4410. Next: use Python 3.12 or newer (in 3.11 a thread of torch can block a fork), or"
+        "blocked in all_reduce #4410. Try: use Python 3.12 or newer (in 3.11 a thread of torch can block a fork), or"
         " ddp.loader, which forks such a worker again; gdb -p 5001 on node-b shows what it waits for",
         id="worker stuck in fork",
     ),
@@ -130,7 +130,7 @@ WHOLE = [
         cluster(late_rank(5, Phase.FORWARD, stack=IN_LOSS)),
         Cause.USER_CODE,
         "stall: rank 5 on node-b has been in forward since step 812 (job/losses.py:44 in contrastive), without using "
-        "the CPU; 7 ranks are blocked in all_reduce #4410. Next: check what job/losses.py:44 in contrastive waits "
+        "the CPU; 7 ranks are blocked in all_reduce #4410. Try: check what job/losses.py:44 in contrastive waits "
         "for; its stack is in the diagnosis file",
         id="user code",
     ),
@@ -138,7 +138,7 @@ WHOLE = [
         cluster(late_rank(5, Phase.FORWARD, stack=IN_LOSS[1:], answers=False, collectives=())),
         Cause.GIL,
         "stall: rank 5 on node-b holds the GIL at job/losses.py:44 in contrastive, in forward since step 812: a call "
-        "into C does not return; 7 ranks are blocked in all_reduce #4410. Next: check what job/losses.py:44 in "
+        "into C does not return; 7 ranks are blocked in all_reduce #4410. Try: check what job/losses.py:44 in "
         "contrastive calls; a C extension should release the GIL before it blocks",
         id="gil",
     ),
@@ -146,7 +146,7 @@ WHOLE = [
         cluster(late_rank(5, Phase.BETWEEN, stack=(f"{TORCH}/cuda/__init__.py:985 in synchronize",))),
         Cause.NOT_ENTERED,
         "stall: rank 5 on node-b did not enter all_reduce #4410 of [77290]: it has been at cuda/__init__.py:985 in "
-        "synchronize, between steps since step 812; 7 ranks are blocked in all_reduce #4410. Next: check why it is "
+        "synchronize, between steps since step 812; 7 ranks are blocked in all_reduce #4410. Try: check why it is "
         "not in that collective: often an `if` that differs across ranks; its stack is in the diagnosis file",
         id="not entered",
     ),
@@ -154,7 +154,7 @@ WHOLE = [
         cluster(blocked_rank(2, stack=IN_ALL_REDUCE, collectives=(*recorded(4409, waits=False), reduced(4410, 1)))),
         Cause.MISMATCH,
         "hang: ranks are in different collectives at step 812, in backward (job/train.py:31 in training_step): rank 2"
-        " on node-a: all_reduce #4410 of [1]; the others: all_reduce #4410 of [77290]. Next: make every rank call the"
+        " on node-a: all_reduce #4410 of [1]; the others: all_reduce #4410 of [77290]. Try: make every rank call the"
         " same collectives in the same order with the same shapes (look for one behind `if rank == ...`, and for "
         "batches of different length)",
         id="mismatch",
@@ -163,7 +163,7 @@ WHOLE = [
         cluster(late_rank(3, Phase.LEFT)),
         Cause.LEFT_EARLY,
         "hang: rank 3 on node-a left the loop after step 812, before the others; 7 ranks are blocked in all_reduce "
-        "#4410. Next: give every rank the same number of batches (DDPManager.loader does), and let no rank break or "
+        "#4410. Try: give every rank the same number of batches (DDPManager.loader does), and let no rank break or "
         "return on its own",
         id="left early",
     ),
@@ -175,7 +175,7 @@ WHOLE = [
         ),
         Cause.TEARDOWN,
         "stall: rank 1 on node-a left the loop 10 min 00 s ago and has not exited: it is closing its files, workers "
-        "and process group (job/close.py:7 in upload). Next: check in its stack what it waits for; release CUDA "
+        "and process group (job/close.py:7 in upload). Try: check in its stack what it waits for; release CUDA "
         "graphs before the process group is destroyed",
         id="teardown",
     ),
@@ -183,7 +183,7 @@ WHOLE = [
         cluster(lost=(B_GONE,)),
         Cause.UNREACHABLE,
         "hang: no heartbeat from node-b for 3.4 s (no answer), with ranks 4-7; with two nodes, either node-b or "
-        "node-a may be cut off; 4 ranks are blocked in all_reduce #4410. Next: check whether node-b is up, then check"
+        "node-a may be cut off; 4 ranks are blocked in all_reduce #4410. Try: check whether node-b is up, then check"
         " cable and security group between node-a and node-b: drumline doctor --hosts node-a,node-b",
         id="unreachable",
     ),
@@ -191,7 +191,7 @@ WHOLE = [
         cluster(node_0={"heartbeat_age_s": {1: 0.3}}, node_1={"heartbeat_age_s": {0: 4.0}}),
         Cause.UNREACHABLE,
         "hang: node-b has received no heartbeat from node-a for 4.0 s, but node-a receives those of node-b: the "
-        "network drops packets from node-a to node-b; 8 ranks are blocked in all_reduce #4410. Next: check cable and "
+        "network drops packets from node-a to node-b; 8 ranks are blocked in all_reduce #4410. Try: check cable and "
         "security group between node-a and node-b: drumline doctor --hosts node-a,node-b",
         id="one way",
     ),
@@ -200,7 +200,7 @@ WHOLE = [
         Cause.STORAGE,
         "stall: rank 0 on node-a waits for storage that does not answer, in a save since step 812 (job/save.py:9 in "
         "store): in the kernel (state D) for 12 s without reading or writing a byte; 7 ranks are blocked in "
-        "all_reduce #4410. Next: check the file systems of node-a (df, dmesg: a network mount whose server is down); "
+        "all_reduce #4410. Try: check the file systems of node-a (df, dmesg: a network mount whose server is down); "
         "a process in state D cannot be killed before its storage answers",
         id="storage",
     ),
@@ -208,7 +208,7 @@ WHOLE = [
         cluster(late_rank(5, Phase.FORWARD, stack=IN_LOSS[1:], cpu=0.98, state="R")),
         Cause.SLOW,
         "stall: rank 5 on node-b is slow but alive: in forward since step 812 (1.0 cores, at job/losses.py:44 in "
-        "contrastive); 7 ranks are blocked in all_reduce #4410. Next: wait, or raise watch.hang_s if it often takes "
+        "contrastive); 7 ranks are blocked in all_reduce #4410. Try: wait, or raise watch.hang_s if it often takes "
         "so long; its stack is in the diagnosis file",
         id="slow",
     ),
@@ -216,7 +216,7 @@ WHOLE = [
         cluster(world_size=2),
         Cause.UNKNOWN,
         "stall: no progress since step 812, and no rank stands out: ranks 0, 1 on node-a in all_reduce #4410 of "
-        "[77290]. Next: see the stacks in the diagnosis file; if all are in one collective, test the network: "
+        "[77290]. Try: read the stacks in the diagnosis file; if all are in one collective, test the network: "
         "drumline doctor",
         id="unknown",
     ),

@@ -27,7 +27,7 @@ def test_training_continues_without_a_sidecar_that_cannot_be_started(
     one.close()
     (line,) = capfd.readouterr().err.splitlines()
     what = "the watchdog's sidecar on node-a cannot be started (No such file or directory)"
-    assert f"{what}; training continues, but hangs are not diagnosed. Next: " in line
+    assert f"{what}; training continues, but hangs are not diagnosed. Try: " in line
 
 
 def test_a_sidecar_that_cannot_live_is_given_up(
