@@ -68,7 +68,7 @@ def run_and_kill(leg: Leg, kill: Kill) -> bool:
         if code is None:
             raise RunFailedError(
                 f"{leg.name} did not end within {END_S:.0f} s after rank {kill.ranks[0]} was killed",
-                next_step=f"see {leg.log} and {RunFolder(leg.folder).logs}",
+                next_step=f"read {leg.log} and {RunFolder(leg.folder).logs}",
             )
         return in_time and code != 0
 

@@ -69,7 +69,7 @@ def read_trace(folder: Path) -> RunTrace:
     if not ranks or not ranks[0] or ranks[0][0]["kind"] != "start":
         raise TrainingError(
             f"there is no trace in {folder}: the run wrote none",
-            next_step="see its output, in the .log files beside its folder",
+            next_step="read its output, in the .log files beside its folder",
         )
     start = ranks[0][0]
     steps: dict[int, StepTrace] = {}

@@ -111,7 +111,7 @@ class Collector:
             _, reply = self._messages.wait_for(f"part/{writer.rank}")
         except (TimeoutError, RuntimeError) as error:
             what = f"{writer} exited before its part was written"
-            raise store.PartError(what, "see the output of that rank") from error
+            raise store.PartError(what, "read the output of that rank") from error
         if "failure" in reply:
             raise store.PartError(f"{writer}: {reply['failure'][0]}", reply["failure"][1])
         if reply["tensors"] != expected:
@@ -165,7 +165,7 @@ def write_own_part(
         except OSError as error:
             reply["failure"] = list(catalog.explain_os_error(error, folder=root))
         except Exception as error:
-            reply["failure"] = [f"{type(error).__name__}: {error}", "see the output of that rank"]
+            reply["failure"] = [f"{type(error).__name__}: {error}", "read the output of that rank"]
         messages.send(f"part/{me.rank}", reply)
     except (TimeoutError, RuntimeError):  # rank 0 has exited, so there is no save
         pass

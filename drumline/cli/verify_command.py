@@ -46,7 +46,7 @@ def run(argv: Sequence[str]) -> int:
         show(HELP, end="")
         return ExitCode.SUCCESS
     if flags.layer.problems:
-        raise ConfigError(flags.layer.problems, next_step="see drumline verify --help")
+        raise ConfigError(flags.layer.problems, next_step="read drumline verify --help")
     if not flags.positional:
         raise UsageError("no RUN was given", next_step="give a run folder, as in: drumline verify runs/digits")
     folders = [find_run(Path(name)) for name in flags.positional]

@@ -64,7 +64,7 @@ def run(argv: Sequence[str]) -> int:
         show(HELP, end="")
         return ExitCode.SUCCESS
     if flags.layer.problems:
-        raise ConfigError(flags.layer.problems, next_step="see drumline watch --help")
+        raise ConfigError(flags.layer.problems, next_step="read drumline watch --help")
     if len(runs) != 1:
         what = "no RUN was given" if not runs else f"{len(runs)} runs were given, but one is watched at a time"
         raise UsageError(what, next_step="give a run folder, as in: drumline watch runs/digits")

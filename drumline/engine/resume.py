@@ -92,7 +92,7 @@ def check_same_step(diagnoses: Sequence[Mapping[str, Any]], folder: Path) -> tup
         return None
     last = diagnoses[-1]
     step = last["diagnosis"]["step"]
-    next_step = f"see {folder} and fix the cause, then rerun the same command to resume from the newest checkpoint"
+    next_step = f"read {folder} and fix the cause, then rerun the same command to resume from the newest checkpoint"
     if last["action"] == "stop":
         at = "" if step is None else f" at step {step}"
         return f"the run was stopped{at} and is not restarted: {last['diagnosis']['what']}", next_step

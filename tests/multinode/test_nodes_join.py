@@ -112,7 +112,7 @@ def test_who_never_came_is_named_and_why_on_both_sides(make_testbed: MakeTestbed
         job.wait_for("here: rank")
     on_d.send(signal.SIGKILL)
     assert on_c.wait() == 1
-    assert "drumline: error: node 1 (d) is lost, and no restart is left\n  try: read what ended it" in on_c.text()
+    assert "drumline: error: node 1 (d) is lost, and no restart is left\n  try: check what ended it" in on_c.text()
 
     assert [on_a.wait(), on_b.wait()] == [3, 3]
     assert "drumline: waiting at 10.77.0.1:29500 for node 1, " in on_a.text()

@@ -100,7 +100,7 @@ class Membership:
                 f"what listens at {where} is not the launcher of node 0{differs}",
                 next_step=f"set the same {SECRET_ENV} on all nodes, and see what listens there"
                 if differs
-                else "see what it is, or take another port: --port, --master ADDRESS:PORT or MASTER_PORT",
+                else "check what it is, or take another port: --port, --master ADDRESS:PORT or MASTER_PORT",
             )
         if found["job"] != mine["job"]:
             raise PreflightError(

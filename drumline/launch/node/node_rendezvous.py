@@ -208,14 +208,14 @@ class NodeRendezvous(RendezvousHandler):
         with self.explained():
             if self._ask.is_due() and (failure := self.membership.failure()):
                 self.membership.set_state(DONE)
-                raise self._error(failure, "see its output")
+                raise self._error(failure, "read its output")
             if self.membership.was_replaced:
                 raise self._error(f"another launcher has taken NODE_RANK {self.node.node_rank} from this one")
             waiting = self.inner.num_nodes_waiting()
             lost = [self.members[number] for number in self._lost(self.members)]
             if lost and self.node.max_restarts == 0 and not self.node.may_shrink:
                 raise self._error(
-                    f"{self._reason(lost)}, and no restart is left", "see what ended it, and start all nodes again"
+                    f"{self._reason(lost)}, and no restart is left", "check what ended it, and start all nodes again"
                 )
             if waiting or lost:
                 self.restart_reason, self.has_lost_node = self._reason(lost), bool(lost)
@@ -291,11 +291,11 @@ class NodeRendezvous(RendezvousHandler):
             what = f"{ended}; node {node.node_rank} cannot join it"
             with contextlib.suppress(dist.DistError):
                 what = self.membership.failure() or what
-            raise self._error(what, "see the output of the others") from error
+            raise self._error(what, "read the output of the others") from error
         except (RendezvousError, dist.DistError) as error:
             raise self._error(
                 f"the first node, {self.membership.name(0)}, is lost or unreachable: nothing answers at {where}",
-                "see what ended it; start all nodes again: a task resumes from its newest checkpoint",
+                "check what ended it; start all nodes again: a task resumes from its newest checkpoint",
             ) from error
 
     def _error(self, what: str, next_step: str | None = None) -> DrumlineError:

@@ -186,7 +186,7 @@ def _open_store(node: NodePlan, host: str, *, bound: str | None = None) -> dist.
             )
         else:
             what = f"no store could be opened at {node.endpoint}: {str(error).strip().splitlines()[0]}"
-            next_step = "see what listens there: it must be the launcher of the node with NODE_RANK 0"
+            next_step = "check what listens there: it must be the launcher of the node with NODE_RANK 0"
         raise PreflightError(what, next_step=next_step) from error
 
 

@@ -77,7 +77,7 @@ OF_COMMAND = (
 )
 STUCK = (
     "ssh connects, but nothing starts",
-    "see what `ssh {host} {python} -V` waits for: the login's own commands, or a file system",
+    "check what `ssh {host} {python} -V` waits for: the login's own commands, or a file system",
 )
 
 
@@ -137,7 +137,7 @@ def not_reached(
 ) -> DrumlineError:
     """The error for a host on which nothing has begun."""
     what = "ssh could not log in" if code == SSH_FAILED else "the supervisor could not be started"
-    unknown = SshProblem(f"{what} ({last_line(said, code)})", f"see what `ssh {host.name}` says")
+    unknown = SshProblem(f"{what} ({last_line(said, code)})", f"check what `ssh {host.name}` says")
     problem = known_problem(host.name, code, said, python=python, cwd=cwd, is_stuck=is_stuck) or unknown
     return PreflightError(f"{host.name}: {problem.what}", next_step=problem.next_step)
 

@@ -80,7 +80,7 @@ class Sync:
         if different := _listed(host, answer):
             named = ", ".join(different[:MAX_NAMED]) + (", ..." if len(different) > MAX_NAMED else "")
             what = f"{host.name} has different code in {self.folder} after --sync: {named}"
-            raise PreflightError(what, next_step="see whether something writes there, or --exclude what is not code")
+            raise PreflightError(what, next_step="check whether something writes there, or --exclude what is not code")
 
     def _rsync(self, host: Host, files: dict[str, str]) -> None:
         options = [word for option in OPTIONS for word in ("-o", option)]
@@ -97,7 +97,7 @@ class Sync:
         if done.returncode:
             first = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[0]
             what = f"{host.name}: the code could not be copied: {first}"
-            raise PreflightError(what, next_step=f"see whether {self.folder} can be written to there")
+            raise PreflightError(what, next_step=f"check whether {self.folder} can be written to there")
 
     def _call(self, host: Host, command: Sequence[str], text: str, *, cwd: PurePosixPath | Path) -> str:
         words = ssh_words(self.client, host, command, cwd=cwd)
@@ -131,7 +131,7 @@ def _listed(host: Host, answer: str) -> list[str]:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise PreflightError(
             f"{host.name} does not list its files after --sync",
-            next_step=f"see what a login to {host.name} prints, or copy the code yourself and leave --sync out",
+            next_step=f"check what a login to {host.name} prints, or copy the code yourself and leave --sync out",
         )
     return names
 

@@ -122,7 +122,7 @@ def find_unknown(evidence: Evidence) -> Diagnosis | None:
         shown += f"; {plural(sum(len(who) for _, who in rest), 'rank')} elsewhere"
     first = max(ranks, key=lambda rank: (rank.still_s, -rank.rank))
     what = f"no progress {evidence.since(first)}, and no rank stands out: {shown}"
-    next_step = "see the stacks in the diagnosis file; if all are in one collective, test the network: drumline doctor"
+    next_step = "read the stacks in the diagnosis file; if all are in one collective, test the network: drumline doctor"
     since_s = min(rank.still_s for rank in ranks)
     found = evidence.diagnosis(first, Cause.UNKNOWN, what, next_step, since_s=since_s)
     number = None if len(ranks) > 1 else first.rank

@@ -122,7 +122,7 @@ def _first(ranks: list[RankState]) -> RankState:
 
 def _diagnosis(evidence: Evidence, rank: RankState, also: str = "") -> Diagnosis:
     at = evidence.at(rank)
-    next_step = _NEXT_STEPS.get(rank.failure_kind, "see its traceback at the end of its log")
+    next_step = _NEXT_STEPS.get(rank.failure_kind, "read its traceback at the end of its log")
     if rank.memory:
         cause, how = Cause.OUT_OF_MEMORY, f"ran out of memory and was killed{at} ({rank.memory})"
         next_step = "raise the memory limit, or lower the batch size or the number of DataLoader workers"

@@ -73,7 +73,7 @@ FORMATS = ("text", "json", "sarif", "github")
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise UsageError(message, next_step=f"see {self.prog} --help")
+        raise UsageError(message, next_step=f"read {self.prog} --help")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -138,7 +138,7 @@ def _flags(argv: Sequence[str], prog: str) -> argparse.Namespace:
         meant = did_you_mean(flag, known)
         raise UsageError(
             f"{prog} has no flag {flag}" + (f"; {meant}" if meant.startswith("did") else ""),
-            next_step=f"see {prog} --help",
+            next_step=f"read {prog} --help",
         )
     given.prog = prog
     return given

@@ -190,7 +190,7 @@ def test_the_standard_input(lint: Lint, monkeypatch: pytest.MonkeyPatch, here: P
         (["nowhere.py"], ["there is no nowhere.py"]),
         (["a.py", "--formt", "x"], ["drumline-lint has no flag --formt; did you mean '--format'?"]),
         (["a.py", "--qqq=3"], ["drumline-lint has no flag --qqq\n", "try: read drumline-lint --help"]),
-        (["a.py", "--format"], ["argument --format: expected one argument", "see drumline-lint --help"]),
+        (["a.py", "--format"], ["argument --format: expected one argument", "read drumline-lint --help"]),
         (["a.py", "--format", "jsn"], ["--format jsn: there is no such format; did you mean 'json'?"]),
         (["a.py", "--severity", "x"], ["there is no such severity; known: error, note, warning"]),
         (["a.py", "--select", "bad-cal"], ["--select: there is no rule 'bad-cal'; did you mean 'bad-call'?"]),

@@ -67,7 +67,7 @@ def test_three_times_the_same_step_is_enough(run: Run) -> None:
         "  - gone\n"
         "  - b does not answer\n"
         "  - stuck in __getitem__",
-        f"see {run.folder.diagnoses} and fix the cause, then rerun the same command to resume from the newest "
+        f"read {run.folder.diagnoses} and fix the cause, then rerun the same command to resume from the newest "
         "checkpoint",
     )
     run.diagnose(None, alarm="failure", cause="exception", what="the refusal, as a sidecar sees it")

@@ -326,5 +326,5 @@ def test_a_host_that_says_nothing_is_named_and_an_ssh_that_does_not_listen_is_ki
     controller.screen.close()
     assert (
         "drumline: error: slow: ssh connects, but nothing starts (no answer within 1 s)\n"
-        "  try: read what `ssh slow /py thon -V` waits for: "
+        "  try: check what `ssh slow /py thon -V` waits for: "
     ) in said.read_text()

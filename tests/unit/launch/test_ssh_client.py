@@ -18,13 +18,13 @@ from drumline.launch.ssh.client import not_reached, was_lost
         (255, "ssh: connect to host b port 22: Connection refused", "it refuses ssh connections", "start sshd"),
         (255, "ssh: connect to host b port 22: Connection timed out", "it is unreachable", "start me@b"),
         (255, "Connection timed out during banner exchange", "its sshd accepts the connection", "restart sshd"),
-        (255, "kex_exchange_identification: odd", "ssh could not log in", "see what `ssh me@b` says"),
+        (255, "kex_exchange_identification: odd", "ssh could not log in", "check what `ssh me@b` says"),
         (125, "env: cannot change directory to '/c': No such file", "the folder /c does not exist there", "--sync"),
         (125, "env: unrecognized option '--chdir=/c'", "its `env` does not know --chdir", "coreutils"),
         (127, "env: '/p': No such file or directory", "there is no Python at /p", "--python PATH"),
         (126, "env: '/p': Permission denied", "there is no Python at /p", "--python PATH"),
         (1, "/p: No module named drumline", "/p cannot import drumline there", "the same version"),
-        (9, "", "the supervisor could not be started (exit code 9)", "see what"),
+        (9, "", "the supervisor could not be started (exit code 9)", "check what"),
     ],
 )
 def test_a_host_that_was_not_reached(code: int, said: str, what: str, step: str) -> None:

@@ -271,7 +271,7 @@ def test_the_first_to_end_is_the_cause_not_those_who_fell_with_it() -> None:
         (-6, "was killed by SIGABRT at", "as gloo does when ranks enter different collectives"),
         (-7, "was killed by SIGBUS at", "(a full /dev/shm gives SIGBUS)"),
         (-64 - 1, "was killed by signal 65 at", "find out who sent it"),
-        (3, "exited with code 3 at step 812, in forward", "see its traceback at the end of its log"),
+        (3, "exited with code 3 at step 812, in forward", "read its traceback at the end of its log"),
     ],
 )
 def test_other_ends(exit: int, end: str, next_step: str) -> None:
@@ -286,7 +286,7 @@ def test_other_ends(exit: int, end: str, next_step: str) -> None:
         (FailureKind.DISK_FULL, "free some space on that file system"),
         (FailureKind.OUT_OF_MEMORY, "lower the batch size, or accumulate"),
         (FailureKind.WORKER_DIED, "for what killed the worker: often it is out of memory"),
-        (FailureKind.OTHER, "see its traceback"),
+        (FailureKind.OTHER, "read its traceback"),
     ],
 )
 def test_an_error_of_its_own_says_what_to_do(kind: FailureKind, next_step: str) -> None:
