@@ -22,7 +22,7 @@ METHODS = {
     "find", "rfind", "index", "count", "replace", "search", "match", "fullmatch", "findall", "finditer",
     "compile", "sub", "subn",
 }  # fmt: skip
-WORDS = re.compile(r"[A-Za-z']{2,}[,:;]? [a-z']{2,}|^[A-Za-z ]{3,}: ?$|^[,.;]? ?[Nn]ext: ?$")
+WORDS = re.compile(r"[A-Za-z']{2,}[,:;]? [a-z']{2,}|^[A-Za-z ]{3,}: ?$|^[,.;]? ?[Tt]ry: ?$")
 MESSAGE = re.compile(r"\b(messages?|sentence|what|reason|words|said|told|failure|next_step|stderr|error)\b")
 FOREIGN = {
     "does not have a deterministic implementation": "torch",

@@ -82,7 +82,7 @@ def test_line_ends_are_kept() -> None:
         (b"# coding: hex\n", "train.py:1:1: the encoding of the file is not known: 'hex' is not a text encoding"),
         (
             b"# coding: undefined\nx",
-            "train.py:1:1: the encoding of the file is not known: decoding with 'undefined' codec failed",
+            "train.py:1:1: the encoding of the file is not known: ",  # then Python's own words
         ),
         ("x = 1".encode("utf-16"), "train.py:1:1: the file is not utf-8: byte 0xff cannot be decoded"),
         (b"#\nx = '\xe9'\n", "train.py:2:1: the file is not utf-8: byte 0xe9 cannot be decoded"),
