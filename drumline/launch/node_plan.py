@@ -182,6 +182,9 @@ def two_node_command(task: str, arguments: Sequence[str], *, procs: int) -> str:
     for before, word in zip(["", *arguments], arguments, strict=False):
         if before != "--procs" and word not in ("--procs", "--fresh") and not word.startswith("--procs="):
             rest.append(word)
-    if task in rest:  # `drumline launch` wants it before its flags; `drumline train` takes it anywhere
-        rest.remove(task)
+    # `drumline launch` wants the task before its flags; `drumline train` takes it anywhere. Not where it is a value.
+    is_value = [before.startswith("--") and "=" not in before for before in ["", *rest]]
+    places = sorted((is_value[place], place) for place, word in enumerate(rest) if word == task)
+    if places:
+        del rest[places[0][1]]
     return f"drumline launch --hosts HOST_A,HOST_B --procs {procs} {shlex.join([task, *rest])}"

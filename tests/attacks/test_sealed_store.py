@@ -257,8 +257,8 @@ def test_who_listens_in_place_of_the_first_node_is_found_out(base: dist.HashStor
     with pytest.raises(PreflightError) as caught:
         Membership(base, NodePlan(num_nodes=2, node_rank=1, endpoint="a:1"), SECRET).check_job()
     assert str(caught.value) == (
-        "what listens at a:1 is not the launcher of node 0 of this job: it has another "
-        "DRUMLINE_SECRET\n  try: set the same DRUMLINE_SECRET on all nodes, and see what listens there"
+        "what listens at a:1 is not the launcher of node 0 of this job: its "
+        "DRUMLINE_SECRET differs\n  try: set the same DRUMLINE_SECRET on all nodes, and check what listens there"
     )
 
 

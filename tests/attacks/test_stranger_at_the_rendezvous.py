@@ -144,5 +144,5 @@ def test_who_listens_first_in_place_of_node_0_runs_nothing(secret: str | None, t
         assert nodes[1].returncode == ExitCode.PREFLIGHT_FAILED
         assert (
             f"what listens at 127.0.0.1:{stranger.port} is not the launcher of node 0 of this "
-            "job: it has another DRUMLINE_SECRET" in second
+            "job: its DRUMLINE_SECRET differs" in second
         )

@@ -152,7 +152,7 @@ class RendezvousState(_BackendRendezvousStateHolder):
 
 
 class SealedBackend(RendezvousBackend):
-    """What a stranger writes over the state, or deletes, is put back as this node knew it last."""
+    """What somebody else writes over the state, or deletes, is put back as this node knew it last."""
 
     def __init__(self, store: SealedStore) -> None:
         self._store = store
@@ -180,7 +180,7 @@ class SealedBackend(RendezvousBackend):
 
     def _known(self, found: bytes) -> tuple[bytes, Token] | None:
         state = decode(found)
-        # No secret keeps strangers out; with one they can put back what they have recorded.
+        # Without a secret anybody can write there; with one they can put back what they have recorded.
         if (state is None and found != NOTHING) or version_of(found) < self._version:
             found = self._put(found, self._last)
             state = decode(found)

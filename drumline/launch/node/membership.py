@@ -1,7 +1,7 @@
 """Which of a job's nodes are alive: every launcher writes a heartbeat once a second, in the store of the first one.
 
-c10d's own rendezvous knows participants, but no names, and waits in silence. Here each node is known by the NODE_RANK
-it was given and by its host: a second node with the same rank is refused, and missing ones are named.
+c10d's own rendezvous knows participants, but no names, and waits without a message. Here each node is known by the
+NODE_RANK it was given and by its host: a second node with the same rank is refused, and missing ones are named.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class NodeHeartbeat:
         return json.dumps(vars(self))
 
     def is_newer(self, other: NodeHeartbeat) -> bool:
-        """An older one of the same launcher is one that a stranger has recorded, and put back."""
+        """An older one of the same launcher is one that somebody has recorded, and put back."""
         return self.count > other.count if self.launcher == other.launcher else self != other
 
     @classmethod
     def decode(cls, text: bytes | str) -> NodeHeartbeat | None:
-        """None for what is no heartbeat: without a secret, strangers write there too."""
+        """None for what is no heartbeat: without a secret, anybody can write there."""
         found = document(text, host=str, launcher=str, count=int, state=str)
         return None if found is None else cls(found["host"], found["launcher"], found["count"], found["state"])
 
@@ -95,10 +95,10 @@ class Membership:
             found = None
         check_secret(self.store, "node 0")
         if found is None:
-            differs = f" of this job: it has another {SECRET_ENV}" if self.store.foreign else ""
+            differs = f" of this job: its {SECRET_ENV} differs" if self.store.foreign else ""
             raise PreflightError(
                 f"what listens at {where} is not the launcher of node 0{differs}",
-                next_step=f"set the same {SECRET_ENV} on all nodes, and see what listens there"
+                next_step=f"set the same {SECRET_ENV} on all nodes, and check what listens there"
                 if differs
                 else "check what it is, or take another port: --port, --master ADDRESS:PORT or MASTER_PORT",
             )
@@ -116,7 +116,7 @@ class Membership:
         self._seal_launch(found)
 
     def _seal_launch(self, job: Mapping[str, Any]) -> None:
-        """From here on under a secret of this launch: users give several launches the same one, and what a stranger has
+        """From here on under a secret of this launch: users give several launches the same one, and what somebody has
         recorded of an earlier launch shall not fit."""
         if self.secret is not None:
             self.secret = derived(self.secret, "launch", job["nonce"])
@@ -227,7 +227,7 @@ class Membership:
 
     def _send_heartbeats(self) -> None:
         while not self._left.wait(HEARTBEAT_S):
-            # When the store is gone, whoever waits in it gets the same error, and reports it. A stranger may make one
+            # When the store is gone, whoever waits in it gets the same error, and reports it. Anybody may make one
             # call fail.
             with contextlib.suppress(RuntimeError):
                 with self._lock:
@@ -243,7 +243,7 @@ class Membership:
             waiting.report(f"{who}, {waiting.waited_s:.0f} s so far")
 
     def _restore(self) -> None:
-        """What is written once, and a stranger can delete."""
+        """What is written once, and anybody can delete."""
         if str(self.node.node_rank).encode() not in self.store.hint("members").split():
             self.store.append("members", f" {self.node.node_rank} ")
         if self._job is not None:

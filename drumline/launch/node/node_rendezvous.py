@@ -2,7 +2,7 @@
 
 c10d numbers nodes by the order of their addresses. A person who wrote NODE_RANK into a file per machine expects rank 0,
 which prints and saves, on the node with 0: so once all have joined, each publishes its rank, and that number counts.
-c10d also continues with fewer nodes, and waits, without a word; here both are reported.
+c10d also continues with fewer nodes, and waits, without a message; here both are reported.
 """
 
 from __future__ import annotations

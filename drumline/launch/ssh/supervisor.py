@@ -162,7 +162,7 @@ class Supervisor:
                 self.end(frame["grace_s"])
         if self.link.frames.is_closed:
             if self.ending is None:
-                self.end(self.spec["grace_s"], "the launcher, or the connection to it, is gone")
+                self.end(self.spec["grace_s"], "the launcher or the connection to it was lost")
         elif self.link.waited_s > LEASE_S:
             self.end(LOST_GRACE_S, f"no heartbeat of the launcher for {LEASE_S:g} s")
 

@@ -12,7 +12,7 @@ from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis, collective_name
 from drumline.watch.diagnosis.evidence import Evidence, has_exited, is_done, pending
 from drumline.watch.diagnosis.mismatch import find_left_early
 from drumline.watch.diagnosis.stack_frames import innermost, is_in_collective, operation
-from drumline.watch.diagnosis.unreachable import may_be_lost
+from drumline.watch.diagnosis.unreachable import find_unreachable, may_be_lost
 from drumline.watch.failure_kind import FailureKind
 from drumline.watch.heartbeat import Phase
 
@@ -59,7 +59,12 @@ def find_exited(evidence: Evidence) -> Diagnosis | None:
     also = [rank for rank in own if rank is not first and _strength(rank) >= 2]
     killed = "was killed by a signal" if len(also) == 1 else "were killed by a signal"
     how = killed if all(rank.exit is not None and rank.exit < 0 for rank in also) else "failed"
-    return _diagnosis(evidence, first, f"; {names(also)} {how} too" if also else "")
+    found = _diagnosis(evidence, first, f"; {names(also)} {how} too" if also else "")
+    if any(rank.exit is not None or rank.failure or rank.memory for rank in own):
+        return found
+    # Why these exited is unknown: their launcher may have ended them, because a host was lost.
+    is_certain = not _may_follow_a_lost_host(evidence, found.since_s)
+    return None if find_unreachable(evidence) else replace(found, is_certain=is_certain)
 
 
 def find_lost_connection(evidence: Evidence) -> Diagnosis | None:

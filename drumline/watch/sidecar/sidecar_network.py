@@ -26,6 +26,7 @@ CHECK_S = 0.25
 PROBE_AFTER_S = 1.1  # without a message; with DIAL_S the reason is known within 3 s
 CLOSE_AFTER_S = 6.0  # without a message; long enough for TCP to get over a short gap by itself
 LATE_S = 0.5
+MAX_PROBES = 32  # at once: sockets are few
 CLOSING_TURNS = 3
 """Turns of the event loop: a connection that was being made when the network was closed is made by then, and ended."""
 REPLACED, CLOSED = "it connected again", "the network was closed"
@@ -190,7 +191,8 @@ class SidecarNetwork:
         for node, peer in self.peers.items():
             is_lost = now - self._heard_at.get(node, self._started_at) > PROBE_AFTER_S
             is_due = now - self._probed_at.get(node, -math.inf) > RETRY_S
-            if is_lost and is_due and (node in self._diallers or node in self._connections):
+            is_full = list(self._probed_at.values()).count(math.inf) >= MAX_PROBES
+            if is_lost and is_due and not is_full and (node in self._diallers or node in self._connections):
                 self._probed_at[node] = math.inf
                 self._run(self._probe(peer))
 

@@ -369,6 +369,16 @@ def test_who_is_told_to_end_is_no_cause_unless_it_is_alone() -> None:
     assert diagnosis.cause is Cause.UNREACHABLE
 
 
+def test_an_exit_for_an_unknown_reason_may_follow_a_lost_host() -> None:
+    """The launcher ended that rank, after another one had lost its peer, and notes no exits of its own making."""
+    unknown, lost_peer = ended(2, None, state_s=1.2), dragged(3, state="X", exit=1, age_s=1.4, state_s=1.3)
+    heard = found(cluster(unknown, lost_peer, node_0={"heartbeat_age_s": {1: 0.2}}))
+    assert (heard.cause, heard.rank, heard.is_certain) == (Cause.KILLED, 2, True)
+    unheard = found(cluster(unknown, lost_peer, node_0={"heartbeat_age_s": {1: 1.5}}))
+    assert (unheard.rank, unheard.is_certain) == (2, False)
+    assert found(cluster(unknown, lost_peer, lost=(B_GONE,))).cause is Cause.UNREACHABLE
+
+
 def test_two_faults_at_once_are_both_told() -> None:
     diagnosis = found(cluster(ended(5, -9, state_s=0.8), ended(2, -9, state_s=0.4)))
     assert diagnosis.what == (
