@@ -24,7 +24,7 @@ from drumline.errors import PreflightError
 from drumline.terminal import print_message, show_progress
 
 # SYN is sent again after 1 s: a port that accepts the second one is open, if on a lossy network.
-CONNECT_S = 4.0
+CONNECT_S = 2.0
 REPLY_S = 10.0
 # A connection between two hosts that are up and that fails for so long will not succeed by itself.
 CLOSED_S = 20.0
