@@ -268,7 +268,7 @@ def test_a_task_trains_with_code_that_is_copied_first_and_the_same_everywhere(
     assert b.run("mount", "--bind", str(fake), needs.tool("rsync")).returncode == 0
     job = desk.launch(*words)
     assert job.wait() == 3
-    assert f"error: b has different code in {folder} after --sync: part/one.py\n  try: see" in job.text()
+    assert f"error: b has different code in {folder} after --sync: part/one.py\n  try: check" in job.text()
     # As a shell says it that finds no rsync; /usr/bin cannot be taken away from a host.
     fake.write_text("#!/bin/sh\necho 'sh: 1: rsync: not found' >&2\nexit 127\n")
     job = desk.launch(*words)

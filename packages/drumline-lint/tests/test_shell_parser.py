@@ -134,9 +134,9 @@ def test_time_grows_no_faster_than_the_text(piece: str) -> None:
         text = piece * count
         best = 1e9
         for _ in range(2):
-            begin = time.perf_counter()
+            begin = time.process_time()
             findings_in((("long.sh", text),))
-            best = min(best, time.perf_counter() - begin)
+            best = min(best, time.process_time() - begin)
         return best
 
     assert seconds(2000) < 40 * seconds(200) + 0.2
