@@ -50,7 +50,7 @@ def named_ranks(ranks: Sequence[int]) -> str:
 
 
 def by_rank(values: Sequence[Any], hosts: Sequence[str], ranks: Sequence[int] | None = None) -> str:
-    """`rank 0, 2 (node-a): 5; rank 1 (node-b): 7`, the most common value first. `ranks` defaults to all."""
+    """`ranks 0, 2 (node-a): 5; rank 1 (node-b): 7`, the most common value first. `ranks` defaults to all."""
     host_of = dict(zip(range(len(hosts)) if ranks is None else ranks, hosts, strict=True))
     groups: dict[str, list[int]] = defaultdict(list)
     for rank, value in zip(host_of, values, strict=True):
@@ -60,7 +60,7 @@ def by_rank(values: Sequence[Any], hosts: Sequence[str], ranks: Sequence[int] | 
             text = f"{text[:MAX_VALUE]}... ({digest[:8]})"
         groups[text].append(rank)
     return "; ".join(
-        f"rank {number_ranges(group)} ({join_names(sorted({host_of[rank] for rank in group}))}): {value}"
+        f"{named_ranks(group)} ({join_names(sorted({host_of[rank] for rank in group}))}): {value}"
         for value, group in sorted(groups.items(), key=lambda item: (-len(item[1]), item[1]))
     )
 

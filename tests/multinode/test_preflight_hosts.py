@@ -78,7 +78,7 @@ def test_closed_ports_and_wrong_networks_are_named_by_host(make_testbed: MakeTes
 
 def test_absent_and_different_nodes_are_named_by_host(make_testbed: MakeTestbed, tmp_path: Path) -> None:
     bed = make_testbed("a", "b", "c")
-    different = "rank 0, 2 (a and c): {}; rank 1 (b): {}"
+    different = "ranks 0, 2 (a and c): {}; rank 1 (b): {}"
     orders = {host.name: {"task": f"/home/{host.name}/mine.py:Task"} for host in bed}
     orders["b"]["lr"] = 0.2
     assert told(fly(bed, orders)).startswith(
@@ -87,7 +87,7 @@ def test_absent_and_different_nodes_are_named_by_host(make_testbed: MakeTestbed,
     orders = {host.name: {"task": f"{'yours' if host.name == 'b' else 'mine'}.py:Task"} for host in bed}
     assert different.format("mine.py:Task", "yours.py:Task") in told(fly(bed, orders))
     assert re.search(
-        r"ranks differ in the training data: rank 0, 2 \(a and c\): 10 samples, .*; rank 1 \(b\): 11 samples",
+        r"ranks differ in the training data: ranks 0, 2 \(a and c\): 10 samples, .*; rank 1 \(b\): 11 samples",
         told(fly(bed, {"a": {}, "b": {"samples": 11}, "c": {}})),
     )
     for host in bed:
@@ -95,7 +95,7 @@ def test_absent_and_different_nodes_are_named_by_host(make_testbed: MakeTestbed,
         place.mkdir()
         (place / "user_model.py").write_text(f"width = {2 if host.name == 'c' else 1}\n")
     assert re.match(
-        r"error: ranks differ in the code of user_model: rank 0, 1 \(a and b\): \w+; rank 2 \(c\): \w+\n  try: bring",
+        r"error: ranks differ in the code of user_model: ranks 0, 1 \(a and b\): \w+; rank 2 \(c\): \w+\n  try: bring",
         told(fly(bed, {host.name: {"code": str(tmp_path / f"code-{host.name}")} for host in bed})),
     )
 

@@ -77,7 +77,7 @@ def differ() -> str:
 
 def test_a_difference_lists_the_value_per_rank() -> None:
     for message in run_ranks(3, differ):
-        assert message == "ranks differ in config: rank 0, 2 (h): {'lr': 0.0}; rank 1 (h): {'lr': 0.1}\n  try: look"
+        assert message == "ranks differ in config: ranks 0, 2 (h): {'lr': 0.0}; rank 1 (h): {'lr': 0.1}\n  try: look"
 
 
 def weights_differ(where: str) -> str:
@@ -102,9 +102,9 @@ def weights_differ(where: str) -> str:
     ("where", "expected"),
     [
         ("nowhere", "no error"),
-        ("bit", "first difference in 0.bias: rank 0, 1 (node-0 and node-1): "),
-        ("buffer", "first difference in 1.running_var: rank 0, 2 (node-0 and node-2): "),
-        ("shape", "first difference in 0.weight: rank 0, 2 (node-0 and node-2): [3, 3] "),
+        ("bit", "first difference in 0.bias: ranks 0, 1 (node-0 and node-1): "),
+        ("buffer", "first difference in 1.running_var: ranks 0, 2 (node-0 and node-2): "),
+        ("shape", "first difference in 0.weight: ranks 0, 2 (node-0 and node-2): [3, 3] "),
     ],
 )
 def test_different_initial_weights_are_found_and_named(where: str, expected: str) -> None:

@@ -116,7 +116,7 @@ def test_another_kind_of_gpu_is_a_warning(caplog: pytest.LogCaptureFixture) -> N
     with caplog.at_level(logging.WARNING, "drumline"):
         check_differences(facts, ["a", "a", "b"])
     assert caplog.messages == [
-        "ranks differ in the kind of GPU: rank 0, 1 (a): H100; rank 2 (b): A100. The slowest sets the pace, and last "
+        "ranks differ in the kind of GPU: ranks 0, 1 (a): H100; rank 2 (b): A100. The slowest sets the pace, and last "
         "bits may differ."
     ]
 
@@ -134,7 +134,7 @@ def test_many_differences_are_cut_short() -> None:
 def test_many_ranks_are_ranges_and_many_hosts_a_few() -> None:
     assert number_ranges([7, 0, 1, 4, 5, 6]) == "0, 1, 4-7"
     hosts = [f"n{number // 8}" for number in range(64)]
-    assert by_rank([0] * 63 + [1], hosts) == "rank 0-62 (n0, n1, n2, n3 and 4 more): 0; rank 63 (n7): 1"
+    assert by_rank([0] * 63 + [1], hosts) == "ranks 0-62 (n0, n1, n2, n3 and 4 more): 0; rank 63 (n7): 1"
 
 
 @pytest.mark.parametrize(

@@ -118,9 +118,9 @@ def test_facts_are_one_warning() -> None:
     assert sentences(everyone[:3], comparison) == [], "one is missing"
     assert sentences(everyone, comparison) == [
         "warning: ranks differ in 3 things:\n"
-        "  - the variable NCCL_ALGO: rank 0, 1 (a): not set; rank 2, 3 (b): Ring\n"
-        "  - the argument --lr: rank 1-3 (a and b): 0.1; rank 0 (a): 0.2\n"
-        "  - the code of train.py: rank 0-2 (a and b): 12; rank 3 (b): 34. "
+        "  - the variable NCCL_ALGO: ranks 0, 1 (a): not set; ranks 2, 3 (b): Ring\n"
+        "  - the argument --lr: ranks 1-3 (a and b): 0.1; rank 0 (a): 0.2\n"
+        "  - the code of train.py: ranks 0-2 (a and b): 12; rank 3 (b): 34. "
         "Try: set the same environment variables on every node before the ranks start; "
         "start the script with the same arguments on every node; "
         "bring every node to the same code: the same commit, with no change of its own"
@@ -135,7 +135,7 @@ def test_a_secret_is_compared_and_never_shown(name: str) -> None:
         reports.append(report(rank, facts={"arguments": script_facts({name: value, "--lr": "0.1"})["arguments"]}))
     assert "hunter" not in json.dumps([asdict(one) for one in reports])
     assert sentences(reports) == [
-        f"warning: ranks differ in the argument {name}: rank 0, 1, 3 (a and b): hidden value 1; "
+        f"warning: ranks differ in the argument {name}: ranks 0, 1, 3 (a and b): hidden value 1; "
         "rank 2 (b): hidden value 2. Try: start the script with the same arguments on every node"
     ]
 
