@@ -63,8 +63,14 @@ sys.exit(code)
 
 def run_and_look(*words: str, cwd: Path, ranks_by: str = COLD) -> tuple[str, set[str]]:
     """What a command prints, and what is loaded in its own process when it ends."""
+    output, _, loaded = run_program(LOOK, ranks_by, *words, cwd=cwd).rpartition("loaded: ")
+    return output, set(loaded.split())
+
+
+def run_program(program: str, *words: str, cwd: Path) -> str:
+    """What a Python program prints, in a process without torch."""
     done = subprocess.run(
-        [COLD, "-c", LOOK, ranks_by, *words],
+        [COLD, "-c", program, *words],
         cwd=cwd,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -72,8 +78,7 @@ def run_and_look(*words: str, cwd: Path, ranks_by: str = COLD) -> tuple[str, set
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    output, _, loaded = done.stdout.rpartition("loaded: ")
-    return output, set(loaded.split())
+    return done.stdout
 
 
 def first_steps(run: Path, rank: int) -> list[dict[str, Any]]:
@@ -108,16 +113,8 @@ def test_a_launcher_computes_nothing_and_is_counted_too(tmp_path: Path, warm: No
 
 def test_a_reader_follows_a_batch_through_few_modules(tmp_path: Path) -> None:
     """From `drumline train` to optimizer.step: the modules with a function that is called, imports left out."""
-    done = subprocess.run(
-        [COLD, "-c", TRACE_CALLS, "train", "digits", *SMALL, "--run", "run"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith("called: "))
+    output = run_program(TRACE_CALLS, "train", "digits", *SMALL, "--run", "run", cwd=tmp_path)
+    (line,) = (line for line in output.splitlines() if line.startswith("called: "))
     called = line.split()[1:]
     assert {"drumline.cli.train_command", "drumline.engine.loop", "drumline.models.mini_resnet"} <= set(called)
     assert len(called) <= MAX_MODULES_TO_THE_FIRST_STEP, called
