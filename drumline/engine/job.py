@@ -40,14 +40,14 @@ CAPTURING = ("graph", "compiled_graph", "auto")
 
 @dataclass
 class Progress:
-    """How far a run is. Only the loop and its hooks change it; everyone may read it."""
+    """How far a run is. Only the loop and its actions change it; everyone may read it."""
 
     step: int = 0
     cursor: Cursor = field(default_factory=Cursor)
     saved_step: int | None = None
     """The step of the newest checkpoint that this start has begun to write; None: none yet."""
     is_stopping: bool = False
-    """A hook has ended the run before its last step."""
+    """An action has ended the run before its last step."""
 
 
 @dataclass(frozen=True)

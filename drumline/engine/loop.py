@@ -1,11 +1,11 @@
-"""The training loop: set the learning rate, take the step, then run the hooks that are due."""
+"""The training loop: set the learning rate, take the step, then run the actions that are due."""
 
 from __future__ import annotations
 
 from drumline.data.ledger import Ledger
 from drumline.data.loader import Step
 from drumline.distributed.group import collective_counter
-from drumline.engine import hooks
+from drumline.engine import actions
 from drumline.engine.non_finite import NonFinite
 from drumline.engine.optimizer import rate_factor, set_rate
 from drumline.engine.output import WatchNotices
@@ -20,66 +20,66 @@ from drumline.watch.heartbeat import DATA, Phase
 def between_steps(
     context: RunContext,
     train_step: AnyStep,
-    first_step: hooks.FirstStep,
+    first_step: actions.FirstStep,
     non_finite: NonFinite,
     notices: WatchNotices,
     trace: TracedStep | None,
     saver: Saver,
     preemption: Preemption,
-) -> list[hooks.Hook]:
-    """The hooks of a run, in the order in which they run. Their order is part of their correctness."""
-    evaluate = hooks.Evaluate(context, trace)
-    save = hooks.Save(context, saver, evaluate)
-    compare = hooks.CompareReplicas(context, non_finite, save)
+) -> list[actions.Action]:
+    """The actions of a run, in the order in which they run. Their order is part of their correctness."""
+    evaluate = actions.Evaluate(context, trace)
+    save = actions.Save(context, saver, evaluate)
+    compare = actions.CompareReplicas(context, non_finite, save)
     return [
         # First: whatever fails later, the folder has the settings that the step was trained with.
         first_step,
         # Before replicas are compared: it finds a NaN, and `--train.on_nan stop` freezes the weights of the one rank
         # whose loss was not finite, which would look like replicas that differ.
-        hooks.LogTraining(context, train_step, non_finite, notices),
+        actions.LogTraining(context, train_step, non_finite, notices),
         # Before the evaluation, which broadcasts rank 0's buffers, and with them whatever is wrong in them.
         compare,
         # Before the save, so that a resumed run never skips an evaluation, and the checkpoint has its metrics.
         evaluate,
-        hooks.CompareAfterEvaluation(compare, evaluate, save),
+        actions.CompareAfterEvaluation(compare, evaluate, save),
         save,
-        hooks.ReportSave(saver),
+        actions.ReportSave(saver),
         # Last: what it saves holds everything that this step did, and a save of this step is not made twice.
-        hooks.Preempt(preemption, save, compare, non_finite),
+        actions.Preempt(preemption, save, compare, non_finite),
     ]
 
 
 class Loop:
     """Runs a job from where its progress is to its last step."""
 
-    def __init__(self, context: RunContext, train_step: AnyStep, ledger: Ledger, between: list[hooks.Hook]) -> None:
+    def __init__(self, context: RunContext, train_step: AnyStep, ledger: Ledger, between: list[actions.Action]) -> None:
         self.progress, self._context = context.progress, context
         self.job, self._optim = context.job, context.config.optim
         self._total_steps, self._throughput = context.total_steps, context.throughput
-        self._train_step, self._ledger, self._hooks = train_step, ledger, between
-        self._all = [(hook.due, hook.run) for hook in between]
-        self._each_step = [(hook.due, hook.run) for hook in between if not hook.interval]
-        self._intervals = [hook.interval for hook in between if hook.interval]
+        self._train_step, self._ledger, self._actions = train_step, ledger, between
+        self._all = [(action.due, action.run) for action in between]
+        self._each_step = [(action.due, action.run) for action in between if not action.interval]
+        self._intervals = [action.interval for action in between if action.interval]
         self._ask_all_at = 0
         self._heartbeat = context.job.ddp.heartbeat
         self._num_collectives = collective_counter()
 
     def run(self) -> None:
-        """Collective: train to the last step, or until a hook ends the run."""
-        for hook in self._hooks:
-            hook.start(self._context)
+        """Collective: train to the last step, or until an action ends the run."""
+        for action in self._actions:
+            action.start(self._context)
         self._begin_step()
         self._throughput.start()
         while not self._is_over():
             for step in self.job.loader.steps():
                 self.take_step(step)
-                self.run_hooks()
+                self.run_actions()
                 if self._is_over():
                     break
         self._throughput.stop()
 
     def take_step(self, step: Step) -> None:
-        """Collective: one optimizer step, and the record of it. With `run_hooks`, all that every step pays for."""
+        """Collective: one optimizer step, and the record of it. With `run_actions`, all that every step pays for."""
         progress = self.progress
         factor = rate_factor(self._optim, progress.step, total_steps=self._total_steps)
         set_rate(self.job.optimizer, self.job.peak_lr * factor)
@@ -90,7 +90,7 @@ class Loop:
         self._throughput.count(step.plan.global_size)
         self._begin_step()
 
-    def run_hooks(self) -> None:
+    def run_actions(self) -> None:
         """Collective: run what is due after the step that was just taken."""
         step, has_run, calls = self.progress.step, False, self._each_step
         if step >= self._ask_all_at or self.progress.cursor.position == 0:

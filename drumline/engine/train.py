@@ -15,7 +15,7 @@ import torch
 from drumline.config.config_file import to_toml
 from drumline.distributed.collectives import gather_json
 from drumline.distributed.determinism import explain_refused_kernels
-from drumline.engine.hooks import FirstStep
+from drumline.engine.actions import FirstStep
 from drumline.engine.job import Progress, build_job, check_streams, choose_batch, count_steps
 from drumline.engine.loop import Loop, between_steps
 from drumline.engine.non_finite import NonFinite
@@ -96,8 +96,8 @@ def train(
             clock.mark("warm-up")
             train_step, trace = _make_step(context, facts, stack)
             first_step = FirstStep(partial(_after_first_step, context, facts, clock, failure))
-            hooks = between_steps(context, train_step, first_step, non_finite, notices, trace, saver, preemption)
-            Loop(context, train_step, saver.ledger, hooks).run()
+            actions = between_steps(context, train_step, first_step, non_finite, notices, trace, saver, preemption)
+            Loop(context, train_step, saver.ledger, actions).run()
         ddp.heartbeat.mark(Phase.LEAVING)
 
         # The end.

@@ -14,7 +14,7 @@ from torch import nn
 
 from drumline.checkpoint import store
 from drumline.config.schema import CheckpointConfig, Config, LogConfig, OptimConfig, WatchConfig
-from drumline.engine.hooks import LogTraining
+from drumline.engine.actions import LogTraining
 from drumline.errors import CheckpointError, ExitCode, UsageError
 from drumline.metrics.events import read_events
 from tests.jobs import Classify, assert_same_bits, make_config, newest, train_here, train_on

@@ -18,7 +18,7 @@ import pytest
 from drumline.audit.verify import verify_run
 from drumline.checkpoint import catalog, store
 from drumline.config.schema import CheckpointConfig, Config, DistConfig, OptimConfig
-from drumline.engine import hooks
+from drumline.engine import actions
 from drumline.engine import train as engine
 from drumline.engine.job import Progress, make_manager
 from drumline.engine.loop import Loop
@@ -78,7 +78,7 @@ def told(where: str, ranks: tuple[int, ...], number: int, config: Config, run: P
 
     Loop.take_step = slowly  # type: ignore[method-assign]
     if where == "evaluation":
-        hooks.evaluate = behind(hooks.evaluate)
+        actions.evaluate = behind(actions.evaluate)
     if where == "warm-up":
         engine.warm_up = behind(engine.warm_up)
     preemption.listen(prints=ddp.rank == 0)

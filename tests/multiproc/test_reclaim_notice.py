@@ -16,7 +16,7 @@ from drumline.checkpoint import catalog
 from drumline.config.schema import CheckpointConfig, Config, WatchConfig
 from drumline.engine import preemption as preempting
 from drumline.engine import train as engine
-from drumline.engine.hooks import Save
+from drumline.engine.actions import Save
 from drumline.engine.job import Progress, make_manager
 from drumline.engine.loop import Loop
 from drumline.engine.preemption import Preemption

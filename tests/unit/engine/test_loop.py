@@ -1,4 +1,4 @@
-"""The order of what happens between steps, and when each hook is asked."""
+"""The order of what happens between steps, and when each action is asked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from drumline.config.schema import CheckpointConfig, Config, LogConfig, TrainConfig, WatchConfig
 from drumline.data.ledger import Ledger
 from drumline.data.sharding import Cursor
-from drumline.engine.hooks import AT_EPOCH_END, FirstStep, Hook
+from drumline.engine.actions import AT_EPOCH_END, Action, FirstStep
 from drumline.engine.job import Progress
 from drumline.engine.loop import Loop, between_steps
 from drumline.engine.run_context import RunContext, RunRequest
@@ -47,7 +47,7 @@ def make_context(config: Config, total_steps: int) -> RunContext:
     return RunContext(request, job, Progress(), reporter, total_steps)
 
 
-def make_hooks(context: RunContext) -> list[Hook]:
+def make_actions(context: RunContext) -> list[Action]:
     anything: Any = SimpleNamespace(writer=SimpleNamespace(has_news=False), is_asked=False)
     return between_steps(
         context,
@@ -62,27 +62,28 @@ def make_hooks(context: RunContext) -> list[Hook]:
 
 
 def run_names(monkeypatch: pytest.MonkeyPatch, config: Config, *, steps: int, per_epoch: int) -> list[list[str]]:
-    """The names of the hooks that run after each step."""
+    """The names of the actions that run after each step."""
     context = make_context(config, steps)
-    hooks = make_hooks(context)
+    actions = make_actions(context)
     names: list[str] = []
-    for hook in hooks:
-        monkeypatch.setattr(hook, "run", lambda _, hook=hook: names.append(hook.name))
+    for action in actions:
+        monkeypatch.setattr(action, "run", lambda _, action=action: names.append(action.name))
     # It runs once.
-    monkeypatch.setattr(hooks[0], "run", lambda _: (names.append("first_step"), setattr(hooks[0], "_is_due", False)))
-    loop = Loop(context, SimpleNamespace(), Ledger(), hooks)  # type: ignore[arg-type]
+    first = actions[0]
+    monkeypatch.setattr(first, "run", lambda _: (names.append("first_step"), setattr(first, "_is_due", False)))
+    loop = Loop(context, SimpleNamespace(), Ledger(), actions)  # type: ignore[arg-type]
     found = []
     for step in range(1, steps + 1):
         context.progress.step, context.progress.cursor = step, Cursor(step // per_epoch, step % per_epoch)
-        loop.run_hooks()
+        loop.run_actions()
         found.append(names[:])
         names.clear()
     return found
 
 
 def test_the_order_is_fixed() -> None:
-    hooks = make_hooks(make_context(CONFIG, 10))
-    assert [hook.name for hook in hooks] == ORDER
+    actions = make_actions(make_context(CONFIG, 10))
+    assert [action.name for action in actions] == ORDER
 
 
 def test_each_hook_runs_when_it_is_due_and_all_of_them_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +123,7 @@ def test_without_intervals_all_happens_once_at_the_end(monkeypatch: pytest.Monke
     assert last == ["log", "compare_replicas", "evaluate", "compare_replicas_again", "save"]
 
 
-class Counts(Hook):
+class Counts(Action):
     name = "counts"
 
     def __init__(self, interval: int) -> None:
@@ -142,13 +143,13 @@ class Counts(Hook):
         ((1, AT_EPOCH_END), [[1, 2, 3, 4, 5, 6, 7, 8]] * 2),
     ],
 )
-def test_hooks_are_asked_together_at_their_intervals_and_epoch_ends(
+def test_actions_are_asked_together_at_their_intervals_and_epoch_ends(
     intervals: tuple[int, int], asked: list[list[int]]
 ) -> None:
     context = make_context(CONFIG, 8)
-    hooks = [Counts(interval) for interval in intervals]
-    loop = Loop(context, SimpleNamespace(), Ledger(), [*hooks])  # type: ignore[arg-type]
+    actions = [Counts(interval) for interval in intervals]
+    loop = Loop(context, SimpleNamespace(), Ledger(), [*actions])  # type: ignore[arg-type]
     for step in range(1, 9):
         context.progress.step, context.progress.cursor = step, Cursor(step // 5, step % 5)
-        loop.run_hooks()
-    assert [hook.asked for hook in hooks] == asked
+        loop.run_actions()
+    assert [action.asked for action in actions] == asked

@@ -1,6 +1,6 @@
-"""What happens between steps, each as a hook: a name, `due` to say when, and `run` to do it.
+"""What happens between steps, each as an action: a name, `due` to say when, and `run` to do it.
 
-Every rank has the same hooks and runs them in the same order, which `loop.between_steps` sets.
+Every rank has the same actions and runs them in the same order, which `loop.between_steps` sets.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 
@@ -30,13 +29,13 @@ from drumline.watch.replicas import ReplicaComparison
 AT_EPOCH_END = sys.maxsize
 
 
-class Hook:
+class Action:
     """Something that happens between steps, on every rank."""
 
     name = ""
     interval = 1
-    """All hooks are asked whether they are `due` after every so many steps, and anyway after the first step, at the end
-    of each epoch and after the last step. 0: this one is asked after every step, since a thread or a signal decides."""
+    """All actions are asked whether they are `due` after every so many steps, and anyway after the first step, at the
+    end of each epoch and after the last step. 0: asked after every step, since a thread or a signal decides."""
 
     def start(self, context: RunContext) -> None:
         """Collective: before the first step."""
@@ -46,24 +45,17 @@ class Hook:
         raise NotImplementedError
 
     def run(self, context: RunContext) -> None:
-        """Collective, unless the hook says otherwise."""
+        """Collective, unless the action says otherwise."""
         raise NotImplementedError
 
-    def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint should hold of the hook."""
-        return {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The state of the checkpoint that the run resumes from."""
-
-
-class FirstStep(Hook):
+class FirstStep(Action):
     """Once, after the first step of this start, which is waited for."""
 
     name, interval = "first_step", AT_EPOCH_END
 
-    def __init__(self, action: Callable[[], None]) -> None:
-        self._action, self._is_due = action, True
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self._callback, self._is_due = callback, True
 
     def due(self, step: int) -> bool:
         return self._is_due
@@ -72,10 +64,10 @@ class FirstStep(Hook):
         self._is_due = False
         if context.job.ddp.device.type == "cuda":
             torch.cuda.synchronize(context.job.ddp.device)
-        self._action()
+        self._callback()
 
 
-class LogTraining(Hook):
+class LogTraining(Action):
     """Every `log.every_steps`: the loss since the last line."""
 
     name = "log"
@@ -110,7 +102,7 @@ class LogTraining(Hook):
         self._notices.report(context.reporter)
 
 
-class Evaluate(Hook):
+class Evaluate(Action):
     """After every `train.eval_every_epochs` epochs, and at the end."""
 
     name, interval = "evaluate", AT_EPOCH_END
@@ -169,7 +161,7 @@ class Evaluate(Hook):
             )
 
 
-class Save(Hook):
+class Save(Action):
     """Every `checkpoint.every_steps` and `checkpoint.every_epochs`, and at the end."""
 
     name = "save"
@@ -206,7 +198,7 @@ class Save(Hook):
                 self.saved_step = step
 
 
-class CompareReplicas(Hook):
+class CompareReplicas(Action):
     """Every `watch.replicas_every` steps, and before each save, so that a checkpoint is what all ranks held: have all
     ranks the same bits?"""
 
@@ -238,7 +230,7 @@ class CompareReplicas(Hook):
             self._replicas.check(context.progress.step)
 
 
-class CompareAfterEvaluation(Hook):
+class CompareAfterEvaluation(Action):
     """Where an evaluation, which may take long, came between the comparison and the save."""
 
     name, interval = "compare_replicas_again", AT_EPOCH_END
@@ -253,7 +245,7 @@ class CompareAfterEvaluation(Hook):
         self._comparison.run(context)
 
 
-class ReportSave(Hook):
+class ReportSave(Action):
     """Not collective: when the writer's thread has finished, report the checkpoint or raise its error."""
 
     name, interval = "report_save", 0
@@ -268,7 +260,7 @@ class ReportSave(Hook):
         self._saver.report()
 
 
-class Preempt(Hook):
+class Preempt(Action):
     """When a signal or a notice has come to any rank: at the step that all agree on, save and end the run."""
 
     name, interval = "preempt", 0
