@@ -13,7 +13,7 @@ from drumline.checkpoint import store
 from drumline.config.schema import Config
 from drumline.data import delivery, stream_loader
 from drumline.distributed.wrap import LiveBuffers
-from drumline.engine import actions, saver
+from drumline.engine import evaluation, saver
 from drumline.engine.loop import Loop
 from drumline.engine.steps.eager import TrainStep
 from drumline.tasks.base import Task
@@ -93,7 +93,7 @@ def _install(fault: Fault) -> None:
         "rename": (store, "_put_in_place", behind),
         "prune": (saver, "prune", before),
         "saved": (saver.Saver, "save", behind),
-        "evaluation": (actions, "_sum_batches", behind),
+        "evaluation": (evaluation, "_sum_batches", behind),
     }
     if fault.phase in places:
         where, name, wrapped = places[fault.phase]
