@@ -88,7 +88,7 @@ def _install(fault: Fault) -> None:
         "backward": (TrainStep, "_backward", behind),
         "exchange": (LiveBuffers, "broadcast", before),  # gradients are there, and nothing has been made of them
         "optimizer": (TrainStep, "_update", behind),
-        "gather": (saver, "gather_tensors", before),
+        "gather": (saver, "gather_rng", before),
         "write": (store, "write_file", behind),
         "rename": (store, "_put_in_place", behind),
         "prune": (saver, "prune", before),

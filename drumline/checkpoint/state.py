@@ -22,8 +22,10 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from drumline.checkpoint import catalog, manifest, store
+from drumline.checkpoint.manifest import CorruptCheckpointError
 from drumline.checkpoint.optimizer_state import load_optimizer_state, optimizer_state
 from drumline.checkpoint.store import Snapshot
+from drumline.distributed.collectives import gather_tensors
 from drumline.distributed.wrap import unwrap_model
 from drumline.errors import CheckpointError, CheckpointMismatchError, as_list, log
 
@@ -209,6 +211,32 @@ def restore_rng(state: Tensor, device: torch.device) -> None:
     np.random.set_state({"bit_generator": "MT19937", "state": inner, "has_gauss": has_gauss, "gauss": gauss})
     *key, has_gauss, gauss = _PYTHON.unpack(python_state)
     random.setstate((3, tuple(key), gauss if has_gauss else None))
+
+
+def gather_rng(device: torch.device) -> dict[str, Tensor]:
+    """Collective: the random state of every rank, by rank, as a file of a checkpoint holds it."""
+    gathered = gather_tensors(capture_rng(device), device=device)
+    return {_rng_name(rank): state for rank, state in enumerate(gathered)}
+
+
+def restore_own_rng(saved: Mapping[str, Tensor], *, rank: int, device: torch.device) -> None:
+    """Continue this rank's draws. A rank that the saved world did not have keeps the random stream that it was just
+    seeded with."""
+    if (state := saved.get(_rng_name(rank))) is not None:
+        restore_rng(state, device)
+
+
+def check_rng_file(path: Path, saved: Mapping[str, Tensor]) -> None:
+    """Refuse a checkpoint whose random states are not valid."""
+    try:
+        for state in saved.values():
+            check_rng(state)
+    except ValueError as error:
+        raise CorruptCheckpointError(path, f"rng.safetensors: {error}") from error
+
+
+def _rng_name(rank: int) -> str:
+    return f"rank-{rank:05d}"
 
 
 def check_rng(state: Tensor) -> list[bytes]:

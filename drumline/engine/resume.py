@@ -18,8 +18,8 @@ from typing import Any
 
 from drumline.checkpoint import catalog, state, store
 from drumline.checkpoint.manifest import CorruptCheckpointError
-from drumline.checkpoint.optimizer_state import decode_state
-from drumline.checkpoint.state import check_rng, restore_rng
+from drumline.checkpoint.rank_states import state_of_rank
+from drumline.checkpoint.state import check_rng_file, restore_own_rng
 from drumline.data.sharding import Cursor
 from drumline.distributed.collectives import broadcast_json, broadcast_tensors
 from drumline.engine.job import Job, Progress
@@ -190,11 +190,7 @@ def _check_contents(path: Path) -> None:
     )
     if not is_complete:
         raise CorruptCheckpointError(path, "progress.json does not say where the run was")
-    try:
-        for generators in found.tensors["rng"].values():
-            check_rng(generators)
-    except ValueError as error:
-        raise CorruptCheckpointError(path, f"rng.safetensors: {error}") from error
+    check_rng_file(path, found.tensors["rng"])
 
 
 def resume(context: RunContext, found: FoundCheckpoint) -> None:
@@ -255,9 +251,7 @@ def restore(job: Job, path: Path, *, with_optimizer: bool = True) -> None:
         raise
     for group, own in zip(job.optimizer.param_groups, settings, strict=True):
         group.update(own)
-    # A rank that the saved world did not have keeps the random stream that it was just seeded with.
-    if (generators := tensors["rng"].get(f"rank-{job.ddp.rank:05d}")) is not None:
-        restore_rng(generators, device)
+    restore_own_rng(tensors["rng"], rank=job.ddp.rank, device=device)
     if job.ddp.is_main_process() and "measured" in saved:
         with state.translated("progress"):
             job.meter.put(**saved["measured"])
@@ -267,8 +261,6 @@ def _restore_data(job: Job, snapshot: store.Snapshot) -> None:
     """Put this rank's dataset back to its position, if it keeps one."""
     if DATA_FILE not in snapshot.documents:
         return
-    states = snapshot.documents[DATA_FILE]["ranks"]
     # A rank that the saved world did not have is given another's, which the loader refuses, as every rank's then does.
-    rank = min(job.ddp.rank, len(states) - 1)
-    own = decode_state(states[rank], lambda name: snapshot.tensors[DATA_FILE][f"{rank}/{name}"].clone())
-    job.loader.load_state_dict(own)
+    tensors = snapshot.tensors.get(DATA_FILE, {})
+    job.loader.load_stream_state(state_of_rank(snapshot.documents[DATA_FILE], tensors, job.ddp.rank))

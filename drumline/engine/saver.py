@@ -11,11 +11,10 @@ Rank 0 writes, or several ranks do, each a part (`checkpoint.writers`). Only ran
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -23,25 +22,22 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from drumline.checkpoint import state, store, tensor_file
-from drumline.checkpoint.copying import Copier, Copy, Writer
+from drumline.checkpoint import state, store
+from drumline.checkpoint.background_saver import BackgroundSaver, GatheredState
 from drumline.checkpoint.optimizer_state import encode_state
-from drumline.checkpoint.parts import Collector, SaveMessages, assign, write_own_part
+from drumline.checkpoint.rank_states import gather_states
 from drumline.checkpoint.retention import is_best, prune
-from drumline.checkpoint.state import capture_rng
+from drumline.checkpoint.state import gather_rng
 from drumline.checkpoint.store import WritingRank, flush_folder
 from drumline.data.ledger import Ledger, num_steps, to_json
-from drumline.distributed.collectives import all_sum, gather_json, gather_tensors
+from drumline.distributed.collectives import all_sum, gather_json
 from drumline.distributed.wrap import LiveBuffers
 from drumline.engine.job import Job, Progress
 from drumline.engine.run_context import RunContext
-from drumline.errors import CheckpointError, log
+from drumline.errors import log
 from drumline.metrics.events import JsonLines
-from drumline.net.sealed_store import SealedStore
 from drumline.watch.heartbeat import Phase
 
-# When a run fails, the ranks that are left finish the save in progress; one that has exited is not waited for longer.
-LAST_PARTS_S = 10.0
 DATA_FILE = "data"
 """The file and document of a dataset's own state."""
 
@@ -118,31 +114,19 @@ class LedgerFile:
             log.warning(f"the sample ledger {self._path} could not be written: {error.strerror}")
 
 
-@dataclass(frozen=True)
-class GatheredState:
-    """What a checkpoint is to hold."""
-
-    live: dict[str, dict[str, Tensor]]
-    """Shares memory with the model and the optimizer: the next step changes it."""
-    own: dict[str, dict[str, Tensor]]
-    """Belongs to this save alone."""
-    documents: dict[str, Any]
-    """Not yet with `sums` in them."""
-    sums: Tensor
-    """The meter's sums, being copied to the host: complete when a copy that was started later is."""
-
-
 def gather_state(job: Job, progress: Progress, facts: Mapping[str, Any], *, is_writer: bool) -> GatheredState | None:
     """Collective: what the writing ranks need for a checkpoint; None on the others. Only rank 0's is complete. The
     ranks have rank 0's buffers already.
 
     With a single rank this does not wait for its GPU."""
     device = job.ddp.device
-    rng = gather_tensors(capture_rng(device), device=device)
+    rng = gather_rng(device)
     data = _gather_data_state(job)
+    # Being copied to the host: complete when a copy that is started later is.
     sums = all_sum(job.meter.peek()).to("cpu", non_blocking=device.type == "cuda")
     if not is_writer:
         return None
+    measured: dict[str, Any] = {"names": job.meter.names}
     snapshot = state.capture(
         job.model,
         job.optimizer,
@@ -151,42 +135,24 @@ def gather_state(job: Job, progress: Progress, facts: Mapping[str, Any], *, is_w
             "step": progress.step,
             "cursor": asdict(progress.cursor),
             "saved_step": progress.saved_step,
-            "measured": {"names": job.meter.names},
+            "measured": measured,
             "facts": dict(facts),
         },
     )
-    generators = {f"rank-{rank:05d}": draws for rank, draws in enumerate(rng)}
     documents = {**snapshot.documents, **data.documents}
-    return GatheredState(snapshot.tensors, {"rng": generators, **data.tensors}, documents, sums)
+    own = {"rng": rng, **data.tensors}
+    return GatheredState(snapshot.tensors, own, documents, lambda: measured.update(sums=sums.tolist()))
 
 
 def _gather_data_state(job: Job) -> store.Snapshot:
-    """Collective: every rank's state of a dataset that keeps its own position; empty for any other. It is small as a
-    rule, but may hold tensors of any shape, which differ between ranks: they travel as bytes."""
-    own = job.loader.state_dict()
+    """Collective: every rank's state of a dataset that keeps its own position; empty for any other."""
+    own = job.loader.stream_state()
     if own is None:
         return store.Snapshot({}, {})
     tensors: dict[str, Tensor] = {}
-    document = encode_state(own, "the state_dict() of the training data", tensors)
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    shapes = {
-        name: [str(one.dtype).removeprefix("torch."), list(one.shape), one.nbytes] for name, one in tensors.items()
-    }
-    pieces = [tensor.reshape(-1).view(torch.uint8) for tensor in tensors.values()]
-    content = torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.uint8)
-    everyone = gather_json([document, shapes, content.numel()], device=job.ddp.device)
-    padded = torch.zeros(max(size for _, _, size in everyone), dtype=torch.uint8)
-    padded[: content.numel()] = content
-    contents = gather_tensors(padded, device=job.ddp.device) if padded.numel() else [padded] * len(everyone)
-    gathered = {}
-    for rank, (_, theirs, _) in enumerate(everyone):
-        start = 0
-        for name, (dtype, shape, size) in theirs.items():
-            piece = contents[rank][start : start + size].clone()
-            gathered[f"{rank}/{name}"] = piece.view(getattr(torch, dtype)).reshape(shape)
-            start += size
-    documents = {DATA_FILE: {"ranks": [document for document, _, _ in everyone], "has_tensors": bool(gathered)}}
-    return store.Snapshot({DATA_FILE: gathered} if gathered else {}, documents)
+    encoded = encode_state(own, "the state_dict() of the training data", tensors)
+    document, gathered = gather_states(encoded, tensors, device=job.ddp.device)
+    return store.Snapshot({DATA_FILE: gathered} if gathered else {}, {DATA_FILE: document})
 
 
 class Saver:
@@ -194,38 +160,26 @@ class Saver:
 
     def __init__(self, context: RunContext, *, facts: Mapping[str, Any], check_state: Callable[[], str | None]) -> None:
         """`check_state`, collective: the first tensor that is not finite, if there is one; or an error."""
-        self.writer: Writer[dict[str, Any] | None] = Writer()
         self._job, self._context = context.job, context
         self._root, self._settings = context.folder.checkpoints, context.config.checkpoint
         self._facts, self._check_state = facts, check_state
-        self._ledger_file = LedgerFile(context.folder.ledger if context.job.ddp.is_main_process() else None)
+        ddp = context.job.ddp
+        self._ledger_file = LedgerFile(context.folder.ledger if ddp.is_main_process() else None)
         self.ledger = self._ledger_file.ledger
         """What this rank has trained on since the last save: the loop adds to it."""
-        self._copier = Copier(context.job.ddp.device)
-        self._end = threading.Event()
-        self._store: SealedStore | None = None
-        self._writers: list[WritingRank] = []
-        self._sums: Tensor | None = None
-        self._num_saves = self._step = 0
+        self._background = BackgroundSaver(self._root, WritingRank(ddp.rank, ddp.host), ddp.device, prune=self._prune)
+        self.writer = self._background.writer
+        self._held: object = None
         self._paused_at = self._paused_s = 0.0
 
     def __enter__(self) -> Self:
-        """Collective: choose the ranks that write, rank 0 first."""
+        """Collective: choose the ranks that write."""
         ddp, who = self._job.ddp, self._settings.writers
         self._ledger_file.start(self._context)
-        self._writers = [WritingRank(0, ddp.host)]
         if who != "one" and ddp.world_size > 1:
             assert ddp.store is not None
-            self._store = ddp.store.clone()
-            ranks = gather_json([ddp.host, ddp.get_local_rank()], device=ddp.device)
-            self._writers = [
-                WritingRank(rank, host)
-                for rank, (host, local_rank) in enumerate(ranks)
-                if rank == 0 or who == "ranks" or local_rank == 0
-            ]
-        self._is_writer = ddp.rank in [writer.rank for writer in self._writers]
-        if self._is_writer:
-            self._copier.rehearse()
+            self._background.choose_writers(who, ddp.store, local_rank=ddp.get_local_rank())
+        self._background.rehearse()
         return self
 
     def prepare(self, step: int, metrics: Mapping[str, float], *, must_save: bool) -> bool:
@@ -239,7 +193,8 @@ class Saver:
                 and not is_best(self._root, metrics, metric=task.best_metric, higher_is_better=task.higher_is_better)
             )
             if skips:
-                self._context.note(f"skipped the save of step {step}: step {self._step} is still being written")
+                busy_with = self._background.step
+                self._context.note(f"skipped the save of step {step}: step {busy_with} is still being written")
             if ddp.world_size > 1:
                 skips = bool(all_sum(torch.tensor([float(skips)], device=ddp.device)).item())
             if skips:
@@ -249,36 +204,21 @@ class Saver:
 
     def save(self, progress: Progress, metrics: Mapping[str, float]) -> None:
         """Collective: copy what is to be saved, and start to write it."""
-        assert self._writers, "a Saver is entered before it saves"
         # First: a checkpoint never knows of steps that the ledger lacks.
         self._ledger_file.gather(step=progress.step, device=self._job.ddp.device)
         LiveBuffers(self._job.model).broadcast()
-        non_finite = self._check_state()
-        began = time.perf_counter()
-        self._num_saves += 1
-        self._step = progress.saved_step = progress.step
-        rank = self._job.ddp.rank
-        gathered = gather_state(self._job, progress, self._facts, is_writer=self._is_writer)
+        about = {"metrics": dict(metrics), "non_finite": self._check_state()}
+        progress.saved_step = progress.step
+        gathered = gather_state(self._job, progress, self._facts, is_writer=self._background.is_writer)
         if gathered is None:
             return
-        # Held until the next save: were the writer's thread to free this pinned memory while a step is being captured,
-        # torch would take the capture for a use of it, and fail later.
-        self._sums = gathered.sums
-        parts = {0: gathered.live}  # a rank that writes alone writes whole files
-        if len(self._writers) > 1:
-            parts = assign(gathered.live, [writer.rank for writer in self._writers])
-        for group in parts[rank].values():
-            tensor_file.num_bytes(group)  # refuses what cannot be saved
-        copied = self._copier.take(parts[rank]) if self._settings.background else self._copier.as_they_are(parts[rank])
-        if rank == 0:
-            about = {"metrics": dict(metrics), "non_finite": non_finite}
-            self.writer.start(partial(self._write, progress.step, gathered, copied, parts, about, began))
-        else:
-            self.writer.start(partial(self._write_part, copied, progress.step))
-        if copied.kind == "none":
-            self.writer.wait()
+        # Held until the next save: were the writer's thread to free the pinned memory of its sums while a step is being
+        # captured, torch would take the capture for a use of it, and fail later.
+        self._held = gathered.complete
+        complete = replace(gathered, complete=partial(self._complete, gathered))
+        kind = self._background.start(progress.step, complete, copies=self._settings.background, about=about)
         self._paused_s = time.perf_counter() - self._paused_at
-        if copied.kind == "none":
+        if kind == "none":
             self.report()
 
     def report(self) -> None:
@@ -292,8 +232,8 @@ class Saver:
         if self.writer.is_busy:
             self._job.ddp.heartbeat.mark(Phase.SAVE)
         try:
-            if error is not None and not self.writer.wait(None if len(self._writers) == 1 else LAST_PARTS_S):
-                self._end.set()
+            if error is not None:
+                self._background.wait_after_failure()
             self.report()
         except Exception as also:
             if error is None:
@@ -302,55 +242,18 @@ class Saver:
         finally:
             self._ledger_file.close()
 
-    def _write(
-        self,
-        step: int,
-        gathered: GatheredState,
-        copied: Copy,
-        parts: Mapping[int, Mapping[str, Any]],
-        about: Mapping[str, Any],
-        began: float,
-    ) -> dict[str, Any]:
-        """On rank 0, in the writer's thread. Returns the fields of the event."""
-        copy_s = copied.wait()
-        gathered.documents["progress"]["measured"]["sums"] = gathered.sums.tolist()
-        self._ledger_file.flush()  # before the checkpoint is complete
-        me, *others = self._writers
-        expected = {
-            writer: {store.file_name(name): group for name, group in parts[writer.rank].items()} for writer in others
-        }
-        path = store.write(
-            self._root,
-            step,
-            tensors={**copied.tensors, **gathered.own},
-            documents=gathered.documents,
-            stream=copied.stream,
-            others=Collector(self._messages(), me, expected) if others else None,
-            **about,
-        )
-        seconds = time.perf_counter() - began
-        num_bytes = sum(file.stat().st_size for file in path.iterdir())
+    def _complete(self, gathered: GatheredState) -> None:
+        """On rank 0, in the writer's thread, before the checkpoint is written."""
+        gathered.complete()
+        self._ledger_file.flush()
+
+    def _prune(self, newest: Path) -> None:
         task, keep = self._job.task, self._settings
-        try:
-            prune(
-                self._root,
-                newest=path,
-                keep_last=keep.keep_last,
-                keep_best=keep.keep_best,
-                metric=task.best_metric,
-                higher_is_better=task.higher_is_better,
-            )
-        except CheckpointError as error:
-            log.warning(error)  # the new one is safe; that an old one stays is no reason to stop
-        times = {"seconds": seconds, "copy_s": copy_s}
-        return {"step": step, "path": str(path), "bytes": num_bytes, "copy": copied.kind, **times}
-
-    def _write_part(self, copied: Copy, step: int) -> None:
-        """On another writing rank, in the writer's thread."""
-        copied.wait()
-        me = WritingRank(self._job.ddp.rank, self._job.ddp.host)
-        write_own_part(self._messages(), me, self._root, step, tensors=copied.tensors, stream=copied.stream)
-
-    def _messages(self) -> SaveMessages:
-        assert self._store is not None
-        return SaveMessages(self._store, self._num_saves, end=self._end)
+        prune(
+            self._root,
+            newest=newest,
+            keep_last=keep.keep_last,
+            keep_best=keep.keep_best,
+            metric=task.best_metric,
+            higher_is_better=task.higher_is_better,
+        )

@@ -1,0 +1,61 @@
+"""State that may differ from rank to rank (a position in a stream, say): every rank's is saved, each gets its own back.
+
+It is small as a rule, but may hold tensors of any shape, which differ between ranks: they travel as bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from blake3 import blake3
+from torch import Tensor
+
+from drumline.checkpoint.optimizer_state import decode_state
+from drumline.distributed.collectives import gather_json, gather_tensors
+from drumline.distributed.tensor_hash import hash_tensors
+
+
+def gather_states(
+    document: Any, tensors: Mapping[str, Tensor], *, device: torch.device
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Collective: from this rank's encoded state (`encode_state`), a document and tensors with those of all ranks."""
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    shapes = {
+        name: [str(one.dtype).removeprefix("torch."), list(one.shape), one.nbytes] for name, one in tensors.items()
+    }
+    pieces = [tensor.reshape(-1).view(torch.uint8) for tensor in tensors.values()]
+    content = torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.uint8)
+    everyone = gather_json([document, shapes, content.numel()], device=device)
+    padded = torch.zeros(max(size for _, _, size in everyone), dtype=torch.uint8)
+    padded[: content.numel()] = content
+    contents = gather_tensors(padded, device=device) if padded.numel() else [padded] * len(everyone)
+    gathered = {}
+    for rank, (_, theirs, _) in enumerate(everyone):
+        start = 0
+        for name, (dtype, shape, size) in theirs.items():
+            piece = contents[rank][start : start + size].clone()
+            gathered[f"{rank}/{name}"] = piece.view(getattr(torch, dtype)).reshape(shape)
+            start += size
+    return rank_documents([document for document, _, _ in everyone], has_tensors=bool(gathered)), gathered
+
+
+def rank_documents(documents: list[Any], *, has_tensors: bool) -> dict[str, Any]:
+    """The document of a checkpoint: one state for each rank, or one for all of them."""
+    return {"ranks": documents, "has_tensors": has_tensors}
+
+
+def is_same_everywhere(document: Any, tensors: Mapping[str, Tensor], *, device: torch.device) -> bool:
+    """Collective: whether all ranks have the same encoded state, to the bit."""
+    digest = blake3(json.dumps([document, list(tensors)]).encode()).hexdigest()
+    everyone = gather_json([digest, *hash_tensors(list(tensors.values()), device).tolist()], device=device)
+    return all(one == everyone[0] for one in everyone)
+
+
+def state_of_rank(document: Mapping[str, Any], tensors: Mapping[str, Tensor], rank: int) -> Any:
+    """The state that was saved for this rank, or for all of them. A rank that the saved world did not have is given
+    another's."""
+    saved = min(rank, len(document["ranks"]) - 1)
+    return decode_state(document["ranks"][saved], lambda name: tensors[f"{saved}/{name}"].clone())
