@@ -191,11 +191,11 @@ class Loader(StepLoader):
     def steps_done(self) -> int:
         return self._cursor.epoch * self.steps_per_epoch + self._cursor.position // self.sharding.batch_size
 
-    def state_dict(self) -> None:
+    def stream_state(self) -> None:
         """None: the cursor is all. Only a stream with a state of its own has more to save."""
 
-    def load_state_dict(self, state: None) -> None:
-        """Nothing to do: see `state_dict`."""
+    def load_stream_state(self, state: None) -> None:
+        """Nothing to do: see `stream_state`."""
 
     def __len__(self) -> int:
         """Micro-batches in one whole epoch; the same on every rank."""

@@ -88,14 +88,14 @@ class StreamLoader(StepLoader):
         count."""
         return self._steps_of_epochs + self._cursor.position // self.sharding.batch_size
 
-    def state_dict(self) -> dict[str, Any] | None:
+    def stream_state(self) -> dict[str, Any] | None:
         """This rank's position in a resumable stream, after the last whole step; None: the cursor is all."""
         if not self.is_resumable:
             return None
         return {"world_size": self.sharding.world_size, "rank": self.sharding.rank, **self._position._asdict()}
 
-    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Move to where `state_dict` was taken, on the same rank of as many."""
+    def load_stream_state(self, state: Mapping[str, Any] | None) -> None:
+        """Move to where `stream_state` was taken, on the same rank of as many."""
         if not self.is_resumable or state is None:
             return
         position = dict(state)

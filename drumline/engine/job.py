@@ -295,7 +295,7 @@ def _warn_about_data(config: Config, ddp: DDPManager, loader: AnyLoader, model: 
             f"the last batch of every epoch has one sample ({num_samples} samples in batches of {batch_size}): "
             "BatchNorm has no statistics for it, and some of its layers refuse it; choose another batch size"
         )
-    if loader.state_dict() is not None and not config.checkpoint.every_steps and ddp.is_main_process():
+    if loader.stream_state() is not None and not config.checkpoint.every_steps and ddp.is_main_process():
         log.warning(
             "training data with a state_dict has no epochs, so nothing is saved before the end: set "
             "--checkpoint.every_steps"

@@ -340,10 +340,10 @@ def test_a_resumable_stream_goes_on_after_the_last_step_that_was_taken(workers: 
     expected = list(itertools.islice(make(Counting(), batch_size=4, accumulate=2), 24))
     with closing(make(Counting(), batch_size=4, accumulate=2, workers=workers)) as loader:
         list(itertools.islice(loader, taken * 2))
-        state = loader.state_dict()
+        state = loader.stream_state()
     assert state is not None
     with closing(make(Counting(), batch_size=4, accumulate=2, workers=workers)) as resumed:
-        resumed.load_state_dict(state)
+        resumed.load_stream_state(state)
         resumed.cursor = Cursor(0, 4 * taken)  # as the engine does; it is there already
         assert_same(expected[taken * 2 :], list(itertools.islice(resumed, 24 - taken * 2)))
 
@@ -362,24 +362,24 @@ def test_a_closed_loader_goes_on_where_it_was(workers: int) -> None:
 
 def test_an_iterable_has_no_state_of_its_own() -> None:
     loader = make(Numbers(7))
-    assert loader.state_dict() is None
-    loader.load_state_dict({"anything": 1})
+    assert loader.stream_state() is None
+    loader.load_stream_state({"anything": 1})
     assert loader.cursor == Cursor(0, 0)
 
 
 def test_the_state_of_another_world_is_refused() -> None:
-    state = make(Counting(), world_size=2).state_dict()
+    state = make(Counting(), world_size=2).stream_state()
     with pytest.raises(
         CheckpointError, match="the state of the stream Counting was saved on 2 ranks, now there are 3"
     ) as caught:
-        make(Counting(), world_size=3).load_state_dict(state)
+        make(Counting(), world_size=3).load_stream_state(state)
     assert "resume on 2 ranks, or begin a new run with a map-style dataset" in str(caught.value)
 
 
 def test_the_state_of_another_rank_is_refused() -> None:
-    state = make(Counting(), world_size=2).state_dict()
+    state = make(Counting(), world_size=2).stream_state()
     with pytest.raises(CheckpointError, match="rank 1 was given the state of the stream Counting on rank 0"):
-        make(Counting(), rank=1, world_size=2).load_state_dict(state)
+        make(Counting(), rank=1, world_size=2).load_stream_state(state)
 
 
 def test_a_resumable_stream_cannot_go_anywhere_without_its_state() -> None:
