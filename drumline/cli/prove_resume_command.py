@@ -17,8 +17,10 @@ from drumline.audit.proof_plan import ProofOptions, ProofSettings, wrong_options
 from drumline.audit.prove import Proof
 from drumline.cli import train_command
 from drumline.config import PRESETS, Flags, FlagTable, read_flags, read_layers, resolve
+from drumline.config.fields import Field
 from drumline.config.help import render_flags
 from drumline.config.schema import Count, Seed
+from drumline.config.task_fields import task_fields
 from drumline.errors import ConfigError, DrumlineError, ExitCode, UsageError
 from drumline.launch.startup import loading
 from drumline.launch.topology import topology_from
@@ -125,7 +127,7 @@ def _settle(flags: Flags) -> tuple[ProofOptions, list[str], str]:
     if are_known:
         problems += wrong_options(options)
     problems += wrong_settings(layers, options)
-    defaults = _defaults(task) if task in PRESETS or not problems else {}
+    defaults, own_fields = _of_task(task) if task in PRESETS or not problems else ({}, {})
     settings = ProofSettings(layers, defaults, options)
     if are_known and (task in PRESETS or not problems):
         problems += settings.problems()
@@ -134,7 +136,8 @@ def _settle(flags: Flags) -> tuple[ProofOptions, list[str], str]:
     arguments = settings.arguments(task, config_file=file)
     ranks_flags = read_flags(arguments, train_command.OWN_FLAGS, max_positional=1)
     ranks_layers = read_layers(ranks_flags, config_file=Path(file) if file else None, environment=os.environ)
-    resolve(ranks_layers, defaults, task=task)  # what each rank would refuse is reported here, once
+    # What each rank would refuse is reported here, once.
+    resolve(ranks_layers, defaults, task=task, task_fields=own_fields)
     return options, arguments, settings.describe_changes()
 
 
@@ -148,16 +151,19 @@ def _wrong_command(task: str | None, flags: Flags) -> Iterator[str]:
         yield f"{task!r}: there is no file {file} (looked in {Path.cwd()})"
 
 
-def _defaults(task: str | None) -> Mapping[str, Any]:
-    """The default settings of the task. A task of the user's own is loaded for that, as each rank does it."""
+def _of_task(task: str | None) -> tuple[Mapping[str, Any], Mapping[str, Field]]:
+    """The default settings of the task, and its own settings. A task of the user's own is loaded for that, as each rank
+    does it."""
     if task is None or not is_class_spec(task):
-        return PRESETS[task].defaults if task and task in PRESETS else {}
+        return (PRESETS[task].defaults if task and task in PRESETS else {}), {}
 
     with loading():
+        from drumline.tasks.base import Task
         from drumline.tasks.built_in import load_task
 
     try:
-        return load_task(task).defaults
+        found = load_task(task)
+        return found.defaults, task_fields(found, Task)
     except DrumlineError:
         raise
     except Exception as error:

@@ -7,9 +7,11 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from drumline.config import PRESETS, Flags, FlagTable, Layers, check_layers, read_flags, read_layers, resolve
 from drumline.config.schema import Count, CountOrZero
+from drumline.config.task_fields import task_fields
 from drumline.errors import ConfigError, ExitCode, UsageError, did_you_mean
 from drumline.launch.node_plan import TASK_RESTARTS, NodePlan, Program, Supervision
 from drumline.launch.startup import INTERRUPTED_EARLY, default_procs, interruptible, loading
@@ -28,7 +30,7 @@ OWN_FLAGS: FlagTable = {
         f"[{TASK_RESTARTS}]. A failure that a restart cannot fix is not retried.",
     ),
     "fresh": (bool, "", "Start anew: an earlier run in the folder is moved aside, not deleted."),
-    "help": (bool, "", "Show this text; with a TASK, its defaults."),
+    "help": (bool, "", "Show this text; with a TASK, its defaults and its own settings."),
 }
 USAGE = (
     "usage: drumline train TASK [--procs N] [--max-restarts N] [--run DIR] [--fresh] [--config FILE] "
@@ -116,11 +118,24 @@ def _help(task: str | None) -> str:
     from drumline.config.help import render_flags, render_help
 
     width = shutil.get_terminal_size().columns
-    preset = PRESETS.get(task or "")
-    settings = render_help(
-        width=width,
-        bold=sys.stdout.isatty(),
-        task=task if preset else None,
-        task_defaults=preset.defaults if preset else {},
-    )
+    of_task: dict[str, Any] = {}
+    if task in PRESETS:
+        of_task = {"task": task, "task_defaults": PRESETS[task].defaults}
+    elif task is not None and is_class_spec(task):
+        of_task = _help_of_own_task(task)
+    settings = render_help(width=width, bold=sys.stdout.isatty(), **of_task)
     return "\n".join([USAGE, "", render_flags({"": OWN_FLAGS}, width=width), settings])
+
+
+def _help_of_own_task(spec: str) -> dict[str, Any]:
+    """Only this help imports torch, with the user's file."""
+    from drumline.config.help import task_docs
+
+    with loading():
+        from drumline.tasks.base import Task
+        from drumline.tasks.built_in import load_task
+
+    task = load_task(spec)
+    docs = task_docs(task)
+    own = {path: (field, docs.get(path, "")) for path, field in task_fields(task, Task).items()}
+    return {"task": task.__name__, "task_defaults": task.defaults, "own": own}

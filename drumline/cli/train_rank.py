@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from drumline.config import PRESETS, Layers, resolve
+from drumline.config import Layers
 from drumline.distributed.failure import summary
 from drumline.engine.failure_report import report_failure
 from drumline.engine.job import Progress, make_manager
@@ -19,7 +19,7 @@ from drumline.errors import ExitCode
 from drumline.launch.startup import interrupted, load_compiler_late
 from drumline.launch.topology import topology_from
 from drumline.manager import DDPManager
-from drumline.tasks.built_in import load_task
+from drumline.tasks.built_in import load_task, resolve_task
 from drumline.terminal import print_message
 from drumline.watch.failure_kind import failure_kind
 
@@ -31,8 +31,7 @@ def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequ
     preemption.listen(prints=topology is None or topology.rank == 0)
     try:
         task_class = load_task(task)
-        defaults = PRESETS[task].defaults if task in PRESETS else task_class.defaults
-        config = resolve(layers, defaults, task=task_class.__name__)
+        config = resolve_task(task, task_class, layers)
         clock = start_clock(os.environ, is_alone=topology is None)
         ddp = make_manager(config, task, run=folder)
         ddp.setup()

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from drumline.config.fields import FIELDS, SECTIONS, show_value
+from drumline.config.fields import FIELDS, SECTIONS, TASK_SECTION, show_value
 from drumline.config.flags import Layer, Setting, check_layer
 from drumline.config.schema import Config
 from drumline.errors import did_you_mean
@@ -46,14 +46,15 @@ def read_config_file(path: Path) -> Layer:
 def _read_document(document: Mapping[str, Any], lines: _LineNumbers) -> Layer:
     problems = []
     settings: list[Setting] = []
+    sections = [*SECTIONS, TASK_SECTION]
     for section, content in document.items():
         where = lines.of(section)
-        if section in SECTIONS and isinstance(content, dict):
+        if section in sections and isinstance(content, dict):
             settings += _settings(section, content, lines)
-        elif section in SECTIONS:
+        elif section in sections:
             problems.append(f"{where}: {section} = {show_value(content)} is not a section; write [{section}]")
         elif isinstance(content, dict):
-            hint = did_you_mean(section, SECTIONS, known_as="the sections are")
+            hint = did_you_mean(section, sections, known_as="the sections are")
             problems.append(f"{where}: {section}: unknown section; {hint}")
         else:
             settings.append(Setting(section, content, where))
@@ -102,6 +103,8 @@ def to_toml(config: Config, *, header: str | None = None) -> str:
         tables = {name: table for name, table in values.items() if FIELDS[f"{section}.{name}"].is_table}
         parts.append(_table(section, {name: value for name, value in values.items() if name not in tables}))
         parts += [_table(f"{section}.{name}", table) for name, table in tables.items() if table]
+    if config.task:
+        parts.append(_table(TASK_SECTION, config.task))
     return "\n\n".join(parts) + "\n"
 
 

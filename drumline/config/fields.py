@@ -32,7 +32,9 @@ class Field:
         return get_origin(self.annotation) is collections.abc.Mapping
 
 
-SECTIONS: Mapping[str, type[Any]] = get_type_hints(Config)
+SECTIONS: Mapping[str, type[Any]] = {
+    name: cls for name, cls in get_type_hints(Config).items() if dataclasses.is_dataclass(cls)
+}
 """The dataclass of each section, in the order of the schema."""
 
 FIELDS: Mapping[str, Field] = {
@@ -42,6 +44,11 @@ FIELDS: Mapping[str, Field] = {
     for field in dataclasses.fields(cls)
 }
 """Every setting, in the order of the schema."""
+
+TASK_SECTION = "task"
+"""The section of a task's own settings: what it holds is known once the task is loaded (`task_fields.py`)."""
+UNKNOWN_TYPE: Any = object()
+"""The type of such a setting until then."""
 
 # Names from other tools, where spelling alone is too far from ours to be recognized.
 _OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
@@ -79,6 +86,8 @@ def annotation_of(path: str) -> Any | None:
     """The type of a setting, or of one option inside a table (`model.options.hidden`); None: no such setting."""
     if path in FIELDS:
         return FIELDS[path].annotation
+    if path.startswith(f"{TASK_SECTION}."):
+        return UNKNOWN_TYPE
     for table, field in FIELDS.items():
         if field.is_table and path.startswith(f"{table}."):
             return get_args(field.annotation)[1]
@@ -114,7 +123,7 @@ def unknown_setting(path: str, *, besides: Collection[str] = ()) -> str:
     if section in SECTIONS:
         names = [field.name for field in dataclasses.fields(SECTIONS[section])]
         return f"unknown setting; {section} has {', '.join(names)}"
-    return f"unknown setting; settings are named SECTION.NAME, with a section of {', '.join(SECTIONS)}"
+    return f"unknown setting; settings are named SECTION.NAME, with a section of {', '.join([*SECTIONS, TASK_SECTION])}"
 
 
 class Mismatch(Exception):  # noqa: N818 - it never leaves this package; what leaves is a ConfigError

@@ -15,6 +15,7 @@ from typing import Any
 from drumline.config.fields import (
     FIELDS,
     SWITCHES,
+    UNKNOWN_TYPE,
     Mismatch,
     annotation_of,
     describe_type,
@@ -41,10 +42,13 @@ class Setting:
     value: Any
     where: str
     is_text: bool = False
-    """Given as a command-line string, by a flag or variable that names the setting."""
+    """Given as a command-line string, by a flag or variable that names the setting. The value of a task's own setting
+    that was given by its name alone is True, until its type is known."""
 
     def coerced(self, annotation: Any) -> Setting:
         """The same, with a value of the right type; raises Mismatch with the whole message."""
+        if annotation is UNKNOWN_TYPE:
+            return self
         try:
             value = (from_text if self.is_text else from_value)(annotation, self.value)
         except Mismatch as mismatch:
@@ -185,20 +189,20 @@ class _FlagReader:
             self.positional.append(token)
             return
         flag, equals, text = ("--help" if token == "-h" else token).partition("=")
-        path = flag.removeprefix("--")
+        path, value = flag.removeprefix("--"), text
         try:
             if path.startswith("no-"):
                 path = path.removeprefix("no-")
                 self._check_can_be_turned_off(flag, path, has_value=bool(equals))
-                text = "false"
+                value = "false"
             elif not equals:
-                text = self._value_after(flag, path)
-            self._keep(Setting(path, text, where=flag, is_text=True))
+                value = self._value_after(flag, path)
+            self._keep(Setting(path, value, where=flag, is_text=True))
         except Mismatch as mismatch:
             self.problems.append(str(mismatch))
             self.broken.add(path)
 
-    def _value_after(self, flag: str, path: str) -> str:
+    def _value_after(self, flag: str, path: str) -> Any:
         following = self.tokens[0] if self.tokens else None
         annotation = self._type_of(path)
         if annotation is bool:
@@ -207,15 +211,16 @@ class _FlagReader:
             return self.tokens.pop(0)
         if annotation is None:
             return "true"  # an unknown flag: that it is unknown is reported, and nothing else
-        raise Mismatch(f"{flag}: the value is missing ({describe_type(annotation)})")
+        if annotation is UNKNOWN_TYPE:
+            return True
+        raise Mismatch(missing_value(flag, annotation))
 
     def _check_can_be_turned_off(self, flag: str, path: str, *, has_value: bool) -> None:
         annotation = self._type_of(path)
         if has_value:
             raise Mismatch(f"{flag}: takes no value; write --{path}=true or --{path}=false")
-        if annotation not in (None, bool):
-            hint = f"; write --{path} none" if is_optional(annotation) else ""
-            raise Mismatch(f"{flag}: only a true | false setting can be turned off this way{hint}")
+        if annotation not in (None, bool, UNKNOWN_TYPE):
+            raise Mismatch(cannot_be_turned_off(flag, path, annotation))
 
     def _keep(self, setting: Setting) -> None:
         path = setting.path
@@ -230,6 +235,15 @@ class _FlagReader:
 
     def _type_of(self, path: str) -> Any | None:
         return self.own[path] if path in self.own else annotation_of(path)
+
+
+def missing_value(flag: str, annotation: Any) -> str:
+    return f"{flag}: the value is missing ({describe_type(annotation)})"
+
+
+def cannot_be_turned_off(flag: str, path: str, annotation: Any) -> str:
+    hint = f"; write --{path} none" if is_optional(annotation) else ""
+    return f"{flag}: only a true | false setting can be turned off this way{hint}"
 
 
 def _is_flag(token: str) -> bool:

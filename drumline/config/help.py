@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
 import itertools
 import textwrap
@@ -11,13 +12,14 @@ from types import MappingProxyType
 from typing import Any
 
 from drumline.config import schema
-from drumline.config.fields import FIELDS, SECTIONS, describe_type, show_value
+from drumline.config.fields import FIELDS, SECTIONS, TASK_SECTION, Field, describe_type, show_value
 from drumline.config.flags import FlagTable
 from drumline.config.presets import PRESETS
 
 MIN_WIDTH, MAX_WIDTH = 64, 100
 DOC_INDENT = 6
 NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
+NO_OWN: Mapping[str, tuple[Field, str]] = MappingProxyType({})
 OWN_TASK = "FILE.py:CLASS"
 GRAMMAR = (
     "A setting is given as --section.name value, or in a TOML file (--config FILE) as `name = value` under "
@@ -28,13 +30,25 @@ GRAMMAR = (
 
 
 def render_help(
-    *, width: int = 80, bold: bool = False, task: str | None = None, task_defaults: Mapping[str, Any] = NO_DEFAULTS
+    *,
+    width: int = 80,
+    bold: bool = False,
+    task: str | None = None,
+    task_defaults: Mapping[str, Any] = NO_DEFAULTS,
+    own: Mapping[str, tuple[Field, str]] = NO_OWN,
 ) -> str:
-    """The tasks and all settings, as plain text; `task_defaults` are shown in place of the schema's, as `task`'s."""
+    """The tasks and all settings, as plain text; `task_defaults` are shown in place of the schema's, as `task`'s.
+    `own`: the task's own settings, each with its doc."""
     width = max(MIN_WIDTH, min(width, MAX_WIDTH))
     texts = field_docs()
     blocks = ["\n".join([_title("tasks", bold), *_tasks(width)])]
     blocks.append("\n".join([_title("settings", bold), *_wrapped(GRAMMAR, width, indent=2)]))
+    if own:
+        entries = [
+            render_entry(f"--{path}", describe_type(field.annotation), doc, default=_shown(field.default), width=width)
+            for path, (field, doc) in own.items()
+        ]
+        blocks.append("\n".join([f"{_title(TASK_SECTION, bold)}  Settings of {task}.", *entries]))
     for section, cls in SECTIONS.items():
         lines = [f"{_title(section, bold)}  {(cls.__doc__ or '').strip()}"]
         for path in (path for path in FIELDS if path.startswith(f"{section}.")):
@@ -50,12 +64,26 @@ def field_docs() -> dict[str, str]:
     docs: dict[str, str] = {}
     section_of = {cls.__name__: section for section, cls in SECTIONS.items()}
     for node in ast.parse(inspect.getsource(schema)).body:
-        if not isinstance(node, ast.ClassDef) or node.name not in section_of:
-            continue
-        for setting, doc in itertools.pairwise(node.body):
-            match setting, doc:
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                    docs[f"{section_of[node.name]}.{name}"] = " ".join(text.split())
+        if isinstance(node, ast.ClassDef) and node.name in section_of:
+            docs |= _docs_in(node, section_of[node.name])
+    return docs
+
+
+def task_docs(task: type[Any]) -> dict[str, str]:
+    """The same for the settings that a task's class declares, or a class that it inherits from."""
+    docs: dict[str, str] = {}
+    for cls in reversed(task.__mro__):
+        with contextlib.suppress(OSError, TypeError):  # there is no source
+            docs |= _docs_in(ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0], TASK_SECTION)
+    return docs
+
+
+def _docs_in(node: ast.stmt, section: str) -> dict[str, str]:
+    docs = {}
+    for setting, doc in itertools.pairwise(getattr(node, "body", ())):
+        match setting, doc:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                docs[f"{section}.{name}"] = " ".join(text.split())
     return docs
 
 
@@ -83,7 +111,9 @@ def _title(name: str, bold: bool) -> str:
 
 def _tasks(width: int) -> Iterator[str]:
     summaries = {name: preset.summary for name, preset in PRESETS.items()}
-    summaries[OWN_TASK] = "a Task of your own; package.module:CLASS works too"
+    summaries[OWN_TASK] = (
+        "a Task of your own; package.module:CLASS works too. Its help has its own settings, --task.NAME"
+    )
     column = max(len(name) for name in summaries) + 4
     for name, summary in summaries.items():
         yield from textwrap.wrap(

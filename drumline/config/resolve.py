@@ -10,12 +10,14 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from drumline.config.config_file import read_config_file
-from drumline.config.fields import FIELDS, SECTIONS
+from drumline.config.fields import FIELDS, SECTIONS, Field
 from drumline.config.flags import EXCLUSIVE_PAIRS, SCHEMA_DEFAULT, Flags, Layer, Setting, check_layer, evidence
 from drumline.config.schema import Config
+from drumline.config.task_fields import check_task_settings, name_in_task
 from drumline.errors import ConfigError
 
 DATASET_DIR = "DATASET_DIR"
@@ -44,13 +46,22 @@ def check_layers(layers: Layers) -> None:
     _raise_problems(layers, _settle(layers))
 
 
-def resolve(layers: Layers, task_defaults: Mapping[str, Any], *, task: str = "task") -> Config:
-    """Stage 2: the config of the run. `task` names the task in messages about its defaults."""
+def resolve(
+    layers: Layers,
+    task_defaults: Mapping[str, Any],
+    *,
+    task: str = "task",
+    task_fields: Mapping[str, Field] = MappingProxyType({}),
+) -> Config:
+    """Stage 2: the config of the run. `task` names the task in messages about its defaults; `task_fields`: its own
+    settings."""
     of_task = check_layer(Setting(path, value, f"{task}.defaults") for path, value in task_defaults.items())
-    everything = (*layers, of_task, DEFAULTS)
+    own = Layer({path: Setting(path, field.default, where=task) for path, field in task_fields.items()})
+    checked = [check_task_settings(layer, task_fields, task=task) for layer in (*layers, of_task, own)]
+    everything = (*checked, DEFAULTS)
     settled = _settle(everything)
     _raise_problems(everything, settled)
-    return _build(settled)
+    return _build(settled, {name_in_task(path): settled[path].value for path in task_fields})
 
 
 def check_section(section: str, values: Any) -> None:
@@ -79,14 +90,14 @@ def _raise_problems(layers: Sequence[Layer], settled: Mapping[str, Setting]) -> 
         raise ConfigError(problems, next_step=NEXT_STEP)
 
 
-def _build(settled: Mapping[str, Setting]) -> Config:
+def _build(settled: Mapping[str, Setting], task: Mapping[str, Any]) -> Config:
     values: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     for path, field in FIELDS.items():
         section, _, name = path.partition(".")
         options = sorted(option for option in settled if option.startswith(f"{path}."))
         table = {option.removeprefix(f"{path}."): settled[option].value for option in options}
         values[section][name] = table if field.is_table else settled[path].value
-    return Config(**{section: cls(**values[section]) for section, cls in SECTIONS.items()})
+    return Config(**{section: cls(**values[section]) for section, cls in SECTIONS.items()}, task=task)
 
 
 # Settings that are valid one by one but not together

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NoReturn, Self
 from torch import Tensor, nn
 
 from drumline.config.schema import Config
+from drumline.config.task_fields import name_in_task, task_fields
 from drumline.errors import UsageError
 
 
@@ -52,7 +53,11 @@ class Loss:
 
 
 class Task:
-    """A model, its data and its loss. Override `model`, `train_data` and `loss`; the rest has defaults."""
+    """A model, its data and its loss. Override `model`, `train_data` and `loss`; the rest has defaults.
+
+    Attributes that your class declares with a type and a default are settings of the task: `width: int = 64` is
+    `--task.width`, and `self.width` has its value. A docstring below one is its help.
+    """
 
     defaults: ClassVar[Mapping[str, Any]] = {}
     """Default settings of this task: `{"train.epochs": 10, "optim.lr": 0.1}`. A config file and flags override them."""
@@ -68,6 +73,9 @@ class Task:
 
     def __init__(self, config: Config) -> None:
         self.config = config
+        for name in map(name_in_task, task_fields(type(self), Task)):
+            if name in config.task:  # not in a task that another one makes for itself
+                setattr(self, name, config.task[name])
 
     def model(self) -> nn.Module:
         """The network, freshly made, on the CPU.

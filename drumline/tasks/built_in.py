@@ -13,7 +13,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
+from drumline.config import PRESETS, Layers, resolve
 from drumline.config.schema import Config
+from drumline.config.task_fields import task_fields
 from drumline.data.cifar10 import cifar10
 from drumline.data.dataset import Split
 from drumline.data.images import ImageFolder, digits
@@ -150,3 +152,9 @@ def load_task(spec: str) -> type[Task]:
     if not issubclass(found, Task):
         raise UsageError(f"{spec} is not a Task", next_step=f"write `class {found.__name__}(drumline.Task)`")
     return found
+
+
+def resolve_task(spec: str, task: type[Task], layers: Layers) -> Config:
+    """Stage 2 of the settings: the config of a run of this task."""
+    defaults = PRESETS[spec].defaults if spec in PRESETS else task.defaults
+    return resolve(layers, defaults, task=task.__name__, task_fields=task_fields(task, Task))
