@@ -14,6 +14,7 @@ def test_the_table_holds_every_field_of_the_schema_in_its_order() -> None:
     expected = [
         f"{section.name}.{field.name}"
         for section in dataclasses.fields(Config)
+        if section.name != "task"
         for field in dataclasses.fields(SECTIONS[section.name])
     ]
     assert len(expected) > 50

@@ -46,7 +46,7 @@ def test_names_of_other_tools_point_at_settings_that_exist() -> None:
         (
             "zzz",
             "unknown setting; settings are named SECTION.NAME, with a section of "
-            "model, data, optim, train, dist, checkpoint, watch, log",
+            "model, data, optim, train, dist, checkpoint, watch, log, task",
         ),
     ],
 )
