@@ -84,11 +84,16 @@ def open_log(path: Path) -> TextIO:
 
 def replace_text(path: Path, text: str) -> None:
     """Replace a file at once, so that a full disk never leaves half of it, or none."""
+    replace_bytes(path, text.encode())
+
+
+def replace_bytes(path: Path, content: bytes) -> None:
+    """The same with bytes."""
     beside = path.with_name(f".{path.name}.partial")
     try:
         beside.unlink(missing_ok=True)  # a link that was put there would be followed, or keep us out
-        with beside.open("x", encoding="utf-8") as file:
-            file.write(text)
+        with beside.open("xb") as file:
+            file.write(content)
         beside.replace(path)
     except OSError:
         with suppress(OSError):

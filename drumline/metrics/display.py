@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+import textwrap
 import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TextIO
@@ -48,6 +49,7 @@ class Display:
     def __init__(self) -> None:
         self.epochs: int | None = None
         self.total_steps = 0
+        self._logged_at: dict[str, float] = {}
 
     def __call__(self, event: Event) -> None:
         """Show one event: by the method named after its kind if there is one, else as a line."""
@@ -57,6 +59,12 @@ class Display:
             show(event)
         elif (words := event_line(event)) is not None:
             self.show_line(event, words)
+
+    def show_logged(self, event: Event) -> None:
+        """A name at most every few seconds."""
+        if event["time"] - self._logged_at.get(event["name"], float("-inf")) >= _SECONDS_BETWEEN_STEPS:
+            self._logged_at[event["name"]] = event["time"]
+            self.show_line(event, logged_line(event))
 
     def show_line(self, event: Event, words: str) -> None:
         pass
@@ -144,6 +152,8 @@ def closing_page(event: Event) -> Page:
         rows.append(("waiting", f"for data {event['data_share']:.0%} of the time"))
     if event.get("best_step") is not None:
         rows.append(("best", f"the checkpoint of step {event['best_step']}"))
+    if event.get("stopped"):
+        rows.append(("stopped", str(event["stopped"])))
     rows += [("straggler", words) for words in event.get("stragglers", [])]
     rows.append(("run folder", str(event["run"])))
     commands = [("to resume", event.get("resume_command")), ("on two nodes", event.get("two_node_command"))]
@@ -186,6 +196,13 @@ def _recovered_line(event: Event) -> str:
     if lost is None:
         return line
     return f"{line} at step {event['step'] - 1 + lost}; {plural(lost, 'step') if lost else 'no step'} lost"
+
+
+def logged_line(event: Event) -> str:
+    """`step 40: distance 0.1234`, of text the beginning, of an image its file."""
+    value = event.get("value", event.get("path"))
+    text = number_text(value) if isinstance(value, float) else textwrap.shorten(str(value), 100, placeholder="...")
+    return f"step {event['step']}: {event['name']} {text}"
 
 
 def evaluation_line(event: Event, epochs: int | None) -> str:

@@ -16,6 +16,7 @@ The engine reports to one `Reporter` per rank, which stamps the event and hands 
 | `train`      | epoch, loss, lr, samples_per_s, data_share, seconds_left, grad_norm if clipped, and the       |
 |              | task's metrics                                                                                |
 | `evaluation` | epoch, samples, seconds, and the metrics, `loss` among them                                   |
+| `logged`     | name, type: `scalar`, `image` or `text`; value, or the path of an image in the run folder     |
 | `checkpoint` | path, bytes, seconds until it was complete, copy (`device`, `pinned`, `host`, `none`: where   |
 |              | the state was copied to), blocked_s: how long the loop was paused for it                      |
 | `note`       | message                                                                                       |
@@ -25,7 +26,8 @@ The engine reports to one `Reporter` per rank, which stamps the event and hands 
 | `stall`      | message, about_rank, about_host: nothing moves because of it; it may still recover            |
 | `preempted`  | signal, about_rank, about_host: the run was preempted, and has saved this step                |
 | `end`        | epoch, seconds, samples_per_s, data_share, run, resume_command, two_node_command, best_step,  |
-|              | metrics, stragglers: a sentence for each rank or host that was one                            |
+|              | metrics, stragglers: a sentence for each rank or host that was one, stopped: why a hook ended |
+|              | the run before its last step (null: none did)                                                 |
 
 `signal` is a signal's name, or the text of a spot notice.
 The numbers of samples and epochs are null where a stream leaves them unknown.
@@ -48,8 +50,8 @@ from typing import Any, BinaryIO, Literal, NamedTuple, Self
 from drumline.untrusted import open_append, open_regular, parse_json
 
 Kind = Literal[
-    "start", "resume", "recovered", "first_step", "train", "evaluation", "checkpoint", "note", "warning",
-    "error", "straggler", "stall", "preempted", "end"
+    "start", "resume", "recovered", "first_step", "train", "evaluation", "logged", "checkpoint", "note",
+    "warning", "error", "straggler", "stall", "preempted", "end"
 ]  # fmt: skip
 Event = Mapping[str, Any]
 Sink = Callable[[Event], None]

@@ -168,6 +168,27 @@ def test_the_summary_shows_results_folder_and_next_commands(
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
 
 
+def test_what_hooks_log_is_shown_briefly_and_every_few_seconds_only(stream: io.StringIO) -> None:
+    display = PlainDisplay(stream)
+    for step in range(20):
+        display(event("logged", time=1000.0 + step, step=step, name="distance", type="scalar", value=step / 3))
+    display(event("logged", step=7, name="sample", type="text", value="once upon a time " * 20))
+    display(event("logged", step=7, name="digit", type="image", path="media/digit-00000007.png"))
+
+    lines = [line[9:] for line in stream.getvalue().splitlines()]
+    numbers = {0: "0.00", 5: "1.6667", 10: "3.3333", 15: "5.0000"}
+    assert lines[:4] == [f"step {step}: distance {number}" for step, number in numbers.items()]
+    assert lines[4].startswith("step 7: sample once upon a time once")
+    assert lines[4].endswith("...")
+    assert len(lines[4]) < 120
+    assert lines[5:] == ["step 7: digit media/digit-00000007.png"]
+
+
+def test_the_summary_says_why_a_hook_ended_the_run(stream: io.StringIO) -> None:
+    PlainDisplay(stream)(event("end", **END, stopped="loss has not improved in 3 evaluations"))
+    assert "  stopped      loss has not improved in 3 evaluations\n" in stream.getvalue()
+
+
 def test_a_run_without_evaluation_has_no_best(stream: io.StringIO) -> None:
     make_display("plain", stream)(event("end", **{**END, "best_step": None, "two_node_command": None}))
 

@@ -8,9 +8,11 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from drumline.errors import MissingExtraError
+from drumline.metrics.logged import logged_fields
 from drumline.metrics.tensorboard import TensorBoard
 
 
@@ -18,12 +20,17 @@ def event(kind: str, step: int, **fields: Any) -> dict[str, Any]:
     return {"time": 1000.0 + step, "number": 3, "kind": kind, "rank": 0, "host": "a", "step": step, **fields}
 
 
-def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
+def read(folder: Path) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     reader = EventAccumulator(str(folder))
     reader.Reload()
+    return reader
+
+
+def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    reader = read(folder)
     return {
         tag: [(scalar.step, round(scalar.value, 4)) for scalar in reader.Scalars(tag)]
         for tag in reader.Tags()["scalars"]
@@ -80,3 +87,20 @@ def test_the_package_is_not_loaded_before_it_is_wanted() -> None:
     code = "import sys, drumline.metrics.tensorboard; assert 'tensorboard' not in sys.modules"
 
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_hooks_log_is_shown_in_its_kind(tmp_path: Path) -> None:
+    fields = logged_fields("digit", np.eye(4), step=1, folder=tmp_path)
+    board = TensorBoard(tmp_path / "tensorboard")
+    board(event("logged", 1, **fields))
+    board(event("logged", 2, name="distance", type="scalar", value=0.5))
+    board(event("logged", 2, name="sample", type="text", value="once upon a time"))
+    board.close()
+
+    reader = read(tmp_path / "tensorboard")
+    (image,) = reader.Images("digit")
+    assert (image.step, image.width, image.height) == (1, 4, 4)
+    assert image.encoded_image_string == (tmp_path / fields["path"]).read_bytes()
+    assert [(one.step, one.value) for one in reader.Scalars("distance")] == [(2, 0.5)]
+    (text,) = reader.Tensors("sample/text_summary")
+    assert text.tensor_proto.string_val == [b"once upon a time"]
