@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from drumline.manager import DDPManager
     from drumline.models.model_registry import register_model
     from drumline.tasks.base import Loss, Task
+    from drumline.tasks.hook import Hook, Run
+    from drumline.tasks.ready_hooks import EMA, EarlyStopping, LogSamples, Unfreeze
 
 _HOMES = {
     "BatchDataset": "drumline.data.dataset:BatchDataset",
@@ -24,22 +26,34 @@ _HOMES = {
     "DDPManager": "drumline.manager:DDPManager",
     "Draws": "drumline.data.draws:Draws",
     "DrumlineError": "drumline.errors:DrumlineError",
+    "EMA": "drumline.tasks.ready_hooks:EMA",
+    "EarlyStopping": "drumline.tasks.ready_hooks:EarlyStopping",
+    "Hook": "drumline.tasks.hook:Hook",
+    "LogSamples": "drumline.tasks.ready_hooks:LogSamples",
     "Loss": "drumline.tasks.base:Loss",
+    "Run": "drumline.tasks.hook:Run",
     "Task": "drumline.tasks.base:Task",
     "TwoPartDataset": "drumline.data.dataset:TwoPartDataset",
+    "Unfreeze": "drumline.tasks.ready_hooks:Unfreeze",
     "WatchConfig": "drumline.config.schema:WatchConfig",
     "load_checkpoint": "drumline.checkpoint.state:load_checkpoint",
     "register_model": "drumline.models.model_registry:register_model",
 }
 __all__ = [
+    "EMA",
     "BatchDataset",
     "Config",
     "DDPManager",
     "Draws",
     "DrumlineError",
+    "EarlyStopping",
+    "Hook",
+    "LogSamples",
     "Loss",
+    "Run",
     "Task",
     "TwoPartDataset",
+    "Unfreeze",
     "WatchConfig",
     "load_checkpoint",
     "register_model",

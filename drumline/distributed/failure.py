@@ -73,7 +73,9 @@ def summary(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return f"sys.exit({error.code!r}) was called before the end of the run"
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    what = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    notes = getattr(error, "__notes__", [])  # the first says which code it came from, if any does
+    return f"{what} ({notes[0].partition(chr(10))[0]})" if notes else what
 
 
 def _reported(first: Failure | None, mine: Failure) -> Failure | None:

@@ -23,6 +23,7 @@ from drumline.engine.steps.eager import AnyStep
 from drumline.engine.trace import TracedStep
 from drumline.metrics.meters import means
 from drumline.tasks.base import Task
+from drumline.tasks.hook import Hook
 from drumline.watch.heartbeat import Phase
 from drumline.watch.replicas import ReplicaComparison
 
@@ -67,21 +68,39 @@ class FirstStep(Action):
         self._callback()
 
 
+class AfterStep(Action):
+    """A hook's `after_step`."""
+
+    def __init__(self, hook: Hook) -> None:
+        self.name, self.interval = f"{type(hook).__name__}.after_step", hook.every_steps
+        self._hook = hook
+
+    def due(self, step: int) -> bool:
+        return step % self.interval == 0
+
+    def run(self, context: RunContext) -> None:
+        context.call_hooks("after_step", self._hook)
+
+
 class LogTraining(Action):
     """Every `log.every_steps`: the loss since the last line."""
 
     name = "log"
 
     def __init__(self, context: RunContext, train_step: AnyStep, non_finite: NonFinite, notices: WatchNotices) -> None:
-        self.interval, self._last = context.config.log.every_steps, context.total_steps
+        self.interval, self._progress = context.config.log.every_steps, context.progress
         self._train_step, self._non_finite, self._notices = train_step, non_finite, notices
 
     def due(self, step: int) -> bool:
-        return step % self.interval == 0 or step >= self._last
+        return step % self.interval == 0 or step >= self._progress.last_step
 
     def run(self, context: RunContext) -> None:
         job, throughput, step = context.job, context.throughput, context.progress.step
-        *sums, num_bad, _ = all_sum(torch.cat([job.meter.take(), job.finite.counts])).tolist()
+        counted = [job.meter.take(), job.finite.counts]
+        if context.hooks is not None:
+            counted.insert(0, context.hooks.vote(job.finite.counts))
+        *sums, num_bad, _ = all_sum(torch.cat(counted)).tolist()
+        num_votes = 0.0 if context.hooks is None else sums.pop(0)
         if num_bad and not sums[1]:  # all were skipped
             sums = [math.nan, 1.0, *[math.nan] * len(job.meter.names)]
         self._non_finite.act_on(num_bad)  # before the task computes with a NaN in report()
@@ -100,6 +119,7 @@ class LogTraining(Action):
             **numbers,
         )
         self._notices.report(context.reporter)
+        context.end_if(num_votes)
 
 
 class Evaluate(Action):
@@ -108,7 +128,7 @@ class Evaluate(Action):
     name, interval = "evaluate", AT_EPOCH_END
 
     def __init__(self, context: RunContext, trace: TracedStep | None) -> None:
-        self._progress, self._last = context.progress, context.total_steps
+        self._progress = context.progress
         self._every_epochs = context.config.train.eval_every_epochs or sys.maxsize
         self._trace = trace
         self._is_best_metric_checked = not context.job.ddp.is_main_process()
@@ -121,15 +141,17 @@ class Evaluate(Action):
 
     def due(self, step: int) -> bool:
         cursor = self._progress.cursor
-        return (cursor.position == 0 and cursor.epoch % self._every_epochs == 0) or step >= self._last
+        is_due = cursor.position == 0 and cursor.epoch % self._every_epochs == 0
+        return is_due or step >= self._progress.last_step
 
     def run(self, context: RunContext) -> None:
         if (loader := context.job.eval_loader) is None:
             return
         if self._trace is not None:
             self._trace.write("evaluation")
-        started = time.perf_counter()
         with context.throughput.paused():
+            context.call_hooks("before_evaluation")
+            started = time.perf_counter()
             metrics = evaluate(context.job, loader)
         context.metrics.clear()
         context.metrics.update(metrics)
@@ -144,6 +166,10 @@ class Evaluate(Action):
             **metrics,
         )
         self._check_best_metric(context)
+        if context.hooks is not None:
+            with context.throughput.paused():
+                context.call_hooks("after_evaluation")
+                context.end_if(all_sum(context.hooks.vote(context.job.finite.counts)).item())
 
     def _check_best_metric(self, context: RunContext) -> None:
         """Once, on rank 0: at the first evaluation of this start, or at the start where there is none."""
@@ -168,7 +194,7 @@ class Save(Action):
 
     def __init__(self, context: RunContext, saver: Saver, evaluation: Evaluate) -> None:
         settings = context.config.checkpoint
-        self._progress, self._last = context.progress, context.total_steps
+        self._progress = context.progress
         self.interval = settings.every_steps or AT_EPOCH_END
         self._every_epochs = settings.every_epochs or sys.maxsize
         self._saver, self._evaluation = saver, evaluation
@@ -180,13 +206,13 @@ class Save(Action):
         return (
             step % self.interval == 0
             or (cursor.position == 0 and cursor.epoch % self._every_epochs == 0)
-            or step >= self._last
+            or step >= self._progress.last_step
         )
 
     def run(self, context: RunContext) -> None:
         step = context.progress.step
         metrics = dict(context.metrics) if self._evaluation.due(step) else {}
-        self.save(context, metrics, must_save=step >= context.total_steps)
+        self.save(context, metrics, must_save=step >= self._progress.last_step)
 
     def save(self, context: RunContext, metrics: Mapping[str, float], *, must_save: bool) -> None:
         """Collective."""
@@ -194,8 +220,11 @@ class Save(Action):
         context.job.ddp.heartbeat.mark(Phase.SAVE)
         with context.throughput.paused():
             if self._saver.prepare(step, metrics, must_save=must_save):
+                context.call_hooks("before_save")
+                context.job.ddp.heartbeat.mark(Phase.SAVE)
                 self._saver.save(context.progress, metrics)
                 self.saved_step = step
+                context.call_hooks("after_save")
 
 
 class CompareReplicas(Action):
@@ -279,7 +308,7 @@ class Preempt(Action):
     def run(self, context: RunContext) -> None:
         step = context.progress.step
         # A run that is at its last step ends as usual.
-        if step >= context.total_steps or not self._preemption.stops_at(step):
+        if step >= context.progress.last_step or not self._preemption.stops_at(step):
             return
         context.progress.is_stopping = True
         if self._save.saved_step != step:

@@ -7,6 +7,7 @@ gets the parameters where they then are.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
@@ -47,7 +48,11 @@ class Progress:
     saved_step: int | None = None
     """The step of the newest checkpoint that this start has begun to write; None: none yet."""
     is_stopping: bool = False
-    """An action has ended the run before its last step."""
+    """The run was preempted, and ends before its last step."""
+    last_step: int = sys.maxsize
+    """The run ends after it."""
+    stopped: dict[str, Any] | None = None
+    """A hook has ended the run: its `reason`, and `total_steps`, how many the run was to have."""
 
 
 @dataclass(frozen=True)
@@ -325,8 +330,15 @@ def check_streams(job: Job) -> None:
 
 
 def count_steps(job: Job, train: TrainConfig, progress: Progress) -> int:
-    """How many steps the run has in all, as seen from `progress`. Epochs are passes over the data, so if the user has
-    changed the batch on the way, what is left of them is another number of steps."""
+    """How many steps the run has in all, as seen from `progress`: no more where a hook has stopped it, unless the user
+    has made the run longer since."""
+    total, stopped = _steps_of_settings(job, train, progress), progress.stopped
+    return total if stopped is None or total > stopped["total_steps"] else progress.step
+
+
+def _steps_of_settings(job: Job, train: TrainConfig, progress: Progress) -> int:
+    """Epochs are passes over the data, so if the user has changed the batch on the way, what is left of them is another
+    number of steps."""
     if train.steps is not None:
         return train.steps
     if isinstance(job.loader, StreamLoader):

@@ -13,6 +13,7 @@ from drumline.engine.preemption import Preemption
 from drumline.engine.run_context import RunContext
 from drumline.engine.saver import Saver
 from drumline.engine.steps.eager import AnyStep
+from drumline.engine.task_hooks import hooks_after_step
 from drumline.engine.trace import TracedStep
 from drumline.watch.heartbeat import DATA, Phase
 
@@ -34,6 +35,8 @@ def between_steps(
     return [
         # First: whatever fails later, the folder has the settings that the step was trained with.
         first_step,
+        # The task's hooks, in its order. Before the log line, with which ranks agree to stop if a hook asked for it.
+        *map(actions.AfterStep, hooks_after_step(context.hooks)),
         # Before replicas are compared: it finds a NaN, and `--train.on_nan stop` freezes the weights of the one rank
         # whose loss was not finite, which would look like replicas that differ.
         actions.LogTraining(context, train_step, non_finite, notices),
@@ -112,4 +115,4 @@ class Loop:
         self._heartbeat.mark(DATA)
 
     def _is_over(self) -> bool:
-        return self.progress.step >= self._total_steps or self.progress.is_stopping
+        return self.progress.step >= self.progress.last_step or self.progress.is_stopping

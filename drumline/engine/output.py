@@ -168,6 +168,7 @@ def report_end(context: RunContext, notices: WatchNotices) -> None:
             context.folder.checkpoints, metric=job.task.best_metric, higher_is_better=job.task.higher_is_better
         ),
         stragglers=notices.stragglers,
+        stopped=context.progress.stopped and context.progress.stopped["reason"],
         run=str(request.run),
         resume_command=resume_command(request.command, procs=ddp.world_size) if is_one_node else None,
         two_node_command=two_nodes if is_one_node else None,

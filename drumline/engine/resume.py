@@ -27,6 +27,7 @@ from drumline.engine.optimizer import OPTIMIZERS
 from drumline.engine.run_context import RunContext, changes, check_not_finished, resets_optimizer
 from drumline.engine.run_folder import RunFolder, write_whole
 from drumline.engine.saver import DATA_FILE
+from drumline.engine.task_hooks import HOOKS_FILE, TaskHooks
 from drumline.errors import CheckpointError, CheckpointMismatchError, HangError, OptimizerMismatchError, Place, as_list
 from drumline.manager import DDPManager
 from drumline.metrics.events import Reporter
@@ -167,7 +168,7 @@ def find_newest(ddp: DDPManager, root: Path) -> FoundCheckpoint | None:
         )
     if not path:
         return None
-    progress = Progress(saved["step"], Cursor(**saved["cursor"]))
+    progress = Progress(saved["step"], Cursor(**saved["cursor"]), stopped=saved.get("stopped"))
     return FoundCheckpoint(Path(path), saved["facts"], progress, skipped, non_finite)
 
 
@@ -187,18 +188,29 @@ def _check_contents(path: Path) -> None:
         and cursor.keys() == {"epoch", "position"}
         and all(type(count) is int and 0 <= count < 1 << 62 for count in (saved.get("step"), *cursor.values()))
         and saved["step"] == catalog.check_sizes(path).step
+        and _is_stop(saved.get("stopped"))
+        and isinstance(saved.get("stop_asked"), str | None)
     )
     if not is_complete:
         raise CorruptCheckpointError(path, "progress.json does not say where the run was")
     check_rng_file(path, found.tensors["rng"])
 
 
+def _is_stop(stopped: Any) -> bool:
+    """Whether it is what `Progress.stopped` is."""
+    if not isinstance(stopped, dict):
+        return stopped is None
+    return isinstance(stopped.get("reason"), str) and type(stopped.get("total_steps")) is int
+
+
 def resume(context: RunContext, found: FoundCheckpoint) -> None:
     """Collective: continue from this checkpoint, unless the run has finished and its settings have changed."""
     request, job, at = context.request, context.job, found.progress
     check_not_finished(found.facts, request, step=at.step, total_steps=context.total_steps)
-    restore(job, found.path, with_optimizer=not resets_optimizer(found.facts, request))
+    restore(job, found.path, context.hooks, with_optimizer=not resets_optimizer(found.facts, request))
     context.progress.step, context.progress.cursor = at.step, at.cursor
+    if at.step >= context.total_steps:
+        context.progress.stopped = at.stopped
     job.loader.cursor = at.cursor
 
 
@@ -219,16 +231,17 @@ def report_resume(context: RunContext, found: FoundCheckpoint, facts: Mapping[st
         context.warn(change)
 
 
-def restore(job: Job, path: Path, *, with_optimizer: bool = True) -> None:
-    """Collective: put the job back to where a checkpoint was taken. `with_optimizer=False`: its optimizer stays new."""
+def restore(job: Job, path: Path, hooks: TaskHooks | None = None, *, with_optimizer: bool = True) -> None:
+    """Collective: put the job, and the hooks, back to where a checkpoint was taken. `with_optimizer=False`: its
+    optimizer stays new."""
     job.ddp.heartbeat.mark(Phase.START)
     device = job.ddp.device
     read = store.read(path) if job.ddp.is_main_process() else None
-    documents = broadcast_json(None if read is None else read.documents, device=device)
-    data_files = [DATA_FILE] if documents.get(DATA_FILE, {}).get("has_tensors") else []
+    documents, files = broadcast_json(None if read is None else [read.documents, list(read.tensors)], device=device)
     tensors = {
         name: broadcast_tensors(None if read is None else read.tensors[name], device=device)
-        for name in ("model", "optimizer", "rng", *data_files)
+        for name in ("model", "optimizer", "rng", DATA_FILE, HOOKS_FILE)
+        if name in files
     }
     snapshot = store.Snapshot(tensors, documents)
     _restore_data(job, snapshot)
@@ -255,6 +268,9 @@ def restore(job: Job, path: Path, *, with_optimizer: bool = True) -> None:
     if job.ddp.is_main_process() and "measured" in saved:
         with state.translated("progress"):
             job.meter.put(**saved["measured"])
+    if hooks is not None:
+        hooks.restore(snapshot)
+        hooks.run.stop_reason = saved.get("stop_asked")
 
 
 def _restore_data(job: Job, snapshot: store.Snapshot) -> None:

@@ -14,8 +14,10 @@ from drumline.config.schema import Config
 from drumline.distributed.determinism import platform_facts
 from drumline.engine.job import Job, Progress, flat
 from drumline.engine.run_folder import RunFolder
+from drumline.engine.task_hooks import TaskHooks
 from drumline.errors import UsageError
 from drumline.metrics.events import Reporter
+from drumline.tasks.hook import Hook
 
 # Settings that do not change what a run computes.
 FREE_TO_CHANGE = (
@@ -193,9 +195,14 @@ class RunContext:
     progress: Progress
     reporter: Reporter
     total_steps: int
+    hooks: TaskHooks | None = None
+    """None: the task has none."""
     throughput: Throughput = field(default_factory=Throughput)
     metrics: dict[str, float] = field(default_factory=dict)
     """What the latest evaluation measured."""
+
+    def __post_init__(self) -> None:
+        self.progress.last_step = self.total_steps
 
     @property
     def config(self) -> Config:
@@ -210,6 +217,21 @@ class RunContext:
         """The epoch of the latest step, counted from 1."""
         cursor = self.progress.cursor
         return max(1, cursor.epoch if cursor.position == 0 else cursor.epoch + 1)
+
+    def call_hooks(self, moment: str, only: Hook | None = None) -> None:
+        """Call this method of the task's hooks, or of one of them."""
+        if self.hooks is not None:
+            self.hooks.call(moment, step=self.progress.step, epoch=self.epoch, metrics=self.metrics, only=only)
+
+    def end_if(self, num_votes: float) -> None:
+        """Collective: if hooks have asked so many ranks to end the run, this step is the last."""
+        if self.hooks is None or not num_votes:
+            return
+        progress = self.progress
+        if progress.step < progress.last_step:
+            progress.stopped = {"reason": self.hooks.pending_reason(), "total_steps": self.total_steps}
+            progress.last_step = progress.step
+        self.hooks.run.stop_reason = None
 
     def note(self, message: str) -> None:
         """Log a sentence."""

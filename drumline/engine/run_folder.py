@@ -2,6 +2,7 @@
 
 config.toml  environment.json  ledger.jsonl  events/rank-NNNNN.jsonl  logs/rank-NNNNN.log  checkpoints/step-NNNNNNNN/
 settings-history.jsonl (which settings changed at which step, if any did)  trace/rank-NNNNN.jsonl (with log.trace)
+media/NAME-NNNNNNNN.png (images that hooks log, by step)
 preempted.json (while a preempted run waits to be resumed; scripts that requeue jobs may look for it)
 watch/launch.json (the launch, through its restarts)  diagnoses/NNNN-CAUSE.json (what the sidecars reported)
 """
@@ -48,6 +49,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.logs = path / "logs"
         self.tensorboard = path / "tensorboard"
+        self.media = path / "media"
         self.events = path / "events"
         self.traces = path / "trace"
 
@@ -66,7 +68,7 @@ class RunFolder:
             make_own_folder(self.path, follow_links=True)  # the user named it
             for folder in (self.events, self.logs, self.checkpoints):
                 make_own_folder(folder)
-            for folder in (self.diagnoses, self.launch_file.parent, self.traces, self.tensorboard):
+            for folder in (self.diagnoses, self.launch_file.parent, self.traces, self.tensorboard, self.media):
                 if os.path.lexists(folder):
                     check_own_folder(folder)
             for file in (self.ledger, self.settings_history, *self.events.iterdir(), *self.logs.iterdir()):

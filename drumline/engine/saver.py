@@ -34,6 +34,7 @@ from drumline.distributed.collectives import all_sum, gather_json
 from drumline.distributed.wrap import LiveBuffers
 from drumline.engine.job import Job, Progress
 from drumline.engine.run_context import RunContext
+from drumline.engine.task_hooks import TaskHooks
 from drumline.errors import log
 from drumline.metrics.events import JsonLines
 from drumline.watch.heartbeat import Phase
@@ -114,7 +115,9 @@ class LedgerFile:
             log.warning(f"the sample ledger {self._path} could not be written: {error.strerror}")
 
 
-def gather_state(job: Job, progress: Progress, facts: Mapping[str, Any], *, is_writer: bool) -> GatheredState | None:
+def gather_state(
+    job: Job, progress: Progress, facts: Mapping[str, Any], hooks: TaskHooks | None = None, *, is_writer: bool
+) -> GatheredState | None:
     """Collective: what the writing ranks need for a checkpoint; None on the others. Only rank 0's is complete. The
     ranks have rank 0's buffers already.
 
@@ -124,6 +127,9 @@ def gather_state(job: Job, progress: Progress, facts: Mapping[str, Any], *, is_w
     data = _gather_data_state(job)
     # Being copied to the host: complete when a copy that is started later is.
     sums = all_sum(job.meter.peek()).to("cpu", non_blocking=device.type == "cuda")
+    stop: dict[str, Any] = {}
+    if hooks is not None:
+        stop = {"stop_asked": hooks.pending_reason(), "stopped": progress.stopped}
     if not is_writer:
         return None
     measured: dict[str, Any] = {"names": job.meter.names}
@@ -137,11 +143,13 @@ def gather_state(job: Job, progress: Progress, facts: Mapping[str, Any], *, is_w
             "saved_step": progress.saved_step,
             "measured": measured,
             "facts": dict(facts),
+            **stop,
         },
     )
-    documents = {**snapshot.documents, **data.documents}
-    own = {"rng": rng, **data.tensors}
-    return GatheredState(snapshot.tensors, own, documents, lambda: measured.update(sums=sums.tolist()))
+    of_hooks = store.Snapshot({}, {}) if hooks is None else hooks.capture()
+    documents = {**snapshot.documents, **of_hooks.documents, **data.documents}
+    live, own = {**snapshot.tensors, **of_hooks.tensors}, {"rng": rng, **data.tensors}
+    return GatheredState(live, own, documents, lambda: measured.update(sums=sums.tolist()))
 
 
 def _gather_data_state(job: Job) -> store.Snapshot:
@@ -209,7 +217,8 @@ class Saver:
         LiveBuffers(self._job.model).broadcast()
         about = {"metrics": dict(metrics), "non_finite": self._check_state()}
         progress.saved_step = progress.step
-        gathered = gather_state(self._job, progress, self._facts, is_writer=self._background.is_writer)
+        hooks, is_writer = self._context.hooks, self._background.is_writer
+        gathered = gather_state(self._job, progress, self._facts, hooks, is_writer=is_writer)
         if gathered is None:
             return
         # Held until the next save: were the writer's thread to free the pinned memory of its sums while a step is being

@@ -16,6 +16,7 @@ from drumline.config.config_file import to_toml
 from drumline.distributed.collectives import gather_json
 from drumline.distributed.determinism import explain_refused_kernels
 from drumline.engine.actions import FirstStep
+from drumline.engine.failure_report import is_own
 from drumline.engine.job import Progress, build_job, check_streams, choose_batch, count_steps
 from drumline.engine.loop import Loop, between_steps
 from drumline.engine.non_finite import NonFinite
@@ -28,6 +29,7 @@ from drumline.engine.saver import Saver
 from drumline.engine.steps.choice import make_step
 from drumline.engine.steps.eager import AnyStep
 from drumline.engine.steps.warm_up import warm_up
+from drumline.engine.task_hooks import make_hooks
 from drumline.engine.trace import TracedStep
 from drumline.errors import ExitCode
 from drumline.manager import DDPManager
@@ -68,7 +70,9 @@ def train(
 
         # Where the run is, and where it ends.
         at = Progress() if found is None else found.progress
-        context = RunContext(request, job, progress, reporter, count_steps(job, config.train, at))
+        total_steps = count_steps(job, config.train, at)
+        hooks = make_hooks(job, config, folder.path, reporter.report, total_steps)
+        context = RunContext(request, job, progress, reporter, total_steps, hooks)
         facts = facts_of(request, job, before=saved, step=at.step)
         if found is not None:
             resume(context, found)
@@ -90,14 +94,16 @@ def train(
                 check_streams(job)
                 warm_up(job, config, note=context.note)
             else:
-                context.note(
-                    "this run has finished; raise train.epochs or train.steps, or start a new one with --fresh"
-                )
+                context.note(f"{_finish(progress)}; raise train.epochs or train.steps, or start a new one with --fresh")
             clock.mark("warm-up")
             train_step, trace = _make_step(context, facts, stack)
             first_step = FirstStep(partial(_after_first_step, context, facts, clock, failure))
             actions = between_steps(context, train_step, first_step, non_finite, notices, trace, saver, preemption)
-            Loop(context, train_step, saver.ledger, actions).run()
+            with _failure_in_hooks(context):
+                context.call_hooks("start")
+                Loop(context, train_step, saver.ledger, actions).run()
+                if not progress.is_stopping:
+                    context.call_hooks("end")
         ddp.heartbeat.mark(Phase.LEAVING)
 
         # The end.
@@ -116,6 +122,24 @@ def _failure_in_heartbeat(ddp: DDPManager) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         ddp.note_failure(error)
         raise
+
+
+@contextmanager
+def _failure_in_hooks(context: RunContext) -> Iterator[None]:
+    """The hooks of a rank that fails hear of it; not where it only lost another one."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        if context.hooks is not None and is_own(error):
+            context.job.ddp.note_failure(error)  # a hook may block
+            context.hooks.fail(error)
+        raise
+
+
+def _finish(progress: Progress) -> str:
+    if progress.stopped is None:
+        return "this run has finished"
+    return f"this run was stopped at step {progress.step} ({progress.stopped['reason']})"
 
 
 def _open_folder(

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from drumline.config.schema import Config
 from drumline.config.task_fields import name_in_task, task_fields
 from drumline.errors import UsageError
+from drumline.tasks.hook import Hook
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class Task:
     that does not depend on the batch."""
     collate: Callable[[Sequence[Any]], Any] | None = None
     """Makes a batch of samples (a static method); None: torch's default. Not used if the dataset makes batches."""
+    _log: Callable[[str, Any], None] | None = None  # set while a hook runs
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -110,6 +112,20 @@ class Task:
         """The numbers to log, from the mean loss and metrics; add here what follows from them."""
         return means
 
+    def hooks(self) -> Sequence[Hook]:
+        """What runs between the steps, in this order: `[drumline.EMA(0.999), drumline.EarlyStopping("loss")]`, and
+        your own. Called once on every rank, when model and data are there."""
+        return ()
+
+    def log(self, name: str, value: Any) -> None:
+        """Log a number, an image or text, as `Run.log` does; from the methods that your hooks call."""
+        if self._log is None:
+            raise UsageError(
+                f"{type(self).__name__}.log() was called outside a hook",
+                next_step="in loss() and on_device() give sums as Loss(metrics=...); call log() in a drumline.Hook",
+            )
+        self._log(name, value)
+
     def _must_define(self, method: str, job: str) -> NoReturn:
         name = type(self).__name__
         raise UsageError(f"{name} does not define {method}()", next_step=f"add {method}() to {name}: {job}")
@@ -139,8 +155,8 @@ _INSTEAD = {
     r"(get_)?(val|validation|test|eval)_dataloader": "write eval_data(), which returns the dataset",
     r"prepare_data|configure_model": "write train_data(), eval_data() and model(); every rank calls them",
     r"compute_metrics|(training|validation|test)_epoch_end": "give sums as Loss(metrics=...), or write report(means)",
-    r"on_[a-z]\w*": f"there are no such hooks: report(means) has the numbers of each log line and evaluation; {_LOOP}",
-    r"backward|configure_gradient_clipping|configure_callbacks|fit": _LOOP,
+    r"on_[a-z]\w*|configure_callbacks": "write a drumline.Hook and list it in hooks() (docs/hooks.md)",
+    r"backward|configure_gradient_clipping|fit": _LOOP,
 }
 
 

@@ -170,14 +170,20 @@ def terminal_writes(path: Path) -> Iterator[tuple[ast.expr, str]]:
 
 def test_the_public_names_are_these() -> None:
     assert drumline.__all__ == [
+        "EMA",
         "BatchDataset",
         "Config",
         "DDPManager",
         "Draws",
         "DrumlineError",
+        "EarlyStopping",
+        "Hook",
+        "LogSamples",
         "Loss",
+        "Run",
         "Task",
         "TwoPartDataset",
+        "Unfreeze",
         "WatchConfig",
         "load_checkpoint",
         "register_model",

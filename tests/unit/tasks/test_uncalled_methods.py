@@ -70,7 +70,7 @@ def test_each_is_named_once_with_what_to_use_instead() -> None:
     assert sentences[1].endswith("write loss(model, batch), which training and evaluation both call")
     assert "write train_data()" in sentences[3]
     assert "write eval_data()" in sentences[4]
-    assert "report(means)" in sentences[5]
+    assert sentences[5].endswith("write a drumline.Hook and list it in hooks() (docs/hooks.md)")
 
 
 def test_those_of_a_base_class_are_named_too_and_super_is_no_use() -> None:
