@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from drumline.errors import DrumlineError
     from drumline.manager import DDPManager
     from drumline.models.model_registry import register_model
+    from drumline.python_api import Result, load, train
     from drumline.tasks.base import Loss, Task
     from drumline.tasks.hook import Hook, Run
     from drumline.tasks.ready_hooks import EMA, EarlyStopping, LogSamples, Unfreeze
@@ -31,13 +32,16 @@ _HOMES = {
     "Hook": "drumline.tasks.hook:Hook",
     "LogSamples": "drumline.tasks.ready_hooks:LogSamples",
     "Loss": "drumline.tasks.base:Loss",
+    "Result": "drumline.python_api:Result",
     "Run": "drumline.tasks.hook:Run",
     "Task": "drumline.tasks.base:Task",
     "TwoPartDataset": "drumline.data.dataset:TwoPartDataset",
     "Unfreeze": "drumline.tasks.ready_hooks:Unfreeze",
     "WatchConfig": "drumline.config.schema:WatchConfig",
+    "load": "drumline.python_api:load",
     "load_checkpoint": "drumline.checkpoint.state:load_checkpoint",
     "register_model": "drumline.models.model_registry:register_model",
+    "train": "drumline.python_api:train",
 }
 __all__ = [
     "EMA",
@@ -50,18 +54,29 @@ __all__ = [
     "Hook",
     "LogSamples",
     "Loss",
+    "Result",
     "Run",
     "Task",
     "TwoPartDataset",
     "Unfreeze",
     "WatchConfig",
+    "load",
     "load_checkpoint",
     "register_model",
+    "train",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("drumline")
     if name not in _HOMES:
         raise AttributeError(f"module 'drumline' has no attribute {name!r}")
     module, _, attribute = _HOMES[name].partition(":")
     return getattr(importlib.import_module(module), attribute)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from drumline.config import Layers
-from drumline.config.fields import FIELDS
+from drumline.config.fields import FIELDS, flag_text
 from drumline.text import plural
 
 Moment = Literal["step", "save", "evaluation"]
@@ -130,7 +130,7 @@ class ProofSettings:
         settings |= self.changes() | {"train.steps": self.options.steps, "log.trace": True, "log.display": "none"}
         if self.options.is_elastic:
             settings["train.exact"] = "elastic"
-        flags = [f"--{path}={_as_text(value)}" for path, value in settings.items()]
+        flags = [f"--{path}={flag_text(value)}" for path, value in settings.items()]
         return [task, *([f"--config={config_file}"] if config_file else []), *flags]
 
     def _value(self, path: str) -> Any:
@@ -138,12 +138,6 @@ class ProofSettings:
             if path in layer.settings:
                 return layer.settings[path].value
         return self.defaults.get(path, FIELDS[path].default)
-
-
-def _as_text(value: Any) -> str:
-    if isinstance(value, tuple):
-        return ",".join(map(_as_text, value))
-    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
 # Kills

@@ -66,9 +66,7 @@ def restore(
     tensors, documents = snapshot.tensors, snapshot.documents
     with translated("model"):
         progress: dict[str, Any] = documents["progress"]
-        weights = tensors["model"]
-        aliases = {str(one): str(of) for one, of in documents["model"]["aliases"].items()}
-    load_model_state(model, weights, aliases)
+    restore_model(snapshot, model)
     if optimizer is not None:
         if "optimizer" not in documents:
             raise CheckpointError(
@@ -81,6 +79,14 @@ def restore(
         with translated("scaler"):
             scaler.load_state_dict(documents["scaler"])
     return progress
+
+
+def restore_model(snapshot: Snapshot, model: nn.Module) -> None:
+    """Put the weights and buffers of a snapshot back into a model."""
+    with translated("model"):
+        weights = snapshot.tensors["model"]
+        aliases = {str(one): str(of) for one, of in snapshot.documents["model"]["aliases"].items()}
+    load_model_state(model, weights, aliases)
 
 
 @contextmanager

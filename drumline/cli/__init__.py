@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import importlib
 import io
+import os
 import sys
 import traceback
 from collections.abc import Sequence
 
-from drumline.errors import DrumlineError, ExitCode, did_you_mean, report_uncaught_errors
+from drumline.errors import DrumlineError, ExitCode, Place, did_you_mean, report_uncaught_errors
 from drumline.terminal import print_message, show
 
 VERBS = {
     "train": "train a task: alone, on several ranks, or as a rank of a job",
     "launch": "start a task or a torchrun script: here, on hosts over ssh,\n"
     "by hand on several machines, on Slurm, on Kubernetes",
+    "evaluate": "evaluate a checkpoint of a run, on any number of ranks",
     "watch": "follow a running job from another terminal, rank by rank",
     "doctor": "check this machine, or hosts and every pair, before a run",
     "lint": "find the mistakes of distributed training in any code",
@@ -55,13 +57,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DrumlineError as error:
         what, *more = error.lines()
         print_message(f"error: {what}", *more)
+        _hand_over(error.what, error.next_step, error.place)
         return error.exit_code
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     except Exception as error:
         frames = traceback.format_exc().splitlines()
         print_message(f"error: {type(error).__name__}: {error}", *frames, UNEXPECTED)
+        _hand_over(f"{type(error).__name__}: {error}", UNEXPECTED.removeprefix("try: "), Place(), "\n".join(frames))
         return ExitCode.TRAINING_FAILED
+
+
+def _hand_over(what: str, next_step: str | None, place: Place, details: str = "") -> None:
+    """The error, to the Python program that has started this command, if one has."""
+    from drumline.launch.rank_environment import ErrorRecord, write_error
+
+    write_error(os.environ, ErrorRecord(what, next_step, place, details))
 
 
 def _dispatch(arguments: list[str]) -> int:

@@ -16,10 +16,10 @@ from pathlib import Path
 from drumline.cli.launch_cluster import run_as_node, submit_to_slurm, write_manifest
 from drumline.cli.launch_flags import GROUPS, OWN_FLAGS, wrong_flags, wrong_target
 from drumline.cli.launch_request import LaunchRequest, launch_folder
-from drumline.cli.train_command import run_name
 from drumline.config import read_flags
 from drumline.config.fields import SWITCHES
 from drumline.config.help import render_flags
+from drumline.engine.run_folder import run_name
 from drumline.errors import ConfigError, ExitCode, UsageError
 from drumline.launch.env_file import EnvFile, read_env_file
 from drumline.launch.hosts import hosts_from_file, hosts_from_flag, least_nodes, spares_from_flag

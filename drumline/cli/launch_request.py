@@ -13,6 +13,7 @@ from typing import Any
 
 from drumline.cli import train_command
 from drumline.config import read_flags
+from drumline.engine.run_folder import run_name
 from drumline.errors import UsageError
 from drumline.launch.node.guard import DEFAULT_GRACE_S, new_job
 from drumline.launch.node_plan import NodePlan, Program, Supervision, default_restarts, task_program
@@ -37,7 +38,7 @@ class LaunchRequest:
     @property
     def name(self) -> str:
         """For a cluster: `examples/own_loop.py` becomes `own-loop`, `tasks.py:MyTask` becomes `mytask`."""
-        base = Path(self.target).stem if is_script(self.target) else train_command.run_name(self.target)
+        base = Path(self.target).stem if is_script(self.target) else run_name(self.target)
         return re.sub(r"[^a-z0-9]+", "-", base.lower()).strip("-")
 
     def program(self, *defaults: tuple[str, str | None]) -> Program:

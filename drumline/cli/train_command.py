@@ -12,6 +12,7 @@ from typing import Any
 from drumline.config import PRESETS, Flags, FlagTable, Layers, check_layers, read_flags, read_layers, resolve
 from drumline.config.schema import Count, CountOrZero
 from drumline.config.task_fields import task_fields
+from drumline.engine.run_folder import default_run
 from drumline.errors import ConfigError, ExitCode, UsageError, did_you_mean
 from drumline.launch.node_plan import TASK_RESTARTS, NodePlan, Program, Supervision
 from drumline.launch.startup import INTERRUPTED_EARLY, default_procs, interruptible, loading
@@ -106,12 +107,7 @@ def _start_ranks(flags: Flags, layers: Layers, folder: Path, argv: Sequence[str]
 
 
 def run_folder(flags: Flags, task: str) -> Path:
-    return Path(flags.own.get("run") or Path("runs") / run_name(task))
-
-
-def run_name(task: str) -> str:
-    """`digits`, or the class of a task of the user's own."""
-    return task.rpartition(":")[2]
+    return Path(flags.own.get("run") or default_run(task))
 
 
 def _help(task: str | None) -> str:

@@ -44,17 +44,17 @@ def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequ
         ddp.heartbeat.fail(summary(error), failure_kind(error))
         if ddp.store is None:  # among several ranks the launcher reports it, once
             print_message(interrupted(folder, argv))
-        _exit_now(ExitCode.INTERRUPTED)
+        exit_now(ExitCode.INTERRUPTED)
     except (Exception, SystemExit) as error:  # the user's code may call sys.exit, which is not success
         ddp.heartbeat.fail(summary(error), failure_kind(error))
-        _exit_now(report_failure(error, ddp, progress, run=folder, environment=os.environ))
+        exit_now(report_failure(error, ddp, progress, run=folder, environment=os.environ))
     preemption.close()
     if not ddp.cleanup():
-        _exit_now(code)
+        exit_now(code)
     return code
 
 
-def _exit_now(code: int) -> None:
+def exit_now(code: int) -> None:
     """Without Python's own exit, which would wait for a process group that is broken or cannot be destroyed."""
     sys.stdout.flush()
     sys.stderr.flush()

@@ -162,6 +162,13 @@ def show_value(value: Any) -> str:
     return repr(value)
 
 
+def flag_text(value: Any) -> str:
+    """A value as a flag takes it."""
+    if isinstance(value, list | tuple):
+        return ",".join(map(flag_text, value))
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
 def describe_type(annotation: Any) -> str:
     """What a setting takes, in words."""
     kind, arguments = get_origin(annotation) or annotation, get_args(annotation)

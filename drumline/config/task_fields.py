@@ -43,11 +43,15 @@ def name_in_task(path: str) -> str:
     return path.removeprefix(f"{TASK_SECTION}.")
 
 
+def is_in_task(path: str) -> bool:
+    return path.startswith(f"{TASK_SECTION}.")
+
+
 def check_task_settings(layer: Layer, fields: Mapping[str, Field], *, task: str) -> Layer:
     """The layer with the task's own settings checked, too."""
     settings, problems, broken = dict(layer.settings), list(layer.problems), set(layer.broken)
     for path, setting in layer.settings.items():
-        if not path.startswith(f"{TASK_SECTION}."):
+        if not is_in_task(path):
             continue
         try:
             settings[path] = _checked(setting, fields, task)

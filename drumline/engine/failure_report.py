@@ -18,7 +18,7 @@ from drumline.engine.job import Progress
 from drumline.engine.output import screen
 from drumline.engine.run_folder import RunFolder
 from drumline.errors import DrumlineError, ExitCode, NonFiniteError, Place, TrainingError, UsageError
-from drumline.launch.rank_environment import LOGS_SHOWN
+from drumline.launch.rank_environment import LOGS_SHOWN, ErrorRecord, write_error
 from drumline.launch.topology import let_first_rank_report, topology_from
 from drumline.manager import DDPManager
 from drumline.terminal import paragraph, show, shown
@@ -32,9 +32,10 @@ OTHERS_FAULT = ("torch.distributed", "torch.autograd", "torch.utils.data", "drum
 
 
 def report_failure(
-    error: BaseException, ddp: DDPManager, progress: Progress, *, run: Path, environment: Mapping[str, str]
+    error: BaseException, ddp: DDPManager, progress: Progress, *, run: Path | None, environment: Mapping[str, str]
 ) -> int:
-    """Print what happened, if this rank was the first to fail; returns the exit code of the whole job."""
+    """Print what happened, if this rank was the first to fail; returns the exit code of the whole job. `run`: where
+    the logs are that it is added to, if any."""
     place = ddp.place(progress.step or None)
     if ddp.store is None and (topology := topology_from(environment)) is not None:
         let_first_rank_report(topology)
@@ -51,7 +52,8 @@ def report_failure(
         raised_by=place,
     )
     first = ddp.claim_failure(error, mine)
-    _print_once(error, place, first, RunFolder(run).log_file(ddp.rank), run=run, environment=environment)
+    log = None if run is None else RunFolder(run).log_file(ddp.rank)
+    _print_once(error, place, first, log, run=run or Path(), environment=environment)
     return (first or mine).exit_code
 
 
@@ -63,7 +65,13 @@ def subject(error: BaseException, place: Place) -> Place:
 
 
 def _print_once(
-    error: BaseException, place: Place, first: Failure | None, log: Path, *, run: Path, environment: Mapping[str, str]
+    error: BaseException,
+    place: Place,
+    first: Failure | None,
+    log: Path | None,
+    *,
+    run: Path,
+    environment: Mapping[str, str],
 ) -> None:
     """On the screen once for the job, and in this rank's log. Some launchers show the logs on their screen too."""
     is_log_shown = bool(environment.get(LOGS_SHOWN)) and screen() is not sys.stderr
@@ -71,6 +79,7 @@ def _print_once(
         _append(log, shown("".join(traceback.format_exception(error))))
     if first is None:
         text = describe_failure(error, place, run=run)
+        _hand_over(error, place, run=run, environment=environment)
         if not (is_log_shown and _append(log, text)):
             show(text, end="", stream=screen())
         return
@@ -120,6 +129,17 @@ def describe_failure(error: BaseException, place: Place, *, run: Path) -> str:
     return paragraph(f"error: {what}", *more)
 
 
+def _hand_over(error: BaseException, place: Place, *, run: Path, environment: Mapping[str, str]) -> None:
+    """The same to the Python program that has started this, if one has."""
+    frames = "".join(traceback.format_exception(error))
+    record = ErrorRecord(summary(error), None, place, frames)
+    if isinstance(error, OSError) and error.errno in REFUSALS:
+        error = _explained(error, run).located(**vars(place))
+    if isinstance(error, DrumlineError):
+        record = ErrorRecord(error.what, error.next_step, error.place)
+    write_error(environment, record)
+
+
 def _explained(error: OSError, run: Path) -> TrainingError:
     """Its traceback is in the rank's log, if that can be written."""
     path = error.filename2 or error.filename
@@ -129,8 +149,10 @@ def _explained(error: OSError, run: Path) -> TrainingError:
     return TrainingError(f"{reason}: {where}", next_step=f"{next_step}, then rerun the same command")
 
 
-def _append(log_file: Path, text: str) -> bool:
+def _append(log_file: Path | None, text: str) -> bool:
     """Returns whether it could be written."""
+    if log_file is None:
+        return False
     with contextlib.suppress(OSError), open_log(log_file) as file:
         file.write(text)
         return True

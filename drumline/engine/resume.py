@@ -156,7 +156,7 @@ def find_newest(ddp: DDPManager, root: Path) -> FoundCheckpoint | None:
     """Collective: the checkpoint to resume from; None: the run starts."""
     answer: Any = None
     if ddp.is_main_process():
-        path, skipped = catalog.newest_valid(root, _check_contents)
+        path, skipped = catalog.newest_valid(root, check_contents)
         saved = None if path is None else catalog.read_document(path, "progress")
         non_finite = None if path is None else catalog.check_sizes(path).non_finite
         answer = [str(path or ""), saved, [(str(one), reason) for one, reason in skipped], non_finite]
@@ -172,7 +172,7 @@ def find_newest(ddp: DDPManager, root: Path) -> FoundCheckpoint | None:
     return FoundCheckpoint(Path(path), saved["facts"], progress, skipped, non_finite)
 
 
-def _check_contents(path: Path) -> None:
+def check_contents(path: Path) -> None:
     """What the checksums do not show: whoever wrote them may have written anything."""
     found = store.read(path)
     has_documents = all(isinstance(found.documents.get(name), dict) for name in ("model", "optimizer", "progress"))

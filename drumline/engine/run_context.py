@@ -67,6 +67,8 @@ def facts_of(
         "world_size": job.ddp.world_size,
         "batch_size": job.batch.size,
         "data": job.data_fingerprint,
+        "best_metric": job.task.best_metric,
+        "higher_is_better": job.task.higher_is_better,
         "machine": platform_facts(job.ddp.device),
         # What `--train.step auto` chose: measured again, it might choose another.
         "step": (before or {}).get("step"),

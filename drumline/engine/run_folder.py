@@ -88,6 +88,16 @@ class RunFolder:
             ) from error
 
 
+def default_run(task: str) -> Path:
+    """The folder of a run whose user named none."""
+    return Path("runs") / run_name(task)
+
+
+def run_name(task: str) -> str:
+    """`digits`, or the class of a task of the user's own."""
+    return task.rpartition(":")[2]
+
+
 def set_aside(folder: RunFolder) -> Path | None:
     """Rename an earlier run to a free name. A new run deletes nothing, and takes no folder from a running job."""
     path = folder.path.resolve()

@@ -78,6 +78,11 @@ class Program:
     run: str | None = None
     """The run folder of a task, as its settings name it; None where they were not read."""
 
+    @property
+    def trains(self) -> bool:
+        """Whether the same command would resume it: not so an evaluation."""
+        return self.is_task and self.words[:1] == ("train",)
+
     def python_arguments(self) -> list[str]:
         if self.is_watched:
             return ["-m", SCRIPT_RUNNER, *self.words]

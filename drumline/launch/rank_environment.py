@@ -14,13 +14,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from drumline.errors import Place
 from drumline.net.secrets import derived, secret_from
-from drumline.untrusted import parse_json
+from drumline.untrusted import parse_json, replace_text
 
 RESTARTED = "DRUMLINE_RESTARTED"
 LOGS_SHOWN = "DRUMLINE_LOGS_SHOWN"
 """Set where the launcher also shows what ranks other than 0 write to their logs in the run folder."""
 FAILURE_FILE = "DRUMLINE_FAILURE_FILE"
+ERROR_FILE = "DRUMLINE_ERROR_FILE"
 COMMAND_START = "DRUMLINE_COMMAND_START"
 WATCH_FOLDER = "DRUMLINE_WATCH_DIR"
 WATCH_NODES = "DRUMLINE_WATCH_NODES"
@@ -94,6 +96,36 @@ def read_failure(path: Path) -> FailureRecord | None:
     try:
         return FailureRecord(**parse_json(path.read_bytes()))
     except (OSError, ValueError, TypeError):
+        return None
+
+
+# How a command failed
+
+
+@dataclass(frozen=True)
+class ErrorRecord:
+    """What a command printed last, for the Python program that has started it (`python_api.py`)."""
+
+    what: str
+    next_step: str | None
+    place: Place
+    details: str = ""
+    """The traceback of an error that is not ours."""
+
+
+def write_error(environment: Mapping[str, str], record: ErrorRecord) -> None:
+    """Does nothing in a command that a user has typed. A later failure, after a restart, replaces an earlier one."""
+    if path := environment.get(ERROR_FILE):
+        with contextlib.suppress(OSError):
+            replace_text(Path(path), json.dumps(asdict(record)))
+
+
+def read_error(path: Path) -> ErrorRecord | None:
+    """None: the command could not write it."""
+    try:
+        found = parse_json(path.read_bytes())
+        return ErrorRecord(**{**found, "place": Place(**found["place"])})
+    except (OSError, ValueError, TypeError, LookupError):
         return None
 
 

@@ -151,7 +151,7 @@ class EventLog(JsonLines):
     """
 
     def __call__(self, event: Event) -> None:
-        self.append(json.dumps(_as_json(event)))
+        self.append(json.dumps(as_json(event)))
 
 
 class Line(NamedTuple):
@@ -198,12 +198,12 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
             yield {name: _from_json(value) for name, value in line.record.items()}
 
 
-def _as_json(value: Any) -> Any:
+def as_json(value: Any) -> Any:
     """The value in JSON's own types; JSON has no nan and no infinity, so those go as strings."""
     if isinstance(value, Mapping):
-        return {str(name): _as_json(entry) for name, entry in value.items()}
+        return {str(name): as_json(entry) for name, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_as_json(entry) for entry in value]
+        return [as_json(entry) for entry in value]
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else str(float(value))
     return value if value is None or isinstance(value, str | int) else str(value)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,7 @@ LAYERS = (
     {"manager"},
     {"engine"},
     {"audit", "doctor"},
+    {"python_api"},
     {"cli"},
     {"__main__"},
 )
@@ -180,16 +182,21 @@ def test_the_public_names_are_these() -> None:
         "Hook",
         "LogSamples",
         "Loss",
+        "Result",
         "Run",
         "Task",
         "TwoPartDataset",
         "Unfreeze",
         "WatchConfig",
+        "load",
         "load_checkpoint",
         "register_model",
+        "train",
     ]
     for name in drumline.__all__:
         assert getattr(drumline, name) is not None
+    assert dir(drumline) == sorted([*drumline.__all__, "__version__"])
+    assert drumline.__version__ == version("drumline")
     with pytest.raises(AttributeError, match="module 'drumline' has no attribute 'Trainer'"):
         drumline.Trainer  # noqa: B018
 
@@ -200,6 +207,7 @@ def test_the_public_names_are_these() -> None:
         "drumline",
         "drumline.cli",
         "drumline.cli.train_command",
+        "drumline.cli.evaluate_command",
         "drumline.cli.launch_command",
         "drumline.cli.lint_command",
         "drumline.cli.doctor_command",
@@ -208,6 +216,7 @@ def test_the_public_names_are_these() -> None:
         "drumline.cli.prove_resume_command",
         "drumline.config",
         "drumline.launch.ssh.supervisor",
+        "drumline.python_api",
         "drumline.user_code",
     ],
 )

@@ -12,11 +12,12 @@ import os
 import signal
 from pathlib import Path
 
-from drumline.errors import ExitCode
+from drumline.errors import ExitCode, Place
 from drumline.launch import startup
 from drumline.launch.node.guard import JOB_ENV, Guard
 from drumline.launch.node.watch_folder import SidecarDiagnosis, WatchFolder
 from drumline.launch.node_plan import NodePlan, Program, Supervision
+from drumline.launch.rank_environment import ErrorRecord, write_error
 from drumline.net.interfaces import check_is_own
 from drumline.terminal import print_message
 from drumline.text import how_it_ended
@@ -80,7 +81,7 @@ def _run_guarded(node: NodePlan, program: Program, supervision: Supervision, wat
         if is_here:
             # On several nodes it is rank 0's host that has the checkpoints.
             run = Path(program.run) if program.run and node.num_nodes == 1 else None
-            print_message(startup.interrupted(run, program.words) if program.is_task else STOPPED)
+            print_message(startup.interrupted(run, program.words) if program.trains else STOPPED)
         return ExitCode.INTERRUPTED
     if not result.is_failed():
         return ExitCode.SUCCESS
@@ -111,12 +112,15 @@ def report_failure(rank: int, code: int, program: Program, diagnosis: SidecarDia
     if diagnosis is not None and diagnosis.explains_more(code, is_task=program.is_task):
         if not diagnosis.was_printed:
             print_message(diagnosis.sentence)
-        if diagnosis.is_hang and program.is_task:
+        if diagnosis.is_hang and program.trains:
             print_message(HANG_ENDED)
+        write_error(os.environ, ErrorRecord(diagnosis.sentence, None, Place()))
     elif not program.is_task:
         script, how = program.words[0], how_it_ended(code)
         print_message(f"{script} failed on rank {rank} ({how}); the other ranks were stopped")
     elif code < 0:
         log = Path(program.run or "", "logs", f"rank-{rank:05d}.log")
-        hint = [f"try: read {log}"] if program.run and log.exists() else []
-        print_message(f"rank {rank} was {how_it_ended(code)}; the others were stopped", *hint)
+        what, next_step = f"rank {rank} was {how_it_ended(code)}; the others were stopped", f"read {log}"
+        hint = [f"try: {next_step}"] if program.run and log.exists() else []
+        print_message(what, *hint)
+        write_error(os.environ, ErrorRecord(what, next_step if hint else None, Place()))

@@ -1,0 +1,59 @@
+"""`drumline evaluate RUN`: evaluates a checkpoint on any number of ranks, with the settings it was trained with."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from drumline.audit.verify import find_run
+from drumline.config import FlagTable, read_flags
+from drumline.config.help import render_flags
+from drumline.config.schema import Count
+from drumline.errors import ConfigError, ExitCode, UsageError
+from drumline.launch.node_plan import NodePlan, Program, Supervision
+from drumline.launch.startup import INTERRUPTED_EARLY, default_procs, interruptible, loading
+from drumline.launch.topology import topology_from
+from drumline.terminal import show
+
+OWN_FLAGS: FlagTable = {
+    "which": (str, "best | last | STEP", "The checkpoint [best: by the metric that the task names]."),
+    "procs": (Count, "N", "Ranks to start on this machine [one per GPU, or 1]; not under torchrun or srun."),
+    "task": (str, "TASK", "The task, where its file has moved since the run [as the run named it]."),
+    "json": (bool, "", "Print one JSON object, for scripts."),
+    "help": (bool, "", "Show this text."),
+}
+HELP = """\
+usage: drumline evaluate RUN [--which best|last|STEP] [--procs N] [--section.name value ...]
+
+Evaluates a checkpoint of a run on the task's evaluation data, and prints the metrics: the same numbers as the run's
+own evaluation, on any number of ranks. The settings are those of the checkpoint; flags override them (--data.dir,
+--train.eval_batch_size, --dist.device, --task.NAME). It imports the task's code and writes nothing into RUN.
+"""
+
+
+def run(argv: Sequence[str]) -> int:
+    flags = read_flags(argv, OWN_FLAGS, max_positional=1)
+    if flags.own.get("help"):
+        show("\n".join([HELP, render_flags({"": OWN_FLAGS}, width=shutil.get_terminal_size().columns)]), end="")
+        return ExitCode.SUCCESS
+    if flags.layer.problems:
+        raise ConfigError(flags.layer.problems, next_step="read drumline evaluate --help")
+    if not flags.positional:
+        raise UsageError("no RUN was given", next_step="give a run folder, as in: drumline evaluate runs/digits")
+    folder = find_run(Path(flags.positional[0]))
+    topology = topology_from(os.environ)
+    device = flags.layer.settings.get("dist.device")
+    with interruptible(INTERRUPTED_EARLY if topology is None else ""):
+        on_cpu = device is not None and device.value == "cpu"
+        procs = flags.own.get("procs") or (1 if on_cpu else default_procs())
+        if topology is None and procs > 1:
+            from drumline.launch.node.local import run_node
+
+            program = Program(("evaluate", *argv), is_task=True)
+            return run_node(NodePlan(num_procs=procs), program, Supervision())
+        with loading():
+            from drumline.cli.evaluate_rank import run_rank
+    which, task = flags.own.get("which", "best"), flags.own.get("task")
+    return run_rank(folder, which, task=task, given=flags.layer, as_json=bool(flags.own.get("json")))

@@ -1,0 +1,57 @@
+"""One rank of `drumline evaluate`: imports torch and the task, evaluates, and prints the result on rank 0."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from drumline.cli.train_rank import exit_now
+from drumline.config.flags import Layer
+from drumline.distributed.failure import summary
+from drumline.engine.failure_report import report_failure
+from drumline.engine.job import Progress, make_manager
+from drumline.engine.saved_run import evaluate_run, open_run
+from drumline.errors import ExitCode
+from drumline.launch.startup import load_compiler_late
+from drumline.manager import DDPManager
+from drumline.metrics.display import metric_text, metrics_of
+from drumline.metrics.events import as_json as as_json_types
+from drumline.terminal import print_message, show, show_lines
+from drumline.text import duration, plural
+from drumline.watch.failure_kind import failure_kind
+
+
+def run_rank(run: Path, which: str, *, task: str | None, given: Layer, as_json: bool) -> int:
+    """Evaluate as one rank of a group, or alone; returns the exit code."""
+    ddp, progress = DDPManager(), Progress()
+    try:
+        saved = open_run(run, which, task=task, given=given)
+        ddp = make_manager(saved.config, f"{saved.spec}, step {saved.step}")
+        ddp.setup()
+        load_compiler_late()
+        result = evaluate_run(saved, ddp)
+        if ddp.is_main_process():
+            _print(result, as_json=as_json)
+    except KeyboardInterrupt as error:
+        ddp.heartbeat.fail(summary(error), failure_kind(error))
+        if ddp.store is None:  # among several ranks the launcher reports it, once
+            print_message("interrupted")
+        exit_now(ExitCode.INTERRUPTED)
+    except (Exception, SystemExit) as error:  # the user's code may call sys.exit, which is not success
+        ddp.heartbeat.fail(summary(error), failure_kind(error))
+        exit_now(report_failure(error, ddp, progress, run=None, environment=os.environ))
+    if not ddp.cleanup():
+        exit_now(ExitCode.SUCCESS)
+    return ExitCode.SUCCESS
+
+
+def _print(result: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        show(json.dumps(as_json_types(result)), is_data=True)
+        return
+    samples, ranks = plural(result["samples"], "sample"), plural(result["world_size"], "rank")
+    lines = [f"step {result['step']}: {samples} on {ranks} in {duration(result['seconds'])}"]
+    lines += [f"  {name:<12} {metric_text(name, value)}" for name, value in metrics_of(result["metrics"]).items()]
+    show_lines(lines)

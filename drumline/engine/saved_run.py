@@ -1,0 +1,151 @@
+"""A checkpoint of a run, with its task and the settings it was trained with: for `drumline.load` and `evaluate`."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from drumline.checkpoint import catalog, state, store
+from drumline.checkpoint.retention import best
+from drumline.config import Layers
+from drumline.config.fields import annotation_of
+from drumline.config.flags import Layer, Setting, check_layer
+from drumline.config.schema import Config
+from drumline.config.task_fields import is_in_task, task_fields
+from drumline.distributed.collectives import broadcast_json, broadcast_tensors
+from drumline.engine.evaluation import evaluate
+from drumline.engine.job import Job, build_job
+from drumline.engine.resume import check_contents
+from drumline.engine.run_folder import RunFolder
+from drumline.errors import CheckpointError, UsageError
+from drumline.manager import DDPManager
+from drumline.tasks.base import Task
+from drumline.tasks.built_in import load_task, resolve_task
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """A checkpoint, and what it is of."""
+
+    checkpoint: Path
+    step: int
+    spec: str
+    """The task as the user named it."""
+    task: type[Task]
+    config: Config
+
+
+def open_run(
+    run: Path, which: str | int, *, task: type[Task] | str | None = None, given: Layer | None = None
+) -> SavedRun:
+    """The `best` or `last` checkpoint of a run folder, or that of a step. It imports the task's own code.
+
+    `task`: in place of the one that the run was started with, say where its file has moved. `given`: settings that
+    override those of the checkpoint."""
+    checkpoint = find_checkpoint(run, which)
+    facts = _facts(checkpoint)
+    spec = task if isinstance(task, str) else str(facts["task"])
+    found = task if isinstance(task, type) else load_task(spec)
+    config = resolve_task(spec, found, Layers(given or Layer({}), _recorded(facts, found), Layer({})))
+    return SavedRun(checkpoint, catalog.check_sizes(checkpoint).step, spec, found, config)
+
+
+def find_checkpoint(run: Path, which: str | int) -> Path:
+    """The checkpoint `best`, `last` or of a step, every byte checked. `best` is by the metric that the task names."""
+    root = RunFolder(run).checkpoints
+    if which not in ("best", "last") and not str(which).isdecimal():
+        raise UsageError(f"there is no checkpoint {which!r}", next_step="name it best, last, or by its step")
+    if which in ("best", "last"):
+        newest = catalog.newest_valid(root, check_contents).path
+        if newest is None:
+            raise CheckpointError(f"there is no complete checkpoint in {run}", next_step="give the folder of a run")
+        if which == "last":
+            return newest
+        which = _best_step(root, newest)
+    path = root / catalog.folder_name(int(which))
+    if not path.is_dir():
+        steps = ", ".join(map(str, catalog.list_steps(root)))
+        raise CheckpointError(f"{run} has no checkpoint of step {which}", next_step=f"choose one of its steps: {steps}")
+    catalog.verify(path)
+    check_contents(path)
+    return path
+
+
+def _best_step(root: Path, newest: Path) -> int:
+    facts = _facts(newest)
+    # An earlier version did not record what is best.
+    task = None if "best_metric" in facts else load_task(facts["task"])
+    metric = str(facts["best_metric"] if task is None else task.best_metric)
+    higher = bool(facts["higher_is_better"] if task is None else task.higher_is_better)
+    step = best(root, metric=metric, higher_is_better=higher)
+    if step is None:
+        raise CheckpointError(
+            f"no checkpoint in {root} was evaluated for {metric!r}, so none is the best",
+            next_step="choose the last, or one by its step",
+        )
+    return step
+
+
+def _facts(checkpoint: Path) -> dict[str, Any]:
+    facts: dict[str, Any] = catalog.read_document(checkpoint, "progress")["facts"]
+    return facts
+
+
+def _recorded(facts: dict[str, Any], task: type[Task]) -> Layer:
+    """The settings of the checkpoint; without those that there are no more."""
+    own = task_fields(task, Task)
+    return check_layer(
+        Setting(path, value, where="the checkpoint")
+        for path, value in facts["config"].items()
+        if path in own or (annotation_of(path) is not None and not is_in_task(path))
+    )
+
+
+def load_model(saved: SavedRun) -> nn.Module:
+    """The task's model with the weights of the checkpoint, on the CPU, in evaluation mode. It draws no random number
+    that the caller would miss."""
+    cpu = torch.device("cpu")
+    generators = state.capture_rng(cpu)
+    try:
+        model = saved.task(saved.config).model()
+    finally:
+        state.restore_rng(generators, cpu)
+    state.restore_model(store.read(saved.checkpoint), model)
+    return model.eval()
+
+
+def evaluate_run(saved: SavedRun, ddp: DDPManager) -> dict[str, Any]:
+    """Collective: evaluate the checkpoint on the task's evaluation data, as the run itself does it."""
+    job = build_job(saved.config, saved.task(saved.config), ddp)
+    try:
+        if job.eval_loader is None:
+            raise UsageError(
+                f"{saved.task.__name__} has no evaluation data", next_step="return a dataset from its eval_data()"
+            )
+        _load_weights(job, saved.checkpoint)
+        started = time.perf_counter()
+        metrics = evaluate(job, job.eval_loader)
+        return {
+            "step": saved.step,
+            "checkpoint": str(saved.checkpoint),
+            "world_size": ddp.world_size,
+            "samples": job.eval_loader.num_samples,
+            "seconds": time.perf_counter() - started,
+            "metrics": metrics,
+        }
+    finally:
+        job.close()
+
+
+def _load_weights(job: Job, checkpoint: Path) -> None:
+    """Collective: rank 0 reads, the others receive."""
+    device = job.ddp.device
+    read = store.read(checkpoint) if job.ddp.is_main_process() else None
+    document = broadcast_json(None if read is None else read.documents["model"], device=device)
+    tensors = broadcast_tensors(None if read is None else read.tensors["model"], device=device)
+    state.restore_model(store.Snapshot({"model": tensors}, {"model": document}), job.model)

@@ -1,0 +1,119 @@
+"""A checkpoint is evaluated as the run did it, on any number of ranks, and its model can be loaded."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import drumline
+from drumline.checkpoint import catalog
+from drumline.config.flags import Setting, check_layer
+from drumline.engine.job import make_manager
+from drumline.engine.saved_run import evaluate_run, find_checkpoint, open_run
+from drumline.errors import CheckpointError, UsageError
+from drumline.metrics.events import read_events
+from tests.jobs import Classify, Everything, make_config, newest, train_here, train_on
+from tests.ranks import run_ranks
+
+
+def evaluate_here(run: Path, which: str | int) -> dict[str, Any]:
+    saved = open_run(run, which, task=Everything)
+    ddp = make_manager(saved.config)
+    ddp.setup()
+    try:
+        return evaluate_run(saved, ddp)
+    finally:
+        ddp.cleanup()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """On two ranks; the last checkpoint and the best are of different steps."""
+    run = tmp_path_factory.mktemp("trained") / "run"
+    train_on(2, make_config(epochs=3, dropout=0.1), Everything, run)
+    return run
+
+
+def evaluations(run: Path) -> dict[int, dict[str, float]]:
+    found = read_events(run / "events" / "rank-00000.jsonl")
+    return {
+        one["step"]: {name: one[name] for name in ("loss", "accuracy")} for one in found if one["kind"] == "evaluation"
+    }
+
+
+@pytest.mark.world_size(4)
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_an_evaluation_is_that_of_the_run_bit_for_bit(trained: Path, world_size: int) -> None:
+    files = {path: path.stat().st_mtime_ns for path in trained.rglob("*")}
+    expected = evaluations(trained)
+    for which in ("last", catalog.list_steps(trained / "checkpoints")[0]):
+        for result in run_ranks(world_size, evaluate_here, trained, which):
+            assert result["metrics"] == expected[result["step"]]
+            assert (result["samples"], result["world_size"]) == (29, world_size)
+    assert {path: path.stat().st_mtime_ns for path in trained.rglob("*")} == files
+
+
+def test_the_model_is_loaded_and_nothing_of_the_caller_is_changed(trained: Path) -> None:
+    torch.manual_seed(1), random.seed(2), np.random.seed(3)
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    model = drumline.load(trained, "last", task=Everything)
+    after = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    assert torch.equal(before[0], after[0])
+    assert before[1:] == after[1:]
+    assert not any(module.training for module in model.modules())
+    weights = newest(trained).tensors["model"]
+    assert weights.keys() == model.state_dict().keys()
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+
+
+def test_which_checkpoint(trained: Path, tmp_path: Path) -> None:
+    steps, expected = catalog.list_steps(trained / "checkpoints"), evaluations(trained)
+    best = max(steps, key=lambda step: (expected[step]["accuracy"], step))
+    assert find_checkpoint(trained, "best").name == catalog.folder_name(best)
+    assert find_checkpoint(trained, "last").name == catalog.folder_name(steps[-1])
+    assert find_checkpoint(trained, str(steps[0])).name == catalog.folder_name(steps[0])
+    listed = ", ".join(map(str, steps))
+    with pytest.raises(
+        CheckpointError, match=rf"has no checkpoint of step 9999\n  try: choose one of its steps: {listed}"
+    ):
+        find_checkpoint(trained, 9999)
+    with pytest.raises(UsageError, match=r"there is no checkpoint 'newest'\n  try: name it best, last, or by its step"):
+        find_checkpoint(trained, "newest")
+    with pytest.raises(CheckpointError, match="there is no complete checkpoint in"):
+        find_checkpoint(tmp_path, "last")
+    damaged = tmp_path / "damaged"
+    shutil.copytree(trained, damaged)
+    file = find_checkpoint(damaged, "last") / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: its checksum differs"):
+        find_checkpoint(damaged, steps[-1])
+
+
+def test_settings_are_the_checkpoints_unless_others_are_given(trained: Path) -> None:
+    given = check_layer([Setting("train.eval_batch_size", 3, "--train.eval_batch_size")])
+    saved = open_run(trained, "last", task=Everything, given=given)
+    assert (saved.config.train.eval_batch_size, saved.config.train.epochs, saved.config.model.dropout) == (3, 3, 0.1)
+
+
+def test_without_evaluation_there_is_no_best(tmp_path: Path) -> None:
+    class NoEvaluation(Classify):
+        def eval_data(self) -> Any:
+            return None
+
+    train_here(make_config(epochs=1), NoEvaluation, tmp_path)
+    with pytest.raises(
+        CheckpointError, match=r"was evaluated for 'accuracy', so none is the best\n  try: choose the last"
+    ):
+        find_checkpoint(tmp_path, "best")
+    saved = open_run(tmp_path, "last", task=NoEvaluation)
+    ddp = make_manager(saved.config)
+    ddp.setup()
+    with pytest.raises(UsageError, match="NoEvaluation has no evaluation data"):
+        evaluate_run(saved, ddp)
+    ddp.cleanup()
