@@ -48,7 +48,7 @@ def parts_of(ddp: DDPManager) -> dict[str, Callable[[], object]]:
     large = GPT(vocab_size=256, context=128, layers=12, heads=8, width=256).to(ddp.device)
     topology = topology_from(os.environ)
     assert topology is not None
-    store = open_store(topology, timeout_s=60) if topology.agent_hosts_store else ddp.store
+    store = open_store(topology, timeout_s=60) if topology.agent_hosts_store else ddp._connection.store
     assert store is not None
     facts: dict[str, dict[str, object]] = {}
 

@@ -31,20 +31,17 @@ from drumline.data.stream_loader import AnyLoader, StreamLoader
 from drumline.data.workers import LoadingOptions
 from drumline.distributed import determinism, group
 from drumline.distributed.collectives import all_sum, check_same, check_same_weights
-from drumline.distributed.failure import Failure, claim_failure, summary
+from drumline.distributed.failure import Failure, summary
 from drumline.distributed.group import choose_backend, choose_device
 from drumline.distributed.start.rank_facts import rank_facts
 from drumline.distributed.start.rank_rendezvous import Rendezvous
 from drumline.distributed.wrap import small_batch_warning, unwrap_model, wrap_model
 from drumline.errors import ExitCode, Place, UsageError, log
-from drumline.launch.rank_environment import write_failure
 from drumline.launch.topology import Topology, topology_from
-from drumline.net.sealed_store import SealedStore
 from drumline.terminal import paragraph
-from drumline.watch.failure_kind import failure_kind
-from drumline.watch.heartbeat import HeartbeatWriter, LoopHeartbeats, Phase
-from drumline.watch.rank.progress_monitor import AFTER_PATIENCE_S, ProgressMonitor
-from drumline.watch.rank.watched_rank import WatchedRank, watch_rank
+from drumline.watch.heartbeat import LoopHeartbeats, Phase
+from drumline.watch.rank.job_connection import JobConnection
+from drumline.watch.rank.progress_monitor import AFTER_PATIENCE_S
 
 
 class DDPManager:
@@ -83,11 +80,7 @@ class DDPManager:
         self._run = None if run is None else Path(run)
         self._topology = Topology()
         self._device: torch.device | None = None
-        self._rendezvous: Rendezvous | None = None
-        self._watched: WatchedRank | None = None
-        self._monitor: ProgressMonitor | None = None
-        self.heartbeat = HeartbeatWriter()
-        """Read by the sidecar, if there is one."""
+        self._connection = JobConnection()
         self._wrapped: nn.Module | None = None
         self._sharding: Sharding | None = None
         self._pid = os.getpid()
@@ -98,7 +91,7 @@ class DDPManager:
             raise UsageError("DDPManager.setup() was called twice", next_step="call cleanup() in between")
         self._pid = os.getpid()
         topology = topology_from(os.environ)
-        self._topology = topology or Topology()
+        self._topology = self._connection.topology = topology or Topology()
         if self._threads is not None:
             torch.set_num_threads(self._threads)
         if self._deterministic:
@@ -108,8 +101,10 @@ class DDPManager:
             os.environ.setdefault(*group.NO_REGISTRATION)
         self._device = choose_device(self._wanted_device, local_rank=self._topology.local_rank)
         if topology is not None:
-            self._join(topology, self._device)
-        self._start_watchdog()
+            self._connection.rendezvous = self._join(topology, self._device)
+        self._connection.watch(
+            self._watch, run=self._run, timeout_s=self._start_timeout_s, environment=os.environ, sign=self._versions
+        )
         determinism.seed_shared(self._seed)
         return topology is not None
 
@@ -119,9 +114,8 @@ class DDPManager:
         if os.getpid() != self._pid:  # a child of the rank, whose exit says nothing about the rank
             return True
         if not broken:
-            self.heartbeat.mark(Phase.LEAVING)
-        if self._monitor is not None:
-            self._monitor.close()
+            self._connection.heartbeat.mark(Phase.LEAVING)
+        self._connection.stop_monitor()
         if not (in_time := group.leave_group(broken=broken)):
             log.warning(
                 f"{self.place()}: the process group was not destroyed within {group.LEAVE_S:g} s. Try: release CUDA "
@@ -129,10 +123,9 @@ class DDPManager:
             )
             group.limit_exit(group.LEAVE_S, failed=broken)
         if not broken:
-            self.heartbeat.mark(Phase.LEFT)
-        if self._watched is not None:
-            self._watched.close()
-        self._monitor = self._watched = self._device = self._rendezvous = self._wrapped = None
+            self._connection.heartbeat.mark(Phase.LEFT)
+        self._connection.close()
+        self._device = self._wrapped = None
         return in_time
 
     def __enter__(self) -> Self:
@@ -145,12 +138,12 @@ class DDPManager:
         first = None
         # To the watchdog, before any call that may block.
         if isinstance(error, SystemExit) and not error.code:
-            self.heartbeat.mark(Phase.LEFT)
+            self._connection.heartbeat.mark(Phase.LEFT)
         elif error is not None:
-            self.note_failure(error)
+            self._connection.note_failure(error)
         if isinstance(error, Exception):
             mine = Failure(self.place(), summary(error), ExitCode.TRAINING_FAILED)
-            first = self.claim_failure(error, mine)
+            first = self._connection.claim_failure(error, mine, environment=os.environ)
             error.add_note(f"[{self.place()}]")
         self.cleanup(broken=error is not None)
         if first is not None:
@@ -287,41 +280,18 @@ class DDPManager:
         if not train:
             evaluate: Callable[..., EvaluationLoader] = StreamEvaluationLoader if streams else IndexedEvaluationLoader
             evaluation = evaluate(dataset, sharding=sharding, device=self.device, options=options)
-            evaluation.observer = LoopHeartbeats(self.heartbeat, Phase.EVALUATION, group.collective_counter())
+            evaluation.observer = LoopHeartbeats(
+                self._connection.heartbeat, Phase.EVALUATION, group.collective_counter()
+            )
             return evaluation
         self._sharding = sharding
         self._warn_about_small_batches()
         make: Callable[..., AnyLoader] = StreamLoader if streams else Loader
         loader = make(dataset, sharding=sharding, device=self.device, seed=self._seed, options=options)
-        loader.observer = LoopHeartbeats(self.heartbeat, Phase.USER, group.collective_counter())
+        loader.observer = LoopHeartbeats(self._connection.heartbeat, Phase.USER, group.collective_counter())
         return loader
 
-    @property
-    def store(self) -> SealedStore | None:
-        """Shared keys and values of this job's ranks, which outlive a broken group; None on one process."""
-        return None if self._rendezvous is None else self._rendezvous.store
-
-    @property
-    def watch_folder(self) -> Path | None:
-        """Where this node's sidecar and its ranks exchange files; None: there is no sidecar."""
-        return None if self._watched is None else self._watched.folder
-
-    def note_failure(self, error: BaseException) -> None:
-        """Report the failure to the watchdog, before any call that may block."""
-        recorder = self.heartbeat if self._watched is None else self._watched
-        recorder.fail(summary(error), failure_kind(error))
-
-    def claim_failure(self, error: BaseException, mine: Failure) -> Failure | None:
-        """Report to the others, and to the launcher, that this rank has failed. None: it is the first; otherwise the
-        earlier failure."""
-        first = None
-        if self._rendezvous is not None:
-            by_rank_0 = not self._topology.agent_hosts_store and self.world_size > 1
-            first = claim_failure(self._rendezvous.store, mine, error, rank_0_hosts_store=by_rank_0)
-        write_failure(os.environ, (first or mine).record())
-        return first
-
-    def _join(self, topology: Topology, device: torch.device) -> None:
+    def _join(self, topology: Topology, device: torch.device) -> Rendezvous:
         backend = choose_backend(self._wanted_backend, device=device)
         own = {
             "number of ranks": topology.world_size,
@@ -334,7 +304,7 @@ class DDPManager:
         facts = rank_facts(
             os.environ, backend=backend, device=device, own=own, settings=self._settings, same_code=self._same_code
         )
-        self._rendezvous = group.join_group(
+        return group.join_group(
             topology,
             backend=backend,
             device=device,
@@ -343,23 +313,6 @@ class DDPManager:
             facts=facts,
             environment=os.environ,
         )
-
-    def _start_watchdog(self) -> None:
-        """Collective: from here on a sidecar watches this rank, if it should."""
-        wanted = self._watch.sidecar
-        if wanted == "on" or (wanted == "auto" and self.world_size > 1):
-            self._watched = watch_rank(
-                self._rendezvous,
-                self._topology,
-                self._watch,
-                run=self._run,
-                timeout_s=self._start_timeout_s,
-                environment=os.environ,
-            )
-        if self._watched is not None:
-            self.heartbeat = self._watched.heartbeat
-            self.heartbeat.mark(Phase.USER)
-            self._monitor = ProgressMonitor(self.heartbeat, patience_s=self._watch.hang_s, sign=self._versions)
 
     def _versions(self) -> Hashable:
         """What changes with a backward pass and a step of the optimizer: tensors count what is written to them."""

@@ -95,7 +95,8 @@ def _ours(ddp: DDPManager, config: Config, images: Images, batches: list[Batch])
         for samples in engine_steps(ddp, config, Task(config), batches):
             pass_on(samples)
 
-    return Way(f"ours, {config.train.step.replace('_', ' ')}", run, rest=partial(ddp.heartbeat.mark, Phase.START))
+    start = partial(ddp._connection.heartbeat.mark, Phase.START)
+    return Way(f"ours, {config.train.step.replace('_', ' ')}", run, rest=start)
 
 
 def _table(taken: list[Taken], config: Config, how: str) -> Table:

@@ -109,7 +109,7 @@ class _Followed(Progress):
 def _rest(ddp: DDPManager, run: Path) -> None:
     """Until no checkpoint is being written; then the sidecar has nothing to watch. The heartbeat must not say
     that a step has begun: it would be called a stall."""
-    ddp.heartbeat.mark(Phase.START)
+    ddp._connection.heartbeat.mark(Phase.START)
     begun = time.monotonic()
     time.sleep(0.1)  # a save that was just asked for has begun by then
     while any(run.glob("checkpoints/.*.partial")) and time.monotonic() - begun < QUIET_S:
@@ -119,8 +119,8 @@ def _rest(ddp: DDPManager, run: Path) -> None:
 
 def _with_sidecar(ddp: DDPManager, act: Callable[[int], None]) -> None:
     """It is part of our way, and of no other."""
-    if ddp.watch_folder is not None and (ddp.watch_folder / "sidecar.pid").exists():
-        act(int((ddp.watch_folder / "sidecar.pid").read_text()))
+    if ddp._connection.watch_folder is not None and (ddp._connection.watch_folder / "sidecar.pid").exists():
+        act(int((ddp._connection.watch_folder / "sidecar.pid").read_text()))
 
 
 def steps_of(config: Config, kind: str) -> Config:

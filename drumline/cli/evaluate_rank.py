@@ -35,12 +35,12 @@ def run_rank(run: Path, which: str, *, task: str | None, given: Layer, as_json: 
         if ddp.is_main_process():
             _print(result, as_json=as_json)
     except KeyboardInterrupt as error:
-        ddp.heartbeat.fail(summary(error), failure_kind(error))
-        if ddp.store is None:  # among several ranks the launcher reports it, once
+        ddp._connection.heartbeat.fail(summary(error), failure_kind(error))
+        if ddp._connection.store is None:  # among several ranks the launcher reports it, once
             print_message("interrupted")
         exit_now(ExitCode.INTERRUPTED)
     except (Exception, SystemExit) as error:  # the user's code may call sys.exit, which is not success
-        ddp.heartbeat.fail(summary(error), failure_kind(error))
+        ddp._connection.heartbeat.fail(summary(error), failure_kind(error))
         exit_now(report_failure(error, ddp, progress, run=None, environment=os.environ))
     if not ddp.cleanup():
         exit_now(ExitCode.SUCCESS)

@@ -41,12 +41,12 @@ def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequ
         request = RunRequest(task, config, folder, fresh, tuple(argv))
         code = train(request, task_class, ddp, progress, preemption, clock)
     except KeyboardInterrupt as error:
-        ddp.heartbeat.fail(summary(error), failure_kind(error))
-        if ddp.store is None:  # among several ranks the launcher reports it, once
+        ddp._connection.heartbeat.fail(summary(error), failure_kind(error))
+        if ddp._connection.store is None:  # among several ranks the launcher reports it, once
             print_message(interrupted(folder, argv))
         exit_now(ExitCode.INTERRUPTED)
     except (Exception, SystemExit) as error:  # the user's code may call sys.exit, which is not success
-        ddp.heartbeat.fail(summary(error), failure_kind(error))
+        ddp._connection.heartbeat.fail(summary(error), failure_kind(error))
         exit_now(report_failure(error, ddp, progress, run=folder, environment=os.environ))
     preemption.close()
     if not ddp.cleanup():

@@ -217,11 +217,11 @@ class Save(Action):
     def save(self, context: RunContext, metrics: Mapping[str, float], *, must_save: bool) -> None:
         """Collective."""
         step = context.progress.step
-        context.job.ddp.heartbeat.mark(Phase.SAVE)
+        context.job.heartbeat.mark(Phase.SAVE)
         with context.throughput.paused():
             if self._saver.prepare(step, metrics, must_save=must_save):
                 context.call_hooks("before_save")
-                context.job.ddp.heartbeat.mark(Phase.SAVE)
+                context.job.heartbeat.mark(Phase.SAVE)
                 self._saver.save(context.progress, metrics)
                 self.saved_step = step
                 context.call_hooks("after_save")

@@ -22,7 +22,7 @@ def evaluate(job: Job, loader: EvaluationLoader) -> dict[str, float]:
     The same numbers on any number of ranks: a batch holds the same samples whatever the world size, every batch is
     summed by one rank, and the sums are added with exact rounding, in whatever order."""
     model, device = job.model, job.ddp.device
-    job.ddp.heartbeat.mark(Phase.EVALUATION)
+    job.heartbeat.mark(Phase.EVALUATION)
     LiveBuffers(model).broadcast()
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
@@ -54,7 +54,7 @@ def _sum_batches(job: Job, loader: EvaluationLoader) -> tuple[list[str], dict[in
     names: list[str] = []
     sums = {}
     for number, size, data in loader.numbered():
-        job.ddp.heartbeat.mark(Phase.EVALUATION)  # so that a long evaluation shows progress
+        job.heartbeat.mark(Phase.EVALUATION)  # so that a long evaluation shows progress
         with job.autocast:
             loss = job.task.loss(job.model, data)
         names = ["loss", *loss.metrics]

@@ -37,7 +37,7 @@ def report_failure(
     """Print what happened, if this rank was the first to fail; returns the exit code of the whole job. `run`: where
     the logs are that it is added to, if any."""
     place = ddp.place(progress.step or None)
-    if ddp.store is None and (topology := topology_from(environment)) is not None:
+    if ddp._connection.store is None and (topology := topology_from(environment)) is not None:
         let_first_rank_report(topology)
         place = Place(host=topology.host, rank=topology.rank)
     has_checkpoint = ddp.is_restart or progress.saved_step is not None
@@ -51,7 +51,7 @@ def report_failure(
         can_restart=can_restart(error, has_checkpoint=has_checkpoint),
         raised_by=place,
     )
-    first = ddp.claim_failure(error, mine)
+    first = ddp._connection.claim_failure(error, mine, environment=environment)
     log = None if run is None else RunFolder(run).log_file(ddp.rank)
     _print_once(error, place, first, log, run=run or Path(), environment=environment)
     return (first or mine).exit_code

@@ -33,7 +33,7 @@ from drumline.errors import UsageError, log
 from drumline.manager import DDPManager
 from drumline.metrics.meters import Meter, check_names
 from drumline.tasks.base import Task
-from drumline.watch.heartbeat import Phase
+from drumline.watch.heartbeat import HeartbeatWriter, Phase
 
 CAPTURING = ("graph", "compiled_graph", "auto")
 """The values of `train.step` that capture a graph, or may do so."""
@@ -91,6 +91,10 @@ class Job:
     data_fingerprint: str
     captured_steps: WeakSet[Any] = field(default_factory=WeakSet)
     """Those of `steps/graph.py` that are still in use."""
+
+    @property
+    def heartbeat(self) -> HeartbeatWriter:
+        return self.ddp._connection.heartbeat
 
     def reported(self, means: dict[str, float]) -> dict[str, float]:
         """What the task makes of the means, for the log."""
@@ -166,7 +170,7 @@ def build_job(
 ) -> Job:
     """Collective: build data, model and optimizer, and compare them across ranks. `batch`: that of the run that is
     resumed; without one the settings decide. `on_data` is called when the data is there."""
-    ddp.heartbeat.mark(Phase.START)
+    ddp._connection.heartbeat.mark(Phase.START)
     device = ddp.device
     set_arithmetic(config.train, device)
     in_graph = device.type == "cuda" and config.train.step in CAPTURING

@@ -64,7 +64,7 @@ class Loop:
         self._each_step = [(action.due, action.run) for action in between if not action.interval]
         self._intervals = [action.interval for action in between if action.interval]
         self._ask_all_at = 0
-        self._heartbeat = context.job.ddp.heartbeat
+        self._heartbeat = context.job.heartbeat
         self._num_collectives = collective_counter()
 
     def run(self) -> None:

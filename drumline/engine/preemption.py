@@ -85,10 +85,10 @@ class Preemption:
     def join(self, ddp: DDPManager, progress: Progress) -> None:
         """The group is there: from now on all ranks stop together."""
         self._place = {"host": ddp.host, "rank": ddp.rank}
-        if self._pipe is not None and ddp.store is not None:
-            ddp.store.set(f"pid/{ddp.host}/{ddp.get_local_rank()}", str(os.getpid()))
+        if self._pipe is not None and ddp._connection.store is not None:
+            ddp._connection.store.set(f"pid/{ddp.host}/{ddp.get_local_rank()}", str(os.getpid()))
             self._local_ranks = [f"pid/{ddp.host}/{rank}" for rank in range(ddp.local_world_size)]
-            self._store = ddp.store.clone()
+            self._store = ddp._connection.store.clone()
             self._vote = StopVote(self._store, rank=ddp.rank, world_size=ddp.world_size, step=lambda: progress.step)
         self._is_joined = True
 

@@ -234,7 +234,7 @@ def report_resume(context: RunContext, found: FoundCheckpoint, facts: Mapping[st
 def restore(job: Job, path: Path, hooks: TaskHooks | None = None, *, with_optimizer: bool = True) -> None:
     """Collective: put the job, and the hooks, back to where a checkpoint was taken. `with_optimizer=False`: its
     optimizer stays new."""
-    job.ddp.heartbeat.mark(Phase.START)
+    job.heartbeat.mark(Phase.START)
     device = job.ddp.device
     read = store.read(path) if job.ddp.is_main_process() else None
     documents, files = broadcast_json(None if read is None else [read.documents, list(read.tensors)], device=device)

@@ -185,8 +185,8 @@ class Saver:
         ddp, who = self._job.ddp, self._settings.writers
         self._ledger_file.start(self._context)
         if who != "one" and ddp.world_size > 1:
-            assert ddp.store is not None
-            self._background.choose_writers(who, ddp.store, local_rank=ddp.get_local_rank())
+            assert ddp._connection.store is not None
+            self._background.choose_writers(who, ddp._connection.store, local_rank=ddp.get_local_rank())
         self._background.rehearse()
         return self
 
@@ -239,7 +239,7 @@ class Saver:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """However the loop ends, finish the checkpoint that is being written. Its error never hides another."""
         if self.writer.is_busy:
-            self._job.ddp.heartbeat.mark(Phase.SAVE)
+            self._job.heartbeat.mark(Phase.SAVE)
         try:
             if error is not None:
                 self._background.wait_after_failure()

@@ -85,7 +85,7 @@ def train(
             report_resume(context, found, facts)
 
         # The steps, and what happens between them.
-        notices = WatchNotices(ddp.watch_folder if ddp.is_main_process() else None)
+        notices = WatchNotices(ddp._connection.watch_folder if ddp.is_main_process() else None)
         non_finite = NonFinite(context)
         saver = Saver(context, facts=facts, check_state=non_finite.check_state)
         preemption.is_writing = lambda: saver.writer.is_busy
@@ -104,7 +104,7 @@ def train(
                 Loop(context, train_step, saver.ledger, actions).run()
                 if not progress.is_stopping:
                     context.call_hooks("end")
-        ddp.heartbeat.mark(Phase.LEAVING)
+        ddp._connection.heartbeat.mark(Phase.LEAVING)
 
         # The end.
         if progress.is_stopping:
@@ -120,7 +120,7 @@ def _failure_in_heartbeat(ddp: DDPManager) -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit) as error:
-        ddp.note_failure(error)
+        ddp._connection.note_failure(error)
         raise
 
 
@@ -131,7 +131,7 @@ def _failure_in_hooks(context: RunContext) -> Iterator[None]:
         yield
     except (Exception, SystemExit) as error:
         if context.hooks is not None and is_own(error):
-            context.job.ddp.note_failure(error)  # a hook may block
+            context.job.ddp._connection.note_failure(error)  # a hook may block
             context.hooks.fail(error)
         raise
 

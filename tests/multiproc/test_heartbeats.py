@@ -83,7 +83,7 @@ class Onlooker:
 def watched(ddp: DDPManager, folder: Path) -> Iterator[Onlooker]:
     """The rank's beats go to a file, and someone looks at it."""
     path = folder / f"rank-{ddp.rank:05d}.heartbeat"
-    ddp.heartbeat = HeartbeatWriter(path, rank=ddp.rank)
+    ddp._connection.heartbeat = HeartbeatWriter(path, rank=ddp.rank)
     onlooker = Onlooker.current = Onlooker(path)
     try:
         yield onlooker
@@ -263,7 +263,8 @@ def loop_without_our_loader(folder: Path) -> list[Heartbeat]:
     """torch's own DataLoader; the group and the model are ours."""
     with DDPManager(watch=NO_SIDECAR) as ddp, watched(ddp, folder):
         path = folder / f"rank-{ddp.rank:05d}.heartbeat"
-        count = ProgressMonitor(ddp.heartbeat, sign=ddp._versions, every_s=0.02)  # as where there is a sidecar
+        # As where there is a sidecar.
+        count = ProgressMonitor(ddp._connection.heartbeat, sign=ddp._versions, every_s=0.02)
         model = ddp.wrap(nn.Linear(6, 2).double())
         looks = [beat_when(path, lambda beat: beat.collective == num_collectives())]
         for waits in (model.no_sync, nullcontext):
@@ -305,7 +306,7 @@ def test_a_loop_with_torchs_own_loader_is_seen_to_move(tmp_path: Path) -> None:
 def test_the_last_word_of_a_loop_of_ones_own(tmp_path: Path, error: BaseException, phase: Phase, failure: str) -> None:
     def leave() -> None:
         with DDPManager() as ddp:
-            ddp.heartbeat = HeartbeatWriter(tmp_path / "heartbeat")
+            ddp._connection.heartbeat = HeartbeatWriter(tmp_path / "heartbeat")
             raise error
 
     with pytest.raises(type(error)):
@@ -319,7 +320,7 @@ def test_the_last_word_of_a_loop_of_ones_own(tmp_path: Path, error: BaseExceptio
 def test_how_a_forked_child_ends_is_no_word_of_its_rank(tmp_path: Path) -> None:
     def fork_in_the_loop() -> None:
         with DDPManager() as ddp:
-            ddp.heartbeat = HeartbeatWriter(tmp_path / "heartbeat")
+            ddp._connection.heartbeat = HeartbeatWriter(tmp_path / "heartbeat")
             if (child := os.fork()) == 0:
                 sys.exit(0)
             assert os.waitpid(child, 0)[1] == 0
@@ -337,7 +338,7 @@ def test_how_a_forked_child_ends_is_no_word_of_its_rank(tmp_path: Path) -> None:
 
 def test_processes_that_load_data_leave_the_record_of_their_rank_alone(tmp_path: Path) -> None:
     with DDPManager() as ddp:
-        ddp.heartbeat = HeartbeatWriter(tmp_path / "heartbeat", rank=5)
+        ddp._connection.heartbeat = HeartbeatWriter(tmp_path / "heartbeat", rank=5)
         loader = ddp.loader(Points(12), batch_size=2, workers=2)
         assert len(list(loader)) == 6
         loader.close()

@@ -187,7 +187,8 @@ def told_twice(config: Config, run: Path) -> None:
     ddp.setup()
     preemption.join(ddp, progress)
     if ddp.rank == 1:
-        while ddp.store is not None and not ddp.store.check(["never"]):  # until rank 0, which runs the store, is gone
+        shared = ddp._connection.store
+        while shared is not None and not shared.check(["never"]):  # until rank 0, which runs the store, is gone
             time.sleep(0.05)
     os.kill(os.getpid(), signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGTERM)  # the same word: a launcher that passes it on

@@ -92,7 +92,7 @@ class TrainStep:
         self._no_sync = job.applied.no_sync if isinstance(job.applied, DistributedDataParallel) else nullcontext
         self._buffers = LiveBuffers(job.model)
         self._sends_buffers = sends_buffers
-        self._heartbeat = job.ddp.heartbeat
+        self._heartbeat = job.heartbeat
         self._is_weighted: bool | None = None
         self.grad_norm: Tensor | None = None
 

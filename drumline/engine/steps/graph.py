@@ -65,7 +65,7 @@ class GraphStep:
         self._inner = inner
         self._job = job
         self._note = note
-        self._heartbeat = job.ddp.heartbeat
+        self._heartbeat = job.heartbeat
         self._pool = torch.cuda.graph_pool_handle()
         self._seen = ShapesSeen()
         self._has_too_many = False

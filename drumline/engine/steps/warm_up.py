@@ -37,7 +37,7 @@ NAMED = 5
 def warm_up(job: Job, config: Config, *, note: Callable[[str], None]) -> None:
     """Collective: forward passes on the next batch, and a backward pass where the layout needs it. `note` logs a
     sentence."""
-    job.ddp.heartbeat.mark(Phase.START)
+    job.heartbeat.mark(Phase.START)
     dist = config.dist
     all_used = check_few_samples(job)
     # The elastic step names them itself, for every shard.
@@ -48,7 +48,7 @@ def warm_up(job: Job, config: Config, *, note: Callable[[str], None]) -> None:
         # the layout is settled by the second pass only.
         layout_passes = 2 if dist.static_graph else int(job.ddp.world_size >= FIRST_WORLD_WITH_AN_ORDER)
     for _ in range(max(layout_passes, int(names_unused))):
-        job.ddp.heartbeat.mark(Phase.START)
+        job.heartbeat.mark(Phase.START)
         with dry_run(job) as task:
             batch = job.loader.preview()
             with job.autocast:

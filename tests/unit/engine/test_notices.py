@@ -11,8 +11,8 @@ import pytest
 from drumline.audit.verify import verify_run
 from drumline.engine.loop import Loop
 from drumline.engine.output import WatchNotices
-from drumline.manager import DDPManager
 from drumline.metrics.events import JsonLines, Reporter, read_events
+from drumline.watch.rank.job_connection import JobConnection
 from drumline.watch.sidecar.sidecar_reporter import NOTICES
 from tests.jobs import Classify, make_config, train_here
 
@@ -63,7 +63,7 @@ def test_notices_are_read_once_whole_and_whatever_else_is_in_the_file(tmp_path: 
 def test_a_run_tells_them_and_sums_them_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     watch, run = tmp_path / "watch", tmp_path / "run"
     watch.mkdir()
-    monkeypatch.setattr(DDPManager, "watch_folder", property(lambda self: watch))
+    monkeypatch.setattr(JobConnection, "watch_folder", property(lambda self: watch))
     take_step = Loop.take_step
 
     def noticed(self: Loop, *args: Any) -> None:

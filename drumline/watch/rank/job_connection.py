@@ -1,0 +1,87 @@
+"""What connects a rank with its job besides the process group: the store, the sidecar, and the report of a failure.
+
+DDPManager has one. The engine uses it too; to a user's script it is private.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from pathlib import Path
+
+from drumline.config.schema import WatchConfig
+from drumline.distributed.failure import Failure, claim_failure, summary
+from drumline.distributed.start.rank_rendezvous import Rendezvous
+from drumline.launch.rank_environment import write_failure
+from drumline.launch.topology import Topology
+from drumline.net.sealed_store import SealedStore
+from drumline.watch.failure_kind import failure_kind
+from drumline.watch.heartbeat import HeartbeatWriter, Phase
+from drumline.watch.rank.progress_monitor import ProgressMonitor
+from drumline.watch.rank.watched_rank import WatchedRank, watch_rank
+
+
+class JobConnection:
+    def __init__(self) -> None:
+        self.heartbeat = HeartbeatWriter()
+        """Read by the sidecar, if there is one."""
+        self.rendezvous: Rendezvous | None = None
+        self.topology = Topology()
+        self._watched: WatchedRank | None = None
+        self._monitor: ProgressMonitor | None = None
+
+    @property
+    def store(self) -> SealedStore | None:
+        """Shared keys and values of this job's ranks, which outlive a broken group; None on one process."""
+        return None if self.rendezvous is None else self.rendezvous.store
+
+    @property
+    def watch_folder(self) -> Path | None:
+        """Where this node's sidecar and its ranks exchange files; None: there is no sidecar."""
+        return None if self._watched is None else self._watched.folder
+
+    def watch(
+        self,
+        config: WatchConfig,
+        *,
+        run: Path | None,
+        timeout_s: float,
+        environment: Mapping[str, str],
+        sign: Callable[[], Hashable],
+    ) -> None:
+        """Collective: from here on a sidecar watches this rank, if it should. `sign` changes as the rank makes
+        progress."""
+        if config.sidecar == "on" or (config.sidecar == "auto" and self.topology.world_size > 1):
+            self._watched = watch_rank(
+                self.rendezvous, self.topology, config, run=run, timeout_s=timeout_s, environment=environment
+            )
+        if self._watched is not None:
+            self.heartbeat = self._watched.heartbeat
+            self.heartbeat.mark(Phase.USER)
+            self._monitor = ProgressMonitor(self.heartbeat, patience_s=config.hang_s, sign=sign)
+
+    def note_failure(self, error: BaseException) -> None:
+        """Report the failure to the watchdog, before any call that may block."""
+        recorder = self.heartbeat if self._watched is None else self._watched
+        recorder.fail(summary(error), failure_kind(error))
+
+    def claim_failure(self, error: BaseException, mine: Failure, *, environment: Mapping[str, str]) -> Failure | None:
+        """Report to the others, and to the launcher, that this rank has failed. None: it is the first; otherwise the
+        earlier failure."""
+        first = None
+        if self.rendezvous is not None:
+            by_rank_0 = not self.topology.agent_hosts_store and self.topology.world_size > 1
+            first = claim_failure(self.rendezvous.store, mine, error, rank_0_hosts_store=by_rank_0)
+        write_failure(environment, (first or mine).record())
+        return first
+
+    def stop_monitor(self) -> None:
+        """Before the process group is destroyed."""
+        if self._monitor is not None:
+            self._monitor.close()
+            self._monitor = None
+
+    def close(self) -> None:
+        """The rank has left the group."""
+        if self._watched is not None:
+            self._watched.close()
+        self._watched = self.rendezvous = None
