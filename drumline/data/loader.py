@@ -1,14 +1,15 @@
 """Training batches on the device: this rank's part of each global batch, in the epoch's shuffled order.
 
 The engine takes optimizer steps from `steps`; a loop of the user's own simply iterates. Both start at `cursor` and move
-it; epochs follow each other without a call of `set_epoch`. `StepLoader` is what all training loaders have in common.
+it; epochs follow each other without a call of `set_epoch`. `Loader` is what `IndexedLoader` and
+`StreamLoader` have in common.
 """
 
 from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -72,15 +73,23 @@ def _notifying(batches: Iterator[Any], observer: LoaderObserver, steps_done: Cal
     observer.epoch_ended()
 
 
-class StepLoader(ABC):
-    """This rank's training batches, however the dataset is read."""
+class Loader(ABC):
+    """This rank's training batches, on its device: `for batch in loader` are those of one epoch.
+
+    `DDPManager.loader` makes it."""
 
     scale: float = 1.0
     """For the batch just handed out: a mean loss times this, averaged over ranks by DDP, is the exact global mean."""
+    is_last_micro_batch: bool = True
+    """Whether the batch just handed out ends its optimizer step: gradients are synchronized with it, and the optimizer
+    steps after it."""
     waited_s: float = 0.0
     """How long steps have waited for their batches so far."""
     observer: LoaderObserver | None = None
     """Notified while a user's loop iterates; the engine, which uses `steps`, reports for itself."""
+    num_samples: int | None
+    """In an epoch, over all ranks; None: not known, of a stream."""
+    steps_per_epoch: int | None
 
     def __init__(self, sharding: Sharding) -> None:
         sharding.check()
@@ -97,9 +106,39 @@ class StepLoader(ABC):
         self._set_cursor(cursor)
 
     @property
+    def epoch(self) -> int:
+        """The epoch of the next batch, from 0: those that are left of ten are `range(loader.epoch, 10)`."""
+        return self._cursor.epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the next global batch starts, for a checkpoint: after the last whole step."""
+        return {"epoch": self._cursor.epoch, "position": self._cursor.position, "stream": self.stream_state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from there, on any number of ranks."""
+        self.load_stream_state(state["stream"])
+        self.cursor = Cursor(state["epoch"], state["position"])
+
+    @property
     @abstractmethod
     def steps_done(self) -> int:
         """How many optimizer steps come before the cursor, as far as is known."""
+
+    @abstractmethod
+    def stream_state(self) -> dict[str, Any] | None:
+        """This rank's position in a stream with a state of its own; None: the cursor is all."""
+
+    @abstractmethod
+    def load_stream_state(self, state: Mapping[str, Any] | None) -> None:
+        """Move to where `stream_state` was taken."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Micro-batches in one whole epoch; the same on every rank."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the worker processes."""
 
     @abstractmethod
     def _set_cursor(self, cursor: Cursor) -> None: ...
@@ -152,6 +191,7 @@ class StepLoader(ABC):
         for step in self.steps():
             for micro in step.micro_batches:
                 self.scale = self.sharding.world_size * micro.size / step.plan.global_size
+                self.is_last_micro_batch = micro.is_last
                 yield micro.data
 
     def _refuse_shards(self) -> None:
@@ -162,8 +202,11 @@ class StepLoader(ABC):
             )
 
 
-class Loader(StepLoader):
+class IndexedLoader(Loader):
     """This rank's training batches of a dataset with samples by index, or whole batches."""
+
+    num_samples: int
+    steps_per_epoch: int
 
     def __init__(
         self, dataset: Any, *, sharding: Sharding, device: torch.device, seed: int, options: LoadingOptions
@@ -194,7 +237,7 @@ class Loader(StepLoader):
     def stream_state(self) -> None:
         """None: the cursor is all. Only a stream with a state of its own has more to save."""
 
-    def load_stream_state(self, state: None) -> None:
+    def load_stream_state(self, state: Mapping[str, Any] | None) -> None:
         """Nothing to do: see `stream_state`."""
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""Training batches of a stream on the device; for the engine and for a user's own loop the same as a `Loader`.
+"""Training batches of a stream on the device; for the engine and for a user's own loop the same as an `IndexedLoader`.
 
 The length of a stream is not known: steps come until it ends, and the next epoch reads it again. A resumable stream,
 which keeps its own position on each rank, has no epochs.
@@ -15,7 +15,7 @@ import torch
 
 from drumline.data.dataset import check_stream, is_resumable
 from drumline.data.delivery import Delivery, clone
-from drumline.data.loader import Loader, StepLoader
+from drumline.data.loader import IndexedLoader, Loader
 from drumline.data.sharding import Cursor, Sharding, StepPlan
 from drumline.data.stream_readers import (
     RankStreamReader,
@@ -29,7 +29,7 @@ from drumline.data.workers import BatchProducer, LoadingOptions
 from drumline.errors import CheckpointError, UsageError, log
 
 
-class StreamLoader(StepLoader):
+class StreamLoader(Loader):
     """This rank's training batches of a stream."""
 
     # Not known.
@@ -164,4 +164,4 @@ class StreamLoader(StepLoader):
         self._cursor, self._current = plan.next_cursor, None
 
 
-AnyLoader = Loader | StreamLoader
+AnyLoader = IndexedLoader | StreamLoader

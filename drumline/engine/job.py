@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from weakref import WeakSet
 
 import torch
@@ -260,7 +260,7 @@ def _make_loaders(
         "collate": task.collate,
         "compare": False,  # build_job has done it for all data at once
     }
-    loader = ddp.loader(
+    made = ddp.loader(
         train_data,
         batch_size=batch.size,
         accumulate=batch.accumulate,
@@ -269,6 +269,7 @@ def _make_loaders(
         resident=data.resident,
         **loading,
     )
+    loader = cast(AnyLoader, made)
     if eval_data is None:
         return loader, None
     return loader, ddp.loader(eval_data, batch_size=config.train.eval_batch_size, train=False, **loading)

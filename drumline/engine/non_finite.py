@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from drumline.checkpoint.state import capture
-from drumline.data.loader import Loader
+from drumline.data.loader import IndexedLoader
 from drumline.distributed.collectives import all_sum, gather_json
 from drumline.engine.job import Job
 from drumline.engine.optimizer import largest
@@ -109,11 +109,11 @@ class NonFinite:
         reasons: list[str] = []
         # The task's own code runs here: an error in it must not hide the NaN.
         with suppress(Exception):
-            if isinstance(job.loader, Loader):
+            if isinstance(job.loader, IndexedLoader):
                 explain(job, job.loader.batches_after(cursor, step - read_step - 1), reasons)
             else:
                 explain(job, [job.loader.preview()], reasons)
-        prefix = "" if isinstance(job.loader, Loader) else "with the next batch, "
+        prefix = "" if isinstance(job.loader, IndexedLoader) else "with the next batch, "
         return f"{prefix}{reasons[0]}" if reasons else None
 
     def _next_step(self) -> str:

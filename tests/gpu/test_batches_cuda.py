@@ -20,7 +20,7 @@ from drumline.data.delivery import Delivery, ResidentDataset, make_resident
 from drumline.data.draws import Draws
 from drumline.data.evaluation_loader import IndexedEvaluationLoader
 from drumline.data.images import ImageArrays, Preparation, digits, normalize
-from drumline.data.loader import Loader
+from drumline.data.loader import IndexedLoader
 from drumline.data.sharding import Cursor, Sharding
 from drumline.data.stream_loader import StreamLoader
 from drumline.data.synthetic import SyntheticImages, SyntheticTokens
@@ -56,9 +56,9 @@ def dataset_named(name: str, folder: Path) -> TwoPartDataset:
     return tokens(split="train", dir=str(folder / "tokens.bin"), token_type="uint16", context=31)
 
 
-def make(dataset: Any, device: torch.device, **more: Any) -> Loader:
+def make(dataset: Any, device: torch.device, **more: Any) -> IndexedLoader:
     sharding = Sharding(batch_size=48, rank=0, world_size=1, accumulate=2)
-    return Loader(dataset, sharding=sharding, device=device, seed=3, options=LoadingOptions(**more))
+    return IndexedLoader(dataset, sharding=sharding, device=device, seed=3, options=LoadingOptions(**more))
 
 
 def busy() -> None:
@@ -83,7 +83,7 @@ def check_same(expected: Iterator[Any], found: Iterator[Any], *, count: int) -> 
             assert torch.equal(one, other.cpu())
 
 
-def epochs(loader: Loader, count: int) -> Iterator[Any]:
+def epochs(loader: IndexedLoader, count: int) -> Iterator[Any]:
     for _ in range(count):
         yield from loader
 

@@ -11,7 +11,7 @@ import torch
 
 from drumline.data.dataset import BatchMaker, BatchRequest
 from drumline.data.images import digits
-from drumline.data.loader import Loader
+from drumline.data.loader import IndexedLoader
 from drumline.data.sharding import Sharding
 from drumline.data.workers import BatchProducer, LoadingOptions
 
@@ -30,10 +30,10 @@ class Noisy:
         return torch.rand(3)
 
 
-def make(device: str, dataset: Any, *, workers: int = 0) -> Loader:
+def make(device: str, dataset: Any, *, workers: int = 0) -> IndexedLoader:
     where = torch.device(device)
     sharding = Sharding(batch_size=64, rank=0, world_size=1)
-    return Loader(dataset, sharding=sharding, device=where, seed=1, options=LoadingOptions(workers=workers))
+    return IndexedLoader(dataset, sharding=sharding, device=where, seed=1, options=LoadingOptions(workers=workers))
 
 
 @pytest.mark.parametrize("workers", [0, 2])

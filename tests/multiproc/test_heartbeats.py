@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from drumline import DDPManager
 from drumline.config.schema import Config, WatchConfig
-from drumline.data.loader import Loader
+from drumline.data.loader import IndexedLoader
 from drumline.distributed.group import collective_counter
 from drumline.engine.job import Progress, make_manager
 from drumline.engine.run_context import RunRequest
@@ -188,13 +188,13 @@ def test_every_phase_of_a_run_is_seen_from_outside(tmp_path: Path, exact: str) -
 
 def fail_watched(config: Config, run: Path) -> tuple[list[Any], list[list[str]]]:
     """What the onlooker sees in the end, and what it saw on the way."""
-    close = Loader.close
+    close = IndexedLoader.close
 
-    def looked_at_close(loader: Loader) -> None:
+    def looked_at_close(loader: IndexedLoader) -> None:
         look("close")
         close(loader)
 
-    Loader.close = looked_at_close  # type: ignore[method-assign]  # the process is this test's own
+    IndexedLoader.close = looked_at_close  # type: ignore[method-assign]  # the process is this test's own
     ddp = make_manager(config)
     ddp.setup()
     with watched(ddp, run.parent) as onlooker:

@@ -13,7 +13,7 @@ import torch
 
 from drumline.data.delivery import Delivery, can_change_streams, leaves, prefetch
 from drumline.data.draws import Draws
-from drumline.data.loader import Loader
+from drumline.data.loader import IndexedLoader
 from drumline.data.sharding import Cursor, Sharding
 from drumline.data.stream_loader import StreamLoader
 from drumline.data.workers import LoadingOptions
@@ -86,9 +86,9 @@ class AheadOnTheCpu(Delivery):
         return map(self._receive, prefetch(answers, self._send, count=2))
 
 
-def make(dataset: Any, *, ahead: bool, **more: Any) -> Loader:
+def make(dataset: Any, *, ahead: bool, **more: Any) -> IndexedLoader:
     sharding = Sharding(batch_size=6, rank=0, world_size=1, accumulate=2)
-    loader = Loader(dataset, sharding=sharding, device=CPU, seed=4, options=LoadingOptions(**more))
+    loader = IndexedLoader(dataset, sharding=sharding, device=CPU, seed=4, options=LoadingOptions(**more))
     if ahead:
         loader._delivery = AheadOnTheCpu(CPU, lambda batch: batch)
     return loader

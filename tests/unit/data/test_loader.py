@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drumline.data.draws import Draws
-from drumline.data.loader import Loader
+from drumline.data.loader import IndexedLoader
 from drumline.data.sharding import Cursor, Sharding
 from drumline.data.workers import LoadingOptions
 from drumline.errors import DataError, UsageError
@@ -60,13 +60,13 @@ class FailsAt(Noisy):
         return super().__getitem__(index)
 
 
-def make(dataset: Any, *, batch_size: int = 6, rank: int = 0, world_size: int = 1, **more: Any) -> Loader:
+def make(dataset: Any, *, batch_size: int = 6, rank: int = 0, world_size: int = 1, **more: Any) -> IndexedLoader:
     cut = {name: more.pop(name) for name in ("accumulate", "micro_batch_size", "shards") if name in more}
     sharding = Sharding(batch_size=batch_size, rank=rank, world_size=world_size, **cut)
-    return Loader(dataset, sharding=sharding, device=CPU, seed=4, options=LoadingOptions(**more))
+    return IndexedLoader(dataset, sharding=sharding, device=CPU, seed=4, options=LoadingOptions(**more))
 
 
-def epochs(loader: Loader, count: int) -> list[torch.Tensor]:
+def epochs(loader: IndexedLoader, count: int) -> list[torch.Tensor]:
     return [batch for _ in range(count) for batch in loader]
 
 
