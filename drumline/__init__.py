@@ -9,10 +9,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from drumline.checkpoint.own_loop import Checkpoint
     from drumline.checkpoint.state import load_checkpoint
     from drumline.config.schema import Config, WatchConfig
     from drumline.data.dataset import BatchDataset, TwoPartDataset
     from drumline.data.draws import Draws
+    from drumline.data.evaluation_loader import EvaluationLoader
+    from drumline.data.loader import Loader
     from drumline.errors import DrumlineError
     from drumline.manager import DDPManager
     from drumline.models.model_registry import register_model
@@ -23,13 +26,16 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "BatchDataset": "drumline.data.dataset:BatchDataset",
+    "Checkpoint": "drumline.checkpoint.own_loop:Checkpoint",
     "Config": "drumline.config.schema:Config",
     "DDPManager": "drumline.manager:DDPManager",
     "Draws": "drumline.data.draws:Draws",
     "DrumlineError": "drumline.errors:DrumlineError",
     "EMA": "drumline.tasks.ready_hooks:EMA",
     "EarlyStopping": "drumline.tasks.ready_hooks:EarlyStopping",
+    "EvaluationLoader": "drumline.data.evaluation_loader:EvaluationLoader",
     "Hook": "drumline.tasks.hook:Hook",
+    "Loader": "drumline.data.loader:Loader",
     "LogSamples": "drumline.tasks.ready_hooks:LogSamples",
     "Loss": "drumline.tasks.base:Loss",
     "Result": "drumline.python_api:Result",
@@ -46,12 +52,15 @@ _HOMES = {
 __all__ = [
     "EMA",
     "BatchDataset",
+    "Checkpoint",
     "Config",
     "DDPManager",
     "Draws",
     "DrumlineError",
     "EarlyStopping",
+    "EvaluationLoader",
     "Hook",
+    "Loader",
     "LogSamples",
     "Loss",
     "Result",

@@ -12,22 +12,25 @@ one process.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self, cast, overload
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from drumline.checkpoint.own_loop import Checkpoint
+from drumline.checkpoint.store import WritingRank
 from drumline.config.resolve import check_section
 from drumline.config.schema import WatchConfig
 from drumline.data.dataset import fingerprint, is_stream
 from drumline.data.delivery import make_resident
 from drumline.data.evaluation_loader import EvaluationLoader, IndexedEvaluationLoader, StreamEvaluationLoader
-from drumline.data.loader import Loader
+from drumline.data.loader import IndexedLoader, Loader
 from drumline.data.sharding import Sharding
-from drumline.data.stream_loader import AnyLoader, StreamLoader
+from drumline.data.stream_loader import StreamLoader
 from drumline.data.workers import LoadingOptions
 from drumline.distributed import determinism, group
 from drumline.distributed.collectives import all_sum, check_same, check_same_weights
@@ -81,6 +84,7 @@ class DDPManager:
         self._topology = Topology()
         self._device: torch.device | None = None
         self._connection = JobConnection()
+        self._checkpoints: list[Checkpoint] = []
         self._wrapped: nn.Module | None = None
         self._sharding: Sharding | None = None
         self._pid = os.getpid()
@@ -113,6 +117,7 @@ class DDPManager:
         in time, which is logged; the exit of this process, which may block, is then limited to as long."""
         if os.getpid() != self._pid:  # a child of the rank, whose exit says nothing about the rank
             return True
+        failed_save = self._finish_saves(logs=broken)
         if not broken:
             self._connection.heartbeat.mark(Phase.LEAVING)
         self._connection.stop_monitor()
@@ -126,6 +131,8 @@ class DDPManager:
             self._connection.heartbeat.mark(Phase.LEFT)
         self._connection.close()
         self._device = self._wrapped = None
+        if failed_save is not None:
+            raise failed_save
         return in_time
 
     def __enter__(self) -> Self:
@@ -136,6 +143,8 @@ class DDPManager:
         if os.getpid() != self._pid:
             return
         first = None
+        failed_save = self._finish_saves() if error is None else None
+        error = failed_save if error is None else error
         # To the watchdog, before any call that may block.
         if isinstance(error, SystemExit) and not error.code:
             self._connection.heartbeat.mark(Phase.LEFT)
@@ -149,6 +158,18 @@ class DDPManager:
         if first is not None:
             text = f"{self.place()} stopped because {first.place.clause('crashed')}: {first.error}"
             raise SystemExit(paragraph(text).rstrip()) from None  # Python prints it
+        if failed_save is not None:
+            raise failed_save
+
+    def _finish_saves(self, *, logs: bool = False) -> Exception | None:
+        """Wait for checkpoints that are being written; returns the error of one that could not be, unless it `logs`."""
+        checkpoints, self._checkpoints = self._checkpoints, []
+        try:
+            for checkpoint in checkpoints:
+                checkpoint.close(failed=logs)
+        except Exception as error:
+            return error
+        return None
 
     @property
     def rank(self) -> int:
@@ -220,9 +241,60 @@ class DDPManager:
         self._warn_about_small_batches()
         return self._wrapped
 
+    @contextmanager
+    def no_sync(self, *models: nn.Module, unless: bool = False) -> Iterator[None]:
+        """In it the gradients of these wrapped models stay on this rank, where they add up; not if `unless` is True:
+        then the backward pass averages over the ranks what has added up.
+
+            with ddp.no_sync(model, unless=loader.is_last_micro_batch):
+                (criterion(model(inputs), targets) * loader.scale).backward()
+        """
+        with ExitStack() as stack:
+            for model in () if unless else models:
+                stack.enter_context(cast(Any, model).no_sync())
+            yield
+
     def unwrap(self, model: nn.Module) -> nn.Module:
         """Your own model, inside what `wrap` and torch.compile put around it: its `state_dict()` has your own names."""
         return unwrap_model(model)
+
+    @overload
+    def loader(
+        self,
+        dataset: Any,
+        *,
+        batch_size: int,
+        train: Literal[True] = True,
+        accumulate: int = 1,
+        micro_batch_size: int | None = None,
+        shards: int | None = None,
+        workers: int = 0,
+        pin_memory: bool = True,
+        persistent_workers: bool = True,
+        prefetch_factor: int = 2,
+        resident: bool = False,
+        collate: Callable[[list[Any]], Any] | None = None,
+        compare: bool = True,
+    ) -> Loader: ...
+
+    @overload
+    def loader(
+        self,
+        dataset: Any,
+        *,
+        batch_size: int,
+        train: Literal[False],
+        workers: int = 0,
+        pin_memory: bool = True,
+        persistent_workers: bool = True,
+        prefetch_factor: int = 2,
+        resident: bool = False,
+        collate: Callable[[list[Any]], Any] | None = None,
+        compare: bool = True,
+    ) -> EvaluationLoader: ...
+
+    @overload
+    def loader(self, dataset: Any, *, batch_size: int, train: bool, **options: Any) -> Loader | EvaluationLoader: ...
 
     def loader(
         self,
@@ -240,13 +312,13 @@ class DDPManager:
         resident: bool = False,
         collate: Callable[[list[Any]], Any] | None = None,
         compare: bool = True,
-    ) -> Any:
+    ) -> Loader | EvaluationLoader:
         """Collective: this rank's part of a dataset, on its device: every sample once an epoch over all ranks.
 
         `train=True`: reshuffled each epoch by itself; `batch_size` is the global batch of one optimizer step;
         multiply a mean loss by `loader.scale`, and the averaged gradient is that of the whole global batch, however
         unevenly it was split; `accumulate` cuts a rank's part into so many micro-batches, `micro_batch_size` into as
-        many as keep them that small.
+        many as keep them that small, and `loader.is_last_micro_batch` says when to step.
         `train=False`: in order, in batches of `batch_size`, round-robin over the ranks; sum what you measure with
         `ddp.sum`.
         `resident`: all samples stay in the memory of the GPU.
@@ -286,10 +358,43 @@ class DDPManager:
             return evaluation
         self._sharding = sharding
         self._warn_about_small_batches()
-        make: Callable[..., AnyLoader] = StreamLoader if streams else Loader
+        make: Callable[..., Loader] = StreamLoader if streams else IndexedLoader
         loader = make(dataset, sharding=sharding, device=self.device, seed=self._seed, options=options)
         loader.observer = LoopHeartbeats(self._connection.heartbeat, Phase.USER, group.collective_counter())
         return loader
+
+    def checkpoint(self, folder: str | Path, /, *, keep_last: int = 2, **objects: Any) -> Checkpoint:
+        """Saves and resumes your loop: models, optimizers, training loaders and whatever else has `state_dict()` and
+        `load_state_dict()`, by the names that they are given here. Every rank makes it, after the objects.
+
+            checkpoint = ddp.checkpoint("runs/mine", model=model, optimizer=optimizer, loader=loader)
+            step = checkpoint.resume()  # before the loop; checkpoint.save(step) in it
+
+        The newest `keep_last` stay, in the folder `checkpoints` of `folder`.
+        """
+        path = Path(folder).absolute()
+        if any(path == other.folder.absolute() for other in self._checkpoints):
+            raise UsageError(
+                f"{folder} is the folder of another ddp.checkpoint already",
+                next_step="give all objects to one ddp.checkpoint, or a folder to each",
+            )
+        checkpoint = Checkpoint(
+            Path(folder),
+            objects,
+            me=WritingRank(self.rank, self.host),
+            world_size=self.world_size,
+            device=self.device,
+            keep_last=keep_last,
+            saving=self._in_save,
+        )
+        self._checkpoints.append(checkpoint)
+        return checkpoint
+
+    @contextmanager
+    def _in_save(self) -> Iterator[None]:
+        self._connection.heartbeat.mark(Phase.SAVE)
+        yield
+        self._connection.heartbeat.mark(Phase.USER)
 
     def _join(self, topology: Topology, device: torch.device) -> Rendezvous:
         backend = choose_backend(self._wanted_backend, device=device)

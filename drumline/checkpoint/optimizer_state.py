@@ -18,11 +18,13 @@ from drumline.distributed.wrap import unwrap_model
 from drumline.errors import CheckpointError, OptimizerMismatchError, as_list
 from drumline.untrusted import MAX_BITS
 
+Models = nn.Module | Mapping[str, nn.Module]
+"""The model of an optimizer, or several by name: their parameters are then called `NAME.parameter`."""
 # Not state: the optimizer that is loaded into keeps its own.
 _NOT_SAVED = ("params", "param_names", "fused", "foreach", "capturable", "differentiable")
 
 
-def optimizer_state(model: nn.Module, optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def optimizer_state(model: Models, optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors as `NAME/KEY`, sharing memory with the optimizer, and a document with all the rest."""
     content = optimizer.state_dict()
     groups = _groups(model, optimizer)
@@ -63,7 +65,7 @@ def optimizer_state(model: nn.Module, optimizer: Optimizer) -> tuple[dict[str, T
 
 
 def load_optimizer_state(
-    model: nn.Module, optimizer: Optimizer, tensors: Mapping[str, Tensor], document: Mapping[str, Any]
+    model: Models, optimizer: Optimizer, tensors: Mapping[str, Tensor], document: Mapping[str, Any]
 ) -> None:
     """Give an optimizer a saved state, on whatever device; its groups must hold the same parameters by name."""
     groups = _groups(model, optimizer)
@@ -88,8 +90,8 @@ def load_optimizer_state(
     _keep_as_saved(optimizer, parameters, tensors, document)
 
 
-def _groups(model: nn.Module, optimizer: Optimizer) -> list[dict[str, nn.Parameter]]:
-    names = {id(parameter): name for name, parameter in unwrap_model(model).named_parameters()}
+def _groups(model: Models, optimizer: Optimizer) -> list[dict[str, nn.Parameter]]:
+    names = {id(parameter): name for name, parameter in _named_parameters(model)}
     for index, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:
             if id(parameter) not in names:
@@ -99,6 +101,14 @@ def _groups(model: nn.Module, optimizer: Optimizer) -> list[dict[str, nn.Paramet
                     next_step="build the optimizer from model.parameters(), after the last change to the model",
                 )
     return [{names[id(parameter)]: parameter for parameter in group["params"]} for group in optimizer.param_groups]
+
+
+def _named_parameters(model: Models) -> Iterator[tuple[str, nn.Parameter]]:
+    if isinstance(model, nn.Module):
+        yield from unwrap_model(model).named_parameters()
+        return
+    for prefix, one in model.items():
+        yield from ((f"{prefix}.{name}", parameter) for name, parameter in unwrap_model(one).named_parameters())
 
 
 def _names_by_number(content: Mapping[str, Any], groups: Iterable[Mapping[str, nn.Parameter]]) -> dict[int, str]:

@@ -1,0 +1,33 @@
+"""Whether tensors are finite: a checkpoint with a NaN or an infinity in it is marked, and steps are checked too."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+
+def largest(tensors: Iterable[Tensor]) -> Tensor:
+    """The largest absolute value of all these numbers, on the device; NaN if one of them is."""
+    by_type: dict[tuple[torch.dtype, torch.device], list[Tensor]] = defaultdict(list)
+    for tensor in tensors:
+        if tensor.numel():
+            by_type[tensor.dtype, tensor.device].append(tensor)
+    found = [torch.stack(torch._foreach_norm(group, math.inf)).max() for group in by_type.values()]
+    return torch.stack([one.to(found[0].device).double() for one in found]).max()
+
+
+@torch.no_grad()
+def first_non_finite(tensors: Mapping[str, Tensor]) -> str | None:
+    """The name of the first tensor with a NaN or an infinity in it. Waits for the device, once if there is none."""
+    numbers = {
+        name: torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        for name, tensor in tensors.items()
+        if (tensor.is_floating_point() or tensor.is_complex()) and tensor.numel()
+    }
+    if not numbers or math.isfinite(float(largest(numbers.values()))):
+        return None
+    return next(name for name, tensor in numbers.items() if not bool(torch.isfinite(tensor).all()))

@@ -1,0 +1,320 @@
+"""Checkpoints of a user's own loop: models, optimizers, loaders and whatever has a `state_dict`, each by its name.
+
+The format is that of `drumline train`: `NAME.safetensors` and `NAME.json` for each object, `progress.json`, and
+`rng.safetensors` with the random state of every rank. State that differs from rank to rank is saved of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from drumline.checkpoint import catalog, store
+from drumline.checkpoint.background_saver import BackgroundSaver, GatheredState
+from drumline.checkpoint.finite import first_non_finite
+from drumline.checkpoint.manifest import NAME, CorruptCheckpointError
+from drumline.checkpoint.optimizer_state import Models, encode_state, load_optimizer_state, optimizer_state
+from drumline.checkpoint.rank_states import gather_states, is_same_everywhere, rank_documents, state_of_rank
+from drumline.checkpoint.retention import prune
+from drumline.checkpoint.state import (
+    check_rng_file,
+    gather_rng,
+    load_model_state,
+    model_state,
+    restore_own_rng,
+    translated,
+)
+from drumline.checkpoint.store import Snapshot, WritingRank
+from drumline.distributed.collectives import broadcast_json, broadcast_tensors
+from drumline.distributed.wrap import LiveBuffers, unwrap_model
+from drumline.errors import CheckpointError, CheckpointMismatchError, UsageError, as_list, log
+from drumline.text import join_names
+from drumline.untrusted import make_own_folder
+
+_OWN_FILES = ("manifest", "progress", "rng")
+
+
+class Checkpoint:
+    """Saves and resumes a loop of your own. `DDPManager.checkpoint` makes it."""
+
+    def __init__(
+        self,
+        folder: Path,
+        objects: Mapping[str, Any],
+        *,
+        me: WritingRank,
+        world_size: int,
+        device: torch.device,
+        keep_last: int,
+        saving: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        """`saving` is entered while this works, for the watchdog."""
+        self._kinds = check_objects(objects)
+        if keep_last < 1:
+            raise UsageError(f"keep_last cannot be {keep_last}", next_step="keep at least the newest: keep_last=1")
+        self.folder, self._objects, self._saving = folder, dict(objects), saving
+        self._models = {name: one for name, one in objects.items() if isinstance(one, nn.Module)}
+        self._root, self._keep_last = folder / "checkpoints", keep_last
+        self._me, self._world_size, self._device = me, world_size, device
+        self._saver = BackgroundSaver(self._root, me, device, prune=self._prune)
+        self._saver.rehearse()
+        if me.rank == 0:
+            self._make_folder()
+        self._has_resumed = False
+
+    def resume(self) -> int:
+        """Collective: put everything back to where the newest complete checkpoint was taken, the random numbers of all
+        ranks too; returns its step. 0: there is none, and the run begins.
+
+        One that is corrupt or not finite is skipped, with a warning, for the one before it."""
+        with self._saving():
+            self._has_resumed = True
+            if (snapshot := self._read()) is None:
+                return 0
+            progress, rng = snapshot.documents["progress"], snapshot.tensors["rng"]
+            self._check_names(progress["objects"])
+            for name in self._objects:
+                self._restore(name, snapshot)
+            if progress["world_size"] != self._world_size and self._me.rank == 0:
+                log.warning(
+                    f"the number of ranks changed since the checkpoint: {progress['world_size']} -> "
+                    f"{self._world_size}; the samples of a loader are the same, but not the bits"
+                )
+            restore_own_rng(rng, rank=self._me.rank, device=self._device)
+            return int(progress["step"])
+
+    def save(self, step: int) -> None:
+        """Collective: save everything as it is after this step. Training pauses for a copy; a thread writes it.
+
+        Waits for the save before it, and raises its error."""
+        self._check_can_save(step)
+        with self._saving():
+            self.wait()
+            self._share_buffers()
+            state = self._gather(step)
+            if not self._saver.is_writer:
+                return
+            live = {f"{file}/{name}": one for file, group in state.live.items() for name, one in group.items()}
+            if (non_finite := first_non_finite(live)) is not None:
+                log.warning(f"{non_finite} is not finite at step {step}; resume() skips a checkpoint that is not")
+            about: dict[str, Any] = {"metrics": {}, "non_finite": non_finite}
+            if self._saver.start(step, state, copies=True, about=about) == "none":
+                self.wait()
+
+    def wait(self) -> None:
+        """Wait until the checkpoint that is being written is complete; raises its error."""
+        self._saver.writer.take()
+
+    def close(self, *, failed: bool = False) -> None:
+        """Finish the checkpoint that is being written. `failed`: its error is only logged, since there is another."""
+        try:
+            with self._saving():
+                self.wait()
+        except Exception as error:
+            if not failed:
+                raise
+            log.warning(error)
+
+    def _make_folder(self) -> None:
+        """What another user owns is refused: its links would choose what is written and deleted where."""
+        try:
+            make_own_folder(self.folder, follow_links=True)  # the user named it
+            make_own_folder(self._root)
+        except OSError as error:
+            raise UsageError(
+                f"ddp.checkpoint cannot use the folder {self.folder}: {error.strerror}",
+                next_step="give it a folder of your own",
+            ) from error
+
+    def _share_buffers(self) -> None:
+        """Collective: buffers are saved from rank 0, so from here on all ranks have its, as a resumed run has."""
+        for model in self._models.values():
+            if all(buffer.device == self._device for buffer in model.buffers()):
+                LiveBuffers(unwrap_model(model)).broadcast()
+
+    def _gather(self, step: int) -> GatheredState:
+        """Collective."""
+        progress = {"step": step, "objects": self._kinds, "world_size": self._world_size}
+        state = GatheredState({}, {"rng": gather_rng(self._device)}, {"progress": progress})
+        for name, one in self._objects.items():
+            if isinstance(one, nn.Module):
+                state.live[name], aliases = model_state(one)
+                state.documents[name] = {"aliases": aliases}
+            elif isinstance(one, Optimizer):
+                state.live[name], state.documents[name] = optimizer_state(self._models_of(one), one)
+            else:
+                self._gather_object(name, one, state)
+        return state
+
+    def _gather_object(self, name: str, one: Any, state: GatheredState) -> None:
+        """Collective: one state for all ranks where theirs are the same, as most are."""
+        tensors: dict[str, Tensor] = {}
+        encoded = encode_state(one.state_dict(), name, tensors)
+        if self._world_size == 1 or is_same_everywhere(encoded, tensors, device=self._device):
+            state.documents[name] = rank_documents([encoded], has_tensors=bool(tensors))
+            files, tensors = state.live, {f"0/{key}": tensor for key, tensor in tensors.items()}
+        else:
+            files = state.own
+            state.documents[name], tensors = gather_states(encoded, tensors, device=self._device)
+        if tensors:
+            files[name] = tensors
+
+    def _read(self) -> Snapshot | None:
+        """Collective: the checkpoint to resume from; rank 0 reads it."""
+        read: Snapshot | None = None
+        skipped: list[catalog.Skipped] = []
+        if self._me.rank == 0:
+            path, skipped = catalog.newest_valid(self._root, _check_contents)
+            read = None if path is None else store.read(path)
+            for corrupt, reason in skipped if path else ():
+                log.warning(f"the checkpoint {corrupt} was skipped: {reason}")
+        found = [None, []] if read is None else [read.documents, list(read.tensors)]
+        documents, files, newest = broadcast_json([*found, skipped[0][1] if skipped else None], device=self._device)
+        if documents is None and newest is not None:
+            raise CheckpointError(
+                f"no checkpoint in {self._root} can be resumed; the newest: {newest}",
+                next_step="restore one from a backup, or give ddp.checkpoint another folder",
+            )
+        if documents is None:
+            return None
+        groups = {file: None if read is None else read.tensors[file] for file in files}
+        return Snapshot(
+            {file: broadcast_tensors(group, device=self._device) for file, group in groups.items()}, documents
+        )
+
+    def _restore(self, name: str, snapshot: Snapshot) -> None:
+        one, document, tensors = self._objects[name], snapshot.documents[name], snapshot.tensors.get(name, {})
+        with _naming(name):
+            if isinstance(one, nn.Module):
+                load_model_state(one, tensors, document["aliases"])
+            elif isinstance(one, Optimizer):
+                load_optimizer_state(self._models_of(one), one, tensors, document)
+            else:
+                _load(one, state_of_rank(document, tensors, self._me.rank))
+
+    def _check_names(self, saved: Mapping[str, str]) -> None:
+        problems = [
+            *(f"{name} is not in the checkpoint" for name in self._kinds if name not in saved),
+            *(f"{name} is in the checkpoint and was not given" for name in saved if name not in self._kinds),
+            *(
+                f"{name} was {_PLAIN[saved[name]]} and is now {_PLAIN[kind]}"
+                for name, kind in self._kinds.items()
+                if saved.get(name, kind) != kind
+            ),
+        ]
+        if problems:
+            raise CheckpointMismatchError(
+                as_list("the checkpoint holds other objects than ddp.checkpoint was given:", problems),
+                next_step="give the objects that it was saved with, by the same names, or another folder",
+            )
+
+    def _check_can_save(self, step: int) -> None:
+        if not self._has_resumed:
+            raise UsageError(
+                f"save({step}) was called before resume()",
+                next_step="call resume() once before the loop: in a new folder it returns 0",
+            )
+        for name, one in self._objects.items():
+            # A loader of ours: its cursor is at the start of the step, whose gradients would be lost.
+            if not getattr(one, "is_last_micro_batch", True):
+                raise UsageError(
+                    f"save({step}) was called in the middle of a step: {name} has more micro-batches of it",
+                    next_step=f"save after optimizer.step(), where {name}.is_last_micro_batch is True",
+                )
+
+    def _models_of(self, optimizer: Optimizer) -> Models:
+        """The model that has all its parameters, so that they keep their own names; otherwise all models."""
+        own = parameters_of(optimizer)
+        holders = (one for one in self._models.values() if own <= {id(parameter) for parameter in one.parameters()})
+        return next(holders, self._models)
+
+    def _prune(self, newest: Path) -> None:
+        prune(self._root, newest=newest, keep_last=self._keep_last, keep_best=0, metric="", higher_is_better=True)
+
+
+_PLAIN = {"model": "a model", "optimizer": "an optimizer", "state": "another object"}
+
+
+def check_objects(objects: Mapping[str, Any]) -> dict[str, str]:
+    """The kind of each object (model, optimizer or state), unless something cannot be saved."""
+    if not objects:
+        raise UsageError(
+            "ddp.checkpoint was given nothing to save",
+            next_step='name what to save: ddp.checkpoint("runs/mine", model=model, optimizer=optimizer)',
+        )
+    names: dict[int, str] = {}
+    for name, one in objects.items():
+        if name in _OWN_FILES or not NAME.fullmatch(name):
+            raise UsageError(
+                f"ddp.checkpoint cannot save an object as {name}: files are named so",
+                next_step=f"give it another name of ASCII letters; taken are {join_names(_OWN_FILES)}",
+            )
+        if not (callable(getattr(one, "state_dict", None)) and callable(getattr(one, "load_state_dict", None))):
+            raise UsageError(
+                f"ddp.checkpoint cannot save {name}: {type(one).__name__} has no state_dict() and load_state_dict()",
+                next_step="give models, optimizers, training loaders, or objects with both methods",
+            )
+        if (other := names.setdefault(id(one), name)) != name:
+            raise UsageError(
+                f"ddp.checkpoint was given one object by two names: {other} and {name}", next_step="give it once"
+            )
+    known = {id(one) for model in objects.values() if isinstance(model, nn.Module) for one in model.parameters()}
+    for name, one in objects.items():
+        if isinstance(one, Optimizer) and not parameters_of(one) <= known:
+            raise UsageError(
+                f"ddp.checkpoint cannot save {name}: it has parameters of a model that was not given",
+                next_step="give the models of every optimizer, too",
+            )
+    return {name: _kind(one) for name, one in objects.items()}
+
+
+def _kind(one: Any) -> str:
+    return "model" if isinstance(one, nn.Module) else "optimizer" if isinstance(one, Optimizer) else "state"
+
+
+def parameters_of(optimizer: Optimizer) -> set[int]:
+    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+
+
+def _check_contents(path: Path) -> None:
+    """What the checksums do not show: whoever wrote them may have written anything."""
+    found = store.read(path)
+    progress = found.documents.get("progress")
+    objects = progress.get("objects") if isinstance(progress, dict) else None
+    if not isinstance(objects, dict):
+        raise CorruptCheckpointError(path, "it was not saved by ddp.checkpoint")
+    is_complete = (
+        "rng" in found.tensors
+        and progress["step"] == catalog.check_sizes(path).step
+        and type(progress.get("world_size")) is int
+        and all(kind in _PLAIN and name in found.documents for name, kind in objects.items())
+    )
+    if not is_complete:
+        raise CorruptCheckpointError(path, "it does not hold what progress.json names")
+    check_rng_file(path, found.tensors["rng"])
+
+
+def _load(one: Any, state: Any) -> None:
+    try:
+        one.load_state_dict(state)
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise CheckpointMismatchError(f"{type(one).__name__}.load_state_dict() failed: {reason}") from error
+
+
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Errors name the object, and what to do in a loop of one's own."""
+    try:
+        with translated(name):
+            yield
+    except CheckpointMismatchError as error:
+        error.what = f"{name}: {error.what}"
+        error.next_step = "build it as it was for the checkpoint, or give ddp.checkpoint another folder"
+        raise
