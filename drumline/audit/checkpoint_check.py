@@ -25,6 +25,8 @@ class SavedPosition:
     epoch: int
     position: int
     is_finite: bool = True
+    in_own_loop: bool = False
+    """Saved by `ddp.checkpoint`, which knows no position."""
 
 
 def check_checkpoints(root: Path, section: Section, progress: Progress) -> list[SavedPosition]:
@@ -80,8 +82,10 @@ def _position(path: Path, manifest: Manifest, section: Section) -> SavedPosition
     where = f"{path.parent.name}/{path.name}/progress.json"
     try:
         progress: Any = catalog.read_document(path, "progress")
-        cursor = progress["cursor"]
-        found = SavedPosition(progress["step"], cursor["epoch"], cursor["position"], manifest.non_finite is None)
+        is_own = "objects" in progress
+        cursor = {"epoch": 0, "position": 0} if is_own else progress["cursor"]
+        is_finite = manifest.non_finite is None
+        found = SavedPosition(progress["step"], cursor["epoch"], cursor["position"], is_finite, is_own)
         if not all(type(value) is int for value in astuple(found)[:3]):
             raise ValueError("not a position")
     except (CorruptCheckpointError, ValueError, KeyError, TypeError):

@@ -18,6 +18,8 @@ from drumline.engine.run_folder import RunFolder, job_at_work
 from drumline.errors import UsageError, did_you_mean
 from drumline.untrusted import DOCUMENT_BYTES, TEXT_BYTES, parse_json, parse_toml, read_regular
 
+OWN_LOOP = "saved by ddp.checkpoint: a loop of your own records no samples, events or settings"
+
 
 @dataclass(frozen=True)
 class RunReport:
@@ -45,6 +47,10 @@ def verify_run(run: Path, progress: Progress) -> RunReport:
     checkpoints, samples, events, settings = map(Section, ("checkpoints", "samples", "events", "settings"))
     # In this order, because a running job keeps writing: ledger before checkpoint, events after both.
     saved = check_checkpoints(folder.checkpoints, checkpoints, progress)
+    last = max((position.step for position in saved if position.is_finite), default=None)
+    if saved and all(position.in_own_loop for position in saved):
+        checkpoints.note(folder.checkpoints.name, OWN_LOOP)
+        return RunReport(run, [checkpoints], holder, last)
     history = check_samples(folder.ledger, samples, saved)
     hosts = _check_settings(folder, settings)
     reported = check_events(folder.events, events, history=history, hosts=hosts, is_at_work=is_at_work)
@@ -60,7 +66,6 @@ def verify_run(run: Path, progress: Progress) -> RunReport:
     if has_saved or reported.has_started or history is not None:
         expected.add(folder.environment_file.name)
     _report_missing(folder, settings, expected=expected, is_at_work=is_at_work)
-    last = max((position.step for position in saved if position.is_finite), default=None)
     return RunReport(run, [checkpoints, samples, events, settings], holder, last)
 
 

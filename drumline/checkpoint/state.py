@@ -28,6 +28,7 @@ from drumline.checkpoint.store import Snapshot
 from drumline.distributed.collectives import gather_tensors
 from drumline.distributed.wrap import unwrap_model
 from drumline.errors import CheckpointError, CheckpointMismatchError, as_list, log
+from drumline.text import join_names
 
 RNG_BYTES = 12 * 1024
 _RNG_VERSION = 1
@@ -60,13 +61,19 @@ def capture(
 
 
 def restore(
-    snapshot: Snapshot, model: nn.Module, optimizer: Optimizer | None = None, *, scaler: GradScaler | None = None
+    snapshot: Snapshot,
+    model: nn.Module,
+    optimizer: Optimizer | None = None,
+    *,
+    scaler: GradScaler | None = None,
+    name: str = "model",
 ) -> dict[str, Any]:
-    """Put a snapshot back into a model, wrapped or not, on any device; returns the progress."""
+    """Put a snapshot back into a model, wrapped or not, on any device; returns the progress. `name`: what the snapshot
+    calls the model."""
     tensors, documents = snapshot.tensors, snapshot.documents
     with translated("model"):
         progress: dict[str, Any] = documents["progress"]
-    restore_model(snapshot, model)
+    restore_model(snapshot, model, name=name)
     if optimizer is not None:
         if "optimizer" not in documents:
             raise CheckpointError(
@@ -81,11 +88,11 @@ def restore(
     return progress
 
 
-def restore_model(snapshot: Snapshot, model: nn.Module) -> None:
+def restore_model(snapshot: Snapshot, model: nn.Module, *, name: str = "model") -> None:
     """Put the weights and buffers of a snapshot back into a model."""
     with translated("model"):
-        weights = snapshot.tensors["model"]
-        aliases = {str(one): str(of) for one, of in snapshot.documents["model"]["aliases"].items()}
+        weights = snapshot.tensors[name]
+        aliases = {str(one): str(of) for one, of in snapshot.documents[name]["aliases"].items()}
     load_model_state(model, weights, aliases)
 
 
@@ -157,16 +164,26 @@ def _model_differences(saved: Mapping[str, Tensor], model: nn.Module) -> Iterato
             yield f"{name} and {stored} differ in the checkpoint and are one tensor in the model"
 
 
-def load_checkpoint(path: str | PathLike[str], model: nn.Module, optimizer: Optimizer | None = None) -> dict[str, Any]:
+def load_checkpoint(
+    path: str | PathLike[str], model: nn.Module, optimizer: Optimizer | None = None, *, name: str = "model"
+) -> dict[str, Any]:
     """Load a checkpoint into a model, wrapped or not, on any device; returns the progress it was saved with.
 
     `path` is the folder of one step, or a run folder or its `checkpoints` folder: then the newest that is complete and
-    finite. What is skipped for it, and a checkpoint that is not finite, is a warning in the log.
+    finite. What is skipped for it, and a checkpoint that is not finite, is a warning in the log. `name`: what
+    `ddp.checkpoint` saved the model as.
     """
     found = _find_checkpoint(Path(path))
-    if (name := catalog.check_sizes(found).non_finite) is not None:
-        log.warning(f"the checkpoint {found} is loaded, though {name} is not finite")
-    return restore(store.read(found), model, optimizer)
+    if (tensor := catalog.check_sizes(found).non_finite) is not None:
+        log.warning(f"the checkpoint {found} is loaded, though {tensor} is not finite")
+    snapshot = store.read(found)
+    if name not in snapshot.tensors:
+        held = sorted(snapshot.tensors.keys() - {"rng"})
+        raise CheckpointError(
+            f"the checkpoint {found} holds no {name}, but {join_names(held)}",
+            next_step=f"load_checkpoint(..., name={held[0]!r})" if held else "give another checkpoint",
+        )
+    return restore(snapshot, model, optimizer, name=name)
 
 
 def _find_checkpoint(path: Path) -> Path:

@@ -22,6 +22,7 @@ Checks run folders, and changes nothing in them:
 
   checkpoints  every byte of each against the checksums of its manifest, and that it is finite (no NaN or
                infinity); the one saved last is there
+               (of a loop with ddp.checkpoint, these are all there is)
   samples      the ledger: each sample exactly once an epoch, over all restarts and numbers of ranks,
                and the positions of the checkpoints
   events       every rank's file: no event missing, no line damaged, each start resumes from a step that was reached

@@ -176,6 +176,8 @@ def check_contents(path: Path) -> None:
     """What the checksums do not show: whoever wrote them may have written anything."""
     found = store.read(path)
     has_documents = all(isinstance(found.documents.get(name), dict) for name in ("model", "optimizer", "progress"))
+    if isinstance(found.documents.get("progress"), dict) and "objects" in found.documents["progress"]:
+        raise CorruptCheckpointError(path, "it was saved by ddp.checkpoint, in a loop of its own")
     if not {"model", "optimizer", "rng"} <= found.tensors.keys() or not has_documents:
         raise CorruptCheckpointError(path, "it does not hold a model, an optimizer, random states and progress")
     saved = found.documents["progress"]
