@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name != "spirals.py")
 COMMANDS = re.compile(r"^ *((?:drumline|torchrun|python) .*)$", re.MULTILINE)
-LONGEST = {"own_task.py": 40, "own_loop.py": 80}
+LONGEST = {"own_task.py": 40, "own_loop.py": 80, "gan.py": 80}
 PROGRAMS = {"drumline": ["-m", "drumline"], "torchrun": ["-m", "torch.distributed.run", "--standalone"], "python": []}
 
 
@@ -47,7 +47,7 @@ def test_an_example_runs_and_learns(tmp_path: Path, name: str, command: str) -> 
         timeout=120,
     )
     assert result.returncode == 0, result.stderr
-    found = re.findall(r"accuracy\s+([\d.]+)(%?)", result.stdout)
+    found = re.findall(r"(?:accuracy|step \d+:)\s+([\d.]+)(%?)", result.stdout)
     assert found, result.stdout
     value, percent = found[-1]
     assert float(value) / (100 if percent else 1) > 0.9

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from typing import Any, cast
+from typing import Any, cast, get_overloads
 
 import pytest
 import torch
@@ -32,6 +32,22 @@ def test_alone_the_same_script_runs_on_one_process() -> None:
     assert float(ddp.sum(torch.tensor(2.0, device=ddp.device))) == 2.0
     ddp.cleanup()
     assert not dist.is_initialized()
+
+
+def test_the_engine_uses_no_public_name_that_a_script_does_not_need() -> None:
+    assert {name for name in dir(DDPManager()) if not name.startswith("_")} == {
+        *("setup", "cleanup", "rank", "world_size", "local_world_size", "get_local_rank", "is_main_process"),
+        *("host", "device", "backend", "is_restart", "place", "barrier", "sum"),
+        *("wrap", "unwrap", "no_sync", "loader", "checkpoint"),
+    }
+
+
+def test_a_type_checker_knows_what_a_loader_is() -> None:
+    found = {
+        str(one.__annotations__["train"]): one.__annotations__["return"] for one in get_overloads(DDPManager.loader)
+    }
+    assert found["Literal[True]"] == "Loader"
+    assert found["Literal[False]"] == "EvaluationLoader"
 
 
 def test_torchs_own_timeout_comes_after_the_watchs_patience() -> None:
@@ -130,17 +146,21 @@ def test_a_wrapped_model_is_used_and_saved_in_the_same_way_on_any_number_of_rank
         assert facts == alone
 
 
-def average_gradient(length: int, batch_size: int) -> list[list[float]]:
-    """The gradient of each step in a loop of the user's own, with an uneven last batch."""
+def average_gradient(length: int, batch_size: int, accumulate: int = 1) -> list[list[float]]:
+    """The gradient of each step in a loop of the user's own, with an uneven last batch; nothing is reduced before the
+    last micro-batch of a step."""
     with DDPManager() as ddp:
         model = ddp.wrap(nn.Linear(6, 2).double())
-        loader = ddp.loader(Points(length), batch_size=batch_size)
-        gradients = []
+        loader = ddp.loader(Points(length), batch_size=batch_size, accumulate=accumulate)
+        gradients, began = [], group.collective_counter()()
         for inputs, targets in loader:
-            loss = functional.cross_entropy(model(inputs), targets) * loader.scale
-            model.zero_grad()
-            loss.backward()
-            gradients.append(next(model.parameters()).grad.flatten().tolist())  # type: ignore[union-attr]
+            with ddp.no_sync(model, unless=loader.is_last_micro_batch):
+                (functional.cross_entropy(model(inputs), targets) * loader.scale).backward()
+            if loader.is_last_micro_batch:
+                gradients.append(next(model.parameters()).grad.flatten().tolist())  # type: ignore[union-attr]
+                model.zero_grad()
+            elif not gradients:
+                assert group.collective_counter()() == began
         seen = torch.zeros(length, dtype=torch.float64)
         for inputs, _ in ddp.loader(Points(length), batch_size=2, train=False):
             for row in inputs:
@@ -149,11 +169,11 @@ def average_gradient(length: int, batch_size: int) -> list[list[float]]:
         return gradients
 
 
-@pytest.mark.parametrize("length", [9, 11])
-def test_a_loop_of_ones_own_gets_the_gradient_of_the_whole_batch(length: int) -> None:
+@pytest.mark.parametrize(("length", "batch_size", "accumulate"), [(9, 4, 1), (11, 4, 1), (29, 12, 2)])
+def test_a_loop_of_ones_own_gets_the_gradient_of_the_whole_batch(length: int, batch_size: int, accumulate: int) -> None:
     """Also when the last batch has fewer samples than there are ranks."""
-    (alone,) = run_ranks(1, average_gradient, length, 4)
-    for gradients in run_ranks(3, average_gradient, length, 4):
+    (alone,) = run_ranks(1, average_gradient, length, batch_size)
+    for gradients in run_ranks(3, average_gradient, length, batch_size, accumulate):
         torch.testing.assert_close(torch.tensor(gradients), torch.tensor(alone), rtol=1e-9, atol=1e-12)
 
 

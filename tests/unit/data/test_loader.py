@@ -267,3 +267,19 @@ def test_a_step_must_be_taken_whole() -> None:
     next(steps)
     with pytest.raises(UsageError, match="before all micro-batches of the last one were taken"):
         next(steps)
+
+
+def test_a_loader_says_which_micro_batch_ends_a_step() -> None:
+    loader = make(Indices(10), batch_size=6, accumulate=3)
+    assert [loader.is_last_micro_batch for _ in loader] == [False, False, True, False, True]
+
+
+def test_the_state_of_a_loader_is_where_its_next_step_starts() -> None:
+    loader = make(Indices(20), batch_size=6, accumulate=2)
+    batches = [list(loader)[-1], *itertools.islice(loader, 3)]  # the second epoch, in the middle of its second step
+    state = loader.state_dict()
+    assert state == {"epoch": 1, "position": 6, "stream": None}
+    other = make(Indices(20), batch_size=6, accumulate=2)
+    other.load_state_dict(state)
+    assert other.epoch == 1
+    assert torch.equal(next(iter(other))[0], batches[-1][0])
