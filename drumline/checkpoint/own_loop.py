@@ -25,8 +25,8 @@ from drumline.checkpoint.retention import prune
 from drumline.checkpoint.state import (
     check_rng_file,
     gather_rng,
-    load_model_state,
     model_state,
+    restore_model,
     restore_own_rng,
     translated,
 )
@@ -192,7 +192,7 @@ class Checkpoint:
         one, document, tensors = self._objects[name], snapshot.documents[name], snapshot.tensors.get(name, {})
         with _naming(name):
             if isinstance(one, nn.Module):
-                load_model_state(one, tensors, document["aliases"])
+                restore_model(snapshot, one, name=name)
             elif isinstance(one, Optimizer):
                 load_optimizer_state(self._models_of(one), one, tensors, document)
             else:
