@@ -10,13 +10,14 @@ import collections.abc
 import contextlib
 import dataclasses
 import difflib
+import re
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from drumline.config.schema import Bounds, Config
+from drumline.config.schema import Bounds, Config, OrClass
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,9 @@ def from_text(annotation: Any, text: str) -> Any:
 def from_value(annotation: Any, value: Any) -> Any:
     """A value from a TOML file or from Python code, as the annotated type."""
     kind, arguments = get_origin(annotation) or annotation, get_args(annotation)
+    if kind is Annotated and isinstance(arguments[1], OrClass):
+        is_class = isinstance(value, str) and bool(re.search(r"[.:]", value))
+        return from_value(str, value) if is_class else _choice(arguments[1].choices, value)
     if kind is Annotated:
         return _within(arguments[1], from_value(arguments[0], value))
     if is_optional(annotation):
@@ -172,6 +176,8 @@ def flag_text(value: Any) -> str:
 def describe_type(annotation: Any) -> str:
     """What a setting takes, in words."""
     kind, arguments = get_origin(annotation) or annotation, get_args(annotation)
+    if kind is Annotated and isinstance(arguments[1], OrClass):
+        return " | ".join(arguments[1].choices)
     if kind is Annotated:
         return f"{describe_type(arguments[0])} {_limits(arguments[1])}"
     if is_optional(annotation):

@@ -29,6 +29,17 @@ Fraction = Annotated[float, Bounds(low=0, high=1)]
 Scalar = str | int | float | bool
 
 
+@dataclass(frozen=True)
+class OrClass:
+    """One of these names, or a class of the user's choice: `package.module.Class`, `file.py:Class`."""
+
+    names: tuple[str, ...]
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        return (*self.names, "package.Class")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """Which network is trained."""
@@ -90,8 +101,9 @@ class DataConfig:
 class OptimConfig:
     """How weights change."""
 
-    name: Literal["sgd", "adamw"] = "sgd"
-    """The optimizer; the fused version is used where the device has one."""
+    name: Annotated[str, OrClass(("sgd", "adamw", "muon"))] = "sgd"
+    """The optimizer. `muon`: torch's Muon for matrices, AdamW for embeddings and the rest. Any other by its class:
+    `torch.optim.NAdam`, with torch's defaults. The fused version is used where the device has one."""
     lr: Positive = 0.1
     """Peak learning rate."""
     scale_lr: Literal["none", "linear", "sqrt"] = "none"
@@ -101,9 +113,9 @@ class OptimConfig:
     nesterov: bool = True
     """sgd: Nesterov's form of momentum."""
     betas: tuple[Fraction, Fraction] = (0.9, 0.95)
-    """adamw: decay of the two running averages."""
+    """adamw, muon: decay of the two running averages."""
     eps: Positive = 1e-8
-    """adamw: the term that keeps the division finite."""
+    """adamw, muon: the term that keeps the division finite."""
     weight_decay: NotNegative = 5e-4
     """Decay of weights; biases and normalization parameters are not decayed."""
     clip_norm: Positive | None = None
@@ -118,6 +130,8 @@ class OptimConfig:
     """step: optimizer steps between drops."""
     step_factor: Fraction = 0.1
     """step: what the rate is multiplied by at each drop."""
+    options: Mapping[str, Scalar] = field(default_factory=dict)
+    """Keyword arguments of the optimizer's class: `--optim.options.momentum_decay 0.004`."""
     reset: bool = False
     """On resume, keep the weights and start a new optimizer, for example to change it. It acts once: a checkpoint that
     was saved under it is resumed as it is, so a restart of the same command does not reset again."""

@@ -28,7 +28,8 @@ from drumline.data.stream_loader import AnyLoader, StreamLoader
 from drumline.distributed.collectives import check_same, gather_json
 from drumline.distributed.determinism import platform_facts
 from drumline.distributed.wrap import LiveBuffers, gains_from_channels_last, has_batchnorm, unwrap_model
-from drumline.engine.optimizer import FiniteSteps, make_optimizer, peak_rate
+from drumline.engine.finite_steps import FiniteSteps
+from drumline.engine.optimizer import LearningRates, check_own_optimizer, make_capturable, make_optimizer, peak_rate
 from drumline.errors import UsageError, log
 from drumline.manager import DDPManager
 from drumline.metrics.meters import Meter, check_names
@@ -80,7 +81,7 @@ class Job:
     applied: nn.Module
     """The model as it is trained: takes a function of it, and its arguments; under DDP where there is a group."""
     optimizer: Optimizer
-    peak_lr: float
+    rates: LearningRates
     scaler: GradScaler | None
     autocast: AbstractContextManager[object]
     loader: AnyLoader
@@ -89,6 +90,8 @@ class Job:
     finite: FiniteSteps
     batch: GlobalBatch
     data_fingerprint: str
+    uncapturable: str | None = None
+    """Why a step cannot be captured as a CUDA graph, as the end of a sentence, as far as the optimizer decides it."""
     captured_steps: WeakSet[Any] = field(default_factory=WeakSet)
     """Those of `steps/graph.py` that are still in use."""
 
@@ -185,8 +188,9 @@ def build_job(
     applied = _wrap(config, task.model(), ddp)
     model = unwrap_model(applied)
     _warn_about_data(config, ddp, loader, model, batch.size)
-    peak_lr = peak_rate(config.optim, world_size=batch.num_shares)
-    optimizer = make_optimizer(model, config.optim, lr=peak_lr, in_graph=in_graph)
+    optimizer = _make_optimizer(config, task, model, batch)
+    rates = LearningRates(optimizer, config.optim, None if type(task).schedule is Task.schedule else task.schedule)
+    skips = config.train.on_nan == "skip"
     # fp16 gradients underflow without a scale; bf16 has the range of fp32 and needs none.
     scaler = GradScaler(device.type) if config.train.precision == "fp16" else None
     meter = Meter(device)
@@ -196,7 +200,7 @@ def build_job(
         model=model,
         applied=applied,
         optimizer=optimizer,
-        peak_lr=peak_lr,
+        rates=rates,
         scaler=scaler,
         autocast=make_autocast(config.train.precision, device),
         loader=loader,
@@ -207,7 +211,15 @@ def build_job(
         ),
         batch=batch,
         data_fingerprint=data_fingerprint,
+        uncapturable=make_capturable(optimizer, device, skips=skips) if in_graph else None,
     )
+
+
+def _make_optimizer(config: Config, task: Task, model: nn.Module, batch: GlobalBatch) -> Optimizer:
+    """The task's own, or that of the settings."""
+    if (own := task.optimizer(model)) is not None:
+        return check_own_optimizer(own, model, maker=f"{type(task).__name__}.optimizer()")
+    return make_optimizer(model, config.optim, lr=peak_rate(config.optim, world_size=batch.num_shares))
 
 
 def leave_default_stream(device: torch.device) -> None:

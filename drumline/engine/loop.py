@@ -7,7 +7,6 @@ from drumline.data.loader import Step
 from drumline.distributed.group import collective_counter
 from drumline.engine import actions
 from drumline.engine.non_finite import NonFinite
-from drumline.engine.optimizer import rate_factor, set_rate
 from drumline.engine.output import WatchNotices
 from drumline.engine.preemption import Preemption
 from drumline.engine.run_context import RunContext
@@ -57,7 +56,7 @@ class Loop:
 
     def __init__(self, context: RunContext, train_step: AnyStep, ledger: Ledger, between: list[actions.Action]) -> None:
         self.progress, self._context = context.progress, context
-        self.job, self._optim = context.job, context.config.optim
+        self.job, self._rates = context.job, context.job.rates
         self._total_steps, self._throughput = context.total_steps, context.throughput
         self._train_step, self._ledger, self._actions = train_step, ledger, between
         self._all = [(action.due, action.run) for action in between]
@@ -84,8 +83,7 @@ class Loop:
     def take_step(self, step: Step) -> None:
         """Collective: one optimizer step, and the record of it. With `run_actions`, all that every step pays for."""
         progress = self.progress
-        factor = rate_factor(self._optim, progress.step, total_steps=self._total_steps)
-        set_rate(self.job.optimizer, self.job.peak_lr * factor)
+        self._rates.set(progress.step, self._total_steps)
         self._train_step(step)
         progress.step += 1
         progress.cursor = step.plan.next_cursor

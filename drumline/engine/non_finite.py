@@ -16,8 +16,8 @@ from torch.utils import _pytree as pytree
 from drumline.checkpoint.state import capture
 from drumline.data.loader import IndexedLoader
 from drumline.distributed.collectives import all_sum, gather_json
+from drumline.engine.finite_steps import largest
 from drumline.engine.job import Job
-from drumline.engine.optimizer import largest
 from drumline.engine.run_context import RunContext
 from drumline.engine.steps.warm_up import dry_run
 from drumline.errors import NonFiniteError, Place

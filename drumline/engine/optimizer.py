@@ -1,43 +1,225 @@
-"""The optimizer: its learning rate, a pure function of the step, so there is nothing to save or to step twice; and
-which updates it leaves out, because a loss or a gradient is not finite (`--train.on_nan`)."""
+"""The optimizer that the settings name, or the task's own, and its learning rates: a function of the step, so there is
+nothing to save or to step twice."""
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.amp.grad_scaler import GradScaler
-from torch.optim import SGD, AdamW, Optimizer
+from torch.optim import SGD, Adam, AdamW, Muon, Optimizer
 
 from drumline.config.schema import OptimConfig
-from drumline.distributed.wrap import LiveBuffers
 from drumline.errors import UsageError
-from drumline.metrics.meters import Meter
+from drumline.user_code import build_accepted, load_class
 
-OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "adamw": AdamW}
+NAMED = 5
+# Those of torch that have a fused kernel on every device that we train on.
+FUSED: tuple[type[Optimizer], ...] = (SGD, Adam, AdamW)
+GIVEN_ELSEWHERE = ("lr", "weight_decay")
 
 
-def make_optimizer(model: nn.Module, optim: OptimConfig, *, lr: float, in_graph: bool = False) -> Optimizer:
-    """SGD or AdamW over the trained parameters, fused where the device has such a kernel. `in_graph`: its step can be
-    captured and replayed, because it reads its rate, and counts its steps, on the device."""
+def make_optimizer(model: nn.Module, optim: OptimConfig, *, lr: float) -> Optimizer:
+    """The optimizer of the settings over the trained parameters, fused where the device has such a kernel."""
     trained = [p for p in model.parameters() if p.requires_grad]
     if not trained:
         raise UsageError(f"{type(model).__name__} has no trainable parameter")
-    # Biases and normalisation scales have one dimension; shrinking them only hurts.
+    options = {name: _parsed(value) for name, value in optim.options.items()}
+    for name in GIVEN_ELSEWHERE:
+        if name in options:
+            raise UsageError(f"--optim.options.{name} is not an option", next_step=f"give it as --optim.{name}")
+    try:
+        if optim.name == "muon":
+            return _make_muon(model, trained, optim, lr, options)
+        return _make_named(trained, optim, lr, options)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(
+            f"the optimizer {optim.name} does not accept its settings: {error}",
+            next_step="check --optim.options and the other settings of the optimizer",
+        ) from error
+
+
+def _make_named(trained: list[nn.Parameter], optim: OptimConfig, lr: float, options: Mapping[str, Any]) -> Optimizer:
+    settings: dict[str, Any] = {}
+    if optim.name == "sgd":
+        settings = {"momentum": optim.momentum, "nesterov": optim.nesterov and optim.momentum > 0}
+    elif optim.name == "adamw":
+        settings = {"betas": optim.betas, "eps": optim.eps}
+    kind = optimizer_class(optim.name)
+    if kind in FUSED:
+        settings["fused"] = all(p.device.type in ("cuda", "cpu") and torch.is_floating_point(p) for p in trained)
+    takes_decay = "weight_decay" in inspect.signature(kind).parameters
+    groups = decayed_groups(trained, optim.weight_decay) if takes_decay else [{"params": trained}]
+    pool = {"params": groups, "lr": lr, **settings}
+    return check_steps(build_accepted(kind, pool, options=options, what=f"the optimizer {optim.name}"))
+
+
+class MuonAndAdamW(Optimizer):
+    """`--optim.name muon`: one optimizer over the groups and the state of two, which take a step each."""
+
+    def __init__(self, muon: Muon, adamw: AdamW | None) -> None:
+        self._both: list[Optimizer] = [muon] if adamw is None else [muon, adamw]
+        self._num_groups = [len(one.param_groups) for one in self._both]
+        super().__init__([group for one in self._both for group in one.param_groups], {})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Both steps. What they work on is handed over each time: loading a state replaces it."""
+        loss = None if closure is None else closure()
+        groups = iter(self.param_groups)
+        for one, count in zip(self._both, self._num_groups, strict=True):
+            one.state, one.param_groups = self.state, list(islice(groups, count))
+            one.step()
+        return loss
+
+
+def _make_muon(model: nn.Module, trained: list[nn.Parameter], optim: OptimConfig, lr: float, options: Any) -> Optimizer:
+    """Muon for matrices but for embeddings, as torch documents it, and AdamW for the rest. `match_rms_adamw` makes
+    Muon's updates as large as AdamW's, so one rate and one decay fit both."""
+    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    matrices = [p for p in trained if p.ndim == 2 and id(p) not in embeddings]
+    if not matrices:
+        raise UsageError(
+            f"{type(model).__name__} has no matrix for muon, which trains 2-D weights that are not embeddings",
+            next_step="choose --optim.name adamw or sgd",
+        )
+    chosen = {id(p) for p in matrices}
+    others = decayed_groups([p for p in trained if id(p) not in chosen], optim.weight_decay)
+    pool = {"params": matrices, "lr": lr, "weight_decay": optim.weight_decay, "adjust_lr_fn": "match_rms_adamw"}
+    muon = build_accepted(Muon, pool, options=options, what="the optimizer muon")
+    return MuonAndAdamW(muon, AdamW(others, lr=lr, betas=optim.betas, eps=optim.eps) if others else None)
+
+
+def optimizer_class(name: str) -> type[Optimizer]:
+    """`sgd`, `adamw`, or a class by its dotted name (`torch.optim.NAdam`) or as `file.py:Class`."""
+    built_in: dict[str, type[Optimizer]] = {"sgd": SGD, "adamw": AdamW}
+    if name in built_in:
+        return built_in[name]
+    module, _, last = name.rpartition(".")
+    found = load_class(name if ":" in name else f"{module}:{last}", Optimizer)
+    if not issubclass(found, Optimizer):
+        raise UsageError(f"{name} is not a torch optimizer", next_step="name a subclass of torch.optim.Optimizer")
+    return found
+
+
+def decayed_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
+    """Two groups at most. Biases and normalisation scales have one dimension; shrinking them only hurts."""
+    parameters = list(parameters)
     groups: list[dict[str, Any]] = [
-        {"params": [p for p in trained if p.ndim > 1], "weight_decay": optim.weight_decay},
-        {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
     ]
-    groups = [group for group in groups if group["params"]]
-    fused = all(p.device.type in ("cuda", "cpu") and torch.is_floating_point(p) for p in trained)
-    rate = torch.tensor(lr, device=trained[0].device) if in_graph else lr
-    if optim.name == "adamw":
-        return AdamW(groups, lr=rate, betas=optim.betas, eps=optim.eps, fused=fused, capturable=in_graph)
-    return SGD(groups, lr=rate, momentum=optim.momentum, nesterov=optim.nesterov and optim.momentum > 0, fused=fused)
+    return [group for group in groups if group["params"]]
+
+
+def _parsed(value: Any) -> Any:
+    """An option as torch takes it: `0.9,0.99` is a tuple of numbers."""
+    try:
+        return tuple(map(float, value.split(","))) if isinstance(value, str) and "," in value else value
+    except ValueError:
+        return value
+
+
+def check_steps(optimizer: Optimizer) -> Optimizer:
+    """Refuse one whose steps the engine cannot take."""
+    name, closure = type(optimizer).__name__, inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise UsageError(
+            f"{name}.step() needs a closure that computes the loss again, and an engine step computes it once",
+            next_step="use an optimizer without one, or a loop of your own (docs/own-loop.md)",
+        )
+    if any("lr" not in group for group in optimizer.param_groups):
+        raise UsageError(
+            f"{name} has a parameter group without lr, which the schedule sets",
+            next_step="give every group an lr; schedule() may return 1.0",
+        )
+    return optimizer
+
+
+def check_own_optimizer(optimizer: Optimizer, model: nn.Module, *, maker: str) -> Optimizer:
+    """What a task's own `optimizer(model)` returned, if it trains the whole model. `maker`: its name for messages."""
+    if not isinstance(optimizer, Optimizer):
+        raise UsageError(
+            f"{maker} returned a {type(optimizer).__name__}, not a torch.optim.Optimizer",
+            next_step="return one optimizer over all trained parameters; parameter groups may have rates of their own",
+        )
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    if held - names.keys():
+        raise UsageError(
+            f"{maker} holds a parameter that the model does not have",
+            next_step="build it from the model that is given, not from self.model(), which makes another one",
+        )
+    left_out = [name for name, one in model.named_parameters() if one.requires_grad and id(one) not in held]
+    if left_out:
+        more = f" and {len(left_out) - NAMED} more" if len(left_out) > NAMED else ""
+        raise UsageError(
+            f"{maker} leaves out parameters that get gradients: {', '.join(left_out[:NAMED])}{more}",
+            next_step="add them to a group, or freeze them in model() with requires_grad=False",
+        )
+    return check_steps(optimizer)
+
+
+def make_capturable(optimizer: Optimizer, device: torch.device, *, skips: bool) -> str | None:
+    """Let the optimizer's step be captured in a CUDA graph: it then reads its rates, and counts its steps, on the
+    device. Returns why that cannot be, as the end of a sentence. `skips`: updates that are not finite are left out."""
+    groups, name = optimizer.param_groups, type(optimizer).__name__
+    if skips and not leaves_out_itself(optimizer):
+        return f"{name} is not fused, so --train.on_nan skip waits for the device in every step"
+    if all("capturable" in group for group in groups):
+        for group in groups:
+            group["capturable"] = True
+    elif not (isinstance(optimizer, SGD) and all(group["fused"] for group in groups)):
+        return f"{name} reads its rate on the host" + (" unless it is fused" if isinstance(optimizer, SGD) else "")
+    for group in groups:
+        group["lr"] = torch.tensor(float(group["lr"]), device=device)
+    return None
+
+
+def leaves_out_itself(optimizer: Optimizer) -> bool:
+    """Whether the update of every group is left out on the device where `found_inf` is set, as torch's fused ones do
+    for a loss scaler. torch has no public name for it."""
+    is_fused = all(group.get("fused", True) for group in optimizer.param_groups)
+    return is_fused and bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+
+
+class LearningRates:
+    """Sets the rates of a step: each parameter group's own, times a factor that depends on the step alone."""
+
+    def __init__(
+        self, optimizer: Optimizer, optim: OptimConfig, schedule: Callable[[int, int], float | None] | None = None
+    ) -> None:
+        """`schedule(step, total_steps)`: the task's own factor; without one, and where it returns None, the settings'
+        decide."""
+        self._optimizer, self._optim, self._schedule = optimizer, optim, schedule
+        self._own = [float(group["lr"]) for group in optimizer.param_groups]
+        self.peak = max(self._own)
+        """The highest rate of a group."""
+
+    def set(self, step: int, total_steps: int) -> None:
+        """Before optimizer step `step`, counted from 0. A rate on the device is overwritten there, without waiting."""
+        factor = self.factor(step, total_steps)
+        # Looked up each time: loading a state replaces the groups.
+        for group, own in zip(self._optimizer.param_groups, self._own, strict=True):
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(own * factor)
+            else:
+                group["lr"] = own * factor
+
+    def factor(self, step: int, total_steps: int) -> float:
+        own = None if self._schedule is None else self._schedule(step, total_steps)
+        if own is None:
+            return rate_factor(self._optim, step, total_steps=total_steps)
+        if not isinstance(own, int | float) or not 0 <= own < math.inf:
+            raise UsageError(
+                f"schedule({step}, {total_steps}) returned {own!r}, not a factor of 0 or more",
+                next_step="return a number that every group's lr is multiplied by, or None for --optim.schedule",
+            )
+        return float(own)
 
 
 def peak_rate(optim: OptimConfig, *, world_size: int) -> float:
@@ -57,143 +239,3 @@ def rate_factor(optim: OptimConfig, step: int, *, total_steps: int) -> float:
     done = min(1.0, after / max(1, total_steps - optim.warmup_steps))
     falling = 1.0 - done if optim.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
     return optim.final_lr_ratio + (1.0 - optim.final_lr_ratio) * falling
-
-
-def set_rate(optimizer: Optimizer, lr: float) -> None:
-    """Set the learning rate of the next step; one on the device is overwritten there, without waiting."""
-    for group in optimizer.param_groups:
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(lr)
-        else:
-            group["lr"] = lr
-
-
-class FiniteSteps:
-    """Counts on the device which steps were not finite, so that no step waits, and a captured step does it too. One for
-    a job, whatever kinds of step it takes. `--train.on_nan` decides what is counted, and what becomes of the update:
-
-    - `stop`, `warn`: a step whose loss is NaN or infinite. `stop` also freezes the weights of this rank from that step
-      on: the loop finds out steps later, and can then still run the batch again with the weights that made the NaN. On
-      a GPU this takes a fused optimizer; to ask for any other (complex parameters) would wait for the device.
-    - `skip`: a step with a loss or a gradient that is not finite, on whichever rank. Gradients are reduced before they
-      are checked, so all ranks leave out the same updates, and what the step did to buffers and to the logged sums.
-
-    With fp16 the loss scaler leaves out updates with an infinite gradient by itself. There only the loss counts, on the
-    rank that computed it, whose logged sums alone are taken back, and `stop` freezes nothing."""
-
-    def __init__(
-        self,
-        on_nan: str,
-        meter: Meter,
-        buffers: LiveBuffers,
-        optimizer: Optimizer,
-        scaler: GradScaler | None,
-        *,
-        waits_for_device: bool,
-    ) -> None:
-        """`waits_for_device`: to read a number is to wait for the device."""
-        self.skips = on_nan == "skip"
-        self.counts = torch.zeros(2, dtype=meter.dtype, device=meter.loss.device)
-        """Since they were last set to zero: steps that were not finite, and steps since the first of them."""
-        self._num_bad, self._num_since = self.counts.unbind()
-        self._bad = torch.zeros((), device=meter.loss.device)
-        self._meter, self._buffers, self._optimizer, self._scaler = meter, buffers, optimizer, scaler
-        self._kept_buffers: list[Tensor] | None = None
-        self._kept_sums: Tensor | None = None
-        decides = on_nan != "warn" and scaler is None
-        is_fused = waits_for_device and bool(optimizer.defaults.get("fused"))
-        # `skip` waits where there is no other way: it must not apply the update.
-        self._decides_here = decides and not is_fused and (self.skips or not waits_for_device)
-        if decides and is_fused:
-            optimizer.found_inf = self._bad  # type: ignore[attr-defined]  # read by torch's fused optimizers
-        self.keeps_weights = scaler is not None or self._decides_here or (decides and is_fused)
-        """Whether no NaN of a loss that was counted gets into the weights."""
-        if self.skips or scaler is not None:
-            _make_momentum(optimizer)
-
-    def begin(self) -> None:
-        """A step begins."""
-        if self.skips:
-            self._kept_buffers = self._buffers.keep(self._kept_buffers)
-            self._kept_sums = None
-
-    def measure(self, total: Tensor, weight: Tensor | float, metrics: Mapping[str, Tensor]) -> None:
-        """Add a micro-batch to the logged sums. `skip`: all on the device, where it may be taken back."""
-        if self.skips:
-            if self._kept_sums is None:
-                self._meter.prepare(metrics)
-                self._kept_sums = self._meter.keep()
-            if not isinstance(weight, Tensor):
-                weight = torch.full((), weight, dtype=self.counts.dtype, device=self.counts.device)
-        self._meter.add(total, weight, metrics)
-
-    def spread(self, scaled: Tensor, total: Tensor) -> Tensor:
-        """The loss to differentiate. `skip`: one that is not finite makes all gradients NaN, which every rank sees."""
-        return scaled * (1.0 + total.detach() * 0.0) if self.skips else scaled
-
-    def check(self, parameters: Iterable[Tensor], grad_norm: Tensor | None) -> None:
-        """The gradients are there: was all finite? Waits for nothing."""
-        if not self.skips or self._scaler is not None:
-            number = self._meter.loss
-        elif grad_norm is not None:
-            number = grad_norm
-        else:
-            number = largest(parameter.grad for parameter in parameters if parameter.grad is not None)
-        # 1 if the number is not finite, else 0: in two operations, where torch.isfinite takes four.
-        torch.ne(number - number, 0, out=self._bad)
-        if self.skips:
-            self._num_bad.add_(self._bad)
-            self._num_since.add_(self._num_bad.sign())
-        else:  # the sum since the last log line: what is not finite in it stays so
-            self.counts.add_(self._bad)
-
-    def update(self) -> None:
-        """The optimizer's step, unless it is to be left out. On a GPU the fused ones leave it out by themselves."""
-        if self._scaler is not None:
-            skipped = self._left_out_by(self._scaler) if self.skips else None
-            self._scaler.step(self._optimizer)
-            self._scaler.update()
-        else:
-            skipped = self._bad if self.skips else None
-            if not (self._decides_here and self._bad):
-                self._optimizer.step()
-        if skipped is not None:
-            self._take_back_if(skipped > 0)
-            if self._kept_sums is not None:
-                self._meter.put_back_if(self._bad > 0, self._kept_sums)
-
-    def _left_out_by(self, scaler: GradScaler) -> Tensor:
-        """Whether the scaler will leave this update out. torch has no public name for it."""
-        if not scaler._per_optimizer_states[id(self._optimizer)]["found_inf_per_device"]:
-            scaler.unscale_(self._optimizer)
-        found = scaler._found_inf_per_device(self._optimizer).values()
-        return torch.stack([one.to(self._bad.device) for one in found]).sum()
-
-    @torch.no_grad()
-    def _take_back_if(self, is_skipped: Tensor) -> None:
-        pairs = zip(self._kept_buffers or [], self._buffers.now(), strict=True)
-        self._buffers.put_back(
-            [torch.where(is_skipped, kept, now) if kept.shape == now.shape else kept for kept, now in pairs]
-        )
-
-
-def largest(tensors: Iterable[Tensor]) -> Tensor:
-    """The largest absolute value of all these numbers, on the device; NaN if one of them is."""
-    by_type: dict[tuple[torch.dtype, torch.device], list[Tensor]] = defaultdict(list)
-    for tensor in tensors:
-        if tensor.numel():
-            by_type[tensor.dtype, tensor.device].append(tensor)
-    found = [torch.stack(torch._foreach_norm(group, math.inf)).max() for group in by_type.values()]
-    return torch.stack([one.to(found[0].device).double() for one in found]).max()
-
-
-def _make_momentum(optimizer: Optimizer) -> None:
-    """torch's fused SGD makes its momentum in the first update as memory that is not set, and leaves it so where that
-    update is left out."""
-    if not isinstance(optimizer, SGD):
-        return
-    for group in optimizer.param_groups:
-        for parameter in group["params"] if group["momentum"] else ():
-            state = optimizer.state[parameter]
-            if state.get("momentum_buffer") is None:
-                state["momentum_buffer"] = torch.zeros_like(parameter)

@@ -143,7 +143,7 @@ def report_start(context: RunContext) -> None:
         accumulate=len(plan_step(Cursor(), length=job.batch.size, sharding=job.loader.sharding).spans),
         shards=train.shards if train.exact == "elastic" else None,
         precision=train.precision,
-        lr=job.peak_lr,
+        lr=job.rates.peak,
         epochs=train.epochs or (per_epoch and -(-context.total_steps // per_epoch)),
         total_steps=context.total_steps,
     )

@@ -23,7 +23,7 @@ from drumline.checkpoint.state import check_rng_file, restore_own_rng
 from drumline.data.sharding import Cursor
 from drumline.distributed.collectives import broadcast_json, broadcast_tensors
 from drumline.engine.job import Job, Progress
-from drumline.engine.optimizer import OPTIMIZERS
+from drumline.engine.optimizer import optimizer_class
 from drumline.engine.run_context import RunContext, changes, check_not_finished, resets_optimizer
 from drumline.engine.run_folder import RunFolder, write_whole
 from drumline.engine.saver import DATA_FILE
@@ -185,7 +185,7 @@ def check_contents(path: Path) -> None:
     is_complete = (
         isinstance(facts, dict)
         and all(type(facts.get(name)) is kind for name, kind in _FACTS.items())
-        and str(facts["config"].get("optim.name")) in OPTIMIZERS
+        and type(facts["config"].get("optim.name")) is str
         and isinstance(cursor, dict)
         and cursor.keys() == {"epoch", "position"}
         and all(type(count) is int and 0 <= count < 1 << 62 for count in (saved.get("step"), *cursor.values()))
@@ -252,9 +252,10 @@ def restore(job: Job, path: Path, hooks: TaskHooks | None = None, *, with_optimi
         {name: value for name, value in group.items() if name not in ("params", "lr")}
         for group in job.optimizer.param_groups
     ]
-    # An earlier version saved the name in the settings only.
+    # An earlier version, which had these two, saved the name in the settings only.
     name = documents["progress"]["facts"]["config"]["optim.name"]
-    documents["optimizer"].setdefault("class", OPTIMIZERS[name].__name__)
+    if name in ("sgd", "adamw"):
+        documents["optimizer"].setdefault("class", optimizer_class(name).__name__)
     try:
         optimizer = job.optimizer if with_optimizer else None
         saved = state.restore(snapshot, job.model, optimizer, scaler=job.scaler)

@@ -1,7 +1,7 @@
 """What a user writes to train something: a `Task` of a model, its data and its loss. The engine does the rest.
 
-A task has no loop, no device, no rank and no optimizer. The engine asks it for model and data at the start of a run,
-and for the loss of every batch after that.
+A task has no loop, no device and no rank. The engine asks it for model and data at the start of a run, and for the
+loss of every batch after that. What a task does not define, the settings decide.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from types import CodeType, FunctionType
 from typing import Any, ClassVar, NoReturn, Self
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from drumline.config.schema import Config
 from drumline.config.task_fields import name_in_task, task_fields
@@ -108,6 +109,18 @@ class Task:
         """
         self._must_define("loss", "return drumline.Loss(the sum of the loss over the batch)")
 
+    def optimizer(self, model: nn.Module) -> Optimizer | None:
+        """Any torch optimizer over the parameters of `model`, which is on its device; None: that of the settings
+        (`--optim.name`, `--optim.lr` and so on). Parameter groups may have rates of their own.
+        """
+        return None
+
+    def schedule(self, step: int, total_steps: int) -> float | None:
+        """What the rate of every parameter group is multiplied by in optimizer step `step`, counted from 0; None:
+        `--optim.schedule`. The same answer for the same step, so that a resumed run continues as it was.
+        """
+        return None
+
     def report(self, means: dict[str, float]) -> dict[str, float]:
         """The numbers to log, from the mean loss and metrics; add here what follows from them."""
         return means
@@ -144,11 +157,13 @@ def _check_is_sum(value: object, name: str) -> None:
         )
 
 
-_OPTIM = "the settings choose it: --optim.name, --optim.lr, --optim.schedule and the others of --help"
+_OPTIM = "write optimizer(model), which returns one, or choose it by --optim.name"
+_SCHEDULE = "write schedule(step, total_steps), which returns a factor of the rate, or choose --optim.schedule"
 _LOSS = "write loss(model, batch), which training and evaluation both call"
 _LOOP = "to have the loop yourself, use DDPManager (docs/own-loop.md)"
 _INSTEAD = {
-    r"configure_optimizers|create_optimizer\w*|create_scheduler|optimizer_step|lr_scheduler_step": _OPTIM,
+    r"configure_optimizers|create_optimizer\w*|optimizer_step": _OPTIM,
+    r"create_scheduler|lr_scheduler_step": _SCHEDULE,
     r"(training|train|validation|val|test|eval)_step(_end)?|compute_loss|forward": _LOSS,
     r"predict_step": "load the model into a script with drumline.load_checkpoint",
     r"(get_)?train_dataloader": "write train_data(), which returns the dataset; --train.batch_size makes batches",

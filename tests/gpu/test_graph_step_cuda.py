@@ -29,7 +29,6 @@ from drumline.config.schema import (
 from drumline.data.loader import MicroBatch, Step
 from drumline.data.sharding import Cursor, Sharding, plan_step
 from drumline.engine.job import Progress, build_job, leave_default_stream, make_manager
-from drumline.engine.optimizer import set_rate
 from drumline.engine.run_context import RunRequest
 from drumline.engine.steps import graph
 from drumline.engine.steps.choice import make_step
@@ -311,7 +310,7 @@ def replays_without_waiting() -> bool:
         for number, step in enumerate(job.loader.steps()):
             if number == 12:
                 torch.cuda.set_sync_debug_mode("error")
-            set_rate(job.optimizer, 0.1 / (1 + number))
+            job.rates.set(number, 20)
             train_step(step)
             if number == 13:
                 break

@@ -51,12 +51,19 @@ def make_step(
         "eager": lambda: TrainStep(job, **settings),
         "compile": lambda: CompiledStep(job, **settings),
     }
-    if job.ddp.device.type == "cuda":
+    if job.ddp.device.type == "cuda" and job.uncapturable is None:
         kinds["graph"] = lambda: GraphStep(kinds["eager"](), job, note=note)
         kinds["compiled_graph"] = lambda: GraphStep(kinds["compile"](), job, note=note)
     if config.train.step == "auto" and chosen not in kinds:
+        if job.uncapturable is not None:
+            note(f"captured steps are left out: {job.uncapturable}")
         return AutoStep(kinds, device=job.ddp.device, on_choice=on_choice, note=note)
     wanted = chosen if chosen and config.train.step == "auto" else config.train.step
+    if wanted not in kinds and job.uncapturable is not None:
+        raise UsageError(
+            f"--train.step {wanted} cannot capture the steps of this optimizer: {job.uncapturable}",
+            next_step=f"choose one of {', '.join(kinds)}, or another optimizer",
+        )
     if wanted not in kinds:
         raise UsageError(
             f"--train.step {wanted} needs a GPU, and this rank computes on {job.ddp.device}",

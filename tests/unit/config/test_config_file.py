@@ -41,7 +41,7 @@ def test_a_file_gives_settings_of_all_kinds(file: Path) -> None:
         ("[optim]\nlr = nan", "run.toml:2: optim.lr = nan is not a finite number"),
         (
             "[log]\n[optim]\n  'name' = 'sdg'",
-            "run.toml:3: optim.name = 'sdg' is not one of sgd, adamw; did you mean 'sgd'?",
+            "run.toml:3: optim.name = 'sdg' is not one of sgd, adamw, muon, package.Class; did you mean 'sgd'?",
         ),
         ("optim.lr = 0", "run.toml:1: optim.lr = 0.0 must be above 0"),
         ("\noptim = {lr = 0}", "run.toml:2: optim.lr = 0.0 must be above 0"),

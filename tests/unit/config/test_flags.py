@@ -47,7 +47,10 @@ def test_the_grammar(argv: list[str], expected: dict[str, Any]) -> None:
         (["--optim.lr", "-1"], "--optim.lr: -1.0 must be above 0"),
         (["--optim.lr", "-inf"], "--optim.lr: -inf is not a finite number"),
         (["--optim.betas", "-0.1,0.9"], "--optim.betas: [-0.1, 0.9], where -0.1 must be between 0 and 1"),
-        (["--optim.name", "sdg"], "--optim.name: 'sdg' is not one of sgd, adamw; did you mean 'sgd'?"),
+        (
+            ["--optim.name", "sdg"],
+            "--optim.name: 'sdg' is not one of sgd, adamw, muon, package.Class; did you mean 'sgd'?",
+        ),
         (["--optim.learning_rate", "1"], "--optim.learning_rate: unknown setting; did you mean 'optim.lr'?"),
         (["-optim.lr", "1"], "-optim.lr: unknown setting; did you mean 'optim.lr'?"),
         (["--optim.learning_rate"], "--optim.learning_rate: unknown setting; did you mean 'optim.lr'?"),

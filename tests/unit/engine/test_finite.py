@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from drumline.distributed.wrap import LiveBuffers
-from drumline.engine.optimizer import FiniteSteps, largest
+from drumline.engine.finite_steps import FiniteSteps, largest
 from drumline.metrics.meters import Meter
 
 CPU = torch.device("cpu")

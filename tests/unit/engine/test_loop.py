@@ -40,7 +40,9 @@ CONFIG = Config(
 def make_context(config: Config, total_steps: int) -> RunContext:
     ddp = SimpleNamespace(is_main_process=lambda: True, host="a", device=torch.device("cpu"))
     model = torch.nn.Linear(1, 1)
-    job: Any = SimpleNamespace(ddp=ddp, model=model, optimizer=None, eval_loader=None, heartbeat=HeartbeatWriter())
+    job: Any = SimpleNamespace(
+        ddp=ddp, model=model, optimizer=None, rates=None, eval_loader=None, heartbeat=HeartbeatWriter()
+    )
     reporter: Any = SimpleNamespace()
     request = RunRequest("test", config, Path("run"), False, ())
     return RunContext(request, job, Progress(), reporter, total_steps)

@@ -64,8 +64,8 @@ def test_each_is_named_once_with_what_to_use_instead() -> None:
         )
     ]
     assert sentences[0] == (
-        "FromElsewhere.configure_optimizers() is never called: the settings choose it: --optim.name, --optim.lr, "
-        "--optim.schedule and the others of --help"
+        "FromElsewhere.configure_optimizers() is never called: write optimizer(model), which returns one, or choose it "
+        "by --optim.name"
     )
     assert sentences[1].endswith("write loss(model, batch), which training and evaluation both call")
     assert "write train_data()" in sentences[3]

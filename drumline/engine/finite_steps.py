@@ -1,0 +1,147 @@
+"""Which updates are left out because a loss or a gradient is not finite (`--train.on_nan`), decided on the device."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import SGD, Optimizer
+
+from drumline.distributed.wrap import LiveBuffers
+from drumline.engine.optimizer import leaves_out_itself
+from drumline.metrics.meters import Meter
+
+
+class FiniteSteps:
+    """Counts on the device which steps were not finite, so that no step waits, and a captured step does it too. One for
+    a job, whatever kinds of step it takes. `--train.on_nan` decides what is counted, and what becomes of the update:
+
+    - `stop`, `warn`: a step whose loss is NaN or infinite. `stop` also freezes the weights of this rank from that step
+      on: the loop finds out steps later, and can then still run the batch again with the weights that made the NaN. On
+      a GPU this takes a fused optimizer; to ask for any other would wait for the device.
+    - `skip`: a step with a loss or a gradient that is not finite, on whichever rank. Gradients are reduced before they
+      are checked, so all ranks leave out the same updates, and what the step did to buffers and to the logged sums.
+
+    With fp16 the loss scaler leaves out updates with an infinite gradient by itself. There only the loss counts, on the
+    rank that computed it, whose logged sums alone are taken back, and `stop` freezes nothing."""
+
+    def __init__(
+        self,
+        on_nan: str,
+        meter: Meter,
+        buffers: LiveBuffers,
+        optimizer: Optimizer,
+        scaler: GradScaler | None,
+        *,
+        waits_for_device: bool,
+    ) -> None:
+        """`waits_for_device`: to read a number is to wait for the device."""
+        self.skips = on_nan == "skip"
+        self.counts = torch.zeros(2, dtype=meter.dtype, device=meter.loss.device)
+        """Since they were last set to zero: steps that were not finite, and steps since the first of them."""
+        self._num_bad, self._num_since = self.counts.unbind()
+        self._bad = torch.zeros((), device=meter.loss.device)
+        self._meter, self._buffers, self._optimizer, self._scaler = meter, buffers, optimizer, scaler
+        self._kept_buffers: list[Tensor] | None = None
+        self._kept_sums: Tensor | None = None
+        decides = on_nan != "warn" and scaler is None
+        is_fused = waits_for_device and leaves_out_itself(optimizer)
+        # `skip` waits where there is no other way: it must not apply the update.
+        self._decides_here = decides and not is_fused and (self.skips or not waits_for_device)
+        if decides and is_fused:
+            optimizer.found_inf = self._bad  # type: ignore[attr-defined]  # read by torch's fused optimizers
+        self.keeps_weights = scaler is not None or self._decides_here or (decides and is_fused)
+        """Whether no NaN of a loss that was counted gets into the weights."""
+        if self.skips or scaler is not None:
+            _make_momentum(optimizer)
+
+    def begin(self) -> None:
+        """A step begins."""
+        if self.skips:
+            self._kept_buffers = self._buffers.keep(self._kept_buffers)
+            self._kept_sums = None
+
+    def measure(self, total: Tensor, weight: Tensor | float, metrics: Mapping[str, Tensor]) -> None:
+        """Add a micro-batch to the logged sums. `skip`: all on the device, where it may be taken back."""
+        if self.skips:
+            if self._kept_sums is None:
+                self._meter.prepare(metrics)
+                self._kept_sums = self._meter.keep()
+            if not isinstance(weight, Tensor):
+                weight = torch.full((), weight, dtype=self.counts.dtype, device=self.counts.device)
+        self._meter.add(total, weight, metrics)
+
+    def spread(self, scaled: Tensor, total: Tensor) -> Tensor:
+        """The loss to differentiate. `skip`: one that is not finite makes all gradients NaN, which every rank sees."""
+        return scaled * (1.0 + total.detach() * 0.0) if self.skips else scaled
+
+    def check(self, parameters: Iterable[Tensor], grad_norm: Tensor | None) -> None:
+        """The gradients are there: was all finite? Waits for nothing."""
+        if not self.skips or self._scaler is not None:
+            number = self._meter.loss
+        elif grad_norm is not None:
+            number = grad_norm
+        else:
+            number = largest(parameter.grad for parameter in parameters if parameter.grad is not None)
+        # 1 if the number is not finite, else 0: in two operations, where torch.isfinite takes four.
+        torch.ne(number - number, 0, out=self._bad)
+        if self.skips:
+            self._num_bad.add_(self._bad)
+            self._num_since.add_(self._num_bad.sign())
+        else:  # the sum since the last log line: what is not finite in it stays so
+            self.counts.add_(self._bad)
+
+    def update(self) -> None:
+        """The optimizer's step, unless it is to be left out. On a GPU the fused ones leave it out by themselves."""
+        if self._scaler is not None:
+            skipped = self._left_out_by(self._scaler) if self.skips else None
+            self._scaler.step(self._optimizer)
+            self._scaler.update()
+        else:
+            skipped = self._bad if self.skips else None
+            if not (self._decides_here and self._bad):
+                self._optimizer.step()
+        if skipped is not None:
+            self._take_back_if(skipped > 0)
+            if self._kept_sums is not None:
+                self._meter.put_back_if(self._bad > 0, self._kept_sums)
+
+    def _left_out_by(self, scaler: GradScaler) -> Tensor:
+        """Whether the scaler will leave this update out. torch has no public name for it."""
+        if not scaler._per_optimizer_states[id(self._optimizer)]["found_inf_per_device"]:
+            scaler.unscale_(self._optimizer)
+        found = scaler._found_inf_per_device(self._optimizer).values()
+        return torch.stack([one.to(self._bad.device) for one in found]).sum()
+
+    @torch.no_grad()
+    def _take_back_if(self, is_skipped: Tensor) -> None:
+        pairs = zip(self._kept_buffers or [], self._buffers.now(), strict=True)
+        self._buffers.put_back(
+            [torch.where(is_skipped, kept, now) if kept.shape == now.shape else kept for kept, now in pairs]
+        )
+
+
+def largest(tensors: Iterable[Tensor]) -> Tensor:
+    """The largest absolute value of all these numbers, on the device; NaN if one of them is."""
+    by_type: dict[tuple[torch.dtype, torch.device], list[Tensor]] = defaultdict(list)
+    for tensor in tensors:
+        if tensor.numel():
+            by_type[tensor.dtype, tensor.device].append(tensor)
+    found = [torch.stack(torch._foreach_norm(group, math.inf)).max() for group in by_type.values()]
+    return torch.stack([one.to(found[0].device).double() for one in found]).max()
+
+
+def _make_momentum(optimizer: Optimizer) -> None:
+    """torch's fused SGD makes its momentum in the first update as memory that is not set, and leaves it so where that
+    update is left out."""
+    if not isinstance(optimizer, SGD):
+        return
+    for group in optimizer.param_groups:
+        for parameter in group["params"] if group["momentum"] and group["fused"] else ():
+            state = optimizer.state[parameter]
+            if state.get("momentum_buffer") is None:
+                state["momentum_buffer"] = torch.zeros_like(parameter)
