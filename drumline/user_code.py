@@ -16,12 +16,21 @@ from typing import Any, TypeVar
 
 from drumline.errors import UsageError, did_you_mean
 
+_PACKAGE = str(Path(__file__).parent)
 Built = TypeVar("Built")
 
 
 def is_class_spec(name: str) -> bool:
     """Whether a name points into the user's code rather than at something built in."""
     return ":" in name
+
+
+def is_users_file(filename: str) -> bool:
+    """Whether a frame of a traceback is in the user's code (or a library that it calls): not in Drumline, torch or code
+    that is in no file."""
+    torch = sys.modules.get("torch")
+    of_torch = (str(Path(torch.__file__).parent),) if torch is not None and torch.__file__ else ()
+    return not filename.startswith(("<", _PACKAGE, *of_torch))
 
 
 def load_class(spec: str, base: type[Any] = object) -> type[Any]:

@@ -1,4 +1,5 @@
-"""How a rank reports its failure: to its launcher, and once for the job on the screen."""
+"""How a rank reports its failure: to its launcher, and once for the job on the screen. A traceback of the user's code
+begins at the user's line."""
 
 from __future__ import annotations
 
@@ -6,23 +7,31 @@ import contextlib
 import errno
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 
 from drumline.checkpoint.catalog import explain_os_error
+from drumline.config.schema import TrainConfig
+from drumline.data.sharding import Cursor, plan_step
 from drumline.distributed.failure import Failure, summary
-from drumline.engine.job import Progress
+from drumline.engine.evaluation import evaluate
+from drumline.engine.job import Job, Progress
 from drumline.engine.output import screen
 from drumline.engine.run_folder import RunFolder
+from drumline.engine.steps.capture_checks import user_line
 from drumline.errors import DrumlineError, ExitCode, NonFiniteError, Place, TrainingError, UsageError
 from drumline.launch.rank_environment import LOGS_SHOWN, ErrorRecord, write_error
 from drumline.launch.topology import let_first_rank_report, topology_from
 from drumline.manager import DDPManager
 from drumline.terminal import paragraph, show, shown
+from drumline.text import memory_size, plural
 from drumline.untrusted import open_log
+from drumline.user_code import is_users_file
 from drumline.watch.failure_kind import FailureKind, failure_kind
 
 # A file system that refuses a write refuses it at the next start, too.
@@ -125,7 +134,7 @@ def describe_failure(error: BaseException, place: Place, *, run: Path) -> str:
     else:
         is_exit = isinstance(error, SystemExit)
         what = f"{summary(error)} [{place}]" if is_exit else f"{place.clause('crashed')}: {summary(error)}"
-        more = "".join(traceback.format_exception(error)).rstrip("\n").split("\n")
+        more = users_traceback(error)
     return paragraph(f"error: {what}", *more)
 
 
@@ -138,6 +147,70 @@ def _hand_over(error: BaseException, place: Place, *, run: Path, environment: Ma
     if isinstance(error, DrumlineError):
         record = ErrorRecord(error.what, error.next_step, error.place)
     write_error(environment, record)
+
+
+def users_traceback(error: BaseException) -> list[str]:
+    """Its lines, from the first frame of the user's code on, without those of Drumline and torch but for the last one;
+    all of them where no frame is the user's."""
+    report = traceback.TracebackException.from_exception(error)
+    num_left_out = sum(map(_leave_out, _chain(report)))
+    first, *lines = "".join(report.format()).rstrip("\n").split("\n")
+    note = [f"  ({plural(num_left_out, 'frame')} of Drumline and torch left out)"] if num_left_out else []
+    return [first, *note, *lines]
+
+
+def _chain(report: traceback.TracebackException | None) -> Iterator[traceback.TracebackException]:
+    """An error, and those that it was raised from."""
+    while report is not None:
+        yield report
+        report = report.__cause__ or report.__context__
+
+
+def _leave_out(report: traceback.TracebackException) -> int:
+    """Returns how many frames."""
+    frames = list(report.stack)
+    own = [frame for frame in frames if is_users_file(frame.filename) or frame is frames[-1]]
+    if not any(is_users_file(frame.filename) for frame in own):
+        return 0
+    report.stack[:] = own
+    return len(frames) - len(own)
+
+
+@contextmanager
+def explain_out_of_memory(job: Job, train: TrainConfig) -> Iterator[None]:
+    """Name the setting that lets a step, or an evaluation, do with less memory."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        in_evaluation = any(frame.name == evaluate.__name__ for frame in frames)
+        peak = ""
+        if job.ddp.device.type == "cuda":
+            used, total = torch.cuda.max_memory_reserved(job.ddp.device), torch.cuda.mem_get_info(job.ddp.device)[1]
+            peak = f"; the most that this rank has held is {memory_size(used)} of {memory_size(total)}"
+        raise TrainingError(
+            f"out of memory{user_line(error)}: {str(error).partition('. GPU')[0]}{peak}",
+            next_step=_evaluate_less(train) if in_evaluation else _train_less(job, train),
+        ) from error
+
+
+def _evaluate_less(train: TrainConfig) -> str:
+    return f"--train.eval_batch_size {max(1, train.eval_batch_size // 2)}, half of what it is"
+
+
+def _train_less(job: Job, train: TrainConfig) -> str:
+    """Half of the largest micro-batch."""
+    spans = plan_step(Cursor(), length=job.batch.size, sharding=job.loader.sharding).spans
+    at_once = max(span.size for span in spans)
+    if at_once <= 1:
+        return (
+            "--model.activation_checkpointing, --train.precision bf16 or a smaller model: a micro-batch is one sample"
+        )
+    instead = " in place of --train.accumulate" if train.accumulate > 1 else ""
+    return (
+        f"--train.micro_batch_size {at_once // 2}{instead}, half of the {at_once} samples that a rank now computes at "
+        "once; the global batch stays as it is"
+    )
 
 
 def _explained(error: OSError, run: Path) -> TrainingError:

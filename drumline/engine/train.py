@@ -16,7 +16,7 @@ from drumline.config.config_file import to_toml
 from drumline.distributed.collectives import gather_json
 from drumline.distributed.determinism import explain_refused_kernels
 from drumline.engine.actions import FirstStep
-from drumline.engine.failure_report import is_own
+from drumline.engine.failure_report import explain_out_of_memory, is_own
 from drumline.engine.job import Progress, build_job, check_streams, choose_batch, count_steps
 from drumline.engine.loop import Loop, between_steps
 from drumline.engine.non_finite import NonFinite
@@ -89,7 +89,7 @@ def train(
         non_finite = NonFinite(context)
         saver = Saver(context, facts=facts, check_state=non_finite.check_state)
         preemption.is_writing = lambda: saver.writer.is_busy
-        with explain_refused_kernels(), saver:
+        with explain_refused_kernels(), explain_out_of_memory(job, config.train), saver:
             if at.step < context.total_steps:
                 check_streams(job)
                 warm_up(job, config, note=context.note)

@@ -19,13 +19,14 @@ from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 from torch.optim import Optimizer
 
+from drumline.user_code import is_users_file
+
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_HOOKS = tuple(f"_global{name}" for name in _HOOKS)
 _OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 _PLAIN = (bool, int, float, str, type(None))
 _CONTAINERS = (list, tuple, set, dict, deque)
 _OF_TORCH = vars(nn.Module()).keys() - {"training"}
-_NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]), "<")
 _SYNCHRONISING = "called a synchronizing CUDA operation"
 
 
@@ -146,5 +147,5 @@ def user_line(error: BaseException) -> str:
     """` at FILE:LINE`, where in the user's code an error came from, or nothing."""
     first = error.__context__ or error
     frames = traceback.extract_tb(first.__traceback__)
-    own = [frame for frame in frames if not any(part in frame.filename for part in _NOT_THE_USERS)]
+    own = [frame for frame in frames if is_users_file(frame.filename)]
     return f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""

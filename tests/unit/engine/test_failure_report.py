@@ -2,14 +2,24 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 
-from drumline.engine.failure_report import can_restart, describe_failure, is_own, subject
-from drumline.errors import CheckpointError, DataError, NonFiniteError, Place, UsageError
+from drumline.config.schema import Config, TrainConfig
+from drumline.data.sharding import Sharding
+from drumline.engine.failure_report import can_restart, describe_failure, explain_out_of_memory, is_own, subject
+from drumline.engine.steps.eager import loss_function
+from drumline.errors import CheckpointError, DataError, NonFiniteError, Place, TrainingError, UsageError
+from drumline.tasks.base import Loss, Task
+from drumline.untrusted import parse_json
+from drumline.watch.failure_kind import FailureKind, failure_kind
 
 PLACE = Place(host="node-b", rank=3, step=12)
 
@@ -37,6 +47,90 @@ def test_other_errors_show_their_traceback_below_where_they_happened() -> None:
     assert lines[0] == "drumline: error: rank 3 on node-b crashed at step 12: ValueError: boom"
     assert lines[1] == "  Traceback (most recent call last):"
     assert lines[-1] == "  ValueError: boom"
+
+
+def test_a_traceback_begins_at_the_users_line() -> None:
+    class Fails(Task):
+        def loss(self, model: nn.Module, batch: Tensor) -> Loss:
+            return Loss(model(batch).sum())
+
+    try:
+        loss_function(Fails(Config()))(nn.Linear(3, 2), torch.ones(1, 5))
+    except RuntimeError as error:
+        _, header, note, *frames = describe_failure(error, PLACE, run=Path("x")).splitlines()
+    assert header == "  Traceback (most recent call last):"
+    assert re.fullmatch(r"    \(\d frames of Drumline and torch left out\)", note)
+    # The user's code calls torch, and the last frame is where torch raised it.
+    files = [line for line in frames if line.lstrip().startswith("File ")]
+    assert all(__file__ in line for line in files[:-1])
+    assert "torch/nn/modules/linear.py" in files[-1]
+    assert "return Loss(model(batch).sum())" in "".join(frames)
+
+
+def test_the_errors_that_one_was_raised_from_are_shortened_too() -> None:
+    class Fails(Task):
+        def on_device(self, batch: Tensor) -> Tensor:
+            try:
+                return batch["x"]  # type: ignore[index]
+            except IndexError as error:
+                raise ValueError("no x") from error
+
+    try:
+        loss_function(Fails(Config()))(nn.Linear(3, 2), torch.ones(1, 5))
+    except ValueError as error:
+        text = describe_failure(error, PLACE, run=Path("x"))
+    assert text.count("Traceback (most recent call last):") == 2
+    assert "drumline/engine" not in text
+    assert "IndexError" in text
+
+
+def test_an_error_without_a_line_of_the_user_is_shown_whole() -> None:
+    try:
+        parse_json(b"{")
+    except ValueError as error:
+        error.__traceback__ = error.__traceback__.tb_next  # type: ignore[union-attr]  # without this file
+        text = describe_failure(error, PLACE, run=Path("x"))
+    assert "untrusted.py" in text
+    assert "left out" not in text
+
+
+@pytest.mark.parametrize(
+    ("settings", "next_step"),
+    [
+        ({}, "--train.micro_batch_size 16, half of the 32 samples that a rank now computes at once; the global batch"),
+        ({"accumulate": 4}, "--train.micro_batch_size 4 in place of --train.accumulate, half of the 8 samples"),
+        ({"micro_batch_size": 5}, "--train.micro_batch_size 2, half of the 5 samples"),
+        ({"micro_batch_size": 1}, "--model.activation_checkpointing, --train.precision bf16 or a smaller model"),
+    ],
+)
+def test_out_of_memory_names_the_micro_batch_that_would_fit(settings: dict[str, int], next_step: str) -> None:
+    train = TrainConfig(batch_size=64, **settings)
+    job: Any = SimpleNamespace(
+        ddp=SimpleNamespace(device=torch.device("cpu")),
+        batch=SimpleNamespace(size=64),
+        loader=SimpleNamespace(sharding=Sharding(batch_size=64, rank=1, world_size=2, **settings)),
+    )
+    text = (
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 4.00 GiB of which some is free"
+    )
+    with pytest.raises(TrainingError) as caught, explain_out_of_memory(job, train):
+        raise torch.OutOfMemoryError(text)
+    what, instead = caught.value.lines()
+    assert re.fullmatch(
+        r"out of memory at test_failure_report\.py:\d+: CUDA out of memory\. Tried to allocate 2\.00 GiB", what
+    )
+    assert next_step in instead
+    assert failure_kind(caught.value) is FailureKind.OUT_OF_MEMORY
+
+
+def test_out_of_memory_in_an_evaluation_names_its_batch() -> None:
+    def evaluate() -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has")
+
+    job: Any = SimpleNamespace(ddp=SimpleNamespace(device=torch.device("cpu")))
+    sentence = re.escape("try: --train.eval_batch_size 128, half of what it is")
+    with pytest.raises(TrainingError, match=sentence), explain_out_of_memory(job, TrainConfig()):
+        evaluate()
 
 
 def test_sys_exit_is_called_by_its_name_and_shows_where() -> None:
