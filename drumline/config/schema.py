@@ -180,6 +180,8 @@ class TrainConfig:
     update on all ranks, also when a gradient is not finite, and report how many were. `warn`: only report it."""
     eval_every_epochs: CountOrZero = 1
     """Evaluate after this many epochs; 0 evaluates at the end only."""
+    eval_every_steps: CountOrZero = 0
+    """Evaluate after this many optimizer steps too; 0 turns it off."""
     eval_batch_size: Count = 256
     """Samples of one evaluation batch on one rank."""
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from drumline.distributed.collectives import all_sum
-from drumline.engine.evaluation import evaluate
+from drumline.engine.evaluation import evaluate, numbers
 from drumline.engine.non_finite import NonFinite
 from drumline.engine.output import WatchNotices
 from drumline.engine.preemption import Preemption
@@ -123,36 +123,40 @@ class LogTraining(Action):
 
 
 class Evaluate(Action):
-    """After every `train.eval_every_epochs` epochs, and at the end."""
+    """Every `train.eval_every_epochs` and `train.eval_every_steps`, and at the end."""
 
-    name, interval = "evaluate", AT_EPOCH_END
+    name = "evaluate"
 
     def __init__(self, context: RunContext, trace: TracedStep | None) -> None:
         self._progress = context.progress
+        self.interval = context.config.train.eval_every_steps or AT_EPOCH_END
         self._every_epochs = context.config.train.eval_every_epochs or sys.maxsize
         self._trace = trace
         self._is_best_metric_checked = not context.job.ddp.is_main_process()
 
     def start(self, context: RunContext) -> None:
-        if context.job.eval_loader is None:
+        if not context.job.eval_loaders:
             self._check_best_metric(context)
         elif context.progress.step >= context.total_steps:
             self.run(context)
 
     def due(self, step: int) -> bool:
         cursor = self._progress.cursor
-        is_due = cursor.position == 0 and cursor.epoch % self._every_epochs == 0
-        return is_due or step >= self._progress.last_step
+        return (
+            step % self.interval == 0
+            or (cursor.position == 0 and cursor.epoch % self._every_epochs == 0)
+            or step >= self._progress.last_step
+        )
 
     def run(self, context: RunContext) -> None:
-        if (loader := context.job.eval_loader) is None:
+        if not context.job.eval_loaders:
             return
         if self._trace is not None:
             self._trace.write("evaluation")
         with context.throughput.paused():
             context.call_hooks("before_evaluation")
             started = time.perf_counter()
-            metrics = evaluate(context.job, loader)
+            metrics = evaluate(context.job)
         context.metrics.clear()
         context.metrics.update(metrics)
         if self._trace is not None:
@@ -161,7 +165,7 @@ class Evaluate(Action):
             "evaluation",
             step=context.progress.step,
             epoch=context.epoch,
-            samples=loader.num_samples,
+            samples=context.job.eval_samples,
             seconds=time.perf_counter() - started,
             **metrics,
         )
@@ -176,14 +180,14 @@ class Evaluate(Action):
         if self._is_best_metric_checked:
             return
         self._is_best_metric_checked = True
-        task, has_data = context.job.task, context.job.eval_loader is not None
+        task, has_data = context.job.task, bool(context.job.eval_loaders)
         what = f"{type(task).__name__}.best_metric is {task.best_metric!r}"
         if not has_data and task.best_metric != Task.best_metric:
             context.warn(f"{what}, but there is no eval_data(), so no checkpoint is kept as the best")
-        elif has_data and task.best_metric not in context.metrics:
+        elif has_data and task.best_metric not in (found := numbers(context.metrics)):
             context.warn(
                 f"{what}, which the evaluation does not report, so no checkpoint is kept as the best; it reports "
-                f"{', '.join(context.metrics)}"
+                f"{', '.join(found)}"
             )
 
 
@@ -211,7 +215,7 @@ class Save(Action):
 
     def run(self, context: RunContext) -> None:
         step = context.progress.step
-        metrics = dict(context.metrics) if self._evaluation.due(step) else {}
+        metrics = numbers(context.metrics) if self._evaluation.due(step) else {}
         self.save(context, metrics, must_save=step >= self._progress.last_step)
 
     def save(self, context: RunContext, metrics: Mapping[str, float], *, must_save: bool) -> None:

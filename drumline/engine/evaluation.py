@@ -1,8 +1,11 @@
-"""Evaluation: the mean loss and metrics of the model as it is now, the same numbers on any number of ranks."""
+"""Evaluation: the mean loss and the metrics of the model as it is now, the same numbers on any number of ranks."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,24 +14,51 @@ from drumline.data.evaluation_loader import EvaluationLoader
 from drumline.distributed.collectives import all_sum, broadcast_json
 from drumline.distributed.wrap import LiveBuffers
 from drumline.engine.job import Job
+from drumline.engine.task_metrics import compute_metrics, update_metrics
 from drumline.errors import TrainingError
+from drumline.metrics.meters import check_names
 from drumline.watch.heartbeat import Phase
 
 
 @torch.no_grad()
-def evaluate(job: Job, loader: EvaluationLoader) -> dict[str, float]:
-    """Collective: the mean loss and metrics of the model, as it is now, over every sample of `loader`.
-
-    The same numbers on any number of ranks: a batch holds the same samples whatever the world size, every batch is
-    summed by one rank, and the sums are added with exact rounding, in whatever order."""
-    model, device = job.model, job.ddp.device
+def evaluate(job: Job) -> dict[str, Any]:
+    """Collective: the mean loss and all metrics of the model, as it is now, over every sample of each evaluation set.
+    Those of a set with a name are called `NAME/METRIC`."""
     job.heartbeat.mark(Phase.EVALUATION)
-    LiveBuffers(model).broadcast()
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
+    LiveBuffers(job.model).broadcast()
+    found = {}
+    with _evaluation_mode(job):
+        for name, loader in job.eval_loaders.items():
+            prefix = f"{name}/" if name else ""
+            found |= {f"{prefix}{metric}": value for metric, value in _evaluate_set(job, loader).items()}
+    return found
+
+
+def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Those that are one number each, and not a matrix or a curve."""
+    return {name: value for name, value in metrics.items() if isinstance(value, int | float)}
+
+
+@contextmanager
+def _evaluation_mode(job: Job) -> Iterator[None]:
+    modes = [(module, module.training) for module in job.model.modules()]
+    job.model.eval()
+    job.task.training = False
+    try:
+        yield
+    finally:
+        job.task.training = True
+        for module, was_training in modes:  # a user may have put parts of the model into eval mode for good
+            module.training = was_training
+
+
+def _evaluate_set(job: Job, loader: EvaluationLoader) -> dict[str, Any]:
+    """Collective. A batch holds the same samples whatever the world size, every batch is summed by one rank, and the
+    sums are added with exact rounding, in whatever order."""
+    device = job.ddp.device
+    for metric in job.metrics.values():
+        metric.reset()
     names, sums = _sum_batches(job, loader)
-    for module, was_training in modes:  # a user may have put parts of the model into eval mode for good
-        module.training = was_training
     # Rank 0 always has the first batch; a rank that has none learns the names from it.
     mine = [loader.num_batches, loader.digest]
     names, expected = broadcast_json([names, mine], device=device)
@@ -46,7 +76,14 @@ def evaluate(job: Job, loader: EvaluationLoader) -> dict[str, float]:
     weight, *totals = (math.fsum(column) for column in all_sum(table).cpu().T.tolist())
     if weight <= 0:
         raise TrainingError("the weights of the evaluation set add up to 0, so it has no mean loss")
-    return job.reported({name: total / weight for name, total in zip(names, totals, strict=True)})
+    reported = job.reported({name: total / weight for name, total in zip(names, totals, strict=True)})
+    measured = compute_metrics(job.metrics, job.ddp, is_updated=bool(sums))
+    check_names(measured)
+    if both := sorted(reported.keys() & measured.keys()):
+        raise TrainingError(
+            f"loss() or report() and metrics() both report {', '.join(both)}", next_step="rename one of them"
+        )
+    return {**reported, **measured}
 
 
 def _sum_batches(job: Job, loader: EvaluationLoader) -> tuple[list[str], dict[int, Tensor]]:
@@ -56,7 +93,8 @@ def _sum_batches(job: Job, loader: EvaluationLoader) -> tuple[list[str], dict[in
     for number, size, data in loader.numbered():
         job.heartbeat.mark(Phase.EVALUATION)  # so that a long evaluation shows progress
         with job.autocast:
-            loss = job.task.loss(job.model, data)
+            loss = job.task.loss(job.model, job.task.on_device(data))
+        update_metrics(job.metrics, loss.outputs)
         names = ["loss", *loss.metrics]
         row = [size if loss.weight is None else loss.weight, loss.total, *loss.metrics.values()]
         sums[number] = torch.stack([torch.as_tensor(value, device=job.ddp.device).double() for value in row])

@@ -30,10 +30,11 @@ from drumline.distributed.determinism import platform_facts
 from drumline.distributed.wrap import LiveBuffers, gains_from_channels_last, has_batchnorm, unwrap_model
 from drumline.engine.finite_steps import FiniteSteps
 from drumline.engine.optimizer import LearningRates, check_own_optimizer, make_capturable, make_optimizer, peak_rate
+from drumline.engine.task_metrics import make_metrics
 from drumline.errors import UsageError, log
 from drumline.manager import DDPManager
 from drumline.metrics.meters import Meter, check_names
-from drumline.tasks.base import Task
+from drumline.tasks.base import Metric, Task
 from drumline.watch.heartbeat import HeartbeatWriter, Phase
 
 CAPTURING = ("graph", "compiled_graph", "auto")
@@ -85,7 +86,10 @@ class Job:
     scaler: GradScaler | None
     autocast: AbstractContextManager[object]
     loader: AnyLoader
-    eval_loader: EvaluationLoader | None
+    eval_loaders: Mapping[str, EvaluationLoader]
+    """The evaluation sets by name; a single one is called ''."""
+    metrics: Mapping[str, Metric]
+    """The task's own, for evaluations."""
     meter: Meter
     finite: FiniteSteps
     batch: GlobalBatch
@@ -99,6 +103,12 @@ class Job:
     def heartbeat(self) -> HeartbeatWriter:
         return self.ddp._connection.heartbeat
 
+    @property
+    def eval_samples(self) -> int | None:
+        """Of all evaluation sets; None: that of a stream is not known yet."""
+        sizes = [loader.num_samples for loader in self.eval_loaders.values()]
+        return None if None in sizes else sum(filter(None, sizes))
+
     def reported(self, means: dict[str, float]) -> dict[str, float]:
         """What the task makes of the means, for the log."""
         numbers = self.task.report(means)
@@ -109,9 +119,8 @@ class Job:
         """Release captured steps, which must not outlive the process group, and end the processes that load data."""
         for captured in self.captured_steps:
             captured.release()
-        self.loader.close()
-        if self.eval_loader is not None:
-            self.eval_loader.close()
+        for loader in (self.loader, *self.eval_loaders.values()):
+            loader.close()
 
 
 def make_manager(config: Config, task: str = "", *, run: Path | None = None) -> DDPManager:
@@ -180,10 +189,10 @@ def build_job(
     if in_graph:
         leave_default_stream(device)
     batch = batch or choose_batch(config.train, world_size=ddp.world_size)
-    train_data, eval_data = task.train_data(), task.eval_data()
+    train_data, eval_sets = task.train_data(), _evaluation_sets(task)
     data_fingerprint = fingerprint(train_data)
-    _check_same_data(config, ddp, data_fingerprint, None if eval_data is None else fingerprint(eval_data))
-    loader, eval_loader = _make_loaders(config, task, ddp, batch, train_data, eval_data)
+    _check_same_data(config, ddp, data_fingerprint, {name: fingerprint(data) for name, data in eval_sets.items()})
+    loader, eval_loaders = _make_loaders(config, task, ddp, batch, train_data, eval_sets)
     on_data()
     applied = _wrap(config, task.model(), ddp)
     model = unwrap_model(applied)
@@ -204,7 +213,8 @@ def build_job(
         scaler=scaler,
         autocast=make_autocast(config.train.precision, device),
         loader=loader,
-        eval_loader=eval_loader,
+        eval_loaders=eval_loaders,
+        metrics=make_metrics(task, ddp) if eval_loaders else {},
         meter=meter,
         finite=FiniteSteps(
             config.train.on_nan, meter, LiveBuffers(model), optimizer, scaler, waits_for_device=device.type != "cpu"
@@ -247,9 +257,18 @@ def make_autocast(precision: str, device: torch.device) -> AbstractContextManage
     return torch.autocast(device.type, dtype={"bf16": torch.bfloat16, "fp16": torch.float16}[precision])
 
 
-def _check_same_data(config: Config, ddp: DDPManager, train_data: str, eval_data: str | None) -> None:
+def _evaluation_sets(task: Task) -> dict[str, Any]:
+    """The datasets by name; '' for a single one."""
+    found = task.eval_data()
+    if isinstance(found, Mapping) and all(isinstance(name, str) for name in found):
+        return dict(found)
+    return {} if found is None else {"": found}
+
+
+def _check_same_data(config: Config, ddp: DDPManager, train_data: str, eval_sets: Mapping[str, str]) -> None:
     """Collective. The rendezvous has compared versions, settings and code. In elastic mode the machine counts, too."""
-    compared = {"the training data": train_data, "the evaluation data": eval_data}
+    compared = {"the training data": train_data, "the evaluation sets": list(eval_sets)}
+    compared |= {f"the evaluation data {name}".rstrip(): data for name, data in eval_sets.items()}
     if config.train.exact == "elastic":
         compared |= {f"the {name}": value for name, value in platform_facts(ddp.device).items()}
     check_same(
@@ -261,8 +280,8 @@ def _check_same_data(config: Config, ddp: DDPManager, train_data: str, eval_data
 
 
 def _make_loaders(
-    config: Config, task: Task, ddp: DDPManager, batch: GlobalBatch, train_data: Any, eval_data: Any
-) -> tuple[AnyLoader, EvaluationLoader | None]:
+    config: Config, task: Task, ddp: DDPManager, batch: GlobalBatch, train_data: Any, eval_sets: Mapping[str, Any]
+) -> tuple[AnyLoader, dict[str, EvaluationLoader]]:
     data = config.data
     loading: dict[str, Any] = {
         "workers": data.workers,
@@ -281,10 +300,10 @@ def _make_loaders(
         resident=data.resident,
         **loading,
     )
-    loader = cast(AnyLoader, made)
-    if eval_data is None:
-        return loader, None
-    return loader, ddp.loader(eval_data, batch_size=config.train.eval_batch_size, train=False, **loading)
+    return cast(AnyLoader, made), {
+        name: ddp.loader(data, batch_size=config.train.eval_batch_size, train=False, **loading)
+        for name, data in eval_sets.items()
+    }
 
 
 def _wrap(config: Config, model: nn.Module, ddp: DDPManager) -> nn.Module:

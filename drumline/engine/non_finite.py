@@ -19,6 +19,7 @@ from drumline.distributed.collectives import all_sum, gather_json
 from drumline.engine.finite_steps import largest
 from drumline.engine.job import Job
 from drumline.engine.run_context import RunContext
+from drumline.engine.steps.eager import loss_function
 from drumline.engine.steps.warm_up import dry_run
 from drumline.errors import NonFiniteError, Place
 
@@ -144,7 +145,7 @@ def explain(job: Job, batches: Iterable[Any], reasons: list[str]) -> None:
             if first_non_finite(_tensors(batch)) is not None:
                 reasons.append("the batch holds NaN or infinity")
             with job.autocast:
-                total = float(task.loss(job.model, batch).total)
+                total = float(loss_function(task)(job.model, batch).total)
             if not math.isfinite(total):
                 reasons.append(f"every module's output is finite, but {type(task).__name__}.loss() returns {total}")
 

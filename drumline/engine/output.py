@@ -137,7 +137,7 @@ def report_start(context: RunContext) -> None:
         backend=job.ddp.backend,
         model_parameters=sum(parameter.numel() for parameter in job.model.parameters()),
         train_samples=job.loader.num_samples,
-        eval_samples=0 if job.eval_loader is None else job.eval_loader.num_samples,
+        eval_samples=job.eval_samples,
         batch_size=job.batch.size,
         batch_size_per_rank=job.batch.size / world_size,
         accumulate=len(plan_step(Cursor(), length=job.batch.size, sharding=job.loader.sharding).spans),

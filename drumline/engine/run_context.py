@@ -200,8 +200,8 @@ class RunContext:
     hooks: TaskHooks | None = None
     """None: the task has none."""
     throughput: Throughput = field(default_factory=Throughput)
-    metrics: dict[str, float] = field(default_factory=dict)
-    """What the latest evaluation measured."""
+    metrics: dict[str, Any] = field(default_factory=dict)
+    """What the latest evaluation measured: numbers, and nested lists of them."""
 
     def __post_init__(self) -> None:
         self.progress.last_step = self.total_steps

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType
-from typing import Any, ClassVar, NoReturn, Self
+from typing import Any, ClassVar, NoReturn, Protocol, Self
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -35,15 +35,20 @@ class Loss:
     over samples of different lengths gives the number of tokens that count."""
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
     """More sums, divided by the same weight: the number of correct answers gives the accuracy."""
+    outputs: Any = None
+    """What the task's `metrics()` are updated with in an evaluation: `(scores, labels)`, or a mapping of keyword
+    arguments. Training ignores it."""
 
     @classmethod
-    def mean(cls, value: Tensor, count: Tensor | float, metrics: Mapping[str, Tensor] | None = None) -> Self:
+    def mean(
+        cls, value: Tensor, count: Tensor | float, metrics: Mapping[str, Tensor] | None = None, outputs: Any = None
+    ) -> Self:
         """From means, of the loss and of the metrics, over `count` samples or tokens.
 
         `Loss.mean(functional.cross_entropy(scores, labels), len(labels))`
         """
         sums = {name: one * count for name, one in (metrics or {}).items()}
-        return cls(value * count, weight=count, metrics=sums)
+        return cls(value * count, weight=count, metrics=sums, outputs=outputs)
 
     def __post_init__(self) -> None:
         # Shapes and types are known on the host, so nothing here waits for the device.
@@ -52,6 +57,26 @@ class Loss:
             _check_is_sum(self.weight, "weight")
         for name, value in self.metrics.items():
             _check_is_sum(value, f"metrics[{name!r}]")
+
+
+class Metric(Protocol):
+    """What an evaluation needs of a metric: torchmetrics' own names. Its metrics work as they are."""
+
+    @property
+    def metric_state(self) -> Mapping[str, Tensor | list[Tensor]]:
+        """What the updates since the last reset have added up to."""
+
+    def update(self, *outputs: Any, **named: Any) -> None:
+        """Add a batch: `Loss.outputs`."""
+
+    def merge_state(self, state: Any, /) -> None:
+        """Add the `metric_state` of another rank."""
+
+    def compute(self) -> Any:
+        """A number, a tensor, or a dict of these."""
+
+    def reset(self) -> None:
+        """Begin a new evaluation."""
 
 
 class Task:
@@ -73,6 +98,9 @@ class Task:
     collate: Callable[[Sequence[Any]], Any] | None = None
     """Makes a batch of samples (a static method); None: torch's default. Not used if the dataset makes batches."""
     _log: Callable[[str, Any], None] | None = None  # set while a hook runs
+
+    training: bool = True
+    """Whether `on_device` and `loss` are called for training; False in an evaluation and in `predict`."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -97,8 +125,19 @@ class Task:
         self._must_define("train_data", "return a dataset with __len__ and __getitem__")
 
     def eval_data(self) -> Any:
-        """The samples for evaluation, or None to train without one."""
+        """The samples for evaluation, or None to train without one. A mapping of names to datasets is several sets:
+        their metrics are then called `NAME/loss` and so on, also in `best_metric`.
+        """
         return None
+
+    def on_device(self, batch: Any) -> Any:
+        """The batch as `loss` gets it: what is to be done to a whole micro-batch on its device, such as augmentation
+        (`if self.training:`) and normalisation.
+
+        It is a part of the step, so it may be compiled and captured, and random numbers from torch's own generators
+        are the same again after a resume.
+        """
+        return batch
 
     def loss(self, model: nn.Module, batch: Any) -> Loss:
         """The loss of one batch, which is on the device: `Loss(sum over the batch)`.
@@ -108,6 +147,23 @@ class Task:
         `.item()` and `print` make every step wait for it.
         """
         self._must_define("loss", "return drumline.Loss(the sum of the loss over the batch)")
+
+    def metrics(self) -> Mapping[str, Metric]:
+        """Metrics of evaluations that are no sums, by name: torchmetrics' own, or any `Metric`.
+
+        Each is updated with the `Loss.outputs` of every batch. A dict that it computes is reported as `NAME/KEY`.
+        """
+        return {}
+
+    def predict(self, model: nn.Module, batch: Any) -> Any:
+        """What the model predicts for a batch that is on the device and has been through `on_device`.
+
+        As it stands: the model's output for the batch, or for the first part of a batch that is a tuple or a list.
+        """
+        inputs = batch[0] if isinstance(batch, tuple | list) else batch
+        if not isinstance(inputs, Tensor):
+            self._must_define("predict", f"return what the model predicts for a {type(inputs).__name__}")
+        return model(inputs)
 
     def optimizer(self, model: nn.Module) -> Optimizer | None:
         """Any torch optimizer over the parameters of `model`, which is on its device; None: that of the settings
@@ -159,18 +215,21 @@ def _check_is_sum(value: object, name: str) -> None:
 
 _OPTIM = "write optimizer(model), which returns one, or choose it by --optim.name"
 _SCHEDULE = "write schedule(step, total_steps), which returns a factor of the rate, or choose --optim.schedule"
+_ON_DEVICE = "write on_device(batch), which gets every batch on its device"
 _LOSS = "write loss(model, batch), which training and evaluation both call"
 _LOOP = "to have the loop yourself, use DDPManager (docs/own-loop.md)"
 _INSTEAD = {
     r"configure_optimizers|create_optimizer\w*|optimizer_step": _OPTIM,
     r"create_scheduler|lr_scheduler_step": _SCHEDULE,
     r"(training|train|validation|val|test|eval)_step(_end)?|compute_loss|forward": _LOSS,
-    r"predict_step": "load the model into a script with drumline.load_checkpoint",
+    r"predict_step": "write predict(model, batch), which returns what the model predicts",
     r"(get_)?train_dataloader": "write train_data(), which returns the dataset; --train.batch_size makes batches",
-    r"(get_)?(val|validation|test|eval)_dataloader": "write eval_data(), which returns the dataset",
+    r"(get_)?(val|validation|test|eval)_dataloader": "write eval_data(), which returns a dataset, or several by name",
     r"prepare_data|configure_model": "write train_data(), eval_data() and model(); every rank calls them",
-    r"compute_metrics|(training|validation|test)_epoch_end": "give sums as Loss(metrics=...), or write report(means)",
-    r"on_[a-z]\w*|configure_callbacks": "write a drumline.Hook and list it in hooks() (docs/hooks.md)",
+    r"compute_metrics|(training|validation|test)_epoch_end": "write metrics(), give sums as Loss(metrics=...), or "
+    "write report(means)",
+    r"on_(after|before)_batch_transfer|transfer_batch_to_device": _ON_DEVICE,
+    r"on_(?!device$)[a-z]\w*|configure_callbacks": "write a drumline.Hook and list it in hooks() (docs/hooks.md)",
     r"backward|configure_gradient_clipping|fit": _LOOP,
 }
 

@@ -14,10 +14,12 @@ from torch.optim import NAdam, Optimizer, Rprop
 from drumline.config.schema import OptimConfig
 from drumline.errors import OptimizerMismatchError, UsageError
 from drumline.metrics.events import read_events
+from drumline.tasks.base import Loss, Metric
 from tests.jobs import Classify, Everything, assert_same_bits, make_config, newest, train_each_on, train_here, train_on
 from tests.multiproc.test_elastic import elastic
 from tests.multiproc.test_on_nan import Breaks
 from tests.multiproc.test_resume import EVERY_STEP, interrupted_at
+from tests.multiproc.test_task_metrics import MedianMargin
 
 
 class Momentum(Optimizer):
@@ -41,12 +43,24 @@ class Momentum(Optimizer):
 
 
 class OwnOptimizer(Everything):
-    """Two groups with a rate each, and a schedule."""
+    """Two groups with a rate each, a schedule, a metric that is no sum, and noise that is added on the device."""
 
     def optimizer(self, model: nn.Module) -> Optimizer:
         first, *others = model.parameters()
         assert first.device.type == "cpu"
         return NAdam([{"params": [first], "lr": 0.05}, {"params": others}], lr=0.01, momentum_decay=0.1)
+
+    def on_device(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        inputs, targets = batch
+        return (inputs + 0.1 * torch.randn_like(inputs) if self.training else inputs).float(), targets
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
+        scores = model(batch[0])
+        total = nn.functional.cross_entropy(scores, batch[1], reduction="sum")
+        return Loss(total, metrics={"accuracy": (scores.argmax(1) == batch[1]).sum()}, outputs=(scores, batch[1]))
+
+    def metrics(self) -> dict[str, Metric]:
+        return {"margin": MedianMargin()}
 
     def schedule(self, step: int, total_steps: int) -> float | None:
         return None if step < 2 else 1 - step / total_steps
@@ -104,6 +118,13 @@ def test_elastic_has_the_same_bits_on_any_number_of_ranks(tmp_path: Path) -> Non
 
 
 class SkipsNaN(Breaks):
+    def on_device(self, batch: Any) -> Any:
+        return (*batch, "prepared")
+
+    def loss(self, model: nn.Module, batch: Any) -> Loss:
+        inputs, targets, _ = batch
+        return super().loss(model, (inputs, targets))
+
     def optimizer(self, model: nn.Module) -> Optimizer:
         return Rprop(model.parameters(), lr=0.01)
 
@@ -116,6 +137,8 @@ def test_updates_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
     assert all(bool(torch.isfinite(one).all()) for one in values)
     steps = {float(one) for name, one in tensors["optimizer"].items() if name.endswith("/step")}
     assert steps == {8.0}  # one update of each epoch was left out
+    warnings = [event for event in read_events(tmp_path / "events" / "rank-00000.jsonl") if event["kind"] == "warning"]
+    assert "0 (Fragile) is the first module with a non-finite output" in warnings[0]["message"]
 
 
 def test_another_optimizer_of_the_task_does_not_get_the_state(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def loss_function(task: Task) -> LossFunction:
     """The task's loss of a model and a batch, checked."""
 
     def parts(model: nn.Module, batch: Any) -> LossParts:
-        loss = task.loss(model, batch)
+        loss = task.loss(model, task.on_device(batch))
         if not isinstance(loss, Loss):
             raise UsageError(
                 f"{type(task).__name__}.loss() returned a {type(loss).__name__}, not a Loss",

@@ -118,6 +118,7 @@ def _try_loss(job: Job, batch: Any) -> LossParts | None:
     try:
         with dry_run(job) as task, job.autocast:
             job.model.eval()  # `dry_run` puts the modes back
+            task.training = False
             return loss_function(task)(job.model, batch)
     except Exception:
         return None

@@ -41,7 +41,7 @@ def make_context(config: Config, total_steps: int) -> RunContext:
     ddp = SimpleNamespace(is_main_process=lambda: True, host="a", device=torch.device("cpu"))
     model = torch.nn.Linear(1, 1)
     job: Any = SimpleNamespace(
-        ddp=ddp, model=model, optimizer=None, rates=None, eval_loader=None, heartbeat=HeartbeatWriter()
+        ddp=ddp, model=model, optimizer=None, rates=None, eval_loaders={}, heartbeat=HeartbeatWriter()
     )
     reporter: Any = SimpleNamespace()
     request = RunRequest("test", config, Path("run"), False, ())

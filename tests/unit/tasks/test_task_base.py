@@ -30,7 +30,18 @@ def test_the_rest_has_defaults() -> None:
 
     assert task.eval_data() is None
     assert task.report({"loss": 1.0}) == {"loss": 1.0}
+    assert (task.optimizer(nn.Identity()), task.schedule(0, 9), task.metrics(), task.training) == (None, None, {}, True)
+    batch = [torch.ones(1)]
+    assert task.on_device(batch) is batch
     assert (task.best_metric, task.higher_is_better, task.collate, task.defaults) == ("loss", False, None, {})
+
+
+def test_a_prediction_is_the_models_output_for_the_inputs() -> None:
+    model, inputs = nn.Tanh(), torch.tensor([0.5])
+    for batch in (inputs, (inputs, torch.tensor([1])), [inputs]):
+        assert torch.equal(Empty(Config()).predict(model, batch), inputs.tanh())
+    with pytest.raises(UsageError, match=r"Empty does not define predict\(\)"):
+        Empty(Config()).predict(model, {"inputs": inputs})
 
 
 def test_a_loss_of_sums_is_taken() -> None:
@@ -40,6 +51,7 @@ def test_a_loss_of_sums_is_taken() -> None:
     assert loss.total is total
     assert Loss(total).weight is None
     assert Loss(total).metrics == {}
+    assert Loss.mean(total, 3, outputs=(1, 2)).outputs == (1, 2)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,128 @@
+"""A task's own metrics: every rank updates them with its evaluation batches, and rank 0 merges all ranks' states, in
+their order, and computes the values once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from drumline.checkpoint.optimizer_state import decode_state, encode_state
+from drumline.checkpoint.rank_states import gather_states
+from drumline.distributed.collectives import broadcast_json
+from drumline.errors import UsageError
+from drumline.manager import DDPManager
+from drumline.tasks.base import Metric, Task
+
+NEEDED = ("update", "compute", "reset", "metric_state", "merge_state")
+IN_SUMS = "give it as sums with Loss(metrics=...)"
+
+
+def make_metrics(task: Task, ddp: DDPManager) -> dict[str, Metric]:
+    """Those of the task, on the device. What could not be merged on several ranks is refused there."""
+    metrics = dict(task.metrics())
+    for name, metric in metrics.items():
+        if missing := [one for one in NEEDED if not hasattr(metric, one)]:
+            raise UsageError(
+                f"the metric {name!r} has no {' and no '.join(missing)}",
+                next_step=f"return torchmetrics' metrics, or objects with {', '.join(NEEDED)}",
+            )
+        if isinstance(metric, nn.Module):
+            metric.to(ddp.device)
+        for part in _parts(metric).values():
+            if hasattr(part, "sync_on_compute"):  # torchmetrics would add up the ranks by itself, and again
+                vars(part).update(sync_on_compute=False, _to_sync=False)
+            if ddp.world_size > 1:
+                _check_merge(name, part)
+    return metrics
+
+
+def _check_merge(name: str, metric: Metric) -> None:
+    try:
+        metric.merge_state(metric.metric_state)
+    except (RuntimeError, NotImplementedError) as error:
+        raise UsageError(
+            f"the metric {name!r} cannot be merged over ranks: {error}", next_step=f"train on one rank, or {IN_SUMS}"
+        ) from error
+    metric.reset()
+
+
+def _parts(metric: Metric) -> dict[str, Metric]:
+    """What holds states, by name: the wrappers of torchmetrics keep them in metrics inside them."""
+    if not isinstance(metric, nn.Module):
+        return {"": metric}
+    inside = {name: one for name, one in metric.named_modules() if hasattr(one, "merge_state")}
+    return {name: one for name, one in inside.items() if one.metric_state}  # type: ignore[misc]
+
+
+def update_metrics(metrics: Mapping[str, Metric], outputs: Any) -> None:
+    """With the `Loss.outputs` of one batch."""
+    if metrics and outputs is None:
+        raise UsageError(
+            "the task has metrics(), but its loss() returns no outputs to update them with",
+            next_step="return Loss(total, outputs=(scores, labels))",
+        )
+    for metric in metrics.values():
+        if isinstance(outputs, Mapping):
+            metric.update(**outputs)
+        elif isinstance(outputs, tuple | list):
+            metric.update(*outputs)
+        else:
+            metric.update(outputs)
+
+
+def compute_metrics(metrics: Mapping[str, Metric], ddp: DDPManager, *, is_updated: bool) -> dict[str, Any]:
+    """Collective: the values by name, the same on every rank. `is_updated`: this rank has had a batch; rank 0 has."""
+    if not metrics:
+        return {}
+    tensors: dict[str, Tensor] = {}
+    states = {
+        name: {place: dict(part.metric_state) for place, part in _parts(metric).items()}
+        for name, metric in metrics.items()
+    }
+    document = encode_state(states, "metrics", tensors) if is_updated else None
+    gathered, tensors = gather_states(document, tensors, device=ddp.device)
+    values = None
+    if ddp.is_main_process():
+        # Into rank 0's own: torchmetrics takes one without an update of its own for empty.
+        for rank, document in enumerate(gathered["ranks"]):
+            if rank > 0 and document is not None:
+                _merge(metrics, decode_state(document, partial(_tensor_of, tensors, rank, ddp.device)))
+        values = {key: value for name, metric in metrics.items() for key, value in _values(name, metric.compute())}
+    found: dict[str, Any] = broadcast_json(values, device=ddp.device)
+    return found
+
+
+def _tensor_of(tensors: Mapping[str, Tensor], rank: int, device: torch.device, name: str) -> Tensor:
+    return tensors[f"{rank}/{name}"].to(device)
+
+
+def _merge(metrics: Mapping[str, Metric], states: Mapping[str, Any]) -> None:
+    for name, metric in metrics.items():
+        for place, part in _parts(metric).items():
+            part.merge_state(states[name][place])
+
+
+def _values(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """A number, a nested list, or those of a dict, each as NAME/KEY."""
+    if isinstance(value, Mapping):
+        for key, one in value.items():
+            yield from _values(f"{name}/{key}", one)
+    else:
+        yield name, _plain(name, value)
+
+
+def _plain(name: str, value: Any) -> Any:
+    if hasattr(value, "tolist"):  # a tensor or an array
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [_plain(name, one) for one in value]
+    if isinstance(value, bool | int | float):
+        return float(value) if isinstance(value, bool) else value
+    raise UsageError(
+        f"the metric {name!r} computed a {type(value).__name__}",
+        next_step="let compute() return a number, a tensor, a list or a dict of these",
+    )

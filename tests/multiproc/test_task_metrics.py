@@ -1,0 +1,135 @@
+"""Several evaluation sets, and metrics that are no sums: right, and the same number on any number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sklearn import metrics as sklearn_metrics
+from torch import Tensor, nn
+from torchmetrics.classification import MulticlassAUROC, MulticlassConfusionMatrix, MulticlassF1Score, MulticlassRecall
+from torchmetrics.wrappers import ClasswiseWrapper
+
+from drumline.checkpoint import catalog
+from drumline.engine.evaluation import evaluate
+from drumline.engine.job import build_job, make_manager
+from drumline.metrics.events import read_events
+from drumline.tasks.base import Loss
+from tests.jobs import Classify, Points, make_config, train_on
+from tests.ranks import run_ranks
+
+CLASSES = 2
+
+
+class MedianMargin:
+    """A metric as a user writes it: the median is no sum."""
+
+    def __init__(self) -> None:
+        self.values: list[Tensor] = []
+
+    @property
+    def metric_state(self) -> dict[str, list[Tensor]]:
+        return {"values": self.values}
+
+    def update(self, scores: Tensor, labels: Tensor) -> None:
+        self.values.append(scores[:, 1] - scores[:, 0])
+
+    def merge_state(self, state: Mapping[str, list[Tensor]]) -> None:
+        self.values += state["values"]
+
+    def compute(self) -> Tensor:
+        return torch.cat(self.values).median()
+
+    def reset(self) -> None:
+        self.values = []
+
+
+class Measured(Classify):
+    """Six batches of one set, and two of the other: of four ranks two have none of it."""
+
+    best_metric, higher_is_better = "plain/f1", True
+
+    def eval_data(self) -> dict[str, Points]:
+        shifted = Points(7)
+        shifted.inputs = shifted.inputs + 0.3
+        return {"plain": Points(29), "shifted": shifted}
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
+        scores = model(batch[0])
+        total = nn.functional.cross_entropy(scores, batch[1], reduction="sum")
+        return Loss(total, outputs=(scores.softmax(1), batch[1]))
+
+    def metrics(self) -> dict[str, Any]:
+        return {
+            "f1": MulticlassF1Score(CLASSES, average="macro"),
+            "auroc": MulticlassAUROC(CLASSES),
+            "confusion": MulticlassConfusionMatrix(CLASSES),
+            "recall": ClasswiseWrapper(MulticlassRecall(CLASSES, average=None), labels=["no", "yes"]),
+            "margin": MedianMargin(),
+        }
+
+
+CONFIG = make_config(epochs=1)
+
+
+def measured() -> tuple[dict[str, Any], dict[str, Any], dict[str, list[Any]]]:
+    """Two evaluations of the untrained model, and its outputs for each whole set."""
+    with make_manager(CONFIG) as ddp:
+        job = build_job(CONFIG, Measured(CONFIG), ddp)
+        sets = job.task.eval_data()
+        with torch.no_grad():
+            outputs = {
+                name: [job.model(data.inputs).softmax(1).tolist(), data.targets.tolist()] for name, data in sets.items()
+            }
+        found = evaluate(job), evaluate(job), outputs
+        job.close()
+        return found
+
+
+def test_metrics_are_those_of_scikit_learn_on_one_two_and_four_ranks() -> None:
+    by_ranks = {world_size: run_ranks(world_size, measured) for world_size in (1, 2, 4)}
+    [(first, _, outputs)] = by_ranks[1]
+    for results in by_ranks.values():
+        for one, again, _ in results:
+            assert one == again == first  # on every rank, and the second time
+    assert [name for name in first if name.startswith("plain/")] == [
+        f"plain/{name}" for name in ("loss", "f1", "auroc", "confusion", "recall/no", "recall/yes", "margin")
+    ]
+    for name, both in outputs.items():
+        scores, labels = map(torch.tensor, both)
+        chosen = scores.argmax(1)
+        assert first[f"{name}/confusion"] == sklearn_metrics.confusion_matrix(labels, chosen, labels=[0, 1]).tolist()
+        expected = {
+            "f1": sklearn_metrics.f1_score(labels, chosen, average="macro"),
+            "auroc": sklearn_metrics.roc_auc_score(labels, scores[:, 1]),
+            "margin": float((scores[:, 1] - scores[:, 0]).median()),
+        }
+        recalls = sklearn_metrics.recall_score(labels, chosen, average=None)
+        expected |= {f"recall/{label}": recall for label, recall in zip(("no", "yes"), recalls, strict=True)}
+        assert {key: first[f"{name}/{key}"] for key in expected} == pytest.approx(expected, rel=1e-6)
+        loss = nn.functional.nll_loss(scores.log(), labels)
+        assert first[f"{name}/loss"] == pytest.approx(float(loss))
+
+
+def test_a_run_evaluates_by_steps_and_keeps_the_best_by_the_metric_of_a_set(tmp_path: Path) -> None:
+    config = make_config(epochs=2, eval_every_steps=3)
+    train_on(2, config, Measured, tmp_path)
+    events = list(read_events(tmp_path / "events" / "rank-00000.jsonl"))
+    found = [event for event in events if event["kind"] == "evaluation"]
+    assert [event["step"] for event in found] == [3, 5, 6, 9, 10]  # an epoch has 5 steps
+    assert {event["samples"] for event in found} == {29 + 7}
+    assert sum(map(sum, found[0]["plain/confusion"])) == 29
+    assert not [event for event in events if event["kind"] == "warning"]
+    saved = {
+        step: catalog.check_sizes(tmp_path / "checkpoints" / catalog.folder_name(step)).metrics for step in (5, 10)
+    }
+    assert saved[10]["plain/f1"] == found[-1]["plain/f1"]
+    assert not any("confusion" in name for name in saved[10])  # a checkpoint has numbers
+    (end,) = [event for event in events if event["kind"] == "end"]
+    assert end["best_step"] == max(saved, key=lambda step: (saved[step]["plain/f1"], step))
+    lines = (tmp_path / "logs" / "rank-00000.log").read_text()
+    assert f"plain/f1 {found[0]['plain/f1']:.4f}" in lines
+    assert "shifted/loss" in lines
