@@ -123,18 +123,18 @@ def evaluate_run(saved: SavedRun, ddp: DDPManager) -> dict[str, Any]:
     """Collective: evaluate the checkpoint on the task's evaluation data, as the run itself does it."""
     job = build_job(saved.config, saved.task(saved.config), ddp)
     try:
-        if job.eval_loader is None:
+        if not job.eval_loaders:
             raise UsageError(
                 f"{saved.task.__name__} has no evaluation data", next_step="return a dataset from its eval_data()"
             )
         _load_weights(job, saved.checkpoint)
         started = time.perf_counter()
-        metrics = evaluate(job, job.eval_loader)
+        metrics = evaluate(job)
         return {
             "step": saved.step,
             "checkpoint": str(saved.checkpoint),
             "world_size": ddp.world_size,
-            "samples": job.eval_loader.num_samples,
+            "samples": job.eval_samples,
             "seconds": time.perf_counter() - started,
             "metrics": metrics,
         }

@@ -34,7 +34,8 @@ from drumline.engine.trace import TracedStep
 from drumline.errors import ExitCode
 from drumline.manager import DDPManager
 from drumline.metrics.events import Reporter
-from drumline.tasks.base import Task, uncalled_methods
+from drumline.tasks.base import Task
+from drumline.tasks.other_libraries import uncalled_methods
 from drumline.watch.heartbeat import Phase
 
 

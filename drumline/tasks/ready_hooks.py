@@ -235,10 +235,12 @@ def _evaluating(run: Run) -> Iterator[None]:
     """In evaluation mode, without gradients; afterwards modes and random numbers are as they were."""
     modes, rng = [(module, module.training) for module in run.model.modules()], capture_rng(run.device)
     run.model.eval()
+    run.task.training = False
     try:
         with torch.no_grad():
             yield
     finally:
+        run.task.training = True
         for module, was_training in modes:
             module.training = was_training
         restore_rng(rng, run.device)

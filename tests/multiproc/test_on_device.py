@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from drumline.tasks.base import Loss
+from drumline.tasks.hook import Hook
+from drumline.tasks.ready_hooks import LogSamples
 from tests.jobs import Classify, Points, make_config, newest, train_here
 
 
@@ -55,6 +57,15 @@ class Prepared(Classify):
     def on_device(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         return batch[0].double() / 32, batch[1]
 
+    def predict(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        self.modes.add((self.training, model.training))
+        scores: Tensor = super().predict(model, batch)
+        return scores
+
+    def hooks(self) -> list[Hook]:
+        inputs, target = Small(1)[0]
+        return [LogSamples((inputs[None], target[None]), show=lambda scores: float(scores.sum()))]
+
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
         self.modes.add((self.training, model.training))
         return super().loss(model, batch)
@@ -66,5 +77,5 @@ def test_what_is_done_on_the_device_is_as_if_the_dataset_had_done_it(tmp_path: P
         train_here(make_config(epochs=1, accumulate=2), task, tmp_path / task.__name__)
     plain, prepared = (newest(tmp_path / task.__name__).tensors["model"] for task in (Plain, Prepared))
     assert all(torch.equal(tensor, prepared[name]) for name, tensor in plain.items())
-    # In steps and evaluations, and in the checks before the first step.
+    # In steps, evaluations and predictions, and in the checks before the first step.
     assert Prepared.modes == {(True, True), (False, False)}

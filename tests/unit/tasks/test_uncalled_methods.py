@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from drumline.tasks import ImageClassification, Task
-from drumline.tasks.base import uncalled_methods
+from drumline.tasks.other_libraries import uncalled_methods
 
 
 class FromElsewhere(Task):
