@@ -33,7 +33,9 @@ The engine reports to one `Reporter` per rank, which stamps the event and hands 
 The numbers of samples and epochs are null where a stream leaves them unknown.
 The two commands are null on several nodes, where a rank does not know its launcher's arguments.
 `data_share` is the fraction of the time, from 0 to 1, that this rank's loop waited for batches.
-`epoch` counts from 1: in `train` it is the current epoch, in `evaluation` the one that has just finished.
+`epoch` counts from 1: in `train` it is the current epoch, in `evaluation` the one that has just finished,
+or the current one with `train.eval_every_steps`. With several evaluation sets metrics are called `NAME/METRIC`.
+Metrics that are more than one number are nested lists.
 """
 
 from __future__ import annotations
