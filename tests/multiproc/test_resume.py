@@ -10,26 +10,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from torch import Tensor, nn
 
-from drumline.checkpoint import catalog
+from drumline.checkpoint import catalog, store
+from drumline.checkpoint.optimizer_state import decode_state
 from drumline.config.schema import CheckpointConfig, Config, DistConfig, OptimConfig
 from drumline.engine.job import Progress
 from drumline.engine.saver import Saver
 from drumline.errors import CheckpointError
 from drumline.metrics.events import read_events
 from drumline.tasks.base import Loss, Task
-from tests.jobs import (
-    Classify,
-    Normalised,
-    Strided,
-    assert_same_bits,
-    make_config,
-    newest,
-    train_each_on,
-    train_here,
-    train_on,
-)
+from tests.hooked_jobs import Hooked, HookedNormalised
+from tests.jobs import Classify, Strided, assert_same_bits, make_config, newest, train_each_on, train_here, train_on
 from tests.ranks import RanksFailed, run_ranks
 
 EVERY_STEP = CheckpointConfig(every_steps=1, every_epochs=0, keep_last=50, keep_best=0)
@@ -64,19 +57,48 @@ def interrupted_at(step: int, world_size: int, config: Config, task: type[Task],
 
 
 @pytest.mark.parametrize(
-    ("world_size", "step", "task", "workers"), [(1, 7, Classify, 0), (2, 3, Classify, 2), (4, 4, Normalised, 0)]
+    ("world_size", "step", "task", "workers"), [(1, 7, Hooked, 0), (2, 7, Hooked, 2), (4, 4, HookedNormalised, 0)]
 )
 def test_killed_and_resumed_is_bit_identical(
     tmp_path: Path, world_size: int, step: int, task: type[Task], workers: int
 ) -> None:
     # BatchNorm needs two samples or more in each of 4 ranks' 2 micro-batches.
-    config = hard_config(workers=workers, batch_size=16 if task is Normalised else 8)
+    config = hard_config(workers=workers, batch_size=16 if task is HookedNormalised else 8, epochs=3)
     train_on(world_size, config, task, tmp_path / "whole")
     interrupted_at(step, world_size, config, task, tmp_path / "killed")
-    train_on(world_size, config, task, tmp_path / "killed")
+    ends: list[Progress] = run_ranks(world_size, train_here, config, task, tmp_path / "killed")
     assert_same_bits(newest(tmp_path / "killed"), newest(tmp_path / "whole"))
-    events = read_events(tmp_path / "killed" / "events" / "rank-00000.jsonl")
+    events = list(read_events(tmp_path / "killed" / "events" / "rank-00000.jsonl"))
     assert [event["step"] for event in events if event["kind"] == "resume"] == [step]
+    assert_stopped_early(ends, tmp_path)
+    assert_average_by_hand(newest(tmp_path / "killed"))
+
+
+def assert_stopped_early(ends: list[Progress], folder: Path) -> None:
+    """All ranks stopped at the second evaluation: the first one, before the kill, is not forgotten."""
+    whole = list(read_events(folder / "whole" / "events" / "rank-00000.jsonl"))
+    (step,) = {event["step"] for event in whole if event["kind"] == "end"}
+    assert [end.step for end in ends] == [step] * len(ends)
+    assert len([event for event in whole if event["kind"] == "evaluation"]) == 2
+    samples = []
+    for run in ("whole", "killed"):
+        for rank in range(len(ends)):
+            events = list(read_events(folder / run / "events" / f"rank-{rank:05d}.jsonl"))
+            assert events[-1]["stopped"].startswith("loss has not improved in 1 evaluations; the best was ")
+            samples.append([event["value"] for event in events if event["kind"] == "logged"])
+    assert len(samples[0]) == 2
+    assert samples == [samples[0], *[[]] * (len(ends) - 1)] * 2, "rank 0 alone logs, and the same after the kill"
+
+
+def assert_average_by_hand(snapshot: store.Snapshot) -> None:
+    _, ema, by_hand, _ = snapshot.documents["hooks"]
+    assert (ema["name"], by_hand["name"]) == ("EMA", "ByHand")
+    tensors = snapshot.tensors["hooks"]
+    averages, expected = (decode_state(one["state"], tensors.__getitem__)["average"] for one in (ema, by_hand))
+    assert averages.keys() == expected.keys() == snapshot.tensors["model"].keys()
+    for name, average in averages.items():
+        assert torch.allclose(average, expected[name], rtol=1e-12, atol=1e-14), name
+        assert name.endswith("num_batches_tracked") or not torch.equal(average, snapshot.tensors["model"][name])
 
 
 def test_a_static_graph_resumes_bit_for_bit(tmp_path: Path) -> None:

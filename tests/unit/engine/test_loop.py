@@ -17,6 +17,7 @@ from drumline.engine.actions import AT_EPOCH_END, Action, FirstStep
 from drumline.engine.job import Progress
 from drumline.engine.loop import Loop, between_steps
 from drumline.engine.run_context import RunContext, RunRequest
+from drumline.tasks.hook import Hook, Run
 from drumline.watch.heartbeat import HeartbeatWriter
 
 ORDER = [
@@ -37,7 +38,7 @@ CONFIG = Config(
 )
 
 
-def make_context(config: Config, total_steps: int) -> RunContext:
+def make_context(config: Config, total_steps: int, hooks: Any = None) -> RunContext:
     ddp = SimpleNamespace(is_main_process=lambda: True, host="a", device=torch.device("cpu"))
     model = torch.nn.Linear(1, 1)
     job: Any = SimpleNamespace(
@@ -45,7 +46,7 @@ def make_context(config: Config, total_steps: int) -> RunContext:
     )
     reporter: Any = SimpleNamespace()
     request = RunRequest("test", config, Path("run"), False, ())
-    return RunContext(request, job, Progress(), reporter, total_steps)
+    return RunContext(request, job, Progress(), reporter, total_steps, hooks)
 
 
 def make_actions(context: RunContext) -> list[Action]:
@@ -87,7 +88,48 @@ def test_the_order_is_fixed() -> None:
     assert [action.name for action in actions] == ORDER
 
 
-def test_each_hook_runs_when_it_is_due_and_all_of_them_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+class EveryThird(Hook):
+    every_steps = 3
+
+    def after_step(self, run: Run) -> None: ...
+
+
+class EveryStep(Hook):
+    def after_step(self, run: Run) -> None: ...
+
+
+class AtTheEnd(Hook):
+    def end(self, run: Run) -> None: ...
+
+
+def test_hooks_that_define_after_step_come_first_in_their_order() -> None:
+    context = make_context(CONFIG, 10, SimpleNamespace(hooks=[EveryThird(), AtTheEnd(), EveryStep()]))
+    first, *after_step = make_actions(context)[:3]
+    assert first.name == "first_step"
+    assert [action.name for action in after_step] == ["EveryThird.after_step", "EveryStep.after_step"]
+    assert [action.name for action in make_actions(context)[3:]] == ORDER[1:]
+    assert [[step for step in range(1, 8) if action.due(step)] for action in after_step] == [[3, 6], [*range(1, 8)]]
+
+
+def test_a_run_that_is_stopped_ends_as_at_its_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    context = make_context(CONFIG, 100)
+    actions = make_actions(context)
+    names: list[str] = []
+
+    def run(action: Action) -> None:
+        names.append(action.name)
+        if action.name == "log":
+            context.progress.last_step = context.progress.step
+
+    for action in actions:
+        monkeypatch.setattr(action, "run", lambda _, action=action: run(action))
+    loop = Loop(context, SimpleNamespace(), Ledger(), actions[1:])  # type: ignore[arg-type]
+    context.progress.step, context.progress.cursor = 4, Cursor(0, 4)
+    loop.run_actions()
+    assert names == ["log", "compare_replicas", "evaluate", "compare_replicas_again", "save"]
+
+
+def test_each_action_runs_when_it_is_due_and_all_of_them_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     found = run_names(monkeypatch, CONFIG, steps=17, per_epoch=5)
     due = {step: names for step, names in enumerate(found, 1) if names}
     assert due == {
