@@ -37,7 +37,7 @@ class TaskHooks:
         """Call this method of every hook, or of one. Collective where a hook's is."""
         run = self.run
         run.step, run.epoch, run.metrics = step, epoch, metrics
-        self._job.ddp._connection.heartbeat.mark(Phase.BETWEEN)
+        self._job.heartbeat.mark(Phase.BETWEEN)
         run.task._log = run.log
         try:
             for hook in self.hooks if only is None else (only,):

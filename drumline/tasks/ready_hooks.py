@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from drumline.checkpoint.state import capture_rng, model_state, restore_rng
 from drumline.errors import UsageError, did_you_mean
 from drumline.tasks.hook import Hook, Run
+from drumline.text import plural
 
 
 class EMA(Hook):
@@ -130,7 +131,7 @@ class EarlyStopping(Hook):
         self.num_without += 1
         if self.num_without >= self._patience:
             best = "" if self.best is None else f"; the best was {self.best:.6g}"
-            run.stop(f"{self._metric} has not improved in {self.num_without} evaluations{best}")
+            run.stop(f"{self._metric} has not improved in {plural(self.num_without, 'evaluation')}{best}")
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best, "num_without": self.num_without}

@@ -84,7 +84,7 @@ def assert_stopped_early(ends: list[Progress], folder: Path) -> None:
     for run in ("whole", "killed"):
         for rank in range(len(ends)):
             events = list(read_events(folder / run / "events" / f"rank-{rank:05d}.jsonl"))
-            assert events[-1]["stopped"].startswith("loss has not improved in 1 evaluations; the best was ")
+            assert events[-1]["stopped"].startswith("loss has not improved in 1 evaluation; the best was ")
             samples.append([event["value"] for event in events if event["kind"] == "logged"])
     assert len(samples[0]) == 2
     assert samples == [samples[0], *[[]] * (len(ends) - 1)] * 2, "rank 0 alone logs, and the same after the kill"

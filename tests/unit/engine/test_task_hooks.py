@@ -24,9 +24,10 @@ NOW: dict[str, Any] = {"step": 3, "epoch": 1, "metrics": {}}
 
 
 def hooks_of(hooks: Sequence[Any], task: type[Task] = Task) -> TaskHooks | None:
-    ddp = SimpleNamespace(host="a", device=torch.device("cpu"), rank=0, world_size=1, heartbeat=HeartbeatWriter())
+    ddp = SimpleNamespace(host="a", device=torch.device("cpu"), rank=0, world_size=1)
     own = type(task.__name__, (task,), {"hooks": lambda self: hooks})
-    job: Any = SimpleNamespace(task=own(Config()), ddp=ddp, model=nn.Linear(1, 1), optimizer=None)
+    parts = {"ddp": ddp, "model": nn.Linear(1, 1), "optimizer": None, "heartbeat": HeartbeatWriter()}
+    job: Any = SimpleNamespace(task=own(Config()), **parts)
     return make_hooks(job, Config(), Path("run"), lambda *_, **__: None, 10)
 
 
