@@ -38,6 +38,8 @@ from drumline.metrics.events import read_events
 from drumline.tasks import ImageClassification
 from drumline.tasks.base import Loss
 from drumline.tasks.built_in import Synthetic
+from drumline.tasks.hook import Hook
+from drumline.tasks.ready_hooks import EMA
 from tests.jobs import assert_same_bits, newest
 from tests.ranks import run_ranks
 
@@ -70,6 +72,11 @@ def train_here(config: Config, run: Path, task: type = ImageClassification, forg
         ddp.cleanup()
 
 
+class Averaged(ImageClassification):
+    def hooks(self) -> list[Hook]:
+        return [EMA(0.9)]
+
+
 def events(run: Path, kind: str) -> list[dict[str, Any]]:
     return [event for event in read_events(run / "events" / "rank-00000.jsonl") if event["kind"] == kind]
 
@@ -98,9 +105,11 @@ def assert_same_state(left: store.Snapshot, right: store.Snapshot) -> None:
     ids=["fp32", "bf16, accumulating", "fp16, accumulating"],
 )
 def test_a_captured_run_has_the_bits_of_an_eager_one(tmp_path: Path, settings: dict[str, Any]) -> None:
+    """And so has the average of its weights, which a hook makes between the steps."""
     for step in ("eager", "graph"):
-        run_ranks(1, train_here, digits(step, **settings), tmp_path / step)
+        run_ranks(1, train_here, digits(step, **settings), tmp_path / step, Averaged)
 
+    assert "hooks" in newest(tmp_path / "graph").tensors
     assert_same_state(newest(tmp_path / "eager"), newest(tmp_path / "graph"))
     assert losses(tmp_path / "eager") == losses(tmp_path / "graph")
     rates = [[event["lr"] for event in events(tmp_path / step, "train")] for step in ("eager", "graph")]
