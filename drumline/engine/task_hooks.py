@@ -108,7 +108,8 @@ def make_hooks(
     job: Job, config: Config, folder: Path, report: Callable[..., None], total_steps: int
 ) -> TaskHooks | None:
     """Collective: the task's hooks, compared across ranks; None: it has none."""
-    hooks, ddp, where = list(job.task.hooks()), job.ddp, f"{type(job.task).__name__}.hooks()"
+    hooks: list[Any] = list(job.task.hooks())
+    ddp, where = job.ddp, f"{type(job.task).__name__}.hooks()"
     for hook in hooks:
         if not isinstance(hook, Hook):
             what = f"the class {hook.__name__}" if isinstance(hook, type) else f"a {type(hook).__name__}"

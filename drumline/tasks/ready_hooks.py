@@ -85,12 +85,11 @@ class EMA(Hook):
 
 def _places(model: nn.Module) -> dict[str, tuple[dict[str, Any], str]]:
     """By name: where the modules keep the tensors that a checkpoint holds."""
-    places = {
-        f"{prefix}.{name}".lstrip("."): (tensors, name)
-        for prefix, module in model.named_modules(remove_duplicate=False)
-        for tensors in (module._parameters, module._buffers)
-        for name in tensors
-    }
+    places = {}
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        holders: list[dict[str, Any]] = [module._parameters, module._buffers]
+        for tensors in holders:
+            places.update({f"{prefix}.{name}".lstrip("."): (tensors, name) for name in tensors})
     return {name: places[name] for name in model_state(model)[0] if name in places}
 
 
