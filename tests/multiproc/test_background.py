@@ -18,7 +18,8 @@ from drumline.config.schema import CheckpointConfig
 from drumline.errors import CheckpointError
 from drumline.metrics.events import JsonLines, read_events
 from drumline.tasks.base import Loss
-from tests.jobs import Classify, Normalised, assert_same_bits, make_config, newest, train_here, train_on
+from tests.hooked_jobs import HookedNormalised
+from tests.jobs import Classify, assert_same_bits, make_config, newest, train_here, train_on
 
 EVERY_STEP = CheckpointConfig(every_steps=1, every_epochs=0, keep_last=50, keep_best=0)
 
@@ -59,11 +60,11 @@ def slow_down(monkeypatch: pytest.MonkeyPatch, hold: Callable[[int], object]) ->
 
 
 def test_the_bits_are_those_of_saves_that_the_step_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    train_here(make_config(checkpoint=replace(EVERY_STEP, background=False)), Normalised, tmp_path / "waits")
+    train_here(make_config(checkpoint=replace(EVERY_STEP, background=False)), HookedNormalised, tmp_path / "waits")
     # Each is written only when later steps have changed the model, but for those that the next save waits for.
     slow_down(monkeypatch, lambda step: time.sleep(0.02))
     config = make_config(checkpoint=replace(EVERY_STEP, every_steps=3))
-    train_here(config, Normalised, tmp_path / "beside")
+    train_here(config, HookedNormalised, tmp_path / "beside")
     for step in (3, 6, 9, 10):
         name = Path("checkpoints") / f"step-{step:08d}"
         waited, beside = store.read(tmp_path / "waits" / name), store.read(tmp_path / "beside" / name)
@@ -177,17 +178,17 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path: Path, every_
 def test_two_ranks_write_a_share_each(tmp_path: Path) -> None:
     config = make_config(epochs=1, checkpoint=replace(EVERY_STEP, every_steps=4))
     shared = replace(config, checkpoint=replace(config.checkpoint, writers="ranks", when_busy="skip"))
-    assert train_on(2, shared, Normalised, tmp_path / "parts").step == 5
-    assert train_on(2, config, Normalised, tmp_path / "whole").step == 5
+    assert train_on(2, shared, HookedNormalised, tmp_path / "parts").step == 5
+    assert train_on(2, config, HookedNormalised, tmp_path / "whole").step == 5
     parts, whole = newest(tmp_path / "parts"), newest(tmp_path / "whole")
     for snapshot in (parts, whole):
         snapshot.documents["progress"].pop("facts")
     assert_same_bits(parts, whole)
     files = catalog.verify(tmp_path / "parts" / "checkpoints" / "step-00000005").files
-    assert {f"{name}-part-0000{rank}.safetensors" for name in ("model", "optimizer") for rank in (0, 1)} <= set(files)
+    assert {f"{name}-part-0000{rank}.safetensors" for name in ("model", "optimizer", "hooks") for rank in (0, 1)} <= set(files)
     assert problems(tmp_path / "parts") == []
     # On one rank it has no effect, and what two have written is read.
     longer = replace(shared, train=replace(shared.train, epochs=None, steps=6))
-    train_here(longer, Normalised, tmp_path / "parts")
+    train_here(longer, HookedNormalised, tmp_path / "parts")
     assert "model.safetensors" in catalog.verify(tmp_path / "parts" / "checkpoints" / "step-00000006").files
     assert problems(tmp_path / "parts") == []
