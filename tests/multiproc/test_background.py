@@ -185,7 +185,8 @@ def test_two_ranks_write_a_share_each(tmp_path: Path) -> None:
         snapshot.documents["progress"].pop("facts")
     assert_same_bits(parts, whole)
     files = catalog.verify(tmp_path / "parts" / "checkpoints" / "step-00000005").files
-    assert {f"{name}-part-0000{rank}.safetensors" for name in ("model", "optimizer", "hooks") for rank in (0, 1)} <= set(files)
+    names = ("model", "optimizer", "hooks")
+    assert {f"{name}-part-0000{rank}.safetensors" for name in names for rank in (0, 1)} <= set(files)
     assert problems(tmp_path / "parts") == []
     # On one rank it has no effect, and what two have written is read.
     longer = replace(shared, train=replace(shared.train, epochs=None, steps=6))
