@@ -250,7 +250,7 @@ def test_print_starts_nothing_and_shows_no_secret(
     assert main(["launch", "--env-file", file, "--print", "digits"]) == 0
     assert capsys.readouterr().out == (
         "# with these in the environment: API_KEY\n"
-        "# torchrun alone numbers nodes by their addresses; give each its own number of ranks\n"
+        "# plain torchrun numbers nodes by their addresses; give each its own number of ranks\n"
         "# node 0 of 2\n"
         "env TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes 2 --nproc-per-node 1 --max-restarts 3 "
         "--rdzv-backend c10d --rdzv-endpoint 127.0.0.1:29500 --rdzv-id drumline --rdzv-conf is_host=true "
