@@ -248,7 +248,7 @@ class DDPManager:
         collate: Callable[[list[Any]], Any] | None = None,
         compare: bool = True,
     ) -> Any:
-        """Collective: a loader of this rank's part of a dataset, on its device: each sample once an epoch over all ranks.
+        """Collective: a loader for this rank's part of a dataset, on its device; each sample once an epoch over all.
 
         `train=True`: reshuffled each epoch; `batch_size` is the global batch of one optimizer step. Multiply a mean
         loss by `loader.scale`: then the averaged gradient is the gradient of the whole global batch, even where it was

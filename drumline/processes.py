@@ -123,7 +123,7 @@ def parent_of(pid: int) -> int:
 
 
 def children(pid: int) -> list[int]:
-    """The children of a process. Fast, but may miss one that starts or exits meanwhile; some kernels lack these lists."""
+    """The children of a process. Fast, but may miss one that starts or exits now; some kernels lack these lists."""
     # Each thread has its own list.
     lists = (_read(f"/proc/{pid}/task/{thread}/children") for thread in threads(pid))
     return [int(child) for found in lists for child in found.split()]

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 PREFIX = "drumline: "
 CLEAR_LINE = "\r\x1b[K"
 RESET = "\x1b[0m"
-# Colours, newlines, control characters except tab (C0, DEL, C1), rare line endings, characters that change the direction
-# of text or are invisible, and lone surrogates, which stand for raw bytes. Colours have digits only: `ESC [ > 4 m`
+# Colours, newlines, control characters except tab (C0, DEL, C1), rare line endings, characters that change the text
+# direction or are invisible, and lone surrogates, which stand for raw bytes. Colours have digits only: `ESC [ > 4 m`
 # changes what keys send. Joiners (200c, 200d) are not in it: some scripts need them.
 _SPECIAL = re.compile(
     "\x1b\\[[0-9;:]{0,40}m|\n|"

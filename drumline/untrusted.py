@@ -97,7 +97,7 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def make_own_folder(folder: Path, *, follow_links: bool = False) -> None:
-    """Create a folder and its parents if needed; an OSError if it is not a folder, or if it belongs to another user, who
+    """Create a folder and its parents if needed; an OSError if it is not a folder, or belongs to another user, who
     could redirect what is written."""
     folder.mkdir(parents=True, exist_ok=True)
     check_own_folder(folder, follow_links=follow_links)

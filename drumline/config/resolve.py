@@ -151,7 +151,7 @@ RULES = (
     Rule(
         ("train.step", "train.deterministic"),
         lambda step, deterministic: deterministic and step == "auto",
-        "auto chooses by measured time, so its choice may differ between runs; with --train.deterministic set train.step",
+        "auto chooses by measured time, so its choice may differ between runs; with --train.deterministic name one",
     ),
     Rule(
         ("train.step", "dist.device"),

@@ -201,7 +201,7 @@ def test_a_first_node_whose_port_is_taken_says_so(tmp_path: Path, script: str) -
         code, _, errors = launch("--env-file", file, script, str(tmp_path), cwd=tmp_path)
     assert code == 3, errors
     assert f"of {socket.gethostname()} is in use" in errors
-    assert "try: end what uses it (another job, or an earlier start of this one?)" in errors
+    assert "try: end the process that uses it (another job, or an earlier start of this one?)" in errors
     assert len(errors.splitlines()) == 2, "the store's own words, a stack of its code, are not shown"
 
 

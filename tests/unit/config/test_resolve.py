@@ -152,7 +152,7 @@ BROKEN_RULES = [
     ),
     (
         ["--train.deterministic", "--train.step", "auto"],
-        "auto chooses by measured time, so its choice may differ between runs; with --train.deterministic set train.step: "
+        "auto chooses by measured time, so its choice may differ between runs; with --train.deterministic name one: "
         "train.step = 'auto' (--train.step), "
         "train.deterministic = true (--train.deterministic)",
     ),
