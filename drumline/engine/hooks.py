@@ -1,4 +1,4 @@
-"""What happens between steps, each as a hook: a name, `due` to say when, and `run` to do it.
+"""What happens between steps, as hooks: each has a name, `due` (when to run) and `run`.
 
 Every rank has the same hooks and runs them in the same order, which `loop.between_steps` sets.
 """
@@ -39,8 +39,8 @@ class Hook:
 
     name = ""
     interval = 1
-    """All hooks are asked whether they are `due` after every so many steps, and anyway after the first step, at the end
-    of each epoch and after the last step. 0: this one is asked after every step, since a thread or a signal decides."""
+    """After how many steps `due` is called; it is also called after the first step, at the end of each epoch and after
+    the last step. 0: after every step, for a hook that a thread or a signal triggers."""
 
     def start(self, context: RunContext) -> None:
         """Collective: before the first step."""
@@ -54,7 +54,7 @@ class Hook:
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint should hold of the hook."""
+        """The hook's state in a checkpoint."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -62,7 +62,7 @@ class Hook:
 
 
 class FirstStep(Hook):
-    """Once, after the first step of this start, which is waited for."""
+    """Once, after the first step of this start has finished on the device."""
 
     name, interval = "first_step", AT_EPOCH_END
 
@@ -80,7 +80,7 @@ class FirstStep(Hook):
 
 
 class LogTraining(Hook):
-    """Every `log.every_steps`: the loss since the last line."""
+    """Every `log.every_steps` steps: the loss since the last line."""
 
     name = "log"
 
@@ -96,7 +96,7 @@ class LogTraining(Hook):
         *sums, num_bad, _ = all_sum(torch.cat([job.meter.take(), job.finite.counts])).tolist()
         if num_bad and not sums[1]:  # all were skipped
             sums = [math.nan, 1.0, *[math.nan] * len(job.meter.names)]
-        self._non_finite.act_on(num_bad)  # before the task computes with a NaN in report()
+        self._non_finite.act_on(num_bad)  # before the task's report() gets a NaN
         numbers = job.reported(means(sums, job.meter.names))
         if self._train_step.grad_norm is not None:
             numbers["grad_norm"] = float(self._train_step.grad_norm)
@@ -158,7 +158,7 @@ class Evaluate(Hook):
         self._check_best_metric(context)
 
     def _check_best_metric(self, context: RunContext) -> None:
-        """Once, on rank 0: at the first evaluation of this start, or at the start where there is none."""
+        """Once, on rank 0: at the first evaluation of this start, or at the start if there is no evaluation."""
         if self._is_best_metric_checked:
             return
         self._is_best_metric_checked = True
@@ -185,7 +185,7 @@ class Save(Hook):
         self._every_epochs = settings.every_epochs or sys.maxsize
         self._saver, self._evaluation = saver, evaluation
         self.saved_step = context.progress.step
-        """The latest step that is on file, or being written."""
+        """The latest step that is saved, or being saved."""
 
     def due(self, step: int) -> bool:
         cursor = self._progress.cursor
@@ -211,8 +211,7 @@ class Save(Hook):
 
 
 class CompareReplicas(Hook):
-    """Every `watch.replicas_every` steps, and before each save, so that a checkpoint is what all ranks held: have all
-    ranks the same bits?"""
+    """Every `watch.replicas_every` steps, and before each save: check that all ranks have the same bits."""
 
     name = "compare_replicas"
 
@@ -243,7 +242,7 @@ class CompareReplicas(Hook):
 
 
 class CompareAfterEvaluation(Hook):
-    """Where an evaluation, which may take long, came between the comparison and the save."""
+    """Compares again if an evaluation, which may take long, ran between the comparison and the save."""
 
     name, interval = "compare_replicas_again", AT_EPOCH_END
 
@@ -273,7 +272,7 @@ class ReportSave(Hook):
 
 
 class Preempt(Hook):
-    """When a signal or a notice has come to any rank: at the step that all agree on, save and end the run."""
+    """When any rank has received a signal or a notice: at the step that all agree on, save and end the run."""
 
     name, interval = "preempt", 0
 
@@ -290,12 +289,12 @@ class Preempt(Hook):
 
     def run(self, context: RunContext) -> None:
         step = context.progress.step
-        # A run that is at its last step ends as usual.
+        # At its last step the run ends as usual.
         if step >= context.total_steps or not self._preemption.stops_at(step):
             return
         context.progress.is_stopping = True
         if self._save.saved_step != step:
-            self._non_finite.read()  # reports what was skipped since the last log line, too
+            self._non_finite.read()  # also reports updates that were skipped since the last log line
             self._comparison.run(context)
             self._save.save(context, {}, must_save=True)
 
@@ -305,19 +304,19 @@ def evaluate(job: Job, loader: EvaluationLoader) -> dict[str, float]:
     """Collective: the mean loss and metrics of the model, as it is now, over every sample of `loader`.
 
     The same numbers on any number of ranks: a batch holds the same samples whatever the world size, every batch is
-    summed by one rank, and the sums are added with exact rounding, in whatever order."""
+    summed by one rank, and the sums are added with exact rounding, in any order."""
     model, device = job.model, job.ddp.device
     job.ddp.heartbeat.mark(Phase.EVALUATION)
     LiveBuffers(model).broadcast()
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     names, sums = _sum_batches(job, loader)
-    for module, was_training in modes:  # a user may have put parts of the model into eval mode for good
+    for module, was_training in modes:  # a user may keep parts of the model in eval mode
         module.training = was_training
-    # Rank 0 always has the first batch; a rank that has none learns the names from it.
+    # Rank 0 always has the first batch; a rank without a batch gets the names from it.
     mine = [loader.num_batches, loader.digest]
     names, expected = broadcast_json([names, mine], device=device)
-    if mine != expected:  # only a stream's: of anything else the ranks have compared samples before the first step
+    if mine != expected:  # only for a stream: other datasets were compared before the first step
         what = "an evaluation stream whose first sample differs from that of rank 0"
         if mine[0] != expected[0]:
             what = f"{mine[0]} evaluation batches from its stream, rank 0 {expected[0]}"
@@ -335,7 +334,7 @@ def evaluate(job: Job, loader: EvaluationLoader) -> dict[str, float]:
 
 
 def _sum_batches(job: Job, loader: EvaluationLoader) -> tuple[list[str], dict[int, Tensor]]:
-    """The names of what is measured, and by batch number a row: weight, loss, metrics."""
+    """The names of the metrics, and for each batch number a row: weight, loss, metrics."""
     names: list[str] = []
     sums = {}
     for number, size, data in loader.numbered():

@@ -32,25 +32,25 @@ def between_steps(
     save = hooks.Save(context, saver, evaluate)
     compare = hooks.CompareReplicas(context, non_finite, save)
     return [
-        # First: whatever fails later, the folder has the settings that the step was trained with.
+        # First, so that the folder has the settings of this step even if a later hook fails.
         first_step,
         # Before replicas are compared: it finds a NaN, and `--train.on_nan stop` freezes the weights of the one rank
         # whose loss was not finite, which would look like replicas that differ.
         hooks.LogTraining(context, train_step, non_finite, notices),
-        # Before the evaluation, which broadcasts rank 0's buffers, and with them whatever is wrong in them.
+        # Before the evaluation, which broadcasts rank 0's buffers, and would hide a difference in them.
         compare,
         # Before the save, so that a resumed run never skips an evaluation, and the checkpoint has its metrics.
         evaluate,
         hooks.CompareAfterEvaluation(compare, evaluate, save),
         save,
         hooks.ReportSave(saver),
-        # Last: what it saves holds everything that this step did, and a save of this step is not made twice.
+        # Last, so that its save contains everything of this step, and the step is not saved twice.
         hooks.Preempt(preemption, save, compare, non_finite),
     ]
 
 
 class Loop:
-    """Runs a job from where its progress is to its last step."""
+    """Runs a job from its current progress to its last step."""
 
     def __init__(self, context: RunContext, train_step: AnyStep, ledger: Ledger, between: list[hooks.Hook]) -> None:
         self.progress, self._context = context.progress, context
@@ -79,7 +79,7 @@ class Loop:
         self._throughput.stop()
 
     def take_step(self, step: Step) -> None:
-        """Collective: one optimizer step, and the record of it. With `run_hooks`, all that every step pays for."""
+        """Collective: one optimizer step, and its ledger entry. Only this and `run_hooks` run in every step."""
         progress = self.progress
         factor = rate_factor(self._optim, progress.step, total_steps=self._total_steps)
         set_rate(self.job.optimizer, self.job.peak_lr * factor)
@@ -91,7 +91,7 @@ class Loop:
         self._begin_step()
 
     def run_hooks(self) -> None:
-        """Collective: run what is due after the step that was just taken."""
+        """Collective: run the hooks that are due after this step."""
         step, has_run, calls = self.progress.step, False, self._each_step
         if step >= self._ask_all_at or self.progress.cursor.position == 0:
             calls = self._all
@@ -106,7 +106,7 @@ class Loop:
             self._heartbeat.mark(DATA)
 
     def _begin_step(self) -> None:
-        """The heartbeat of the next step, which begins with its data."""
+        """Mark the heartbeat of the next step, which begins with its data."""
         self._heartbeat.count_collectives(self._num_collectives())
         self._heartbeat.begin_step(self.progress.step)
         self._heartbeat.mark(DATA)

@@ -1,9 +1,9 @@
 """Saving checkpoints while training continues: the loop pauses for a copy of the state, and a thread writes it.
 
-    (entered)  which ranks write is settled, and they make a small copy, so that the first save need not load and pin
-    prepare    the save before is done, or this one is skipped (`checkpoint.when_busy`)
+    (entered)  the ranks that write are chosen, and make a small copy, so that the first save need not load and pin
+    prepare    waits for the previous save, or skips this one (`checkpoint.when_busy`)
     save       the ledger is gathered, the state is gathered and copied, and the writer's thread starts
-    report     a finished checkpoint is reported, or the writer's error raised: by the loop, after some later step
+    report     a finished checkpoint is reported, or the writer's error raised, by the loop after a later step
 
 Rank 0 writes, or several ranks do, each a part (`checkpoint.writers`). Only rank 0 reports and fails.
 """
@@ -40,25 +40,25 @@ from drumline.metrics.events import JsonLines
 from drumline.net.sealed_store import SealedStore
 from drumline.watch.heartbeat import Phase
 
-# When a run fails, the ranks that are left finish the save in progress; one that has exited is not waited for longer.
+# When a run fails, the remaining ranks finish the save in progress; how long they wait for a rank that has exited.
 LAST_PARTS_S = 10.0
 DATA_FILE = "data"
 """The file and document of a dataset's own state."""
 
 
 class LedgerFile:
-    """The sample ledger on file: `ledger.jsonl` in the run folder, written by rank 0 at each start and before each
-    save. Only rank 0 has a path.
+    """The sample ledger's file, `ledger.jsonl` in the run folder, written by rank 0 at each start and before each save.
+    Only rank 0 has a path.
 
         {"kind":"start","step":0,"epoch":0,"position":0,"world_size":2,"batch_size":64,"samples":1437,"seed":0,...}
         {"kind":"steps","first":1,"last":23,"ranks":[[[0,0,32,64,22],[0,1408,1423,29,1]],[[0,32,64,64,22],...]]}
 
-    A start names the step that it resumes from, so later steps above it in the file were repeated and do not count. A
-    save costs about 45 bytes and, for each rank, 25 or, where an epoch ended in between, 50."""
+    A start has the step that it resumes from: later steps in lines above it were repeated and do not count. A save adds
+    about 45 bytes, and 25 for each rank, or 50 if an epoch ended since the last save."""
 
     def __init__(self, path: Path | None) -> None:
         self.ledger = Ledger()
-        """This rank's own, since the last save."""
+        """This rank's entries since the last save."""
         self._path = path
         self._lines: JsonLines | None = None
         self._waiting: list[str] = []
@@ -80,14 +80,14 @@ class LedgerFile:
         self._write(record)
 
     def gather(self, *, step: int, device: torch.device) -> None:
-        """Collective: write what all ranks have covered up to this step. `flush` follows before the checkpoint."""
+        """Collective: write what all ranks have covered up to this step. Call `flush` before the checkpoint."""
         runs = self.ledger.take()
         ranks = gather_json(to_json(runs), device=device)
         if runs:
             self._write({"kind": "steps", "first": step - num_steps(runs) + 1, "last": step, "ranks": ranks})
 
     def flush(self) -> None:
-        """Wait until all that was written is on the device; called by the thread that writes the checkpoint."""
+        """Wait until all lines are on disk; called by the thread that writes the checkpoint."""
         if self._lines is not None:
             with self._errors_as_warnings():
                 self._lines.flush()
@@ -110,8 +110,8 @@ class LedgerFile:
 
     @contextmanager
     def _errors_as_warnings(self) -> Iterator[None]:
-        """A ledger that cannot be written ends no run, as it is no part of what is computed: the line waits for the
-        next save. (A disk that is full for it is full for the checkpoint, which does end the run.)"""
+        """A ledger that cannot be written does not end the run, as it does not affect the result: the line is written
+        with the next save. (If the disk is full, saving the checkpoint fails, which does end the run.)"""
         try:
             yield
         except OSError as error:
@@ -120,21 +120,21 @@ class LedgerFile:
 
 @dataclass(frozen=True)
 class GatheredState:
-    """What a checkpoint is to hold."""
+    """The content of a checkpoint."""
 
     live: dict[str, dict[str, Tensor]]
     """Shares memory with the model and the optimizer: the next step changes it."""
     own: dict[str, dict[str, Tensor]]
-    """Belongs to this save alone."""
+    """Belongs to this save only."""
     documents: dict[str, Any]
-    """Not yet with `sums` in them."""
+    """Without `sums`, which are added later."""
     sums: Tensor
-    """The meter's sums, being copied to the host: complete when a copy that was started later is."""
+    """The meter's sums, being copied to the host: complete when a later copy is."""
 
 
 def gather_state(job: Job, progress: Progress, facts: Mapping[str, Any], *, is_writer: bool) -> GatheredState | None:
-    """Collective: what the writing ranks need for a checkpoint; None on the others. Only rank 0's is complete. The
-    ranks have rank 0's buffers already.
+    """Collective: what the writing ranks need for a checkpoint; None on the others. Only rank 0's is complete. All
+    ranks already have rank 0's buffers.
 
     With a single rank this does not wait for its GPU."""
     device = job.ddp.device
@@ -161,8 +161,8 @@ def gather_state(job: Job, progress: Progress, facts: Mapping[str, Any], *, is_w
 
 
 def _gather_data_state(job: Job) -> store.Snapshot:
-    """Collective: every rank's state of a dataset that keeps its own position; empty for any other. It is small as a
-    rule, but may hold tensors of any shape, which differ between ranks: they travel as bytes."""
+    """Collective: every rank's state of a dataset that keeps its own position; empty for any other. It is usually
+    small, but may hold tensors of different shapes on each rank, which are sent as bytes."""
     own = job.loader.state_dict()
     if own is None:
         return store.Snapshot({}, {})
@@ -229,7 +229,8 @@ class Saver:
         return self
 
     def prepare(self, step: int, metrics: Mapping[str, float], *, must_save: bool) -> bool:
-        """Collective: whether to save at this step. Waits for the save before, or skips this one, as rank 0 decides."""
+        """Collective: whether to save at this step. Waits for the previous save, or skips this one, as rank 0
+        decides."""
         self._paused_at = time.perf_counter()
         if self._settings.when_busy == "skip" and not must_save:
             task, ddp = self._job.task, self._job.ddp
@@ -250,7 +251,7 @@ class Saver:
     def save(self, progress: Progress, metrics: Mapping[str, float]) -> None:
         """Collective: copy what is to be saved, and start to write it."""
         assert self._writers, "a Saver is entered before it saves"
-        # First: a checkpoint never knows of steps that the ledger lacks.
+        # First: a checkpoint must never contain steps that the ledger lacks.
         self._ledger_file.gather(step=progress.step, device=self._job.ddp.device)
         LiveBuffers(self._job.model).broadcast()
         non_finite = self._check_state()
@@ -261,8 +262,8 @@ class Saver:
         gathered = gather_state(self._job, progress, self._facts, is_writer=self._is_writer)
         if gathered is None:
             return
-        # Held until the next save: were the writer's thread to free this pinned memory while a step is being captured,
-        # torch would take the capture for a use of it, and fail later.
+        # Kept until the next save: if the writer's thread freed this pinned memory while a step is being captured,
+        # torch would count the capture as a use of it, and fail later.
         self._sums = gathered.sums
         parts = {0: gathered.live}  # a rank that writes alone writes whole files
         if len(self._writers) > 1:
@@ -288,7 +289,7 @@ class Saver:
             self._context.reporter.report("checkpoint", **written, blocked_s=paused_s)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """However the loop ends, finish the checkpoint that is being written. Its error never hides another."""
+        """Finish the checkpoint that is being written, however the loop ends. Its error never hides another one."""
         if self.writer.is_busy:
             self._job.ddp.heartbeat.mark(Phase.SAVE)
         try:
@@ -341,7 +342,7 @@ class Saver:
                 higher_is_better=task.higher_is_better,
             )
         except CheckpointError as error:
-            log.warning(error)  # the new one is safe; that an old one stays is no reason to stop
+            log.warning(error)  # the new one is safe; an old one that remains is no reason to stop
         times = {"seconds": seconds, "copy_s": copy_s}
         return {"step": step, "path": str(path), "bytes": num_bytes, "copy": copied.kind, **times}
 

@@ -1,4 +1,4 @@
-"""TensorBoard as a sink: the numbers of `train` and `evaluation` events become its curves.
+"""TensorBoard as a sink for the numbers of `train` and `evaluation` events.
 
 It is an extra: the package is imported only when a run asks for it.
 """
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 class TensorBoard:
-    """Writes to a folder; a resumed run hides what it is about to repeat."""
+    """Writes to a folder; after a resume, the points of steps that are repeated are hidden."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         try:
             with warnings.catch_warnings():
-                # The user can do nothing about the warnings of TensorBoard's own imports.
+                # Warnings of TensorBoard's own imports do not help the user.
                 warnings.simplefilter("ignore")
                 from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
@@ -38,7 +38,7 @@ class TensorBoard:
         if event["kind"] not in ("train", "evaluation"):
             return
         if self._writer is None:
-            # Not before the first number: only then is it known whether the run was resumed.
+            # Opened with the first number: only then it is known whether the run was resumed.
             self._writer = self._writer_class(str(self._folder), purge_step=self._purge_step)
         for name, value in event.items():
             if name not in STAMP and isinstance(value, int | float):

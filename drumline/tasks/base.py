@@ -1,4 +1,4 @@
-"""What a user writes to train something: a `Task` of a model, its data and its loss. The engine does the rest.
+"""What a user writes to train a model: a `Task` with the model, its data and its loss. The engine does the rest.
 
 A task has no loop, no device, no rank and no optimizer. The engine asks it for model and data at the start of a run,
 and for the loss of every batch after that.
@@ -28,8 +28,8 @@ class Loss:
     total: Tensor
     """The sum of the loss over the batch, with its graph."""
     weight: Tensor | float | None = None
-    """What the sum is divided by, over all ranks and micro-batches: None for the number of samples. A loss per token
-    over samples of different lengths gives the number of tokens that count."""
+    """What the sum is divided by, over all ranks and micro-batches; None: the number of samples. For a loss per token,
+    give the number of tokens."""
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
     """More sums, divided by the same weight: the number of correct answers gives the accuracy."""
 
@@ -70,7 +70,7 @@ class Task:
         self.config = config
 
     def model(self) -> nn.Module:
-        """The network, freshly made, on the CPU.
+        """A new network, on the CPU.
 
         Every rank calls this with the same random seed, so all start from the same weights. The engine moves it
         to its device and wraps it.
@@ -99,7 +99,7 @@ class Task:
         self._must_define("loss", "return drumline.Loss(the sum of the loss over the batch)")
 
     def report(self, means: dict[str, float]) -> dict[str, float]:
-        """The numbers to log, from the mean loss and metrics; add here what follows from them."""
+        """The numbers to log, from the mean loss and metrics; add derived values here."""
         return means
 
     def _must_define(self, method: str, job: str) -> NoReturn:
@@ -122,7 +122,7 @@ def _check_is_sum(value: object, name: str) -> None:
 
 _OPTIM = "the settings choose it: --optim.name, --optim.lr, --optim.schedule and the others of --help"
 _LOSS = "write loss(model, batch), which training and evaluation both call"
-_LOOP = "to have the loop yourself, use DDPManager (docs/own-loop.md)"
+_LOOP = "to write the loop yourself, use DDPManager (docs/own-loop.md)"
 _INSTEAD = {
     r"configure_optimizers|create_optimizer\w*|create_scheduler|optimizer_step|lr_scheduler_step": _OPTIM,
     r"(training|train|validation|val|test|eval)_step(_end)?|compute_loss|forward": _LOSS,
@@ -153,6 +153,6 @@ def uncalled_methods(task: type[Task]) -> Iterator[str]:
 
 
 def _names_in(code: CodeType) -> set[str]:
-    """Every name that a function looks up, those inside it included."""
+    """Every name that a function uses, including functions inside it."""
     inner = [_names_in(one) for one in code.co_consts if isinstance(one, CodeType)]
     return set(code.co_names).union(*inner)
