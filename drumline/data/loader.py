@@ -205,8 +205,7 @@ class Loader(StepLoader):
         return count + (len(self._plan(Cursor(0, self.num_samples - rest)).spans) if rest else 0)
 
     def preview(self, most: int | None = None) -> Any:
-        """The next micro-batch, without taking it, with at most `most` samples. None: this rank has no shard of a short
-        batch."""
+        """The next micro-batch, with at most `most` samples, without taking it. None: this rank has no shard of it."""
         spans = self._next_plan().spans
         if not spans:
             return None

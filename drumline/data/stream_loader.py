@@ -84,8 +84,7 @@ class StreamLoader(StepLoader):
 
     @property
     def steps_done(self) -> int:
-        """The number of optimizer steps before the cursor; earlier epochs count only if this loader has read
-        them."""
+        """The number of optimizer steps before the cursor; of earlier epochs, only those that this loader has read."""
         return self._steps_of_epochs + self._cursor.position // self.sharding.batch_size
 
     def state_dict(self) -> dict[str, Any] | None:

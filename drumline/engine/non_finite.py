@@ -36,8 +36,7 @@ class NonFinite:
         self._num_skipped = 0
 
     def check(self) -> None:
-        """Collective: `stop` reads the counts, unless they were read after this step; the others wait for a log
-        line."""
+        """Collective: `stop` reads the counts, unless that was done after this step; the others read them to log."""
         if self._on_nan == "stop" and self._read_at[0] != self._progress.step:
             self.read()
 
@@ -128,8 +127,7 @@ class NonFinite:
 
 @torch.no_grad()
 def explain(job: Job, batches: Iterable[Any], reasons: list[str]) -> None:
-    """Collective if the model has collectives: run all these batches, and add what is not finite to `reasons`, in
-    order."""
+    """Collective if the model has collectives: run all these batches, and add what is not finite to `reasons`."""
     names = {module: name for name, module in job.model.named_modules()}
 
     def check_output(module: nn.Module, arguments: Any, output: Any) -> None:

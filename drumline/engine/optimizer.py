@@ -132,8 +132,7 @@ class FiniteSteps:
         return scaled * (1.0 + total.detach() * 0.0) if self.skips else scaled
 
     def check(self, parameters: Iterable[Tensor], grad_norm: Tensor | None) -> None:
-        """Called when the gradients are complete: count the step if it is not finite, without waiting for the
-        device."""
+        """Count the step if its loss or gradients are not finite, without waiting for the device."""
         if not self.skips or self._scaler is not None:
             number = self._meter.loss
         elif grad_norm is not None:

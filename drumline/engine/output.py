@@ -36,8 +36,7 @@ _screen: TextIO | None = None
 
 
 def divert_output(path: Path) -> None:
-    """Redirect everything that this process prints, including C++ libraries, to a file; keep the screen for a
-    failure."""
+    """Redirect everything that this process prints, including C++ libraries, to a file; `screen` is for failures."""
     global _screen
     sys.stdout.flush()
     sys.stderr.flush()

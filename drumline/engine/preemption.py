@@ -70,8 +70,7 @@ class Preemption:
         self._has_warned = False
         self._local_ranks: list[str] = []
         self.ignores_signals = False
-        """Whether everything is saved: then ignore signals, as a launcher may signal the last ranks when the first
-        exit."""
+        """Whether all is saved: then signals are ignored. A launcher may signal the last ranks when the first exit."""
         self._is_joined = self._is_closed = False
         self._place: dict[str, Any] = {}
         self._pipe: SignalPipe | None = None
@@ -206,8 +205,7 @@ class Preemption:
 
 
 def report_preemption(context: RunContext, preemption: Preemption) -> None:
-    """Collective: write preempted.json, report, and wait for all ranks, so that none exits before everything is
-    written."""
+    """Collective: write preempted.json, report, and wait for all ranks, so that none exits before all is written."""
     ddp, step, cause = context.job.ddp, context.progress.step, preemption.cause
     if ddp.is_main_process():
         write_whole(context.folder.preempted_file, json.dumps({"step": step, **cause}, indent=1) + "\n")

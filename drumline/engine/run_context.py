@@ -51,8 +51,7 @@ class RunRequest:
 def facts_of(
     request: RunRequest, job: Job, *, before: Mapping[str, Any] | None = None, step: int = 0
 ) -> dict[str, Any]:
-    """What a checkpoint records about the run. `before`: the same from the checkpoint of `step` that it resumes
-    from."""
+    """What a checkpoint records about the run. `before`: the same from the checkpoint at `step` that it resumed."""
     history = []
     if before is not None:
         changed = {name: {"from": a, "to": b} for name, (a, b) in changed_settings(before, request).items()}

@@ -61,8 +61,7 @@ class RunFolder:
         return self.traces / f"rank-{rank:05d}.jsonl"
 
     def make(self) -> None:
-        """Create it. A folder of another user is refused: with links they could redirect what is written and
-        deleted."""
+        """Create it. A folder of another user is refused: with links they could redirect writes and deletions."""
         with self.refusing():
             make_own_folder(self.path, follow_links=True)  # the user named it
             for folder in (self.events, self.logs, self.checkpoints):

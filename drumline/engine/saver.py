@@ -229,8 +229,7 @@ class Saver:
         return self
 
     def prepare(self, step: int, metrics: Mapping[str, float], *, must_save: bool) -> bool:
-        """Collective: whether to save at this step. Waits for the previous save, or skips this one, as rank 0
-        decides."""
+        """Collective: whether to save at this step. Rank 0 decides whether to wait for the previous save or to skip."""
         self._paused_at = time.perf_counter()
         if self._settings.when_busy == "skip" and not must_save:
             task, ddp = self._job.task, self._job.ddp

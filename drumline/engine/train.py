@@ -172,8 +172,7 @@ def _make_step(context: RunContext, facts: dict[str, Any], stack: ExitStack) -> 
 def _after_first_step(
     context: RunContext, facts: Mapping[str, Any], clock: StartClock, failure: Mapping[str, Any] | None
 ) -> None:
-    """Write the settings of the run and their history. Not before the first step: a start that is refused must change
-    nothing."""
+    """Write the settings of the run and their history. Not before the first step: a refused start changes nothing."""
     folder, step = context.folder, context.progress.step
     if context.job.ddp.is_main_process():
         header = f"drumline train {context.request.task} --config {folder.config_file}"

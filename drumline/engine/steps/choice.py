@@ -36,8 +36,7 @@ def make_step(
     on_choice: Callable[[str], None] = _ignore,
     note: Callable[[str], None] = _ignore,
 ) -> AnyStep:
-    """`chosen`: what `auto` chose earlier in this run; `on_choice` is called with its choice now. `note` logs a
-    message."""
+    """`chosen`: the earlier choice of `auto` in this run; `on_choice` gets a new one. `note` logs a message."""
     if config.train.exact == "elastic":
         return ElasticStep(
             job,

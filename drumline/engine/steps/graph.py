@@ -187,8 +187,7 @@ class CapturedStep:
     def __init__(
         self, run: Callable[[Step], None], step: Step, micro_batches: Sequence[MicroBatch], shape: Shape, pool: Any
     ) -> None:
-        """Capture what `run` does with such a step; nothing is computed yet. Raises CUDA's error if it cannot be
-        captured."""
+        """Capture what `run` does with such a step, without computing it. Raises CUDA's error if that is impossible."""
         self.host_weight = 0.0
         """What a step adds to the meter on the host."""
         self.grad_norm: Tensor | None = None

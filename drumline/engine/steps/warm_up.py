@@ -35,8 +35,7 @@ NAMED = 5
 
 
 def warm_up(job: Job, config: Config, *, note: Callable[[str], None]) -> None:
-    """Collective: forward passes on the next batch, and a backward pass if the buckets need it. `note` logs a
-    message."""
+    """Collective: forward passes on the next batch; a backward pass if the buckets need it. `note` logs a message."""
     job.ddp.heartbeat.mark(Phase.START)
     dist = config.dist
     all_used = check_few_samples(job)
