@@ -2,9 +2,9 @@
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 BIN := .venv/bin
-# drumline needs it, and pip would look for it on an index unless both are installed by one command.
+# A dependency of drumline that is on no package index: pip must install both in one command.
 LINT := packages/drumline-lint
-# The caller's choice to write no bytecode would make every start of every rank slow.
+# Without bytecode files every rank would start slowly.
 unexport PYTHONDONTWRITEBYTECODE
 
 help: ## list the targets
@@ -31,22 +31,22 @@ quick: check ## style, types and unit tests: what to run before a commit
 docs: .venv/ready ## the documentation as a site in build/site; a broken link or reference is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
-tools: ## get what tests/multinode needs from apt, where that may be
+tools: ## install what tests/multinode needs with apt, where that is allowed
 	@tests/multinode/install.sh
 
 test: check docs tools ## everything that must pass before a change lands
 	$(BIN)/python -m pytest --numprocesses 4 --dist worksteal
 
-test-newest: tools ## the suite against the newest torch that pip finds, in a venv of its own
+test-newest: tools ## the test suite with the newest torch that pip finds, in a separate venv
 	$(PYTHON) -m venv .venv-newest
 	grep -v '^torch==' constraints.txt > .venv-newest/constraints.txt
 	.venv-newest/bin/pip install --quiet --upgrade --constraint .venv-newest/constraints.txt --editable $(LINT) --editable '.[dev]' torch
 	.venv-newest/bin/python -m pytest --numprocesses 4 --dist worksteal $(TESTS)
 
-bench: .venv/ready ## the engine with everything on against a hand-written loop, on the CPU
+bench: .venv/ready ## compare the engine with everything on with a hand-written loop, on the CPU
 	$(BIN)/python -m benchmarks cpu --device cpu
 
-bench-gpu: .venv/ready ## step, images and tokens on one GPU, beside Lightning, Fabric and Accelerate; and saves
+bench-gpu: .venv/ready ## compare steps, images and tokens on one GPU with Lightning, Fabric and Accelerate; and saves
 	$(BIN)/python -m benchmarks step images gpt save --limit 480
 
 bench-exact: .venv/ready ## what exactness costs: the elastic step, the sample ledger, comparing replicas
@@ -54,13 +54,13 @@ bench-exact: .venv/ready ## what exactness costs: the elastic step, the sample l
 	$(BIN)/python -m benchmarks.ledger
 	$(BIN)/python -m benchmarks.replicas
 
-bench-doctor: .venv/ready ## what planning and reporting cost the doctor for 256 hosts
+bench-doctor: .venv/ready ## how long the doctor plans and reports for 256 hosts
 	$(BIN)/python -m benchmarks.doctor_scale
 
-bench-preflight: .venv/ready ## what it costs that ranks compare themselves before the first step
+bench-preflight: .venv/ready ## what comparing ranks before the first step costs
 	$(BIN)/python -m benchmarks.preflight
 
-bench-watch: .venv/ready ## what the watchdog costs: a heartbeat, the heartbeats of a step, a run with it against one without
+bench-watch: .venv/ready ## what the watchdog costs: a heartbeat, the heartbeats of a step, a run with it and without it
 	$(BIN)/python -m benchmarks.heartbeats
 	$(BIN)/python -m benchmarks.script_steps
 
@@ -70,13 +70,13 @@ bench-lint: .venv/ready ## how long the linter takes for 1,000 files, and to sta
 soak-exact: .venv/ready ## hundreds of random kills and resumes, compared bit for bit
 	$(BIN)/python -m tests.schedules --count 300
 
-soak-restarts: .venv/ready tools ## restart after restart under gloo, on two hosts and on one; none may be lost
+soak-restarts: .venv/ready tools ## repeated restarts under gloo, on two hosts and on one; all must succeed
 	$(BIN)/python -m tests.multinode.restarts --count 20
 
-soak-faults: .venv/ready tools ## hundreds of faults on two hosts: who is named, how soon, what is lost; against torchrun
+soak-faults: .venv/ready tools ## hundreds of faults on two hosts: which rank is named, how soon, how many steps are lost; compared with torchrun
 	$(BIN)/python -m tests.multinode.faults --count 360 --plain 3
 
-soak-storm: .venv/ready tools ## one launch under a fault every 45 s, unattended: does it recover, how much time is left to train
+soak-storm: .venv/ready tools ## one launch with a fault every 45 s, unattended: does it recover, how much time is spent training
 	$(BIN)/python -m tests.multinode.storm --minutes 13
 
 soak-calm: .venv/ready tools ## 10,000 healthy steps with pauses of every kind: no false alarm
@@ -86,7 +86,7 @@ soak-forks: .venv/ready ## thousands of DataLoader workers forked right after br
 	$(BIN)/python -m tests.forks --count 10000
 	$(BIN)/python -m tests.forks --count 400 --press
 
-soak-demo: .venv/ready ## the demo to its end: does it still learn to read digits?
+soak-demo: .venv/ready ## run the demo to its end: does it reach its accuracy?
 	$(BIN)/python -m tests.multiproc.test_train_built_ins
 
 clean: ## remove what the targets above made

@@ -1,6 +1,6 @@
 """Drumline takes a PyTorch training job from one process to many nodes.
 
-The public names, and nothing else. They are loaded when first used, so that `drumline --help` needs no torch.
+Only the public names are here. They are imported when first used, so that `drumline --help` does not load torch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Errors, with the exit code that each kind ends with, and warnings.
+"""Errors with their exit codes, and warnings.
 
 A message answers three questions: what happened (with values), where (host, rank, step) and what to do next.
-Code that raises knows the what and the next; the boundary that reports adds the where with `located`.
+The code that raises an error knows what and what next; the code that reports it adds where with `located`.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from typing import Any, Self
 
 from drumline.terminal import one_line, print_message
 
-# Where an item of a list begins; any other newline in a message came with a value.
+# The beginning of a list item; any other newline in a message came with a value.
 _ITEM = re.compile(r"\n  (?=[-|] )")
 
 
 class ExitCode(IntEnum):
-    """What `drumline` ends with. Scripts may rely on these numbers."""
+    """The exit codes of `drumline`. Scripts may rely on these numbers."""
 
     SUCCESS = 0
     TRAINING_FAILED = 1
     SOMETHING_WRONG = 1
-    """The same number, of a verb that looks for what is wrong."""
+    """The same number, for a verb that searches for problems."""
     USAGE = 2
     PREFLIGHT_FAILED = 3
     HANG = 70
@@ -38,7 +38,7 @@ class ExitCode(IntEnum):
 
 @dataclass(frozen=True)
 class Place:
-    """Where something happened; what is not known stays out of the sentence."""
+    """Where something happened; what is not known is left out of the message."""
 
     host: str | None = None
     rank: int | None = None
@@ -56,7 +56,7 @@ class Place:
 
 
 class DrumlineError(Exception):
-    """The root: one sentence of what happened, and one of what to do next."""
+    """The base class: one sentence about what happened, and one about what to do next."""
 
     exit_code = ExitCode.TRAINING_FAILED
 
@@ -74,7 +74,7 @@ class DrumlineError(Exception):
         return self
 
     def lines(self) -> list[str]:
-        """What and where, the items of a list, and what next. No value in them begins a line of its own."""
+        """What and where, the items of a list, and what next. Newlines in values are escaped."""
         place = str(self.place)
         sentence = f"{self.what} [{place}]" if place else self.what
         next_step = [f"try: {self.next_step}"] if self.next_step else []
@@ -124,7 +124,7 @@ class CheckpointError(DrumlineError):
 
 
 class CheckpointMismatchError(CheckpointError):
-    """A checkpoint is of another model or optimizer than it is loaded into: a restart would not help."""
+    """A checkpoint does not fit the model or optimizer that it is loaded into: a restart would not help."""
 
     exit_code = ExitCode.USAGE
 
@@ -134,21 +134,21 @@ class OptimizerMismatchError(CheckpointMismatchError):
 
 
 class TrainingError(DrumlineError):
-    """The run failed in the middle of its work."""
+    """The run failed during training."""
 
 
 class NonFiniteError(TrainingError):
-    """A loss or a weight is NaN or infinite: a restart would take the same steps to it."""
+    """A loss or a weight is NaN or infinite: after a restart the same steps would lead to it."""
 
 
 class HangError(DrumlineError):
-    """The run was stopped because it hangs, or fails in the same place again and again: a restart would not help."""
+    """The run was stopped because it hangs, or fails repeatedly at the same step: a restart would not help."""
 
     exit_code = ExitCode.HANG
 
 
 def as_list(heading: str, items: Iterable[str]) -> str:
-    """What happened, in several items: a message for an error."""
+    """The text of an error that consists of a heading and several items."""
     return "\n".join([heading, *(f"  - {one_line(item)}" for item in items)])
 
 
@@ -158,7 +158,7 @@ def as_lines(text: str) -> list[str]:
 
 
 def did_you_mean(word: str, choices: Iterable[str], *, known_as: str = "known") -> str:
-    """The end of an error sentence about an unknown name: the nearest known one, else all of them."""
+    """The end of a message about an unknown name: the nearest known one, otherwise all of them."""
     known = sorted(choices)
     nearest = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     return f"did you mean {nearest[0]!r}?" if nearest else f"{known_as}: {', '.join(known)}"
@@ -173,8 +173,8 @@ class _HarmlessLog(logging.LoggerAdapter[logging.Logger]):
 
 
 log = _HarmlessLog(logging.getLogger("drumline"), {})
-"""For warnings: `log.warning(...)` goes to the logger `drumline`, as lines that steer no terminal. In a loop of the
-user's own nobody may have set logging up; Python then prints them as they are."""
+"""For warnings: `log.warning(...)` goes to the logger `drumline`, with control characters escaped. In a user's own
+loop logging may not be configured; Python then prints the lines as they are."""
 
 
 class _AsMessage(logging.Handler):
@@ -183,7 +183,7 @@ class _AsMessage(logging.Handler):
 
 
 def report_uncaught_errors() -> None:
-    """For a command: what a thread or an asyncio task raises would else be printed by Python as it is."""
+    """For a command: report exceptions of threads and asyncio tasks, which Python would print without escaping."""
 
     def report(failed: threading.ExceptHookArgs) -> None:
         lines = traceback.format_exception(failed.exc_type, failed.exc_value, failed.exc_traceback)

@@ -1,11 +1,11 @@
-"""DDPManager: what a rank needs around a training loop, for people who keep their own loop, and for our engine.
+"""DDPManager: what a rank needs around a training loop, for a user's own loop and for our engine.
 
     with DDPManager() as ddp:
         model = ddp.wrap(Net())
         for inputs, targets in ddp.loader(dataset, batch_size=64):
             ...
 
-Started by torchrun, srun or `drumline train --procs N`, it joins the group; started alone, the same script runs on
+Started by torchrun, srun or `drumline train --procs N`, it joins the group; started alone, the same script runs as
 one process.
 """
 
@@ -66,11 +66,11 @@ class DDPManager:
         watch: WatchConfig | None = None,
         run: str | Path | None = None,
     ) -> None:
-        """`deterministic`: only kernels that give the same bits each time. `captures`: each rank captures CUDA graphs
-        by itself, not all in the same step. `threads`: of the CPU, for this rank.
-        `settings`: your own (`vars(args)`, say), which `setup()` then compares across ranks. `same_code`: whether it
-        compares your modules too. `watch`: what to do about a rank that blocks the others; `run`: a folder in which it
-        is recorded. `train_timeout_s`: how long one collective may take; in a watched run at least 90 s more than
+        """`deterministic`: use only kernels that give the same bits each time. `captures`: ranks capture CUDA graphs
+        independently, not all in the same step. `threads`: the number of CPU threads of this rank.
+        `settings`: your own settings, such as `vars(args)`, which `setup()` compares across ranks. `same_code`: whether
+        it compares your modules too. `watch`: what to do about a rank that blocks the others; `run`: the folder for
+        its diagnoses. `train_timeout_s`: how long one collective may take; in a watched run at least 90 s more than
         `watch.hang_s`."""
         self._watch = watch or WatchConfig()
         check_section("watch", self._watch)
@@ -90,7 +90,7 @@ class DDPManager:
         self._pid = os.getpid()
 
     def setup(self) -> bool:
-        """Collective: take this rank's device, join the other ranks, seed. False: there are none, which is fine."""
+        """Collective: take this rank's device, join the other ranks, seed. False: this process runs alone."""
         if self._device is not None:
             raise UsageError("DDPManager.setup() was called twice", next_step="call cleanup() in between")
         self._pid = os.getpid()
@@ -113,9 +113,9 @@ class DDPManager:
         return topology is not None
 
     def cleanup(self, *, broken: bool = False) -> bool:
-        """Destroy the group; `broken` when a rank has failed, so that nobody waits for it. False: it was not destroyed
-        in time, which is logged; the exit of this process, which may block, is then limited to as long."""
-        if os.getpid() != self._pid:  # a child of the rank, whose exit says nothing about the rank
+        """Destroy the group; `broken`: a rank has failed, so do not wait for it. False: the group was not destroyed in
+        time, which is logged; the exit of this process, which may then block, gets the same time limit."""
+        if os.getpid() != self._pid:  # a child process; the rank itself continues
             return True
         failed_save = self._finish_saves(logs=broken)
         if not broken:
@@ -197,7 +197,7 @@ class DDPManager:
 
     @property
     def backend(self) -> str | None:
-        """What carries collectives; None on one process."""
+        """The backend of the process group; None on one process."""
         return str(dist.get_backend()) if dist.is_initialized() else None
 
     @property
@@ -214,11 +214,11 @@ class DDPManager:
         return self._topology.local_rank
 
     def place(self, step: int | None = None) -> Place:
-        """Where this is, for messages."""
+        """This rank, its host and the step, for messages."""
         return Place(host=self.host, rank=self.rank, step=step)
 
     def barrier(self) -> None:
-        """Collective: wait until every rank is here."""
+        """Collective: wait until every rank has called it."""
         if dist.is_initialized():
             dist.barrier(device_ids=[self.device.index] if dist.get_backend() == "nccl" else None)
 
@@ -227,12 +227,12 @@ class DDPManager:
         return all_sum(tensor)
 
     def wrap(self, model: nn.Module, **ddp_options: Any) -> nn.Module:
-        """Collective: the model on this rank's device, checked to be the same everywhere, under DDP; on one process
-        under a wrapper that is used in the same way: `.module`, `no_sync()`, the names in its `state_dict()`.
+        """Collective: move the model to this rank's device, check that it is the same on all ranks, and wrap it in DDP.
+        On one process it gets a wrapper with the same interface: `.module`, `no_sync()`, the names in `state_dict()`.
 
         Options: sync_batchnorm, find_unused_parameters, broadcast_buffers, bucket_cap_mb, gradient_as_bucket_view,
-        static_graph. From here on random numbers are this rank's own, so a second model (of a GAN, say) may be built
-        differently on each rank; DDP gives all of them rank 0's weights.
+        static_graph. After this call random numbers differ across ranks, so a second model (in a GAN, for example) may
+        be initialized differently on each rank; DDP gives all of them rank 0's weights.
         """
         if self._wrapped is None:
             check_same_weights(model, host=self.host, device=self.device)
@@ -255,7 +255,7 @@ class DDPManager:
             yield
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """Your own model, inside what `wrap` and torch.compile put around it: its `state_dict()` has your own names."""
+        """Your own model without the wrappers of `wrap` and torch.compile: its `state_dict()` has your own names."""
         return unwrap_model(model)
 
     @overload
@@ -321,8 +321,8 @@ class DDPManager:
         many as keep them that small, and `loader.is_last_micro_batch` says when to step.
         `train=False`: in order, in batches of `batch_size`, round-robin over the ranks; sum what you measure with
         `ddp.sum`.
-        `resident`: all samples stay in the memory of the GPU.
-        `compare`: the length and a few samples across ranks, which must have the same dataset.
+        `resident`: keep all samples in the memory of the GPU.
+        `compare`: compare the length and a few samples across ranks, which must have the same dataset.
         """
         if compare and self.world_size > 1:
             check_same(
@@ -420,7 +420,7 @@ class DDPManager:
         )
 
     def _versions(self) -> Hashable:
-        """What changes with a backward pass and a step of the optimizer: tensors count what is written to them."""
+        """The version counters of parameters and gradients, which a backward pass and an optimizer step increase."""
         parameters = iter(()) if self._wrapped is None else self._wrapped.parameters()
         trained = next((one for one in parameters if one.requires_grad), None)
         if trained is None or (grad := trained.grad) is None:
@@ -428,7 +428,7 @@ class DDPManager:
         return trained._version, id(grad), grad._version
 
     def _warn_about_small_batches(self) -> None:
-        """Once both the model and the batch are known, in whichever order they came."""
+        """Warn when both the model and the batch size are known; either may come first."""
         if self._wrapped is None or (split := self._sharding) is None or self.rank != 0:
             return
         in_shards = split.shards is not None

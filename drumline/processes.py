@@ -1,7 +1,7 @@
-"""Processes as /proc shows them: their state, their tree, and how to end all of a tree.
+"""Processes in /proc: their state, their tree, and how to end a whole tree.
 
-Only the standard library: guards and sidecars start with every job. Reads never wait for the process, whatever it is
-blocked in. That excludes files that need the lock of its memory (cmdline, environ, maps), but for
+Only the standard library, because guards and sidecars start with every job. Reads never wait for the process, whatever
+it is blocked in. So files that need the lock of its memory (cmdline, environ, maps) are not read, except in
 `processes_with_variable`.
 """
 
@@ -20,17 +20,17 @@ GONE = "X"
 EXITED = ("Z", GONE)
 STOPPED = ("T", "t")
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-# A process that the kernel cannot end (it waits for a device) is not waited for.
+# How long to wait for SIGKILL: the kernel cannot end a process that waits for a device.
 KILL_WAIT_S = 5.0
 PR_SET_PDEATHSIG = 1
 
 
 class ProcessStat(NamedTuple):
-    """A part of /proc/PID/stat."""
+    """Some fields of /proc/PID/stat."""
 
     name: str
     state: str
-    """R S D T t Z."""
+    """One of R S D T t Z."""
     parent: int
     cpu_ticks: int
     """Summed over its threads."""
@@ -38,7 +38,7 @@ class ProcessStat(NamedTuple):
     start_ticks: int
     """Since the machine's start. With the pid it identifies a process: pids are reused."""
     exit_status: int
-    """As wait() gives it; also 0 where it may not be read."""
+    """As wait() returns it; also 0 without permission to read it."""
 
 
 def parse_stat(text: bytes) -> ProcessStat:
@@ -74,7 +74,7 @@ def state_of(pid: int) -> str:
 
 
 def has_signal(status: dict[str, str], kind: str, number: int) -> bool:
-    """Whether a `read_status` has this signal among those of a kind: SigCgt (caught), SigBlk, SigPnd, ShdPnd."""
+    """Whether a field of `read_status` contains this signal: SigCgt (caught), SigBlk, SigPnd, ShdPnd."""
     return bool(int(status.get(kind, "0"), 16) >> (number - 1) & 1)
 
 
@@ -83,14 +83,14 @@ def threads(pid: int) -> list[int]:
 
 
 def io_bytes(pid: int) -> int | None:
-    """What it has read and written so far, by calls and on disks; None where that may not be known."""
+    """Bytes that it has read and written so far, by calls and on disks; None without permission to read them."""
     words = _read(f"/proc/{pid}/io").split()
-    # rchar, wchar, read_bytes, write_bytes; between them are numbers of calls.
+    # rchar, wchar, read_bytes, write_bytes; the fields between them count calls.
     return sum(int(words[place]) for place in (1, 3, 9, 11)) if len(words) > 11 else None
 
 
 class ProcessHandle:
-    """One process, by descriptors that stay with it: when its pid is reused, this one still has exited."""
+    """One process, held by descriptors, so that a later process with the same pid is not mistaken for it."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -123,14 +123,14 @@ def parent_of(pid: int) -> int:
 
 
 def children(pid: int) -> list[int]:
-    """Fast, but one that is started or exits meanwhile may be missed, and some kernels have no such lists."""
-    # Each of its threads may have started some.
+    """The children of a process. Fast, but may miss one that starts or exits now; some kernels lack these lists."""
+    # Each thread has its own list.
     lists = (_read(f"/proc/{pid}/task/{thread}/children") for thread in threads(pid))
     return [int(child) for found in lists for child in found.split()]
 
 
 def descendants(pid: int) -> list[int]:
-    """The living children of a process, theirs, and so on. Reads the state of every process of the machine."""
+    """The living children of a process, their children, and so on. Reads the state of every process on the machine."""
     parents = {other: parent_of(other) for other in _numbers_in("/proc")}
     found, new = [], [pid]
     while new := [other for other, parent in parents.items() if parent in new]:
@@ -139,21 +139,21 @@ def descendants(pid: int) -> list[int]:
 
 
 def processes_with_variable(*assignments: str) -> list[int]:
-    """Those that were started with one of these `NAME=value` in their environment, this one excluded. A process that
-    hangs with the lock of its memory held blocks this."""
+    """The processes that were started with one of these `NAME=value` in their environment, except this one. A process
+    that hangs with the lock of its memory held blocks this call."""
     wanted = {assignment.encode() for assignment in assignments}
     found = (pid for pid in _numbers_in("/proc") if wanted.intersection(_read(f"/proc/{pid}/environ").split(b"\0")))
     return [pid for pid in found if pid != os.getpid()]
 
 
 def _numbers_in(folder: str) -> list[int]:
-    """Empty where there is no such folder, as on systems without /proc."""
+    """The numeric names in a folder; empty if it does not exist, as on systems without /proc."""
     with suppress(OSError):
         return [int(name) for name in os.listdir(folder) if name.isdigit()]  # noqa: PTH208 - it starts fast
     return []
 
 
-# Ending them
+# Ending processes
 
 
 def send_signal(pids: Iterable[int], number: signal.Signals) -> None:
@@ -163,7 +163,7 @@ def send_signal(pids: Iterable[int], number: signal.Signals) -> None:
 
 
 class Termination:
-    """Ends processes: SIGTERM to the topmost, which end their own; after the grace period SIGKILL to all."""
+    """Ends processes: SIGTERM to the topmost, which end their children; after the grace period SIGKILL to all."""
 
     def __init__(self, find: Callable[[], Iterable[int]], grace_s: float) -> None:
         """`find`: the pids that are left."""
@@ -172,7 +172,7 @@ class Termination:
         self._signalled: set[int] = set()
 
     def shorten(self, grace_s: float) -> None:
-        """From now on the grace period has no more than this left."""
+        """Limit the rest of the grace period to this."""
         self._deadline = min(self._deadline, time.monotonic() + grace_s)
 
     def step(self) -> bool:
@@ -181,10 +181,10 @@ class Termination:
         if now >= self._deadline:
             send_signal(left, signal.SIGKILL)
         else:
-            # What an exited process leaves behind is topmost then.
+            # Children of a process that has exited are then topmost.
             topmost = {pid for pid in left if parent_of(pid) not in left} - self._signalled
             self._signalled |= topmost
-            for number in (signal.SIGTERM, signal.SIGCONT):  # a stopped one would not get the first
+            for number in (signal.SIGTERM, signal.SIGCONT):  # a stopped process receives SIGTERM only after SIGCONT
                 send_signal(topmost, number)
         return not left or now >= self._deadline + KILL_WAIT_S
 

@@ -1,7 +1,7 @@
 """The only place that writes to a terminal.
 
-Text may come from another process, user, host or file. What a terminal would obey is made visible, and such text begins
-no line that reads as Drumline's own: SECURITY.md.
+Text may come from another process, user, host or file. Control characters are printed as escapes, and such text never
+begins a line that looks like Drumline's own: SECURITY.md.
 """
 
 from __future__ import annotations
@@ -20,42 +20,42 @@ if TYPE_CHECKING:
 PREFIX = "drumline: "
 CLEAR_LINE = "\r\x1b[K"
 RESET = "\x1b[0m"
-# A colour; a newline; and what is not seen: control characters but tab (C0, DEL, C1), ends of lines that only some
-# programs know, what turns the direction of text or is invisible, and halves of characters, which stand for raw bytes.
-# Colours have digits only: `ESC [ > 4 m` changes what keys send. Joiners (200c, 200d) stay: some scripts need them.
+# Colours, newlines, control characters except tab (C0, DEL, C1), rare line endings, characters that change the text
+# direction or are invisible, and lone surrogates, which stand for raw bytes. Colours have digits only: `ESC [ > 4 m`
+# changes what keys send. Joiners (200c, 200d) are not in it: some scripts need them.
 _SPECIAL = re.compile(
     "\x1b\\[[0-9;:]{0,40}m|\n|"
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U000e0000-\U000e007f]"
 )
 _left: set[int] = set()
-"""Pipes that nobody reads any more."""
+"""Pipes without a reader."""
 
 
 def shown(text: str) -> str:
-    """With everything visible that a terminal would obey; tabs and newlines stay."""
+    """The text with control characters escaped, except tabs and newlines."""
     return _SPECIAL.sub(lambda found: found[0] if found[0] == "\n" else _visible(found), text)
 
 
 def one_line(text: object) -> str:
-    """As it can stand in a sentence or a cell: newlines are visible too."""
+    """The text as one line of a message or a table cell: newlines are escaped too."""
     return _SPECIAL.sub(_visible, str(text))
 
 
 def coloured_line(text: str) -> str:
-    """One line of a rank's output: colours stay, and end with it."""
+    """One line of a rank's output: colours are kept, and reset at its end."""
     line = _SPECIAL.sub(_visible_or_colour, text)
     return f"{line}{RESET}" if "\x1b" in line else line
 
 
 def paragraph(text: object, *more: object) -> str:
-    """A line of Drumline's own, and `more` lines below it, which are indented."""
+    """A message of Drumline's, with indented `more` lines below it."""
     lines = [f"{PREFIX}{one_line(text)}", *(f"  {one_line(line)}".rstrip() for line in more)]
     return "".join(f"{line}\n" for line in lines)
 
 
 def print_message(text: object, *more: object, stream: TextIO | None = None) -> None:
-    """Print such a line, on stderr, in one piece: several threads may speak. A line of progress makes room for it."""
+    """Print such a message on stderr in one write, since several threads may print. It replaces a progress line."""
     stream = stream or sys.stderr
     _write(f"{CLEAR_LINE if _is_terminal(stream) else ''}{paragraph(text, *more)}", stream)
 
@@ -63,10 +63,10 @@ def print_message(text: object, *more: object, stream: TextIO | None = None) -> 
 def show(
     text: str, *, end: str = "\n", stream: TextIO | None = None, is_painted: bool = False, is_data: bool = False
 ) -> None:
-    """Print a page, a table or a help text, on stdout. Its lines are the caller's: values in it are `one_line`.
+    """Print a page, a table or a help text on stdout. The caller has passed values in it through `one_line`.
 
-    `is_painted`: the caller has put colours in, and made the values harmless before. `is_data`: for programs, as it is
-    where it does not go to a terminal.
+    `is_painted`: the caller has added colours, and escaped the values before. `is_data`: output for programs, unchanged
+    unless it goes to a terminal.
     """
     stream = stream or sys.stdout
     if is_painted:
@@ -83,14 +83,14 @@ def show_lines(lines: Iterable[object], *, stream: TextIO | None = None) -> None
 
 def show_progress(text: str) -> None:
     """Replace the last line of a terminal on stderr; empty: clear it."""
-    import shutil  # most commands do without
+    import shutil  # most commands do not need it
 
     width = shutil.get_terminal_size().columns - 1
     _write(f"{CLEAR_LINE}{one_line(text)[:width]}", sys.stderr)
 
 
 def make_console(stream: TextIO | None = None, **options: Any) -> Console:
-    """What rich draws with: no markup in text, and text is made harmless before it is laid out."""
+    """A rich console that reads no markup in text, and escapes text before layout."""
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.text import Text
 
@@ -107,19 +107,19 @@ def make_console(stream: TextIO | None = None, **options: Any) -> Console:
 
 
 def is_read() -> bool:
-    """Whether stdout may still have a reader. A command that only shows something ends when it has none."""
+    """Whether stdout may still have a reader. A command that only shows something ends when there is none."""
     return sys.stdout is not None and not (_left and sys.stdout.fileno() in _left)
 
 
 def _write(text: str, stream: TextIO | None) -> None:
     if stream is None:  # closed when the process began
         return
-    encoding = getattr(stream, "encoding", None) or "utf-8"  # a StringIO, or an object of the user's own
+    encoding = getattr(stream, "encoding", None) or "utf-8"  # a StringIO, or the user's own object
     try:
         stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
         stream.flush()
     except BrokenPipeError:
-        # `| head`: whoever reads it has seen enough; the work and its exit code are the same.
+        # `| head` has read enough; the command continues, with the same exit code.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)

@@ -1,4 +1,4 @@
-"""Numbers, sizes, durations, names and ranks as they are written in sentences."""
+"""Numbers, sizes, durations, names and ranks as text for messages."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def by_rank(values: Sequence[Any], hosts: Sequence[str], ranks: Sequence[int] | 
     groups: dict[str, list[int]] = defaultdict(list)
     for rank, value in zip(host_of, values, strict=True):
         text = str(value)
-        if len(text) > MAX_VALUE:  # a hash, so that two that differ only at their end still read differently
+        if len(text) > MAX_VALUE:  # the hash shows a difference after the part that is kept
             digest = hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()
             text = f"{text[:MAX_VALUE]}... ({digest[:8]})"
         groups[text].append(rank)
@@ -79,7 +79,7 @@ def duration(seconds: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """`0:41`, `12:05`, `3:20:11`: a time whose width seldom changes."""
+    """`0:41`, `12:05`, `3:20:11`: for a display, where the width should seldom change."""
     if not math.isfinite(seconds):
         return "-:--"
     minutes, second = divmod(round(seconds), 60)
@@ -88,12 +88,12 @@ def clock(seconds: float) -> str:
 
 
 def file_size(num_bytes: float) -> str:
-    """`1.4 MB`, in powers of 1000, as disks are sold."""
+    """`1.4 MB`, in powers of 1000, as usual for disks."""
     return _scaled(num_bytes, 1000, ("B", "kB", "MB", "GB", "TB"))
 
 
 def memory_size(num_bytes: float) -> str:
-    """`64 MiB`, `1.5 GiB`, in powers of 1024, as memory is sold."""
+    """`64 MiB`, `1.5 GiB`, in powers of 1024, as usual for memory."""
     return _scaled(num_bytes, 1024, ("bytes", "KiB", "MiB", "GiB", "TiB"))
 
 
@@ -107,7 +107,7 @@ def _scaled(value: float, base: int, units: Sequence[str]) -> str:
 
 
 def bit_rate(bytes_per_s: float) -> str:
-    """`9.4 Gbit/s`, as networks are sold."""
+    """`9.4 Gbit/s`, as usual for networks."""
     bits = bytes_per_s * 8
     for size, unit in ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s")):
         if bits >= size:
@@ -126,7 +126,7 @@ def two_digits(value: float) -> str:
 
 
 def signal_name(number: int) -> str:
-    """`SIGKILL`; one without a name by its number."""
+    """`SIGKILL`, or `signal 35` for one without a name."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -134,5 +134,5 @@ def signal_name(number: int) -> str:
 
 
 def how_it_ended(code: int) -> str:
-    """`exit code 7`, or `killed by SIGKILL`, of a process with this return code."""
+    """`exit code 7`, or `killed by SIGKILL`, for the return code of a process."""
     return f"exit code {code}" if code >= 0 else f"killed by {signal_name(-code)}"

@@ -1,7 +1,7 @@
 """Files and text that another user, another process or a bad disk may have written: opened and decoded within limits.
 
-What is refused raises as a missing or damaged file does: OSError for the file, ValueError for its content. So a reader
-needs no case of its own for it. No torch here.
+A refused file raises the same errors as a missing or damaged one: OSError for the file, ValueError for its content. So
+a reader needs no extra case for it. No torch here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 MAX_DEPTH = 200
-"""How deep objects and lists may be nested: far below Python's recursion limit, which depends on who calls."""
+"""How deep objects and lists may be nested: far below Python's recursion limit."""
 MAX_DIGITS, MAX_BITS = 300, 990
 """How long an integer may be: any such number can be printed, converted to a float, and read again."""
 TEXT_BYTES = 1 << 19
@@ -46,8 +46,8 @@ _LONG_KEY = re.compile(r"""(?<![\w"'.-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t
 
 
 def open_regular(path: Path, *, follow_links: bool = False) -> BinaryIO:
-    """Open a regular file to read; anything else is refused without waiting for it. A link in the last part of the path
-    is followed only where `follow_links` says so: for a file that the user named."""
+    """Open a regular file to read; anything else is refused without blocking. A link in the last part of the path is
+    followed only with `follow_links`, which is for a file that the user named."""
     return os.fdopen(descriptor_of(path, os.O_RDONLY, follow_links=follow_links), "rb")
 
 
@@ -59,7 +59,7 @@ def read_regular(path: Path, *, most: int = DOCUMENT_BYTES, follow_links: bool =
     else:
         with open_regular(path, follow_links=follow_links) as file:
             size = os.fstat(file.fileno()).st_size
-            # Not `most`: a read takes its memory first. Some file systems give no size.
+            # Not `most`: a read allocates its memory first. Some file systems report no size.
             content = file.read(min(size or PAGE_BYTES, most) + 1)
     if len(content) > most:
         raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
@@ -73,12 +73,12 @@ def size_of(path: Path) -> int:
 
 
 def open_append(path: Path) -> BinaryIO:
-    """Open a regular file of this user to append to, without a buffer; it is made where there is none."""
+    """Open a regular file of this user to append to, without a buffer; it is created if it does not exist."""
     return os.fdopen(descriptor_of(path, APPEND), "ab", buffering=0)
 
 
 def open_log(path: Path) -> TextIO:
-    """The same for text, line by line; what is no text is escaped."""
+    """The same for text, line by line; invalid characters are escaped."""
     return os.fdopen(descriptor_of(path, APPEND), "a", 1, encoding="utf-8", errors="backslashreplace")
 
 
@@ -102,14 +102,14 @@ def replace_bytes(path: Path, content: bytes) -> None:
 
 
 def make_own_folder(folder: Path, *, follow_links: bool = False) -> None:
-    """Make a folder, and its parents, unless it is there; an OSError says that it is no folder, or another user's, who
-    could choose what is written where."""
+    """Create a folder and its parents if needed; an OSError if it is not a folder, or belongs to another user, who
+    could redirect what is written."""
     folder.mkdir(parents=True, exist_ok=True)
     check_own_folder(folder, follow_links=follow_links)
 
 
 def check_own_folder(folder: Path, *, follow_links: bool = False) -> None:
-    """The same of a folder that is there. With `follow_links` it may be a link, of this user."""
+    """The same for an existing folder. With `follow_links` it may be a link of this user."""
     found = folder.lstat()
     if follow_links and stat.S_ISLNK(found.st_mode):
         _check_owner(found, folder, folder.parent)
@@ -121,8 +121,8 @@ def check_own_folder(folder: Path, *, follow_links: bool = False) -> None:
 
 
 def check_own_file(path: Path) -> None:
-    """An OSError says that it is a link, a FIFO or the like, or another user's. One that is not there is fine, and so
-    is a folder, which nobody can write to as a file."""
+    """An OSError if it is a link, a FIFO or the like, or belongs to another user. A missing file is fine, and so is a
+    folder, which cannot be written to as a file."""
     with suppress(FileNotFoundError, IsADirectoryError):
         found = path.lstat()
         _check_regular(found, path)
@@ -130,9 +130,9 @@ def check_own_file(path: Path) -> None:
 
 
 def descriptor_of(path: Path, flags: int, *, follow_links: bool = False) -> int:
-    """Like `os.open`, of a regular file alone, and where it is to be written of one that no other user owns."""
+    """Like `os.open`, for regular files only; to be written, the file must not belong to another user."""
     try:
-        # Before it is opened: to open a FIFO or a device has effects of its own.
+        # Before it is opened: opening a FIFO or a device has side effects.
         _check_regular(path.stat(follow_symlinks=follow_links), path)
     except FileNotFoundError:
         if not flags & os.O_CREAT:
@@ -160,12 +160,12 @@ def _check_regular(found: os.stat_result, path: Path) -> None:
 
 
 _owners: set[tuple[int, int]] = set()
-"""Who owns new files, by file system."""
+"""The owner of new files, by file system."""
 
 
 def _check_owner(found: os.stat_result, path: Path, folder: Path) -> None:
-    """Root could do as it likes anyway. A network file system may give all files one owner, whoever writes them (root,
-    nobody, the one of the mount): there this user is who owns a new file in the folder."""
+    """Root is accepted, as it can do anything. A network file system may give all files one owner, whoever writes them
+    (root, nobody, the owner of the mount): there the owner of a new file in the folder counts as this user."""
     if found.st_uid in (os.geteuid(), 0) or (found.st_dev, found.st_uid) in _owners:
         return
     import tempfile
@@ -183,7 +183,7 @@ def _check_owner(found: os.stat_result, path: Path, folder: Path) -> None:
 
 
 def parse_json(text: bytes | str) -> Any:
-    """What a JSON text in UTF-8 holds; a ValueError where it is malformed, nested too deeply or has a huge number."""
+    """The value of a JSON text in UTF-8; a ValueError if it is malformed, nested too deeply or has a huge number."""
     plain = text if isinstance(text, str) else text.decode("utf-8-sig")
     if _HUGE.search(plain):
         raise ValueError(f"a number has more than {MAX_DIGITS} digits")
@@ -198,7 +198,7 @@ def parse_json(text: bytes | str) -> Any:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """What a TOML text holds; a ValueError as for JSON."""
+    """The value of a TOML text; a ValueError as for JSON."""
     import tomllib
 
     if _LONG_KEY.search(text):
@@ -214,7 +214,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def whole_number(text: str) -> int | None:
-    """The number that these digits are; None for anything else, and for more digits than any count has."""
+    """The number that these digits stand for; None for anything else, and for too many digits."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else None
 
 

@@ -21,7 +21,7 @@ Built = TypeVar("Built")
 
 
 def is_class_spec(name: str) -> bool:
-    """Whether a name points into the user's code rather than at something built in."""
+    """Whether a name refers to the user's code rather than to something built in."""
     return ":" in name
 
 
@@ -34,14 +34,14 @@ def is_users_file(filename: str) -> bool:
 
 
 def load_class(spec: str, base: type[Any] = object) -> type[Any]:
-    """The class that `file.py:Class` or `package.module:Class` names. `base`: what a name that is not there may have
-    meant is a subclass of it."""
+    """The class that `file.py:Class` or `package.module:Class` names. `base`: for an unknown name, subclasses of it are
+    suggested."""
     found: type[Any] = _load(spec, "class", "ClassName", inspect.isclass, base)
     return found
 
 
 def find_named(kind: str, name: str, built_in: Mapping[str, Any], base: type[Any] = object) -> Any:
-    """What a name stands for: something built in, or a class of the user's (`base` as for `load_class`)."""
+    """What a name refers to: something built in, or a class of the user's (`base` as for `load_class`)."""
     if is_class_spec(name):
         return load_class(name, base)
     if name not in built_in:
@@ -68,7 +68,7 @@ def _load(spec: str, kind: str, example: str, is_one: Callable[[Any], bool], bas
     known = {known: value for known, value in vars(module).items() if is_one(value)}
     if name in known:
         return known[name]
-    # What a file defines itself comes before what it imports, such as the class that its own ones are made from.
+    # Suggest what a file defines before what it imports, such as a base class.
     fitting = {one: value for one, value in known.items() if base is object or issubclass(value, base)}
     own = [one for one, value in fitting.items() if value.__module__ == module.__name__]
     choices = own or [one for one, value in fitting.items() if value is not base]
@@ -83,8 +83,8 @@ def _load_file(path: Path) -> ModuleType:
         )
     if not path.stem.isidentifier():
         raise UsageError(
-            f"{path} cannot be imported: {path.stem!r} is no name for a module",
-            next_step="rename the file: letters, digits and underscores",
+            f"{path} cannot be imported: {path.stem!r} is not a valid module name",
+            next_step="rename the file: use letters, digits and underscores only",
         )
     # Imported by its own name, so that DataLoader workers find its classes; its folder joins sys.path, as it does
     # for `python file.py`, so that the file can import its neighbours.
@@ -118,7 +118,7 @@ def _load_module(name: str) -> ModuleType:
 def build_accepted(
     builder: Callable[..., Built], pool: Mapping[str, Any], *, options: Mapping[str, Any], what: str
 ) -> Built:
-    """Call `builder` with what it accepts of `pool`, and with all of `options`, which it must accept."""
+    """Call `builder` with the arguments of `pool` that it accepts, and with all of `options`, which it must accept."""
     parameters = inspect.signature(builder).parameters.values()
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     named = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -129,5 +129,5 @@ def build_accepted(
     given = {**{name: value for name, value in pool.items() if name in accepted}, **options}
     needed = {name for name, parameter in accepted.items() if parameter.default is parameter.empty}
     if missing := sorted(needed - given.keys()):
-        raise UsageError(f"{what} needs {', '.join(missing)}, which nothing here provides")
+        raise UsageError(f"{what} needs {', '.join(missing)}, which neither the dataset nor the settings provide")
     return builder(**given)

@@ -148,7 +148,8 @@ class LegProgress:
             self.latest[line["kind"]] = line["step"]
             self.seen_at = [self.seen_at[-1], time.monotonic()]
         if kill.moment != "save":
-            return self.latest[kill.moment] >= kill.step
+            # Without a complete checkpoint, which a busy machine may write late, the next leg would not resume.
+            return self.latest[kill.moment] >= kill.step and any(self._folder.checkpoints.glob("step-*"))
         # A leg that was killed in the same save has left its folder: that one does not count.
         partial = self._folder.checkpoints / f".{folder_name(kill.step)}.partial"
         changed = _changed_at(partial)

@@ -1,4 +1,4 @@
-"""What is saved (`state`), how it is copied (`copying`), written (`store`), listed (`catalog`) and kept.
+"""What is saved (`state`), how it is copied (`copying`), written (`store`), listed (`catalog`) and kept (`retention`).
 
 Nothing is imported here, so that `drumline verify` needs no torch.
 """

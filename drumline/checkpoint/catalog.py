@@ -1,6 +1,6 @@
-"""Which checkpoints a folder holds and which of them are complete; and the reasons of a disk that refuses.
+"""Which checkpoints a folder holds and which of them are complete; and storage errors in words.
 
-Reads only, and needs no torch: `drumline verify` uses it. `store` writes what is read here.
+It only reads, and needs no torch: `drumline verify` uses it. `store` writes checkpoints.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STEP_NAME = re.compile(r"step-(\d{8,})")
 HIDDEN_NAME = re.compile(r"\.(step-\d{8,})\.(partial|replaced|removed)")
 DOCUMENT = ".json"
 MAX_DOCUMENT_BYTES = 1 << 28
-"""One of them holds the state of the datasets of all ranks."""
+"""The file with the state of the datasets of all ranks."""
 _READ_BYTES = 1 << 20
 
 
@@ -54,7 +54,7 @@ def verify(path: Path) -> Manifest:
 
 
 def check_sizes(path: Path) -> Manifest:
-    """The quick check: the manifest is intact, and every file is there in its right size."""
+    """The quick check: the manifest is intact, and every file exists and has its size."""
     found = manifest.read(path)
     named = STEP_NAME.fullmatch(path.name)
     if named and int(named[1]) != found.step:
@@ -68,8 +68,8 @@ def check_sizes(path: Path) -> Manifest:
 
 
 def newest_valid(root: Path, check: Callable[[Path], None] | None = None) -> NewestCheckpoint:
-    """The newest checkpoint that is complete, every byte checked, and finite; where none is finite, the newest complete
-    one.
+    """The newest checkpoint that is complete, with every byte checked, and finite; if none is finite, the newest
+    complete one.
 
     `check` may raise CorruptCheckpointError to skip one."""
     candidates = []
@@ -112,7 +112,7 @@ def read_document(path: Path, name: str) -> Any:
 
 
 def folders(root: Path) -> list[Path]:
-    """The folders in a folder of checkpoints, hidden ones included."""
+    """The folders in a folder of checkpoints, including hidden ones."""
     try:
         return [path for path in root.iterdir() if path.is_dir()]
     except FileNotFoundError:
@@ -123,7 +123,7 @@ def folders(root: Path) -> list[Path]:
 
 
 def checksum_of(path: Path) -> str:
-    """The checksum of a file; read rather than mapped, so that a bad disk is an error and not a signal."""
+    """The checksum of a file. It is read, not mapped, so that a bad disk causes an error and not SIGBUS."""
     checksum, buffer = blake3(), bytearray(_READ_BYTES)
     view = memoryview(buffer)
     with os.fdopen(descriptor_of(path, os.O_RDONLY), "rb", buffering=0) as file:

@@ -1,11 +1,10 @@
-"""A save beside the steps: the copy that training pauses for, and the thread that writes it.
+"""A save in the background: the copy that training pauses for, and the thread that writes it.
 
-The tensors that the next step changes are copied into memory that it does not touch. Where the copy goes is decided
-here, by what there is room for:
+The tensors that the next step changes are copied. Where the copy goes depends on the free memory:
 
-- `device`: on the GPU, beside the model. The copy is queued like any other work of the step, without a wait;
+- `device`: on the GPU. The copy is queued like other work of the step, without a wait;
 - `pinned`: in pinned host memory, which the GPU writes to; it is allocated once, and reused by later saves;
-- `host`: in plain host memory, as always for a model on the CPU;
+- `host`: in pageable host memory, as always for a model on the CPU;
 - `none`: no copy. The live tensors are written at once, and the step waits for that.
 """
 
@@ -29,8 +28,8 @@ Kind = Literal["device", "pinned", "host", "none"]
 Files = Mapping[str, Mapping[str, Tensor]]
 Result = TypeVar("Result")
 _ALIGNMENT = 512
-# Tensors are copied as integers of their size: every type has a kernel that way, and there are few groups. float32,
-# which most of a state is, needs no view.
+# Tensors are copied as integers of their size: so every type has a kernel, and there are few groups. float32, the most
+# common type, needs no view.
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _COPIED_AS = (torch.float32, *_INTEGERS.values())
 _DEVICE_MARGIN = 1 << 29
@@ -39,12 +38,12 @@ _UNKNOWN = 1 << 62
 _GROUPS = Path("/sys/fs/cgroup")
 
 
-# The next step must never run out of memory because of a copy. So what counts as free on a GPU is what is left at the
-# run's own peak, and on the host what the system and the limit of a container or a Slurm job leave.
+# The next step must never run out of memory because of a copy. So the free memory of a GPU is what is left at the run's
+# own peak, and on the host what the system and the limit of a container or a Slurm job leave.
 
 
 def device_room(device: torch.device) -> int:
-    """Bytes that a copy may take on a GPU. What the allocator has cached, the next step may need again."""
+    """Bytes that a copy may take on a GPU. Cached memory of the allocator does not count: the next step may need it."""
     free, _ = torch.cuda.mem_get_info(device)
     held = torch.cuda.memory_stats(device)
     needed_at_peak = held.get("allocated_bytes.all.peak", 0) - held.get("reserved_bytes.all.current", 0)
@@ -56,7 +55,7 @@ def host_room() -> int:
     left = [_UNKNOWN]
     with suppress(OSError, ValueError, LookupError):
         left.append(_numbers(Path("/proc/meminfo"))["MemAvailable:"] << 10)
-    with suppress(OSError, ValueError, LookupError):  # without a limit it is `max`, which is no number
+    with suppress(OSError, ValueError, LookupError):  # without a limit it is `max`, not a number
         own = _GROUPS / Path("/proc/self/cgroup").read_text(encoding="utf-8").rpartition("::/")[2].strip()
         group = own if (own / "memory.max").is_file() else _GROUPS
         limit, used = (int((group / name).read_text(encoding="utf-8")) for name in ("memory.max", "memory.current"))
@@ -80,7 +79,7 @@ class Copy:
     events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
 
     def wait(self) -> float:
-        """Wait until all is copied, without holding the GIL; returns how many seconds the copy took on the GPU."""
+        """Wait until the copy is complete, without holding the GIL; returns its seconds on the GPU."""
         if self.events is None:
             return 0.0
         began, ready = self.events
@@ -132,7 +131,7 @@ class Copier:
         return Copy(tensors, kind, self._staging, (began, ready))
 
     def as_they_are(self, live: Files) -> Copy:
-        """No copy: the live tensors, to be written at once."""
+        """No copy: the live tensors, which must be written at once."""
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
         return Copy(_each(live, lambda tensor: tensor), "none", self._staging)
@@ -146,7 +145,7 @@ class Copier:
         if self._device_room(self._device) >= _num_bytes(live):
             try:
                 return _beside(live, self._device), "device"
-            except torch.OutOfMemoryError:  # memory may be in pieces too small, or in the pool of a graph
+            except torch.OutOfMemoryError:  # free memory may be fragmented, or in the pool of a graph
                 pass
         if (buffer := self._pinned_memory(live)) is not None:
             return _into(buffer, live), "pinned"
@@ -160,7 +159,7 @@ class Copier:
                 return None
             try:
                 self._pinned = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-            except RuntimeError:  # the system lets a process pin only so much
+            except RuntimeError:  # the system limits pinned memory
                 return None
         return self._pinned
 
@@ -194,7 +193,7 @@ def _into(buffer: Tensor, live: Files) -> dict[str, dict[str, Tensor]]:
 
 def _carve(memory: Tensor, sources: Iterable[Tensor]) -> Iterator[Tensor]:
     """Tensors in this memory with the strides of the sources, so that dense memory is copied in one piece."""
-    # One call for each tensor: there are hundreds, and training is paused meanwhile.
+    # One call per tensor: there are hundreds, and training is paused.
     start, by_type = 0, {torch.uint8: memory}
     for source in sources:
         if (typed := by_type.get(source.dtype)) is None:
@@ -230,10 +229,10 @@ def _aligned(size: int) -> int:
 
 
 class Writer(Generic[Result]):
-    """The thread that writes a checkpoint while training continues: one job at a time.
+    """The thread that writes a checkpoint while training continues, one at a time.
 
-    The training thread reads `has_news` after each step and nothing else; there is no lock between the two. The
-    result, or the error, is kept here until it is taken.
+    After each step the training thread reads only `has_news`; there is no lock between the two. The result, or the
+    error, is kept here until it is taken.
     """
 
     def __init__(self) -> None:
@@ -249,9 +248,9 @@ class Writer(Generic[Result]):
         return thread is not None and thread.is_alive()
 
     def start(self, work: Callable[[], Result]) -> None:
-        """Start a job; the result of the one before must have been taken."""
+        """Start a job; the result of the previous one must have been taken."""
         assert self._thread is None
-        # Not a daemon: a process that ends by itself first completes the checkpoint.
+        # Not a daemon thread: a process that exits normally first completes the checkpoint.
         self._thread = threading.Thread(target=self._run, args=(work,), name="drumline-checkpoint")
         self._thread.start()
 

@@ -21,7 +21,7 @@ from drumline.untrusted import parse_json, read_regular
 FORMAT = 1
 FILE_NAME = "manifest.json"
 NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]+")
-"""A name of a file in a checkpoint: it cannot lead out of the folder."""
+"""A file name in a checkpoint, which cannot point outside the folder."""
 
 
 class CorruptCheckpointError(CheckpointError):
@@ -73,12 +73,12 @@ def parse(raw: bytes) -> Manifest:
     if not isinstance(content, dict):
         raise ValueError("unreadable")
     content.pop("digest", None)
-    # The complete text is compared, not only the digest: a flipped bit in white space is damage too.
+    # The complete text is compared, not only the digest, so that a flipped bit in white space is found.
     if raw != _to_bytes({**content, "digest": _digest(content)}):
         raise ValueError("its digest differs from its content")
     if content.get("format") != FORMAT:
         raise ValueError(f"its format is {content.get('format')}, and this version of Drumline reads {FORMAT}")
-    # A right digest does not mean right types: anyone can make one.
+    # A valid digest does not prove valid types: anyone can compute one.
     step, created, metrics, files = (content.get(name) for name in ("step", "created", "metrics", "files"))
     non_finite = content.get("non_finite")
     if type(step) is not int or step < 0:
@@ -109,7 +109,7 @@ def read(folder: Path) -> Manifest:
 
 @contextmanager
 def reading(folder: Path, name: str) -> Iterator[None]:
-    """Raise what fails here as a fault of this file of a checkpoint."""
+    """Raise errors in this block as corruption of this file."""
     try:
         yield
     except FileNotFoundError as error:

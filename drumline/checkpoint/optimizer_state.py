@@ -1,7 +1,7 @@
 """Saves and loads an optimizer's state by parameter *name*, with the settings of its groups.
 
-torch numbers parameters by their position, so a reordered model would get another tensor's momentum. Here a name that
-does not match is an error. Loading goes through the optimizer's own `load_state_dict`.
+torch numbers parameters by position, so a reordered model would get another tensor's momentum. Here a name that does
+not match is an error. Loading uses the optimizer's own `load_state_dict`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def optimizer_state(model: Models, optimizer: Optimizer) -> tuple[dict[str, Tens
             for number, entry in content["state"].items()
             if number in names
         },
-        # What a user's optimizer may have besides: entries of its own, and state of no parameter.
+        # A user's optimizer may have more: additional entries, and state that belongs to no parameter.
         "rest": encode_state(
             {
                 "content": {key: content[key] for key in content if key not in ("state", "param_groups")},
@@ -67,7 +67,7 @@ def optimizer_state(model: Models, optimizer: Optimizer) -> tuple[dict[str, Tens
 def load_optimizer_state(
     model: Models, optimizer: Optimizer, tensors: Mapping[str, Tensor], document: Mapping[str, Any]
 ) -> None:
-    """Give an optimizer a saved state, on whatever device; its groups must hold the same parameters by name."""
+    """Load a saved state into an optimizer, on any device; its groups must have the same parameters by name."""
     groups = _groups(model, optimizer)
     if problems := [*_differences(document, optimizer, groups), *_missing(document, tensors)]:
         raise OptimizerMismatchError(
@@ -144,13 +144,13 @@ def _missing(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Iter
 
 
 def _copies(tensors: Mapping[str, Tensor], device: torch.device) -> Callable[[str], Tensor]:
-    # Copies, because torch keeps the tensors that it is given, and these may be mapped from a file. torch counts
-    # steps on the CPU, and moves the count itself for fused and capturable optimizers.
+    # Copies, because torch keeps these tensors, which may be mapped from a file. torch counts steps on the CPU, and
+    # moves the count for fused and capturable optimizers.
     return lambda name: tensors[name].to("cpu" if name.endswith("/step") else device, copy=True)
 
 
 def _in_form_of(ours: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Saved settings, each as a tensor or a number like the optimizer's own: in a CUDA graph the rate is a tensor."""
+    """Saved settings, as tensors or numbers like the optimizer's own: in a CUDA graph the rate is a tensor."""
     settings: dict[str, Any] = {}
     for key, value in saved.items():
         form = ours.get(key)
@@ -169,8 +169,8 @@ def _keep_as_saved(
     tensors: Mapping[str, Tensor],
     document: Mapping[str, Any],
 ) -> None:
-    """Undo what torch's loading changes: text, and the type of state that differs from its parameter's. And give state
-    the strides of its parameter: fused optimizers go by memory, not by index."""
+    """Undo what torch's loading changes: text, and state whose type differs from its parameter's. And give state the
+    strides of its parameter: fused optimizers use memory order, not indices."""
     for name, entry in document["state"].items():
         state, own_type = optimizer.state[parameters[name]], document["parameters"][name]["type"]
         for key, saved in decode_state(entry, tensors.__getitem__).items():

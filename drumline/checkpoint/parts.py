@@ -1,7 +1,7 @@
 """One checkpoint written by several ranks: which rank writes which tensors, and how rank 0 collects their files.
 
-All ranks hold the same replica, so any of them can write any tensor. Each writer puts its own files into the folder
-that rank 0 made, and publishes their sizes and checksums in the store; rank 0 checks that they are there, and only then
+All ranks hold the same replica, so any of them can write any tensor. Each writer writes its own files into the folder
+that rank 0 made, and publishes their sizes and checksums in the store; rank 0 checks that they exist, and only then
 writes the manifest. Messages are JSON under keys of that save. The store is polled: a thread that blocks in it blocks
 the other threads of its process.
 """
@@ -34,7 +34,7 @@ Files = dict[str, dict[str, Tensor]]
 
 
 def assign(tensors: Mapping[str, Mapping[str, Tensor]], ranks: Sequence[int]) -> dict[int, Files]:
-    """Assign the tensors of every file to these ranks, about as many bytes to each; the same on every rank."""
+    """Assign the tensors of every file to these ranks, about the same bytes to each; the same on every rank."""
     assigned: dict[int, Files] = {rank: {} for rank in ranks}
     loads = [(0, position, rank) for position, rank in enumerate(ranks)]
     sized = [(file, name, tensor) for file, group in tensors.items() for name, tensor in group.items()]
@@ -49,7 +49,7 @@ def assign(tensors: Mapping[str, Mapping[str, Tensor]], ranks: Sequence[int]) ->
 
 
 class SaveMessages:
-    """The messages of one save. `store`: a connection of the writing thread's own."""
+    """The messages of one save. `store`: the writing thread's own connection."""
 
     def __init__(self, store: SealedStore, number: int, *, end: threading.Event) -> None:
         self._store = store.under(f"checkpoint/{number}")
@@ -120,7 +120,7 @@ class Collector:
             file, name = min((ours - theirs) or (theirs - ours))
             has = "has no" if (file, name) in ours else "has"
             raise store.PartError(
-                f"{writer} {has} {name} for {file}: its model or optimizer is not that of {self._me}",
+                f"{writer} {has} {name} for {file}: its model or optimizer differs from that of {self._me}",
                 "build the same model and optimizer on every rank",
             )
         return {name: FileRecord(**record) for name, record in reply["files"].items()}
@@ -145,7 +145,7 @@ def write_own_part(
     stream: store.Stream,
     seen_s: float = SEEN_S,
 ) -> None:
-    """The side of the other writers: write into rank 0's folder, and report that or the failure."""
+    """The other writers' side: write into rank 0's folder, and report the files or the failure."""
     partial = store.hidden_folder(root / catalog.folder_name(step), "partial")
     try:
         key, maker = messages.wait_for("open", "cancelled")
@@ -155,7 +155,7 @@ def write_own_part(
             reason = f"{partial}, which {maker} made, is not visible here: the nodes do not share this folder"
             messages.send(f"part/{me.rank}", {"failure": [reason, SHARE_THE_FOLDER]})
             return
-        # Before they are written, which empties the groups to free their memory.
+        # Before they are written: writing empties the groups to free their memory.
         names = {store.file_name(name): sorted(group) for name, group in tensors.items()}
         reply: dict[str, Any] = {"tensors": names}
         try:

@@ -1,5 +1,5 @@
-"""Which checkpoints are kept: the last few and the best few. One that is not finite never counts, so a run that has
-become NaN deletes no finite one."""
+"""Which checkpoints are kept: the last few and the best few. A non-finite one never counts, so a run that has become
+NaN deletes no finite one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def prune(
     root: Path, *, keep_last: int, keep_best: int, metric: str, higher_is_better: bool, newest: Path
 ) -> list[Path]:
     """Remove all but the newest `keep_last` and the best `keep_best` finite ones, and `newest`, which is valid."""
-    # A corrupt one that is newer than any valid one is left for the user to see: its step will be written again.
+    # A corrupt checkpoint that is newer than any valid one is kept for the user: its step will be written again.
     newest_step = catalog.check_sizes(newest).step
     folders = [root / catalog.folder_name(step) for step in catalog.list_steps(root) if step <= newest_step]
     complete = _complete(folders)
@@ -62,7 +62,7 @@ def _complete(folders: list[Path]) -> dict[Path, Manifest]:
 
 
 def _ranked(complete: Mapping[Path, Manifest], metric: str, higher_is_better: bool) -> list[Path]:
-    """Those that were evaluated, best first; of equals the newer."""
+    """The evaluated ones, best first; the newer first if equal."""
     sign = -1.0 if higher_is_better else 1.0
     scores = {
         path: (sign * found.metrics[metric], -found.step)

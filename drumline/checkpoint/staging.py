@@ -1,5 +1,5 @@
-"""Copies tensors from a GPU to the host through two pinned buffers, on a stream of its own: one is filled while the
-other is read. Small tensors share a buffer, a large one takes several in turn.
+"""Copies tensors from a GPU to the host through two pinned buffers, on a separate stream: one is filled while the other
+is read. Small tensors share a buffer, a large one is copied in several parts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ BUFFER_BYTES = 32 << 20
 
 
 class Staging:
-    """Made once for a run; its buffers and its stream are made when they are first needed."""
+    """Created once for a run; its buffers and its stream are created when first needed."""
 
     def __init__(self, device: torch.device, *, size: int = BUFFER_BYTES) -> None:
         self._device = device
@@ -25,7 +25,7 @@ class Staging:
     def drain(self, tensors: Iterable[Tensor]) -> Iterator[memoryview]:
         """The bytes of tensors that no other stream is writing to. Each piece is valid until the next one."""
         if self._stream is None:
-            # A new thread is on the first GPU, which may be another rank's.
+            # In a new thread the current device is the first GPU, which may be another rank's.
             with torch.cuda.device(self._device):
                 self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
                 self._buffers = [_buffer(self._size) for _ in range(2)]
@@ -45,7 +45,7 @@ class Staging:
             yield self._buffers[number][:count].numpy().data
 
     def _fill(self, buffer: Tensor, source: _Source, stream: torch.cuda.Stream) -> tuple[int, torch.cuda.Event]:
-        """Start to copy as much as fits. The stream is the current one in here only, never while bytes are read."""
+        """Start to copy as much as fits. The stream is current only in this method, not while bytes are read."""
         filled, done = 0, make_event()
         with torch.cuda.stream(stream):
             while filled < self._size and (piece := source.next(self._size - filled)) is not None:
@@ -56,7 +56,7 @@ class Staging:
 
 
 class _Source:
-    """Hands out the bytes of tensors, at most so many at a time."""
+    """The bytes of tensors, a limited number at a time."""
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         self._tensors = iter(tensors)
@@ -75,7 +75,7 @@ class _Source:
 
 
 def make_event(*, is_timed: bool = False) -> torch.cuda.Event:
-    """One on which a thread waits asleep, without spinning."""
+    """An event on which a thread waits without spinning."""
     return torch.cuda.Event(enable_timing=is_timed, blocking=True)  # type: ignore[no-untyped-call]
 
 
@@ -88,5 +88,5 @@ def as_bytes(tensor: Tensor) -> Tensor:
 def _buffer(size: int) -> Tensor:
     try:
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
-    except RuntimeError:  # slower, but it does not need to be pinned
+    except RuntimeError:  # pageable memory is slower, but works
         return torch.empty(size, dtype=torch.uint8)

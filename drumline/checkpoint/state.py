@@ -1,7 +1,7 @@
 """What a checkpoint holds: model, optimizer, scaler and progress, captured as tensors and documents by file; and the
 random state of each rank.
 
-The engine captures a snapshot on rank 0, adds the random state of every rank, and hands it to the store. On resume
+The engine captures a snapshot on rank 0, adds the random state of every rank, and passes it to the store. On resume
 rank 0 reads the files, and every rank restores from the same plain dicts.
 """
 
@@ -81,7 +81,7 @@ def restore(
             )
         with translated("optimizer"):
             load_optimizer_state(model, optimizer, tensors["optimizer"], documents["optimizer"])
-    # A run that turns fp16 on later has no scale to take over: its scaler starts anew.
+    # A run that turns fp16 on later has no saved scale: its scaler starts with the default.
     if scaler is not None and documents.get("scaler"):
         with translated("scaler"):
             scaler.load_state_dict(documents["scaler"])
@@ -98,7 +98,7 @@ def restore_model(snapshot: Snapshot, model: nn.Module, *, name: str = "model") 
 
 @contextmanager
 def translated(what: str) -> Iterator[None]:
-    """Report what fails here as an error of the checkpoint. Its checksums are right, so it was saved like that."""
+    """Report errors in this block as errors of the checkpoint. Its checksums are right, so it was saved like that."""
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -114,7 +114,7 @@ def model_state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     aliases: dict[str, str] = {}
     stored_at: dict[object, str] = {}
     for name, tensor in _state_tensors(model).items():
-        # The same for two names of one tensor; a tensor without memory has no other name.
+        # The key is the same for two names of one tensor; a tensor without memory has no alias.
         has_memory = tensor.numel() and not tensor.is_meta and tensor.layout is torch.strided
         key = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()) if has_memory else name
         if key in stored_at:
@@ -125,7 +125,7 @@ def model_state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def load_model_state(model: nn.Module, tensors: Mapping[str, Tensor], aliases: Mapping[str, str]) -> None:
-    """Copy the tensors into the model, wherever it is; every name and shape must match, or nothing is copied."""
+    """Copy the tensors into the model, on any device; if a name or shape does not match, nothing is copied."""
     saved = {**tensors, **{name: tensors[stored] for name, stored in aliases.items() if stored in tensors}}
     if problems := list(_model_differences(saved, model)):
         raise CheckpointMismatchError(
@@ -220,7 +220,7 @@ def capture_rng(device: torch.device) -> Tensor:
 
 
 def restore_rng(state: Tensor, device: torch.device) -> None:
-    """Continue the draws of the process that captured; a GPU's state is ignored where there is no GPU."""
+    """Continue with the same draws as the process that captured it; a GPU's state is ignored without a GPU."""
     try:
         on_cpu, on_gpu, numpy_state, python_state = check_rng(state)
     except ValueError as error:
@@ -263,7 +263,7 @@ def _rng_name(rank: int) -> str:
 
 
 def check_rng(state: Tensor) -> list[bytes]:
-    """The four parts of a state; ValueError if it is corrupt: with a wrong position numpy and torch would read behind
+    """The four parts of a state; ValueError if it is corrupt: with a wrong position numpy and torch would read beyond
     their tables."""
     packed = _to_bytes(state.cpu()) if state.dtype is torch.uint8 else b""
     if len(packed) != RNG_BYTES or not packed.startswith(_RNG_MARK):
@@ -281,7 +281,7 @@ def check_rng(state: Tensor) -> list[bytes]:
         raise ValueError(f"its parts have {lengths} bytes, expected {expected}")
     if lengths[0] == _TORCH_BYTES:
         _, left, seeded, following = _TORCH.unpack_from(parts[0])
-        # Of the table `left` numbers are unused, from `following` on; (1, 0) is a generator that has just been seeded.
+        # `left` numbers of the table are unused, from `following` on; (1, 0) is a generator that was just seeded.
         if not seeded or ((left, following) != (1, 0) and not (0 < left <= 624 and following == 625 - left)):
             raise ValueError(f"torch's position is {following}, with {left} numbers left")
     *_, numpy_position, has_gauss, _ = _NUMPY.unpack(parts[2])
@@ -300,7 +300,7 @@ def _numpy_state() -> bytes:
     if state["bit_generator"] != "MT19937":
         raise CheckpointError(
             f"numpy's global generator is a {state['bit_generator']}, which cannot be saved",
-            next_step="leave numpy's global generator as it is, and use a generator object of your own",
+            next_step="do not replace numpy's global generator; use your own generator object",
         )
     inner = state["state"]
     return _NUMPY.pack(*inner["key"].tolist(), inner["pos"], state["has_gauss"], state["gauss"])

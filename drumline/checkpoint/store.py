@@ -1,10 +1,10 @@
 """Writes checkpoints: into a hidden folder, flushed to the device, renamed when complete; and reads and removes them.
 
-A checkpoint is a folder `ROOT/step-NNNNNNNN/` of safetensors and JSON files with a manifest. This module knows nothing
-of training, only tensors and documents by file name. A file of tensors may be in parts, written by several processes.
-Hidden folders beside it are unfinished work:
+A checkpoint is a folder `ROOT/step-NNNNNNNN/` of safetensors and JSON files with a manifest. This module knows only
+tensors and documents by file name. A file of tensors may be in parts, written by several processes. Hidden folders next
+to it are incomplete:
 
-- `.step-N.partial`: being written, or left by a process that was killed while writing;
+- `.step-N.partial`: being written, or left by a process that was killed while it wrote;
 - `.step-N.replaced`: an earlier one of the same step, until its replacement is in place;
 - `.step-N.removed`: being deleted.
 """
@@ -33,7 +33,7 @@ from drumline.errors import CheckpointError
 
 _TENSORS = ".safetensors"
 _PART = re.compile(r"-part-\d{5,}$")
-# Large enough that a thread which hashes or writes seldom needs the GIL, which the training thread has.
+# Large enough that a thread that hashes or writes seldom needs the GIL, which the training thread uses.
 _PIECE_BYTES = 8 << 20
 _WORTH_A_THREAD = 1 << 20
 
@@ -93,13 +93,13 @@ def write(
     stream: Stream = tensor_file.stream,
     others: PartWriters | None = None,
 ) -> Path:
-    """Save a checkpoint. When this returns it is complete and on the device; until then earlier ones are kept.
+    """Save a checkpoint. When this returns, it is complete and on disk; until then earlier ones are kept.
 
     `non_finite`: the first tensor that is not finite, if any. `stream`: makes the bytes of a file of tensors.
     `others`: the other processes that write to the folder.
     """
     final = root / catalog.folder_name(step)
-    # Not indented: that encoder is written in Python, and would hold the GIL for milliseconds beside the steps.
+    # Not indented: that encoder is written in Python, and would hold the GIL for milliseconds during a step.
     texts = {f"{name}{catalog.DOCUMENT}": json.dumps(document).encode() + b"\n" for name, document in documents.items()}
     needed = sum(map(tensor_file.num_bytes, tensors.values())) + sum(map(len, texts.values()))
     partial = hidden_folder(final, "partial")
@@ -137,7 +137,7 @@ def write(
 def write_tensors(
     partial: Path, tensors: Mapping[str, Mapping[str, Tensor]], stream: Stream = tensor_file.stream
 ) -> dict[str, FileRecord]:
-    """Write files of tensors into a checkpoint that this process or another makes."""
+    """Write files of tensors into a checkpoint that this process or another one creates."""
     named = {file_name(name): group for name, group in tensors.items()}
     return {name: write_file(partial / name, stream(group)) for name, group in named.items()}
 
@@ -151,7 +151,7 @@ def part_name(name: str, number: int) -> str:
 
 
 def read(path: Path) -> Snapshot:
-    """Read a complete checkpoint; verify it first. Tensors are mapped from their files: copy what is to be kept."""
+    """Read a complete checkpoint; verify it first. Tensors are mapped from their files: copy those that you keep."""
     tensors: dict[str, dict[str, Tensor]] = {}
     documents: dict[str, Any] = {}
     for file in manifest.read(path).files:
@@ -165,7 +165,7 @@ def read(path: Path) -> Snapshot:
 
 
 def remove(path: Path) -> None:
-    """Delete a checkpoint; a kill in the middle leaves no incomplete one under a valid name."""
+    """Delete a checkpoint; if the process is killed meanwhile, no incomplete one has a valid name."""
     hidden = hidden_folder(path, "removed")
     try:
         delete_folder(hidden)
@@ -178,14 +178,14 @@ def remove(path: Path) -> None:
 
 
 def _put_in_place(partial: Path, final: Path) -> None:
-    # A folder cannot be renamed over another. Between the two renames the earlier one still counts:
+    # A folder cannot be renamed over another one. Between the two renames the earlier one is still found:
     # `newest_valid` knows its hidden name.
     replaced = hidden_folder(final, "replaced")
     if final.is_dir():
         final.rename(replaced)
     partial.rename(final)
     flush_folder(final.parent)
-    with contextlib.suppress(OSError):  # the next write deletes what is left of the old one
+    with contextlib.suppress(OSError):  # the next write deletes the rest of the old one
         delete_folder(replaced)
 
 
@@ -219,9 +219,9 @@ def hidden_folder(final: Path, kind: str) -> Path:
 
 
 def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> FileRecord:
-    """Write a new file and wait until it is on the device; its size and checksum come from the same pass."""
-    # A second thread hashes what is being written. blake3's own default pool of threads does not survive a fork, so a
-    # forked process that hashes would hang; this one lasts as long as the file. It has a few threads on many cores.
+    """Write a new file and wait until it is on disk; its size and checksum come from the same pass."""
+    # A second thread hashes what is being written. blake3's default thread pool does not survive a fork, so a forked
+    # process that hashes would hang; this pool exists only for this file. It has a few threads on many cores.
     checksum, size = blake3(max_threads=max(1, min(4, len(os.sched_getaffinity(0)) // 4))), 0
     with path.open("xb") as file, ThreadPoolExecutor(1, "drumline-checksum") as beside:
         for chunk in chunks:
@@ -241,7 +241,7 @@ def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> FileRecord:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and its parents, and wait until their names are on the device."""
+    """Create a folder and its parents, and wait until their names are on disk."""
     if not folder.is_dir():
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
@@ -249,7 +249,7 @@ def make_folder(folder: Path) -> None:
 
 
 def flush_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the device."""
+    """Wait until the names in a folder are on disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,7 +1,7 @@
 """Tensors as one safetensors file: written as a stream, so that saving needs no second copy of the model.
 
-The safetensors package serialises into memory or hides the system's error; this writer hands out one
-tensor's own memory after the other. Files are read back with the package itself.
+The safetensors package serializes into memory, or hides the system's error; this writer streams the tensors' own
+memory. Files are read with the package itself.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def stream(tensors: Mapping[str, Tensor], staging: Staging | None = None) -> Ite
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file. They are mapped from it: copy what is to be kept."""
+    """The tensors of a file, mapped from it: copy those that you keep."""
     try:
         open_regular(path).close()  # the package would wait for a FIFO
         tensors: dict[str, Tensor] = load_file(path)

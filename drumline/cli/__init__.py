@@ -1,4 +1,4 @@
-"""The command `drumline`: finds the verb, and imports nothing that another verb would need."""
+"""The command `drumline`: finds the verb, and imports only what that verb needs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VERBS = {
     "evaluate": "evaluate a checkpoint of a run, on any number of ranks",
     "watch": "follow a running job from another terminal, rank by rank",
     "doctor": "check this machine, or hosts and every pair, before a run",
-    "lint": "find the mistakes of distributed training in any code",
+    "lint": "find mistakes of distributed training in any code",
     "verify": "check run folders: checkpoints, each sample once, events",
     "prove-resume": "kill a job with -9, resume it, and compare every bit with\na run that was not killed",
 }
@@ -45,11 +45,11 @@ UNEXPECTED = "try: report it as a bug, with the lines above, unless they name so
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code."""
     for stream in (sys.stdout, sys.stderr):
-        # A name with an umlaut must not end a job whose output goes to an ASCII terminal or pipe.
+        # A non-ASCII character must not end a job whose output goes to an ASCII terminal or pipe.
         if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
             stream.reconfigure(errors="backslashreplace")
     arguments = list(sys.argv[1:] if argv is None else argv)
-    # `torchrun -m drumline -- train`: some versions of argparse hand the dashes on.
+    # `torchrun -m drumline -- train`: some versions of argparse pass the dashes on.
     if arguments[:1] == ["--"]:
         del arguments[0]
     try:

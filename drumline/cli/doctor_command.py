@@ -1,4 +1,4 @@
-"""`drumline doctor`: checks this machine, or every pair of hosts, before a GPU second is spent."""
+"""`drumline doctor`: checks this machine, or every pair of hosts, before a run."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ GROUPS: Mapping[str, FlagTable] = {
     },
     "without ssh  The same command on each node: typed, by srun, or in pods.": {
         "nodes": (Count, "N", "The number of nodes [SLURM_NNODES]."),
-        "node-rank": (CountOrZero, "K", "Which of them this is; node 0 leads and reports [SLURM_NODEID]."),
+        "node-rank": (CountOrZero, "K", "The rank of this node; node 0 runs the checks and reports [SLURM_NODEID]."),
         "master": (str, "ADDR[:PORT]", f"Where node 0 is [the first host of the srun step; port {DEFAULT_PORT}]."),
         "wait": (Count, "S", f"How many seconds nodes wait for each other [{WAIT_S}]."),
     },
@@ -128,7 +128,7 @@ def _check_hosts(given: Mapping[str, Any]) -> int:
 
 
 def _check_nodes(given: Mapping[str, Any]) -> int:
-    """Without ssh: node 0 examines, the others join it."""
+    """Without ssh: node 0 runs the checks, the others join it."""
     node, options = _node_options(given, os.environ), _options(given)
     if node.node == 0:
         return _show(given, asyncio.run(check_as_node_zero(node, options, _progress)))
@@ -152,7 +152,7 @@ def _node_options(given: Mapping[str, Any], environment: Mapping[str, str]) -> n
     if missing := [name for name, value in known.items() if value is None]:
         raise UsageError(
             f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} missing",
-            next_step="give --nodes N --node-rank K --master ADDRESS[:PORT] on each node; srun sets them by itself",
+            next_step="give --nodes N --node-rank K --master ADDRESS[:PORT] on each node; under srun they are known",
         )
     address, colon, port = known["--master"].partition(":")
     is_port = not colon or 0 < (whole_number(port) or 0) < 65536
@@ -226,7 +226,7 @@ def _show(given: Mapping[str, Any], result: DoctorResult) -> int:
 
 
 def _progress(text: str) -> None:
-    """On stderr: one line that changes on a terminal, else a line for each step; "" ends it."""
+    """On stderr: on a terminal one line that is updated, otherwise a line for each step; "" ends it."""
     if sys.stderr.isatty():
         show_progress(text)
     elif text:

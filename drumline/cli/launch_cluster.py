@@ -80,7 +80,7 @@ def run_as_node(request: LaunchRequest) -> int:
     """This process is the task of one node of an srun step."""
     given = request.given
     if not is_script(request.target) and int(os.environ.get("SLURM_RESTART_COUNT", "0")) > 0:
-        # The same command as at first: after a requeue --fresh must not start anew.
+        # The command is the same after a requeue, where --fresh must not start over.
         request = replace(request, arguments=[word for word in request.arguments if word != "--fresh"])
     program = request.program()
     node = node_of_step(os.environ, num_procs=given.get("procs"))

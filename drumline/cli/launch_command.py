@@ -47,7 +47,7 @@ after it.
   drumline launch --env-file .env digits              this node of a job
   drumline launch --slurm --nodes 2 --time 8:00:00 digits
   drumline launch --kubernetes --nodes 2 --image me/train:1 digits
-  drumline launch --print --hosts a,b digits          what would be run, where
+  drumline launch --print --hosts a,b digits          only show the commands
 
 Test the hosts first: drumline doctor --hosts a,b
 """
@@ -83,7 +83,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def split_command(argv: Sequence[str]) -> tuple[list[str], str | None, list[str]]:
-    """The verb's own flags, the task or script, and the arguments of that, untouched."""
+    """The verb's own flags, the task or script, and its arguments, unchanged."""
     position = 0
     while position < len(argv) and argv[position].startswith("-") and argv[position] != "--":
         flag, equals, _ = argv[position].partition("=")
@@ -97,7 +97,7 @@ def split_command(argv: Sequence[str]) -> tuple[list[str], str | None, list[str]
 
 
 def _launch_here(request: LaunchRequest) -> int:
-    """All of a job, or one node of it by an --env-file or by flags."""
+    """Launch the whole job, or one node of it, described by an --env-file or by flags."""
     given = request.given
     file = read_env_file(Path(given["env-file"])) if "env-file" in given else None
     node = _node(request, file)
@@ -117,7 +117,7 @@ def _launch_here(request: LaunchRequest) -> int:
 
 
 def _node(request: LaunchRequest, file: EnvFile | None) -> NodePlan:
-    """This node, by a file or the flags; without either it is all of the job."""
+    """This node, from the file or the flags; without either it is the whole job."""
     given = request.given
     num_nodes, node_rank = given.get("nodes", 1), given.get("node-rank")
     if file is not None:
@@ -134,7 +134,7 @@ def _node(request: LaunchRequest, file: EnvFile | None) -> NodePlan:
 
 
 def _print_nodes(node: NodePlan, program: Program, variables: Sequence[str]) -> None:
-    """The torchrun line of each node; whether the others have as many ranks is not known here."""
+    """Show the torchrun line of each node; the other nodes' numbers of ranks are not known here."""
     if variables:
         show(f"# with these in the environment: {', '.join(variables)}")
     if node.num_procs is None:
@@ -142,7 +142,7 @@ def _print_nodes(node: NodePlan, program: Program, variables: Sequence[str]) -> 
     if node.num_nodes == 1:
         show(shlex.join(torchrun_command(node, program)), is_data=True)
         return
-    show("# torchrun alone numbers nodes by their addresses; give each its own number of ranks")
+    show("# plain torchrun numbers nodes by their addresses; give each its own number of ranks")
     for rank in range(node.num_nodes):
         one = node if rank == node.node_rank else replace(node, node_rank=rank, address=None)
         show(f"# node {rank} of {node.num_nodes}{', this one' if one is node else ''}")
@@ -150,7 +150,7 @@ def _print_nodes(node: NodePlan, program: Program, variables: Sequence[str]) -> 
 
 
 def _launch_on_hosts(request: LaunchRequest) -> int:
-    """Start the job over ssh and stay with it; with --print show the line to run on each host."""
+    """Start the job over ssh and wait for it; with --print show the line to run on each host."""
     given = request.given
     listed = given.get("hosts")
     hosts = hosts_from_file(Path(given["hostfile"])) if listed is None else hosts_from_flag(listed)

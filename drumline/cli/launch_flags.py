@@ -54,13 +54,13 @@ OF_WATCH: FlagTable = {
     ),
 }
 OF_HOSTS: FlagTable = {
-    "hosts": (str, "A,B:4,C", "On these hosts, over ssh; each with its number of ranks if they differ."),
+    "hosts": (str, "A,B:4,C", "Run on these hosts, over ssh; with their numbers of ranks where these differ."),
     "hostfile": (str, "FILE", "The same from a file, one on a line: `host` or `host slots=N`."),
-    "spare": (str, "D,E:4", "Hosts that replace a lost or unreachable one, with its number of ranks or as given."),
+    "spare": (str, "D,E:4", "Hosts that replace a lost or unreachable one, with its number of ranks, or as given."),
     "standby": (
         bool,
         "",
-        "Keep a process beside each rank of a task, and an agent beside each host's, which have loaded torch and wait: "
+        "Keep a standby process for each rank of a task, and a standby agent on each host, with torch loaded: "
         "a restart takes seconds less [on; about 150 MB of memory each].",
     ),
     "port": (Port, "N", f"The rendezvous port, on the first host [{DEFAULT_PORT}]."),
@@ -80,20 +80,20 @@ BY_HAND: FlagTable = {
     "env-file": (
         str,
         "FILE",
-        "Which node this is, and where the others are: NUMBER_OF_NODES, NODE_RANK, NUMBER_OF_GPUS, MASTER_ADDR and "
+        "A file that describes this node and the job: NUMBER_OF_NODES, NODE_RANK, NUMBER_OF_GPUS, MASTER_ADDR and "
         "MASTER_PORT; optionally DDP_TIMEOUT_SECONDS, DATASET_DIR and OUTPUT_DIR; and any other variables for the "
         "ranks' environment.",
     ),
     "node-rank": (CountOrZero, "K", "The same without a file: this is node K of --nodes."),
     "master": (str, "ADDR[:PORT]", f"The address of node 0, where the rendezvous is [port {DEFAULT_PORT}]."),
-    "address": (str, "ADDR", "The address of this node for the others [that of its route to the master]."),
+    "address": (str, "ADDR", "The address at which other nodes reach this one [the one on its route to the master]."),
 }
 OF_NODES: FlagTable = {
     "nnodes": (
         str,
         "MIN:MAX",
         "Continue with MIN nodes when others are missing [all are needed]; MAX is the number of hosts, or "
-        "NUMBER_OF_NODES, and may be left out. A warning names the missing ones.",
+        "NUMBER_OF_NODES, and may be left out. A warning names the missing nodes.",
     ),
     "join-timeout": (Count, "SECONDS", f"How long nodes wait for each other [{JOIN_TIMEOUT_S}]."),
     "last-call": (CountOrZero, "SECONDS", f"How long MIN nodes wait for the others [{LAST_CALL_S}]."),
@@ -136,7 +136,7 @@ OF_CLUSTERS: FlagTable = {
 # As the help shows them.
 GROUPS: Mapping[str, FlagTable] = {
     "anywhere": ANYWHERE,
-    "watch  Over a script; a task has its own watchdog (--watch.on_hang).": OF_WATCH,
+    "watch  For a script; a task has its own watchdog (--watch.on_hang).": OF_WATCH,
     "on other hosts  One command, over ssh; it shows and ends the whole job.": OF_HOSTS,
     "by hand  One node of a job; the same command is run on each.": BY_HAND,
     "several nodes  How many are needed, and how long they wait for each other.": OF_NODES,

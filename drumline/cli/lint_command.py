@@ -1,4 +1,4 @@
-"""`drumline lint PATH...`: the command `drumline-lint`, which is a distribution of its own."""
+"""`drumline lint PATH...`: the command of the separate distribution `drumline-lint`."""
 
 from __future__ import annotations
 

@@ -42,10 +42,10 @@ OWN_FLAGS: FlagTable = {
     "kill-in": (
         Literal["step", "save", "evaluation", "any"],
         "step | save | evaluation | any",
-        "What the job is in the middle of when it is killed [any: random].",
+        "What the job does when it is killed [any: random].",
     ),
     "kill-rank": (str, "RANK | all", "Which rank is killed [random]."),
-    "seed": (Seed, "N", "The seed of what is random in the kills [random, and printed]."),
+    "seed": (Seed, "N", "The seed of the random kills [random, and printed]."),
     "keep": (str, "DIR", "Keep the run folders here [a temporary folder, kept if the proof fails]."),
     "config": train_command.OWN_FLAGS["config"],
     "help": (bool, "", "Show this text."),

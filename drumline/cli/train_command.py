@@ -22,7 +22,7 @@ from drumline.user_code import is_class_spec
 
 OWN_FLAGS: FlagTable = {
     "config": (str, "FILE", "A TOML file of settings; flags override it. A run's own config.toml is such a file."),
-    "run": (str, "DIR", "The run folder [runs/TASK]. The same command again resumes what is there."),
+    "run": (str, "DIR", "The run folder [runs/TASK]. The same command again resumes the run in it."),
     "procs": (Count, "N", "Ranks to start on this machine [one per GPU, or 1]; not under torchrun or srun."),
     "max-restarts": (
         CountOrZero,
@@ -93,7 +93,7 @@ def settle_before_torch(task: str | None, flags: Flags) -> Layers:
 
 
 def _start_ranks(flags: Flags, layers: Layers, folder: Path, argv: Sequence[str]) -> int | None:
-    """Start several ranks and wait for them; None when one is enough, which is then this process."""
+    """Start several ranks and wait for them; None when one rank is enough: then it is this process."""
     devices = [layer.settings["dist.device"].value for layer in layers if "dist.device" in layer.settings]
     num_procs = flags.own.get("procs") or (1 if devices[:1] == ["cpu"] else default_procs())
     max_restarts = flags.own.get("max-restarts")

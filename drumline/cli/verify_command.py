@@ -72,7 +72,7 @@ def _as_text(report: RunReport) -> str:
     summary = f"{plural(len(report.problems), 'problem')} found" if report.problems else "no problems found"
     if any(problem.part == "checkpoints" for problem in report.problems):
         step = report.last_valid_step
-        newest = f"the newest checkpoint to resume from is of step {step:,}" if step is not None else None
+        newest = f"a run would resume from step {step:,}" if step is not None else None
         summary += f"; {newest or 'no checkpoint is complete and finite'}"
     return "\n".join(map(one_line, [*lines, summary]))
 

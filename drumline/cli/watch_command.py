@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 STYLES = {RowLevel.GOOD: "", RowLevel.SUSPECT: "yellow", RowLevel.BAD: "bold red"}
 LINES_AROUND_ROWS = 4
-"""The summary, the heading, one empty, and the one where the cursor waits."""
+"""Lines besides the table's rows: the summary, the heading, an empty line, and the line of the cursor."""
 HELP = """\
 usage: drumline watch RUN [--once] [--every S] [--json]
 
@@ -32,14 +32,14 @@ Shows the status of the job that trains in the run folder RUN, from another term
 folder. It only reads and does not affect the job. A row for each rank:
 
   host, rank   where it runs
-  step         how many it has done
+  step         how many optimizer steps it has done
   phase        data, forward, backward, optimizer, between (steps), evaluation, save; user: in a loop of your own
   for          how long it has been in this phase
   steps/s      over the last 10 seconds
   state        trains, waits for others, stopped by a signal, no heartbeat for 5 s, ...
 
 Yellow ranks keep the others waiting, red ones cannot continue by themselves. Below are the watchdog's notices (stall,
-straggler, hang). Of many ranks those that matter are shown, and the rest by host. It exits when the run ends.
+straggler, hang). With many ranks those that need attention are shown, and the rest by host. It exits when the run ends.
 
   --once      show all ranks once; the exit code says whether all is well
   --every S   seconds between two updates [1 on a terminal, else 10: then a line each, and ranks that need attention]
@@ -105,7 +105,7 @@ def _follow(reader: RunStatusReader, every_s: float, write: Any) -> int:
 
 def _write_json(run: RunStatus, **_: Any) -> None:
     rows = [] if run.status is None else [asdict(row) for row in all_rows(run.status)]
-    record = {"age_s": round(run.age_s, 1), "trouble": run.problem(), "has_ended": run.has_ended}
+    record = {"age_s": round(run.age_s, 1), "message": run.message(), "has_ended": run.has_ended}
     show(json.dumps({**record, "status": run.status, "rows": rows}))
 
 
@@ -119,15 +119,15 @@ def _write_text(run: RunStatus, *, is_once: bool, notices: Sequence[dict[str, st
             lines += [summary_line(run.status), *table([row for row in rows if row.level > RowLevel.GOOD])[1:]]
         shown = run.status["notices"] if notices is None else notices
         lines += [notice["message"] for notice in shown]
-    if problem := run.problem():
-        lines.append(problem)
+    if message := run.message():
+        lines.append(message)
     if not is_once and lines:
         lines[0] = f"{time.strftime('%H:%M:%S')} {lines[0]}"
     show_lines(lines)
 
 
 def table(rows: Sequence[StatusRow]) -> list[str]:
-    """With its heading; as wide as it needs to be."""
+    """The table as lines, with its heading; as wide as its values need."""
     grid = [row.cells for row in (HEADINGS, *rows)]
     widths = [max(map(len, column)) for column in zip(*grid, strict=True)]
     return [
@@ -137,7 +137,7 @@ def table(rows: Sequence[StatusRow]) -> list[str]:
 
 def follow_on_screen(reader: RunStatusReader, every_s: float) -> int:
     """On a terminal: a table that is drawn again at each update, and stays when the run has ended."""
-    from rich.live import Live  # the other ways do without rich
+    from rich.live import Live  # the other outputs do not need rich
 
     console = make_console()
     with Live(console=console, auto_refresh=False) as live:
@@ -154,8 +154,8 @@ def render(run: RunStatus, *, width: int, height: int) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    problem = run.problem()
-    below = [] if problem is None else [Text(one_line(problem), "" if run.has_ended else "yellow")]
+    message = run.message()
+    below = [] if message is None else [Text(one_line(message), "" if run.has_ended else "yellow")]
     if run.status is None:
         return Group(*below)
     notices = [

@@ -1,4 +1,4 @@
-"""The status of a run as it is read from outside: who trains in it, what each rank does, how it ended. No torch."""
+"""The status of a run, read from its folder: which job trains in it, what each rank does, how it ended. No torch."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from drumline.watch.status_file import STATUS_FILE, read_status_file
 FRESH_S = 10.0
 """The leader of the sidecars writes every second; on slow storage it may take a few."""
 RESTART_S = 60.0
-"""A job that is restarted is out of its folder for so long at most."""
+"""A job that restarts does not hold its run folder for at most this long."""
 FATAL_NOTICES = ("hang", "failure")
 ENDS = {
     "end": "done at step {step}",
     "preempted": "preempted, saved step {step}",
     "error": "failed at step {step}: {message}",
 }
-"""By the kind of the last event."""
+"""How a run ended, by the kind of its last event."""
 _TAIL_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
 class RunStatus:
-    """What is known of a run at a moment."""
+    """What is known about a run at one moment."""
 
     run: Path
     status: dict[str, Any] | None
@@ -38,7 +38,7 @@ class RunStatus:
     holder: str | None
     """The process that trains in the run folder, as far as this machine can see."""
     last_event: dict[str, Any] | None
-    """The last event of rank 0, if nothing can follow it in its attempt."""
+    """The last event of rank 0, if it ends an attempt."""
 
     @property
     def is_live(self) -> bool:
@@ -56,11 +56,11 @@ class RunStatus:
 
     @property
     def is_unknown(self) -> bool:
-        """Whether nothing trains here, nor ever did with a watchdog."""
+        """Whether no job trains here, and none with a watchdog ever did."""
         return self.has_ended and self.status is None and self.last_event is None
 
-    def problem(self) -> str | None:
-        """Why there is nothing to show, or not what it should be; None: all is well."""
+    def message(self) -> str | None:
+        """How the run ended, or why its status is missing or old; None: it is current."""
         if self.is_live:
             return None
         if self.has_ended:
@@ -95,7 +95,7 @@ class RunStatus:
 
 
 class RunStatusReader:
-    """Reads it again and again. Clocks of hosts differ: a status that changes between two reads is fresh, whatever its
+    """Reads the status repeatedly. Hosts' clocks differ: a status that changes between two reads is fresh, whatever its
     time says."""
 
     def __init__(self, run: Path) -> None:

@@ -1,4 +1,4 @@
-"""Step 1 of a run: its settings, and the way from flags, file and task defaults to one Config. Never imports torch."""
+"""Step 1 of a run: its settings, merged from flags, file and task defaults into one Config. Never imports torch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A config as a TOML file: read with `--config run.toml`, and written to the run folder as `config.toml`.
 
-Every field is written, with "none" for what is not set: read by a task or a later version with other defaults, the file
-still describes the same run.
+Every field is written, with "none" for what is not set, so that the file describes the same run when it is read by a
+task or a later version with other defaults.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from drumline.config.schema import Config
 from drumline.errors import did_you_mean
 from drumline.untrusted import TEXT_BYTES, parse_toml, read_regular
 
-# For a line without the spaces at its start; neither may try two ways to read the same spaces.
+# For a line without leading spaces; neither pattern may match the same spaces in two ways, which would be slow.
 _HEADER = re.compile(r"\[\[?([^\[\]]+)\]")
 _KEY = re.compile(r"([\w.\-\"' \t]+)=")
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
@@ -39,7 +39,7 @@ def read_config_file(path: Path) -> Layer:
         problem = f"is not valid TOML: {error}"
     else:
         return _read_document(document, _LineNumbers(path, text))
-    # What the file would have set is unknown, so no rule may report that something is missing.
+    # The file's settings are unknown, so no rule may report that something is missing.
     return Layer({}, (f"{path}: {problem}",), broken=frozenset(FIELDS))
 
 
@@ -72,7 +72,7 @@ def _settings(section: str, content: Mapping[str, Any], lines: _LineNumbers) -> 
 
 
 class _LineNumbers:
-    """Line numbers of keys, which tomllib does not report: found in the text, as well as that is possible."""
+    """Line numbers of keys, which tomllib does not report: searched for in the text, so not always found."""
 
     def __init__(self, file: Path, text: str) -> None:
         self.file = file
@@ -116,5 +116,5 @@ def _table(name: str, values: Mapping[str, Any]) -> str:
 
 
 def _literal(value: Any) -> str:
-    """As JSON: TOML writes numbers, true and false, lists and text in the same way, but for one character."""
+    """As JSON: TOML writes numbers, booleans, lists and text in the same way, except for one character."""
     return json.dumps("none" if value is None else value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -29,7 +29,7 @@ class Field:
 
     @property
     def is_table(self) -> bool:
-        """Whether it holds named options of the user's own, each set by itself."""
+        """Whether it holds named options of the user, each set separately."""
         return get_origin(self.annotation) is collections.abc.Mapping
 
 
@@ -145,7 +145,7 @@ def from_value(annotation: Any, value: Any) -> Any:
     if kind is Annotated:
         return _within(arguments[1], from_value(arguments[0], value))
     if is_optional(annotation):
-        # TOML has no null, so "none" is accepted there too: else a file could not undo a task's default.
+        # TOML has no null, so "none" is accepted there too; otherwise a file could not unset a task's default.
         is_none = value is None or (isinstance(value, str) and value.lower() == "none")
         return None if is_none else from_value(_inner(annotation), value)
     if kind in UNIONS:
@@ -201,13 +201,13 @@ def _inner(annotation: Any) -> Any:
 
 
 def _read(annotation: Any, text: str) -> Any:
-    """What a TOML file would hold in place of this text; what cannot be parsed stays text: `from_value` refuses it."""
+    """The value that a TOML file would have for this text; text that cannot be parsed is refused by `from_value`."""
     kind, arguments = get_origin(annotation) or annotation, get_args(annotation)
     if kind is Annotated or is_optional(annotation):
         return _read(arguments[0] if kind is Annotated else _inner(annotation), text)
     if kind is tuple:
         return [_read(arguments[0], part.strip()) for part in text.split(",")]
-    # An option of the user's own has no declared type: true or false, a whole number, a number, else text.
+    # A user's option has no declared type: true or false, a whole number, a number, otherwise text.
     has_no_type = kind in UNIONS
     if kind is bool or (has_no_type and text.lower() in ("true", "false")):
         return SWITCHES.get(text.lower(), text)

@@ -29,7 +29,7 @@ from drumline.config.fields import (
 from drumline.errors import did_you_mean
 
 EXCLUSIVE_PAIRS = (("train.batch_size", "train.batch_size_per_rank"), ("train.epochs", "train.steps"))
-"""Two ways to set one thing. Across layers the stronger layer's one replaces the other."""
+"""Two settings for one thing. The one from the layer with the higher precedence replaces the other."""
 
 SCHEMA_DEFAULT = "default"
 
@@ -63,12 +63,12 @@ class Setting:
 
 @dataclass(frozen=True)
 class Layer:
-    """The settings of one source that are right, and the problems with the others."""
+    """The valid settings of one source, and the problems with the others."""
 
     settings: Mapping[str, Setting]
     problems: tuple[str, ...] = ()
     broken: frozenset[str] = frozenset()
-    """Settings that the user tried to give: their problem is reported already, so no rule checks them."""
+    """Settings with a problem that is already reported, so no rule checks them."""
 
 
 def check_layer(
@@ -125,10 +125,10 @@ def _annotation(setting: Setting, besides: Collection[str]) -> Any:
 # The command line: `--a.b value`, `--a.b=value`, `--a.b` and `--no-a.b` for true and false
 
 FlagTable = Mapping[str, tuple[Any, str, str]]
-"""A verb's own flags: the type of each, what stands for its value in the help, and its help text."""
+"""A verb's own flags: the type of each, the placeholder for its value in the help, and its help text."""
 NO_FLAGS: FlagTable = MappingProxyType({})
 REPEATED = list[str]
-"""The type of a flag that may be given several times: its value is the list of texts, as they are."""
+"""The type of a flag that may be given several times: its value is the list of texts."""
 _NEGATIVE_NUMBER = re.compile(r"-(\.?\d|inf|nan)", re.IGNORECASE)
 
 
@@ -141,7 +141,7 @@ class Flags:
     own: Mapping[str, Any]
     """Values of the verb's own flags that were given and are right."""
     positional: tuple[str, ...]
-    """What is neither a flag nor a flag's value, in order."""
+    """The arguments that are neither a flag nor a flag's value, in order."""
 
 
 def read_flags(
@@ -149,7 +149,7 @@ def read_flags(
 ) -> Flags:
     """Parse a command line; never raises, problems are kept in `layer`.
 
-    `no_settings`: the verb takes no settings of a run; the end of the message about one that is given all the same.
+    `no_settings`: for a verb that takes no settings of a run, the end of the message about one that is given.
     """
     reader = _FlagReader(list(argv), {name: kind for name, (kind, *_) in own.items()})
     while reader.tokens:

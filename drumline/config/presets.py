@@ -66,7 +66,7 @@ PRESETS: Mapping[str, Preset] = {
         },
     ),
     "synthetic": Preset(
-        "MiniResNet on synthetic images, to try the speed and a cluster",
+        "MiniResNet on synthetic images, to measure speed and test a cluster",
         {"model.name": "mini_resnet", "data.name": "synthetic_images", "train.batch_size": 64, "train.epochs": 2},
     ),
 }

@@ -26,7 +26,7 @@ NEXT_STEP = "`drumline train --help` lists every setting with its type, bounds a
 
 
 class Layers(NamedTuple):
-    """What the user gave, strongest first."""
+    """What the user gave, the highest precedence first."""
 
     flags: Layer
     file: Layer
@@ -42,7 +42,7 @@ def read_layers(flags: Flags, *, config_file: Path | None, environment: Mapping[
 
 
 def check_layers(layers: Layers) -> None:
-    """Stage 1, before any code of the user is imported: what is wrong whatever the task's defaults are."""
+    """Stage 1, before the user's code is imported: report mistakes that do not depend on the task's defaults."""
     _raise_problems(layers, _settle(layers))
 
 
@@ -162,7 +162,7 @@ RULES = (
     Rule(
         ("train.step", "train.deterministic"),
         lambda step, deterministic: deterministic and step == "auto",
-        "auto chooses by measured time, so its choice may change between runs; with --train.deterministic name a step",
+        "auto chooses by measured time, so its choice may differ between runs; with --train.deterministic name one",
     ),
     Rule(
         ("train.step", "dist.device"),
@@ -172,12 +172,12 @@ RULES = (
     Rule(
         ("train.cudnn_benchmark", "train.deterministic"),
         lambda benchmark, deterministic: benchmark and deterministic,
-        "cuDNN's search goes by measured time, so it may find another kernel in each run",
+        "cuDNN's search uses measured times, so it may choose a different kernel in each run",
     ),
     Rule(
         ("optim.scale_lr", "train.batch_size_per_rank"),
         lambda scale, per_rank: scale != "none" and per_rank is None,
-        "the rate is scaled only where the batch grows with the world size: optim.scale_lr needs "
+        "the rate is scaled only if the batch grows with the world size: optim.scale_lr needs "
         "train.batch_size_per_rank",
     ),
     Rule(
@@ -228,7 +228,7 @@ RULES = (
 
 
 def _broken_rules(settled: Mapping[str, Setting], *, besides: Collection[str]) -> Iterator[str]:
-    """A message for each broken rule, of those whose fields all have a value and are not in `besides`."""
+    """A message for each broken rule. Rules with a field that has no value, or is in `besides`, are not checked."""
     for rule in RULES:
         if not all(path in settled and path not in besides for path in rule.fields):
             continue

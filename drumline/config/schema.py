@@ -76,7 +76,7 @@ class DataConfig:
     dir: str | None = None
     """Folder (or file) that holds the data, such as a shared volume. Also read from DATASET_DIR."""
     augment: bool = False
-    """Random crop and flip of training images, decided by (seed, epoch, sample index)."""
+    """Random crop and flip of training images, seeded by (seed, epoch, sample index)."""
     image_size: Count = 32
     """image_folder and synthetic_images: height and width of an image."""
     samples: Count = 4096
@@ -84,7 +84,7 @@ class DataConfig:
     classes: Count = 10
     """synthetic_images: number of classes."""
     token_type: Literal["uint8", "uint16", "uint32"] = "uint16"
-    """tokens: integer type of a raw `.bin` file (`.npy` files know their own)."""
+    """tokens: integer type of a raw `.bin` file (`.npy` files contain theirs)."""
     workers: CountOrZero = 0
     """DataLoader processes per rank; 0 loads in the training process."""
     pin_memory: bool = True
@@ -99,7 +99,7 @@ class DataConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
-    """How weights change."""
+    """The optimizer and its learning rate."""
 
     name: Annotated[str, OrClass(("sgd", "adamw", "muon"))] = "sgd"
     """The optimizer. `muon`: torch's Muon for matrices, AdamW for embeddings and the rest. Any other by its class:
@@ -150,8 +150,8 @@ class TrainConfig:
     batch_size: Count | None = None
     """The global batch: samples of one optimizer step over all ranks. The run is the same on any number of ranks."""
     batch_size_per_rank: Count | None = None
-    """Use it instead of `train.batch_size`: samples of one optimizer step on each rank. The global batch is then set by
-    the number of ranks that the run begins with; resumed on a different number, the run keeps it."""
+    """Use it instead of `train.batch_size`: samples of one optimizer step on each rank. The global batch then follows
+    from the number of ranks that the run begins with; a resume on a different number of ranks does not change it."""
     accumulate: Count = 1
     """Micro-batches into which each rank splits its part of the batch; gradients are synchronized once per step."""
     micro_batch_size: Count | None = None
@@ -200,7 +200,7 @@ class DistConfig:
     """How long one collective may take once training runs. With the watchdog at least 90 s more than `watch.hang_s`,
     so that the watchdog, which names the rank, acts first."""
     same_code: bool = True
-    """Stop at the start when code differs across ranks; turn it off if nodes import modules of their own."""
+    """Stop at the start when code differs across ranks; turn it off if nodes import different modules on purpose."""
     sync_batchnorm: bool = False
     """BatchNorm with statistics over all ranks (CUDA only: torch has no CPU version)."""
     find_unused_parameters: bool = False
@@ -215,7 +215,7 @@ class DistConfig:
     gradient_as_bucket_view: bool = True
     """Store gradients in the buckets: one copy less."""
     static_graph: bool = False
-    """Promise that every step uses the same parameters in the same order."""
+    """Declare that every step uses the same parameters in the same order (DDP's option)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,9 +227,9 @@ class CheckpointConfig:
     every_steps: CountOrZero = 0
     """Save after this many optimizer steps too; 0 turns it off."""
     keep_last: Count = 2
-    """How many of the newest checkpoints stay."""
+    """How many of the newest checkpoints are kept."""
     keep_best: CountOrZero = 1
-    """How many of the best checkpoints stay besides these, by the evaluation metric that the task names."""
+    """How many of the best checkpoints are kept besides these, by the evaluation metric that the task names."""
     background: bool = True
     """Write checkpoints while training continues: it pauses only while the state is copied."""
     when_busy: Literal["wait", "skip"] = "wait"

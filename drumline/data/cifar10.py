@@ -1,10 +1,9 @@
 """CIFAR-10, and a reader of pickled arrays that executes nothing in the file.
 
-The python version of CIFAR-10 is distributed as pickles, and a pickle is a program: it may name any function and have
-it called, refer to one value a million times, or ask for more memory than there is. `pickletools` of the standard
-library splits it into opcodes without running them; the reader here follows only those that lists, dictionaries, text,
-numbers and arrays of integers consist of, and refuses all others. Nothing is imported or called, and no memory is
-allocated that the file does not fill.
+The python version of CIFAR-10 is distributed as pickles, and a pickle is a program: it may call any function, refer to
+one value a million times, or allocate any amount of memory. `pickletools` of the standard library splits it into
+opcodes without running them; the reader here executes only those that lists, dictionaries, text, numbers and arrays of
+integers need, and refuses all others. It imports and calls nothing, and allocates no more memory than the file's size.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _NAMES = {
     "numpy.core.numeric._frombuffer": "whole_array",
     "_codecs.encode": "bytes",
 }
-# Opcodes whose argument is the value: integers, texts and bytes.
+# Opcodes whose argument is the value: integers, text and bytes.
 _VALUES = {
     *("BININT1", "BININT2", "BININT", "LONG1"),
     *("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"),
@@ -63,7 +62,7 @@ def cifar10(*, split: Split, dir: str | None, augment: bool) -> ImageArrays:
         np.concatenate([images for images, _ in parts]).reshape(-1, 3, 32, 32),
         np.concatenate([labels for _, labels in parts]),
         num_classes=10,
-        # Of the training images: red, green and blue.
+        # Statistics of the training images: red, green and blue.
         prepare=Preparation(
             mean=(125.3, 123.0, 113.9), std=(63.0, 62.1, 66.7), padding=4 if augment else 0, flip=augment
         ),
@@ -154,7 +153,7 @@ class _PickledName(NamedTuple):
 
 
 class _PickledObject:
-    """How the file describes an array or a dtype: the arguments it is made with, and its state."""
+    """An array or a dtype as the file describes it: its constructor's arguments, and its state."""
 
     def __init__(self, kind: str, arguments: tuple[Any, ...]) -> None:
         self.kind, self.arguments = kind, arguments
@@ -215,7 +214,7 @@ class _PickleReader:
                 values = self._taken(len(stack) - 2 if opcode == "SETITEM" else self._marks.pop())
                 target = _checked(dict, stack[-1])
                 for key, value in zip(values[::2], values[1::2], strict=True):
-                    # Not any value that has a hash: that of nested tuples may take without end.
+                    # Not any hashable value: hashing nested tuples may take forever.
                     target[_checked((str, bytes), key)] = value
             case "GLOBAL":
                 self._name(*argument.split(" ", 1))
@@ -232,7 +231,7 @@ class _PickleReader:
                 raise _refused(f"uses the pickle opcode {opcode}")
 
     def _taken(self, begin: int) -> list[Any]:
-        """The values of the stack from there on, removed from it."""
+        """Remove and return the values of the stack from there on."""
         if begin < 0:
             raise IndexError("the stack is empty")
         values = self._stack[begin:]
@@ -255,7 +254,7 @@ class _PickleReader:
 
 def _refused(what: str) -> DataError:
     return DataError(
-        f"the file {what}, which an array of numbers does not need; none of its code was run",
+        f"the file {what}, which an array of numbers does not need; no code of it was run",
         next_step="do not trust this file; download it again from its source",
     )
 

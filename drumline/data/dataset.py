@@ -1,12 +1,12 @@
-"""What a dataset offers, and how a batch is made from it.
+"""The kinds of datasets, and how a batch is made from each.
 
 A dataset gives whole batches (`BatchDataset`), samples by index (any map-style dataset), or samples one after another
-(a stream). The built-in ones make whole batches, because a Python call for each sample is what limits a fast step, in
-two parts (`TwoPartDataset`), so that the second runs on the device.
+(a stream). The built-in ones make whole batches, because a Python call per sample would limit a fast step, and in two
+parts (`TwoPartDataset`), so that the second part runs on the device.
 
-A batch (`BatchMaker`) depends on the request and the seed alone. For samples by index the global generators of torch,
+A batch (`BatchMaker`) depends only on the request and the seed. For samples by index the global generators of torch,
 numpy and `random` are seeded from (seed, epoch, index) before each, so that an augmentation that uses them is the same
-in any rank or worker.
+on any rank and in any worker.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class BatchDataset(Protocol):
 
 
 class PartialBatch(NamedTuple):
-    """The first part of a batch of a `TwoPartDataset`, on its way from the host to the device."""
+    """The first part of a batch of a `TwoPartDataset`, before it is finished on the device."""
 
     rows: Any
     choices: Any
@@ -51,8 +51,8 @@ class PartialBatch(NamedTuple):
 
 class TwoPartDataset(ABC):
     """A BatchDataset whose batches are made in two parts: gathered on the host (in the training process or a worker),
-    finished on the device. On the CPU it is the same code. With `--data.resident` all rows are gathered once, and stay
-    on the device."""
+    and finished on the device. On the CPU the same code runs. With `--data.resident` all rows are gathered once, and
+    stay on the device."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -68,7 +68,7 @@ class TwoPartDataset(ABC):
 
     @abstractmethod
     def finish(self, rows: Any, choices: Any) -> Any:
-        """The batch: torch operations on whatever device the rows and choices are, which do not wait for it."""
+        """The batch: torch operations on the device of the rows and choices, which must not wait for it."""
 
     def batch(self, indices: NDArray[np.int64], draws: Draws | None) -> Any:
         """Both parts at once."""
@@ -76,18 +76,18 @@ class TwoPartDataset(ABC):
 
 
 def is_in_two_parts(dataset: object) -> bool:
-    """Whether its batches may be gathered on the host and finished on the device. Not if a subclass overrides `batch`:
-    that is what its batches are."""
+    """Whether its batches may be gathered on the host and finished on the device. Not if a subclass overrides `batch`,
+    which then defines its batches."""
     return isinstance(dataset, TwoPartDataset) and type(dataset).batch is TwoPartDataset.batch
 
 
 def makes_batches(dataset: object) -> bool:
-    """Whether it is a BatchDataset; an attribute `batch` that merely holds a value does not make it one."""
+    """Whether it is a BatchDataset; `batch` must be a method, not an attribute."""
     return isinstance(dataset, BatchDataset) and callable(dataset.batch)
 
 
 def checked_length(dataset: Any) -> int:
-    """How many samples it has; an error if it cannot be used as a dataset at all."""
+    """The number of samples; an error if it cannot be used as a dataset."""
     missing = [] if hasattr(type(dataset), "__len__") else ["__len__"]
     if not makes_batches(dataset) and not _has_getitem(dataset):
         missing.append("__getitem__")
@@ -117,7 +117,7 @@ def is_resumable(stream: object) -> bool:
 
 
 def check_stream(stream: object) -> None:
-    """Refuse what looks like a stream of samples and is none."""
+    """Refuse objects that look like a stream of samples but are not."""
     name = type(stream).__name__
     if isinstance(stream, DataLoader):
         raise UsageError(
@@ -132,21 +132,21 @@ def check_stream(stream: object) -> None:
 
 
 def _has_getitem(dataset: object) -> bool:
-    # torch's Dataset has a __getitem__ that only raises, so that having one proves nothing.
+    # torch's Dataset has a __getitem__ that only raises, so its existence proves nothing.
     return getattr(type(dataset), "__getitem__", Dataset.__getitem__) is not Dataset.__getitem__
 
 
 def gather_rows(array: NDArray[Any], indices: NDArray[np.int64], *, pinned: bool = False) -> Tensor:
-    """The rows at these indices, in a single copy, whether the array is mapped or in memory. `pinned`: in page-locked
-    memory, which torch uses again when the copy to the device that was made from it is done."""
+    """The rows at these indices, in a single copy, from an array in memory or mapped from a file. `pinned`: in
+    page-locked memory, which torch reuses when the copy to the device is done."""
     if not pinned:
-        # Not array[indices], which may give an axis of size 1 another stride: kernels are chosen by strides.
+        # Not array[indices], which may change the stride of an axis of size 1: kernels are chosen by strides.
         return _native(array.take(indices, axis=0))
     if len(indices) and not (indices.min() >= 0 and indices.max() < len(array)):
         raise IndexError(f"rows from {indices.min()} to {indices.max()} of {len(array)}")
     kind = _native(np.empty(0, dtype=array.dtype)).dtype
     rows = torch.empty((len(indices), *array.shape[1:]), dtype=kind, pin_memory=True)
-    # In any other mode numpy would make a second copy; the bounds it would check were checked above.
+    # In any other mode numpy would make a second copy; the bounds were checked above.
     np.take(array, indices, axis=0, out=rows.numpy(), mode="clip")
     return rows
 
@@ -157,7 +157,7 @@ def _native(rows: NDArray[Any]) -> Tensor:
 
 
 class BatchRequest(NamedTuple):
-    """Positions [low, high) of an epoch: shuffled and augmented for training, as they are for evaluation."""
+    """Positions [low, high) of an epoch: shuffled and augmented for training, in order for evaluation."""
 
     epoch: int
     low: int
@@ -166,8 +166,8 @@ class BatchRequest(NamedTuple):
 
 
 class BatchMaker(Dataset[Any]):
-    """`maker[request]` is a batch. With `defer_finish` it is only the first part of it for a dataset in two parts, and
-    `finish` makes the batch; `pinned` is the kind of memory for that first part."""
+    """`maker[request]` is a batch. For a `TwoPartDataset` and with `defer_finish` it is only the first part, from which
+    `finish` makes the batch; `pinned`: whether that part is in page-locked memory."""
 
     def __init__(
         self,
@@ -203,7 +203,7 @@ class BatchMaker(Dataset[Any]):
             )
 
     def finish(self, made: Any) -> Any:
-        """The batch, from what `maker[request]` gave, on whatever device that is now."""
+        """The batch, from what `maker[request]` returned, on the device where that is now."""
         return self.dataset.finish(*made) if isinstance(made, PartialBatch) else made
 
     def _sample(self, index: int, seed: int) -> Any:
@@ -216,7 +216,7 @@ class BatchMaker(Dataset[Any]):
 
 
 def seed_generators(seed: int) -> None:
-    # Not torch.manual_seed: that would also reset the generators of the GPUs, which belong to the model.
+    # Not torch.manual_seed, which would also reset the GPUs' generators, which the model uses.
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
@@ -224,7 +224,7 @@ def seed_generators(seed: int) -> None:
 
 @contextmanager
 def restored_generators() -> Iterator[None]:
-    """Afterwards the global generators of torch, numpy and `random` are as they were."""
+    """Restores the global generators of torch, numpy and `random` afterwards."""
     states = torch.default_generator.get_state(), random.getstate(), np.random.get_state()
     try:
         yield
@@ -237,7 +237,7 @@ def restored_generators() -> Iterator[None]:
 def fingerprint(dataset: Any) -> str:
     """The same text on every rank that has the same dataset; ranks compare it before the first step.
 
-    It has the number of samples, and a hash of a few of them. A stream is not read for this: only its kind counts.
+    It has the number of samples, and a hash of a few of them. A stream is not read for this: it has only its type.
     """
     if is_stream(dataset):
         return f"a {'resumable ' if is_resumable(dataset) else ''}stream, {type(dataset).__qualname__}"
@@ -247,14 +247,14 @@ def fingerprint(dataset: Any) -> str:
     for index in spread.tolist():
         request = BatchRequest(0, index, index + 1, shuffled=False)
         first, second = (content_hash(maker[request]) for _ in range(2))
-        # A sample that is not the same twice (a dataset with a generator of its own) does not count: ranks that have
-        # the same such dataset must not be reported as different.
+        # A sample that is not the same twice (from a generator that the dataset keeps) is left out: ranks with the same
+        # dataset must not be reported as different.
         digest.update(first if first == second else b"")
     return f"{maker.length} samples, {digest.hexdigest()}"
 
 
 def content_hash(sample: Any) -> bytes:
-    """The same for samples of the same content, in any process."""
+    """The same hash for samples of the same content, in any process."""
     digest = hashlib.blake2b()
     for piece in _content(sample):
         digest.update(len(piece).to_bytes(8, "little") + piece)
@@ -280,5 +280,5 @@ def _content(value: Any) -> Iterator[bytes]:
     elif isinstance(value, str | bytes | int | float | complex | np.generic | None):
         yield repr(value).encode()
     else:
-        # Not its repr, which may hold an address: that differs between processes.
+        # Not its repr, which may contain an address that differs between processes.
         yield type(value).__qualname__.encode()

@@ -1,8 +1,8 @@
-"""Batches from the host to the device: ahead of the step that needs them, or from data that stays there.
+"""Copies batches to the device ahead of the step that needs them, or picks them from data that stays there.
 
-On a GPU two batches are kept ahead: their copies and their second part (`finish`) run on a CUDA stream of their own,
-beside the step. There is no thread: the next batch is made when one is handed out, while the device is still busy with
-the step before. On the CPU nothing is made ahead and nothing is copied.
+On a GPU two batches are kept ahead: their copies and their second part (`finish`) run on a separate CUDA stream, in
+parallel with the step. There is no thread: the next batch is made when one is taken, while the device is still busy
+with the previous step. On the CPU nothing is made ahead and nothing is copied.
 
 With `--data.resident` all rows are gathered once, before the first step. A batch is then picked from them on the
 device, and only indices and random choices are copied.
@@ -41,7 +41,7 @@ class Delivery:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def batches(self, made: Iterator[Any]) -> Iterator[Any]:
-        """Each batch on the device, in order. An error is raised in place of the batch that it belongs to."""
+        """Each batch on the device, in order. An error is raised when its own batch is due."""
         if self._stream is None:
             return map(self.deliver, made)
         return map(self._receive, prefetch(made, self._send, count=NUM_AHEAD))
@@ -51,7 +51,7 @@ class Delivery:
         return self._finish(to_device(batch, self._device))
 
     def _send(self, batch: Any) -> tuple[Any, torch.cuda.Event | None]:
-        """The batch, and when it has arrived. None: it stays on the host until the stream that uses it delivers it."""
+        """The batch, and the event of its arrival. None: it stays on the host until the consuming stream copies it."""
         if self._stream is not None and can_change_streams(batch):
             with torch.cuda.stream(self._stream):
                 delivered = self.deliver(batch)
@@ -65,7 +65,7 @@ class Delivery:
             return self.deliver(batch)
         current = torch.cuda.current_stream(self._device)
         current.wait_event(arrived)
-        # The memory belongs to the other stream, which must not reuse it before this one is done with it.
+        # The memory belongs to the other stream, which must not reuse it while this one reads it.
         for leaf in leaves(batch):
             if not isinstance(leaf, torch.Tensor) or leaf.is_cuda:
                 leaf.record_stream(current)
@@ -73,8 +73,8 @@ class Delivery:
 
 
 def prefetch(made: Iterator[Any], send: Callable[[Any], Any], *, count: int) -> Iterator[Any]:
-    """`send(batch)` for each batch, called while the `count` before it are still to be handed out. An error ends the
-    sequence, and is raised when its own turn comes."""
+    """`send(batch)` for each batch, `count` batches ahead of the one that is taken. An error ends the sequence, and is
+    raised when its own batch is due."""
     waiting: deque[Any] = deque()
     error: Exception | None = None
     try:
@@ -96,17 +96,17 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 
 def pin(batch: Any) -> Any:
-    """The batch in page-locked memory; what is there already stays where it is."""
+    """The batch in page-locked memory; tensors that are already there are not copied."""
     return map_leaves(batch, lambda leaf: leaf.pin_memory(), method="pin_memory")
 
 
 def clone(batch: Any) -> Any:
-    """The batch in memory of its own."""
+    """A copy of the batch in new memory."""
     return map_leaves(batch, lambda leaf: leaf.clone(), method="clone")
 
 
 def can_change_streams(batch: Any) -> bool:
-    """Whether every tensor in it has `record_stream`: an object of the user's own may not, or may hide a tensor."""
+    """Whether every tensor in it has `record_stream`: a user's object may not, or may hide a tensor."""
     if hasattr(batch, "to"):
         return hasattr(batch, "record_stream")
     if isinstance(batch, tuple | list | Mapping):
@@ -134,7 +134,7 @@ def map_leaves(batch: Any, move: Callable[[Any], Any], *, method: str) -> Any:
 
 
 def make_resident(dataset: Any, device: torch.device, *, workers: int, warns: bool) -> tuple[Any, int]:
-    """The dataset with its rows on the device, and how many workers it still needs. On the CPU it stays as it is: its
+    """The dataset with its rows on the device, and how many workers it still needs. On the CPU it is not changed: its
     arrays are in memory."""
     if device.type == "cpu":
         return dataset, workers
@@ -151,7 +151,7 @@ def make_resident(dataset: Any, device: torch.device, *, workers: int, warns: bo
         raise UsageError(
             f"{name} takes {needed / 1e9:,.2f} GB, but {device} has {free / 1e9:,.2f} GB free, of which the data may "
             f"use {_MOST:.0%}",
-            next_step="leave --data.resident out: batches are copied to the device ahead of the step in any case",
+            next_step="leave --data.resident out: batches are copied to the device ahead of the step anyway",
         )
     if workers and warns:
         log.warning(f"the data stays on {device}, so its {workers} workers are not started")
@@ -161,7 +161,7 @@ def make_resident(dataset: Any, device: torch.device, *, workers: int, warns: bo
 
 
 class ResidentDataset(TwoPartDataset):
-    """The same batches, of rows that are on the device."""
+    """The same batches, from rows that are on the device."""
 
     def __init__(self, dataset: TwoPartDataset, device: torch.device) -> None:
         self._dataset = dataset

@@ -1,8 +1,8 @@
-"""What is random about samples: numbers for each, and the order of an epoch.
+"""The random numbers of samples, and the order of an epoch.
 
-Both follow from (seed, epoch, sample index) alone, never from the rank or worker that asks. A number is a hash of these
-coordinates, so a whole batch is drawn at once, in any order, and nothing has to be saved in a checkpoint. Only integer
-arithmetic modulo 2**64: the numbers are the same on every platform.
+Both depend only on (seed, epoch, sample index), never on the rank or worker. A number is a hash of these, so a whole
+batch is drawn at once, in any order, and a checkpoint has nothing to save. The arithmetic is on integers modulo 2**64:
+the numbers are the same on every platform.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _GOLDEN = 0x9E3779B97F4A7C15
 # Multipliers and shifts of the splitmix64 finaliser, a bijection of 64-bit integers.
 _MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _SHIFTS = (30, 27, 31)
-# Arrays of no dimension: of a scalar numpy would make one each time.
+# Zero-dimensional arrays: numpy would convert a scalar each time.
 _ARRAY_MULTIPLIERS = tuple(np.array(multiplier, dtype=np.uint64) for multiplier in _MULTIPLIERS)
 _ARRAY_SHIFTS = tuple(np.array(shift, dtype=np.uint64) for shift in _SHIFTS)
 _DROPPED_BITS = np.uint64(11)  # a float64 holds 53 of 64 bits
-# Pairs of Feistel rounds of a shuffle. As few as make every order of five samples about equally likely (chi-square over
-# 24,000 seeds; five pairs fail it). A pair costs a batch about five microseconds.
+# Pairs of Feistel rounds of a shuffle: the fewest that make every order of five samples about equally likely
+# (chi-square over 24,000 seeds; five pairs fail it). A pair takes about five microseconds per batch.
 _ROUND_PAIRS = 6
 
 
@@ -40,14 +40,14 @@ class Draws:
         self.indices = indices
 
     def bits(self, count: int, *, stream: int = 0) -> NDArray[np.uint64]:
-        """64 random bits, `count` for each sample; another `stream` gives independent ones."""
+        """64 random bits, `count` for each sample; a different `stream` gives independent ones."""
         offset = np.uint64(hash_integers(self.seed, self.epoch, stream))
         starts = _mix_in_place(self.indices.astype(np.uint64) + offset)
         counters = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
         return _mix_in_place(starts[:, np.newaxis] + counters)
 
     def uniform(self, count: int, *, stream: int = 0) -> NDArray[np.float64]:
-        """Numbers in [0, 1), `count` for each sample; another `stream` gives independent ones."""
+        """Numbers in [0, 1), `count` for each sample; a different `stream` gives independent ones."""
         kept: NDArray[np.float64] = (self.bits(count, stream=stream) >> _DROPPED_BITS).astype(np.float64)
         kept *= 2.0**-53
         return kept
@@ -79,7 +79,7 @@ def _mix_in_place(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def permute(positions: NDArray[np.int64], *, length: int, seed: int, epoch: int) -> NDArray[np.int64]:
     """The sample indices at these positions of the epoch's shuffled order: a bijection of [0, length).
 
-    There is no list of the order: each index is computed on its own, so ranks and workers compute only those of their
+    The order is not stored: each index is computed separately, so ranks and workers compute only the indices of their
     own batch. A dataset of a billion samples costs three megabytes and a few milliseconds per epoch, not eight
     gigabytes and minutes.
     """
@@ -87,8 +87,8 @@ def permute(positions: NDArray[np.int64], *, length: int, seed: int, epoch: int)
         return positions.copy()
     grid = _grid(length, seed, epoch)
     indices = _shuffle(positions, grid)
-    # The grid has up to sqrt(length) cells too many. What lands on one is shuffled again until it lands inside ("cycle
-    # walking"): a bijection of the grid becomes one of the positions.
+    # The grid has up to sqrt(length) extra cells. A position that lands on one is shuffled again until it lands inside
+    # ("cycle walking"): a bijection of the grid becomes one of the positions.
     while indices.max() >= length:
         outside = indices >= length
         indices[outside] = _shuffle(indices[outside], grid)
@@ -98,7 +98,7 @@ def permute(positions: NDArray[np.int64], *, length: int, seed: int, epoch: int)
 class _Grid(NamedTuple):
     """Positions are laid out on about sqrt(length) rows and columns."""
 
-    # Arrays of no dimension: of a number numpy would make one in each round.
+    # Zero-dimensional arrays: numpy would convert a number in each round.
     rows: NDArray[np.int64]
     columns: NDArray[np.int64]
     row_shifts: NDArray[np.int64]

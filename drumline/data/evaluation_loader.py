@@ -1,7 +1,7 @@
 """Evaluation batches on the device: each sample exactly once over all ranks, in order, never augmented.
 
-What is in a batch does not depend on the world size, so sums over batches, added up by batch number, do not either.
-Every rank reads all of a stream, and keeps its own batches; how many there are is known after a whole pass.
+The content of a batch does not depend on the world size, so sums over batches, added up by batch number, do not either.
+Every rank reads all of a stream, and keeps its own batches; their number is known after a complete pass.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class EvaluationLoader(ABC):
     """This rank's evaluation batches: every `world_size`-th of all. A rank may have fewer than others, or none."""
 
     num_samples: int | None = None
-    """How many samples all ranks have together; None: not known before a whole pass over a stream."""
+    """The number of samples of all ranks; None: not known before a complete pass over a stream."""
     digest: str = ""
     """A hash of the first sample of the latest pass over a stream. Other datasets are compared before step 1."""
     observer: LoaderObserver | None = None
-    """Notified while a user's loop iterates; the engine, which uses `numbered`, reports for itself."""
+    """Notified while a user's loop iterates; the engine, which uses `numbered`, marks its own heartbeats."""
     _producer: BatchProducer
 
     def __init__(self, dataset: Any, sharding: Sharding) -> None:
@@ -83,7 +83,7 @@ class IndexedEvaluationLoader(EvaluationLoader):
 
     def __init__(self, dataset: Any, *, sharding: Sharding, device: torch.device, options: LoadingOptions) -> None:
         super().__init__(dataset, sharding)
-        # The seed matters only to a dataset whose samples are random even in evaluation: they are the same each time.
+        # The seed matters only for a dataset that is random even in evaluation: its samples are the same each time.
         maker = batch_maker_for(dataset, options, device, seed=0)
         self.num_samples = maker.length
         self._numbers = range(sharding.rank, self.num_batches, sharding.world_size)
@@ -133,7 +133,7 @@ class EvaluationReader(StreamReader):
             raise DataError(f"the stream {self._name} is empty", next_step="check the path and the split it reads")
         if own:
             yield EvaluationBatch((count - 1) // size, len(own), self._collate(own))
-        while True:  # a worker answers ahead of what is asked
+        while True:  # a worker may be asked for more
             yield _EndOfPass(count, digest)
 
 
@@ -145,7 +145,7 @@ class StreamEvaluationLoader(EvaluationLoader):
         check_stream(dataset)
         self._device = device
         reader = EvaluationReader(dataset, sharding=sharding, seed=0, collate=options.collate)
-        # No warning of several workers: the loader of the training data has made it.
+        # No warning about several workers: the training loader has already logged it.
         self._producer = BatchProducer(reader, replace(options, workers=min(options.workers, 1)), device)
 
     def __len__(self) -> int:

@@ -1,8 +1,8 @@
-"""Images as bytes, and how a batch of them becomes what a model sees: a random shift and mirror, then normalization.
+"""Images as bytes, and how a batch of them is prepared for a model: a random shift and mirror, then normalization.
 
-The host draws where each image is cropped (`crop_offsets`); torch moves and normalizes the pixels, on whatever device
-they are, in a few calls for the whole batch. One kernel for all of it was tried: on an H200 it took 18 us instead of 39
-for 512 images of 32 x 32, which saves 0.4% of their step, and it took two seconds to load and compile.
+The host draws where each image is cropped (`crop_offsets`); torch moves and normalizes the pixels on their device, in a
+few calls for the whole batch. A single kernel for this took 18 us instead of 39 on an H200, for 512 images of 32 x 32:
+it would save 0.4% of their step, and takes two seconds to load and compile.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Preparation:
     """The mean of each channel, in bytes."""
     std: tuple[float, ...]
     padding: int = 0
-    """Augmentation: shift by up to so many pixels; 0 for none."""
+    """Augmentation: shift by up to this many pixels; 0 for none."""
     flip: bool = False
     """Augmentation: mirror left and right at random."""
 
@@ -95,7 +95,7 @@ class ImageArrays(ImageDataset):
 
 
 def crop_offsets(draws: Draws, shape: Shape, *, padding: int, flip: bool) -> Tensor:
-    """For each sample the offset of its upper left pixel, counted over the padded images that `crop` lays out."""
+    """For each sample the offset of its upper left pixel in the padded images of `crop`."""
     channels, height, width = shape
     chances = draws.uniform(3, stream=_STREAM)
     down, right = (chances[:, :2] * (2 * padding + 1)).astype(np.int64).T
@@ -112,24 +112,24 @@ def crop_offsets(draws: Draws, shape: Shape, *, padding: int, flip: bool) -> Ten
 
 
 def crop(images: Tensor, offsets: Tensor, *, padding: int, flip: bool) -> Tensor:
-    """Each image cropped at its offset from itself with a black border, or from its mirror image."""
+    """Each image, or its mirror image, padded with a black border and cropped at its offset."""
     count, channels, height, width = images.shape
     images = images.contiguous()
     padded = pad(torch.stack((images, images.flip(-1))) if flip else images, (padding,) * 4)
     shape = (channels, height + 2 * padding, width + 2 * padding)
-    # A view of the `width` pixels after every pixel: one index picks a whole row of a crop, which is copied at once.
+    # A view with the `width` pixels after every pixel: one index selects a whole row of a crop.
     runs = padded.as_strided((padded.numel() - width + 1, width), (1, 1))
     rows = offsets.unsqueeze(1) + _rows_of_a_crop(shape, height, images.device)
     return runs.index_select(0, rows.view(-1)).view(count, channels, height, width)
 
 
 def normalize(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
-    """Bytes as float32, less the mean of their channel, divided by its standard deviation."""
+    """Bytes as float32, minus the mean of their channel, divided by its standard deviation."""
     middle, spread = _on_device(mean, std, images.device)
     return torch.sub(images, middle).div_(spread)
 
 
-# What is the same for every batch is copied to the device once: a copy from ordinary memory waits for the device.
+# Constants are copied to the device once: a copy from pageable memory waits for the device.
 @lru_cache(maxsize=32)
 def _rows_of_a_crop(padded: Shape, height: int, device: torch.device) -> Tensor:
     """From the corner of a crop to the start of each of its rows, channel by channel."""
@@ -145,7 +145,7 @@ def _on_device(mean: tuple[float, ...], std: tuple[float, ...], device: torch.de
 
 def digits(*, split: Split, augment: bool) -> ImageArrays:
     """Handwritten digits: 1,797 real images of [1, 8, 8], so that a first run needs no download. Every fifth is for
-    evaluation. Augmentation shifts by up to one pixel; a mirrored digit is none. Their licence is in `files/`."""
+    evaluation. Augmentation shifts by up to one pixel, without mirroring. Their licence is in `files/`."""
     with np.load(_DIGITS, allow_pickle=False) as arrays:
         images, labels = arrays["images"], arrays["labels"]
     chosen = (np.arange(len(labels)) % 5 == 0) == (split == "eval")
@@ -225,7 +225,7 @@ def _decode(path: Path, image_size: int) -> NDArray[np.uint8]:
     try:
         with Image.open(path) as image:
             resized = image.convert("RGB").resize((image_size, image_size), Image.Resampling.BILINEAR)
-    except Exception as error:  # Pillow's decoders raise whatever the damage makes them trip over
+    except Exception as error:  # Pillow's decoders may raise anything for a damaged file
         raise DataError(
             f"the image {path} cannot be read ({type(error).__name__}: {error})",
             next_step="replace the file or remove it",

@@ -1,9 +1,9 @@
 """The sample ledger: which positions of each epoch's order a rank has trained on, run-length encoded.
 
-The training loop adds every step; consecutive steps that each move on by one global batch are one entry of five
-numbers. An epoch is one entry, or two when its last batch is short. Before each save rank 0 writes down the entries of
-all ranks (`engine/saver.py`); `drumline verify` replays them. (The samples of a stream are assigned round-robin,
-so there an entry states how many of a global batch a rank had, not which.)
+The training loop adds every step; consecutive steps of one global batch each are one entry of five numbers. An epoch is
+one entry, or two when its last batch is short. Before each save rank 0 writes the entries of all ranks
+(`engine/saver.py`); `drumline verify` replays them. (The samples of a stream are assigned round-robin, so there an
+entry states how many samples of a global batch a rank had, not which.)
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from drumline.data.sharding import StepPlan
 
 
 class LedgerEntry(NamedTuple):
-    """`steps` steps of one rank: in the first it had the positions [low, high), in each next one `stride` further."""
+    """`steps` steps of one rank: in the first it had the positions [low, high), then each time `stride` further."""
 
     epoch: int
     low: int
@@ -25,7 +25,7 @@ class LedgerEntry(NamedTuple):
     steps: int
 
     def slice(self, first: int, steps: int) -> LedgerEntry:
-        """So many of its steps, from its `first`-th (counted from 0) on."""
+        """The part of this entry with `steps` steps from its `first`-th (counted from 0) on."""
         moved = first * self.stride
         return self._replace(low=self.low + moved, high=self.high + moved, steps=steps)
 
@@ -39,11 +39,11 @@ class Ledger:
         self._entries: list[LedgerEntry] = []
         self._first = (0, 0)
         self._epoch = self._stride = self._count = 0
-        # What the next step of the current entry would cover; no step covers this.
+        # What the next step of the current entry would cover; initially no step matches.
         self._low = self._high = self._stop = -1
 
     def add(self, plan: StepPlan) -> None:
-        """Record a step. It is on the path of every step: mostly it only counts one up."""
+        """Record a step. It runs in every step: mostly it only increments a counter."""
         low, high = plan.local_range
         if low == self._low and high == self._high and plan.stop == self._stop and plan.epoch == self._epoch:
             stride = self._stride
@@ -82,7 +82,7 @@ def to_json(entries: Iterable[LedgerEntry]) -> list[list[int]]:
 
 
 def from_json(value: Any) -> list[LedgerEntry]:
-    """The entries in a JSON value; a ValueError explains what no ledger has written."""
+    """The entries in a JSON value; a ValueError if a ledger cannot have written it."""
     if not isinstance(value, list):
         raise ValueError("it is not a list of entries")
     entries = []

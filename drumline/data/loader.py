@@ -28,9 +28,9 @@ class MicroBatch(NamedTuple):
 
     data: Any
     size: int
-    """How many samples count; 0: a placeholder, to be run with weight 0 so that collectives still match."""
+    """The number of its samples; 0: a placeholder, to be run with weight 0 so that collectives still match."""
     is_last: bool
-    """Whether the step ends with it: gradients are synchronized here."""
+    """Whether it is the last of the step: gradients are synchronized here."""
     shard: int
     """Which shard of the global batch it belongs to."""
     ends_shard: bool
@@ -38,17 +38,17 @@ class MicroBatch(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One optimizer step: what it covers, and its micro-batches, to be taken before the next step is."""
+    """One optimizer step: its plan, and its micro-batches, all of which must be taken before the next step."""
 
     plan: StepPlan
     micro_batches: Iterator[MicroBatch]
 
 
 class LoaderObserver(Protocol):
-    """Notified of what a user's own loop does with its loader, which is all that can be known of such a loop."""
+    """Notified of what a user's own loop does with its loader."""
 
     def batch_requested(self, step: int | None) -> None:
-        """The loop waits for a batch of the optimizer step after so many; None: it does not train."""
+        """The loop waits for a batch, after this many optimizer steps; None: it evaluates."""
 
     def batch_ready(self) -> None:
         """The loop has its batch."""
@@ -60,7 +60,7 @@ class LoaderObserver(Protocol):
 def observed(
     batches: Iterator[Any], observer: LoaderObserver | None, *, steps_done: Callable[[], int | None] = lambda: None
 ) -> Iterator[Any]:
-    """The same batches; the observer is notified around each."""
+    """The same batches, with notifications to the observer."""
     return batches if observer is None else _notifying(batches, observer, steps_done)
 
 
@@ -98,7 +98,7 @@ class Loader(ABC):
 
     @property
     def cursor(self) -> Cursor:
-        """Where the next global batch starts: all that a checkpoint holds, but for a stream with its own state."""
+        """Where the next global batch starts. A checkpoint holds only this, unless a stream has its own state."""
         return self._cursor
 
     @cursor.setter
@@ -122,7 +122,7 @@ class Loader(ABC):
     @property
     @abstractmethod
     def steps_done(self) -> int:
-        """How many optimizer steps come before the cursor, as far as is known."""
+        """The number of optimizer steps before the cursor, as far as it is known."""
 
     @abstractmethod
     def stream_state(self) -> dict[str, Any] | None:
@@ -149,7 +149,7 @@ class Loader(ABC):
 
     @abstractmethod
     def _batches_of(self, plan: StepPlan) -> Iterator[Any]:
-        """The batches of that step on the device, one for each of its spans. There may be more after them."""
+        """The batches of that step on the device, one for each of its spans. More may follow."""
 
     @abstractmethod
     def _move_past(self, plan: StepPlan) -> None:
@@ -176,7 +176,7 @@ class Loader(ABC):
             self.waited_s += time.perf_counter() - asked
             left -= 1
             if not left:
-                # Moved before the batch is handed out: a checkpoint after the optimizer step holds the right cursor.
+                # Before the last batch is yielded: a checkpoint after the optimizer step needs the new cursor.
                 self._move_past(plan)
             yield MicroBatch(data, span.size, not left, span.shard, span.ends_shard)
         if not plan.spans:  # a rank may have none of a short batch's shards
@@ -248,8 +248,7 @@ class IndexedLoader(Loader):
         return count + (len(self._plan(Cursor(0, self.num_samples - rest)).spans) if rest else 0)
 
     def preview(self, most: int | None = None) -> Any:
-        """The next micro-batch, without taking it; of its samples `most`, if given. None: this rank has none of a
-        short batch's shards."""
+        """The next micro-batch, with at most `most` samples, without taking it. None: this rank has no shard of it."""
         spans = self._next_plan().spans
         if not spans:
             return None
@@ -257,7 +256,7 @@ class IndexedLoader(Loader):
         return self._make(low, high if most is None else min(high, low + most), self._cursor.epoch)
 
     def batches_after(self, cursor: Cursor, num_steps: int) -> Iterator[Any]:
-        """The micro-batches of the step so many steps after a cursor, made anew; nothing is moved."""
+        """The micro-batches of the step `num_steps` after a cursor, made again; the cursor is not moved."""
         plan = self._plan(cursor)
         for _ in range(num_steps):
             plan = self._plan(plan.next_cursor)
@@ -295,7 +294,7 @@ def _requests(cursor: Cursor, *, length: int, sharding: Sharding, endless: bool)
     first batches of an epoch ready when it begins."""
     has_any = True
     while has_any:
-        # A rank may have no shard of a whole epoch, and then has none of any: there is nothing to request.
+        # A rank may have no shard in a whole epoch, and then has none in any: there is nothing to request.
         has_any = endless and cursor.position > 0
         for plan in plan_epoch(cursor, length=length, sharding=sharding):
             for span in plan.spans:

@@ -1,7 +1,7 @@
 """Which rank sees which positions of the epoch's order in which step: pure arithmetic, the same on every rank.
 
-The global batch of a step depends on the cursor and the batch size alone; the world size only decides how it is cut
-up. One cursor is therefore all a checkpoint has to hold, and a run can resume on any number of ranks.
+The global batch of a step depends only on the cursor and the batch size; the world size only decides how it is split.
+So a checkpoint needs only the cursor, and a run can resume on any number of ranks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Cursor:
 
 @dataclass(frozen=True, kw_only=True)
 class Sharding:
-    """How a global batch is cut into shards: one per rank, or a fixed number, whatever the number of ranks."""
+    """How a global batch is split into shards: one per rank, or a fixed number on any number of ranks."""
 
     batch_size: int
     rank: int
@@ -32,9 +32,9 @@ class Sharding:
     accumulate: int = 1
     """Micro-batches that a shard is cut into."""
     micro_batch_size: int | None = None
-    """As many micro-batches as keep them this small, instead."""
+    """Instead: the largest size of a micro-batch."""
     shards: int | None = None
-    """A fixed number of shards, of which a rank takes whole ones. None: one per rank."""
+    """A fixed number of shards; a rank computes one or more of them. None: one per rank."""
 
     @property
     def num_shards(self) -> int:
@@ -43,8 +43,8 @@ class Sharding:
 
     @property
     def min_shard_size(self) -> int:
-        """In a short last batch. BatchNorm has no statistics of a single sample, and some of its layers refuse it, so
-        shards of one sample are made only where all are that small."""
+        """The smallest shard of a short last batch. BatchNorm has no statistics for a single sample, and some layers
+        refuse it, so shards of one sample are made only if all are that small."""
         return min(2, max(1, self.batch_size // (self.num_shards * self.accumulate)))
 
     def shards_used(self, size: int) -> int:
@@ -64,7 +64,7 @@ class Sharding:
         return shards_of_rank(self.rank, num_shards=self.shards_used(size), world_size=self.world_size)
 
     def check(self) -> None:
-        """Refuse a batch that cannot be cut up as it should."""
+        """Refuse a batch that cannot be split as requested."""
         size, world_size, shards = self.batch_size, self.world_size, self.shards
         if size < self.num_shards:
             what = f"split over {world_size} ranks" if shards is None else f"cut into {shards} shards"
@@ -97,7 +97,7 @@ class Span(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many samples count."""
+        """The number of its samples."""
         return self.high - self.low if self.counts else 0
 
 
@@ -112,7 +112,7 @@ class StepPlan:
     local_range: tuple[int, int]
     """This rank's own samples are [low, high)."""
     spans: tuple[Span, ...]
-    """This rank's micro-batches. With one shard per rank there are as many on every rank, so that collectives in the
+    """This rank's micro-batches. With one shard per rank every rank has the same number, so that collectives in the
     forward pass match: a rank with too few samples ends with a placeholder, the first samples of the global batch.
     With a fixed number of shards a rank may have none."""
     num_shards: int
@@ -183,8 +183,8 @@ def _spans(start: int, stop: int, shard: int, low: int, high: int, sharding: Sha
 
 
 def _balanced(start: int, stop: int, *, part: int, parts: int) -> tuple[int, int]:
-    """A contiguous part of [start, stop), empty if there are too few parts. The first parts get what does not divide
-    evenly: rank 0, whose buffers are sent to all, is never without samples."""
+    """A contiguous part of [start, stop), empty if there are too few samples. The first parts get the remainder, so
+    that rank 0, whose buffers are broadcast, always has samples."""
     if part >= parts:
         return stop, stop
     size, extra = divmod(stop - start, parts)

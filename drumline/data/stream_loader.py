@@ -1,6 +1,6 @@
 """Training batches of a stream on the device; for the engine and for a user's own loop the same as an `IndexedLoader`.
 
-The length of a stream is not known: steps come until it ends, and the next epoch reads it again. A resumable stream,
+The length of a stream is not known: an epoch lasts until it ends, and the next one reads it again. A resumable stream,
 which keeps its own position on each rank, has no epochs.
 """
 
@@ -59,11 +59,11 @@ class StreamLoader(Loader):
         reader = RankStreamReader if self.is_resumable else SharedStreamReader
         self._producer = BatchProducer(
             reader(dataset, sharding=sharding, seed=seed, collate=options.collate),
-            # The worker stays from epoch to epoch in any case: the stream does not end there.
+            # The worker always stays alive between epochs: the stream does not end there.
             replace(options, workers=min(options.workers, 1), persistent_workers=True),
             device,
         )
-        # Where nothing is copied to the device, a batch that is kept must not be changed by a loss that works in place.
+        # Without a copy to the device, an in-place loss must not change the batch that is kept.
         self._delivery = Delivery(device, clone if device.type == "cpu" else lambda batch: batch)
         self._position = StreamPosition()  # of a resumable stream
         self._answers: Iterator[Any] = iter(())
@@ -72,7 +72,7 @@ class StreamLoader(Loader):
         self._steps_of_epochs = 0  # of those that this loader has read to their end
 
     def _set_cursor(self, cursor: Cursor) -> None:
-        """Moving the cursor means reading all that comes before."""
+        """Move the cursor; everything before it must be read."""
         if cursor == self._cursor:
             return
         if self.is_resumable:
@@ -84,8 +84,7 @@ class StreamLoader(Loader):
 
     @property
     def steps_done(self) -> int:
-        """How many optimizer steps come before the cursor; of earlier epochs only those that this loader has read
-        count."""
+        """The number of optimizer steps before the cursor; of earlier epochs, only those that this loader has read."""
         return self._steps_of_epochs + self._cursor.position // self.sharding.batch_size
 
     def stream_state(self) -> dict[str, Any] | None:
@@ -103,7 +102,7 @@ class StreamLoader(Loader):
         if saved != now:
             raise CheckpointError(
                 f"the state of the stream {self.name} was saved on {saved} ranks, now there are {now}: each rank's "
-                "state is its own and cannot be split anew",
+                "state is its own and cannot be split differently",
                 next_step=f"resume on {saved} ranks, or begin a new run with a map-style dataset or an iterable "
                 "without state_dict, which work on any number of ranks",
             )
@@ -119,7 +118,7 @@ class StreamLoader(Loader):
         raise UnknownLengthError(self.name)
 
     def preview(self, most: int | None = None) -> Any:
-        """The next micro-batch, without taking it; all of it, since it is made already. None: this rank has none."""
+        """The next micro-batch, without taking it; complete, since it is already made. None: this rank has none."""
         batches = self._read().batches
         return self._delivery.deliver(batches[0]) if batches else None
 
@@ -137,12 +136,12 @@ class StreamLoader(Loader):
         self._answers, self._answers_at = iter(()), None
 
     def _read(self) -> StreamStep:
-        """The step at the cursor. One that was abandoned half-way is not read again: that may take long."""
+        """The step at the cursor. A step that was abandoned half-way is kept, since reading it again may take long."""
         if self._current is not None:
             return self._current
         if self._answers_at != self._cursor:
             self._answers = read_stream(self._producer, self._position if self.is_resumable else self._cursor)
-        self._answers_at = None  # until there is an answer: after an error the stream is opened anew
+        self._answers_at = None  # until there is an answer: after an error the stream is opened again
         read: StreamStep = next(self._answers)
         self._current, self._answers_at = read, read.plan.next_cursor
         return read
@@ -154,7 +153,7 @@ class StreamLoader(Loader):
         return plan
 
     def _batches_of(self, plan: StepPlan) -> Iterator[Any]:
-        # Only those of this step: what is not read yet is not made ahead.
+        # Only the batches of this step: the stream is not read ahead here.
         return self._delivery.batches(iter(self._read().batches))
 
     def _move_past(self, plan: StepPlan) -> None:

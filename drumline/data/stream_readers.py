@@ -1,8 +1,8 @@
-"""Reading a stream on each rank, with randomness that belongs to the position of a sample.
+"""Reading a stream on each rank, with random numbers that depend on the position of a sample.
 
 `SharedStreamReader`: every rank reads the whole stream and keeps its own samples, assigned round-robin. A global batch
-is the next `batch_size` samples, whatever the number of ranks. `RankStreamReader`: a stream that keeps its own position
-(`state_dict`, `load_state_dict`) decides what each rank gets, mostly by rank.
+is the next `batch_size` samples, on any number of ranks. `RankStreamReader`: a stream that keeps its own position
+(`state_dict`, `load_state_dict`) decides what each rank gets, usually by rank.
 
 A reader runs in the training process, or ahead of it in one worker process. Several workers would split the stream
 among them, and the order of samples would depend on their number.
@@ -26,7 +26,7 @@ from drumline.errors import DataError, UsageError
 
 _END = object()
 _BEGINNING = -1  # the position whose seed `iter` itself is called with
-# These set the seeds of streams apart from all others that are made of (seed, ...).
+# These make the seeds of streams differ from all others that are made from (seed, ...).
 _SHARED_SEEDS = 0xDEA1
 _RANK_SEEDS = 0x0A17
 
@@ -57,7 +57,7 @@ class StreamPosition(NamedTuple):
 
 
 class UnknownLengthError(UsageError, TypeError):
-    """The length of a stream is not known. A TypeError too: that is how `list` learns that there is no length."""
+    """The length of a stream is not known. A TypeError too, which `list` expects when there is no length."""
 
     def __init__(self, name: str) -> None:
         super().__init__(
@@ -66,7 +66,7 @@ class UnknownLengthError(UsageError, TypeError):
 
 
 class StreamReader(Dataset[Any]):
-    """`reader[start]` opens the stream there. It is the first answer, and each `reader[None]` the next one: this rank's
+    """`reader[start]` opens the stream there and returns the first answer, each `reader[None]` the next: this rank's
     part of a step, or a DataError, which `read_stream` raises in the training process."""
 
     def __init__(
@@ -93,7 +93,7 @@ class StreamReader(Dataset[Any]):
         """Answers without end."""
 
     def _samples(self, *seeds: int, position: int = 0) -> Iterator[Any]:
-        """One pass over the stream, which begins at a position. The global generators are seeded for each sample."""
+        """One pass over the stream, from a position on. The global generators are seeded for each sample."""
         seed_generators(hash_integers(*seeds, _BEGINNING))
         samples = iter(self._dataset)
         for number in count(position):
@@ -114,14 +114,14 @@ class StreamReader(Dataset[Any]):
 
 
 class SharedStreamReader(StreamReader):
-    """Sample number n of a global batch belongs to shard n % (number of shards), so a rank knows which are its own
-    before the end of the batch is known. Only the first few samples of a batch are kept on every rank: a batch that
-    ends with them is cut into fewer shards."""
+    """Sample number n of a global batch belongs to shard n % (number of shards), so a rank knows its own samples
+    before the end of the batch is known. Every rank keeps only the first few samples of a batch: a batch that ends
+    with them is split into fewer shards."""
 
     def _answers_from(self, start: Cursor) -> Iterator[StreamStep]:
         sharding, smallest = self._sharding, self._sharding.min_shard_size
         own = sharding.own_shards(sharding.batch_size)
-        # One sample more, and the batch has enough for all its shards. Placeholders are made of the first samples.
+        # With one more sample the batch has enough for all its shards. Placeholders are made from the first samples.
         num_kept_by_all = max(smallest, sharding.num_shards * smallest - 1)
         for epoch in count(start.epoch):
             position = start.position if epoch == start.epoch else 0
@@ -164,7 +164,7 @@ class SharedStreamReader(StreamReader):
 
 def _round_robin(plan: StepPlan) -> Iterator[range]:
     """For each span of a plan the numbers of its samples in the global batch. A plan gives each shard a range of
-    positions; assigned round-robin, each shard gets as many."""
+    positions; assigned round-robin, each shard gets the same number."""
     starts: dict[int, int] = {}
     for span in plan.spans:
         if span.counts:
@@ -175,9 +175,9 @@ def _round_robin(plan: StepPlan) -> Iterator[range]:
 
 
 class RankStreamReader(StreamReader):
-    """A rank takes as many samples in a step as its part of a global batch has; a stream that ends starts over. Its
-    state after each step is part of the answer, so that a checkpoint holds the position of the steps that were taken,
-    not of those that were read ahead."""
+    """A rank takes as many samples in a step as its part of a global batch has; a stream that ends starts over. The
+    answer contains the state after the step, so that a checkpoint holds the position of the steps that were taken, not
+    of those that were read ahead."""
 
     def __init__(self, dataset: Any, **settings: Any) -> None:
         super().__init__(dataset, **settings)
@@ -191,7 +191,7 @@ class RankStreamReader(StreamReader):
         self._was_opened = True
         samples, size = self._samples_of_rounds(start), self._sharding.batch_size
         for position in count(start.position, size):
-            # Every step is full: for a plan the epoch has no end.
+            # Every step is full: to a plan the epoch is infinite.
             plan = plan_step(Cursor(0, position), length=position + size + 1, sharding=self._sharding)
             taken = list(islice(samples, plan.local_size))
             batches = []
@@ -219,12 +219,12 @@ class RankStreamReader(StreamReader):
             self._set_epoch(round + 1)
 
     def _state(self) -> Any:
-        # A copy: a dataset may return the very dict that it continues to change.
+        # A copy: a dataset may return a dict that it continues to change.
         return copy.deepcopy(self._dataset.state_dict())
 
 
 def read_stream(producer: BatchProducer, start: Any) -> Iterator[Any]:
-    """The answers of the producer's reader from `start` on, without end: it continues into the next epoch by itself."""
+    """The answers of the producer's reader from `start` on, without end: it continues with the next epoch."""
     for answer in producer.batches(chain([start], repeat(None))):
         if isinstance(answer, DataError):
             raise answer

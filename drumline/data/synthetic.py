@@ -1,4 +1,4 @@
-"""Made-up data that can be learned, for trials and benchmarks. A sample is computed from (seed, index); nothing is
+"""Synthetic data that can be learned, for tests and benchmarks. A sample is computed from (seed, index); nothing is
 stored."""
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _HALF = np.uint8(1)  # pattern and noise each get half the range of a byte
 
 
 def _num_samples(split: Split, samples: int) -> int:
-    """Evaluation has an eighth of the number of training samples, and none of the same."""
+    """Evaluation has an eighth as many samples as training, and different ones."""
     return samples if split == "train" else max(1, samples // 8)
 
 
 class SyntheticImages(ImageDataset):
-    """Each class has a coarse pattern of its own; an image is its class's pattern, half covered by noise."""
+    """Each class has a coarse pattern; an image is its class's pattern plus noise, in equal parts."""
 
     def __init__(self, *, split: Split, augment: bool, image_size: int, samples: int, classes: int, seed: int) -> None:
         padding = max(1, image_size // 8) if augment else 0

@@ -1,6 +1,6 @@
 """Samples for a language model: windows of tokens from token files, from text, or from Python's own source.
 
-Single files are mapped into memory, not read: ranks of a node share what is used, and the rest stays on disk.
+Single files are mapped into memory, not read: the ranks of a node share the pages that are used.
 """
 
 from __future__ import annotations
@@ -72,11 +72,11 @@ class TokenWindows(TwoPartDataset):
         self.vocab_size = tokens.vocab_size
         self._name = tokens.name
         rows = np.asarray(tokens.values)[: length * window].reshape(length, window)
-        # Bit for bit as signed: torch has few operations for the wider unsigned types.
+        # The same bits as signed integers: torch has few operations for the wider unsigned types.
         self._rows = rows.view(f"{kind.byteorder}i{kind.itemsize}") if kind.itemsize > 1 else rows
         self._native_kind = kind.newbyteorder("=")
         self._torch_kind = torch.from_numpy(np.empty(0, dtype=self._native_kind)).dtype
-        # A meta.json may be wrong, and a GPU's error would not say so.
+        # A meta.json may be wrong, and the error of a GPU would not explain it.
         self._may_exceed = tokens.is_stated and np.iinfo(kind).max >= self.vocab_size
 
     def __len__(self) -> int:
@@ -141,7 +141,7 @@ def standard_library() -> Tokens:
 
 
 def _joined(paths: Iterable[Path], *, name: str) -> Tokens:
-    # In memory: many small files cannot be mapped as one. A corpus too large for that belongs in one file.
+    # In memory: many small files cannot be mapped as one. A corpus that is too large for memory should be one file.
     text = b"".join(path.read_bytes() for path in paths)
     return Tokens(np.frombuffer(text, dtype=np.uint8), _TEXT_VOCABULARY, name)
 

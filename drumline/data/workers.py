@@ -1,8 +1,7 @@
 """Batches in the order of their requests, made in the training process or ahead of time by DataLoader workers.
 
-Where torch is not strict enough: a worker that hangs in `fork` is forked again; signals for the rank do not end its
-workers; a worker that dies is named; ending them cannot hang. The only file that uses private parts of torch's
-DataLoader.
+What it adds to torch: a worker that hangs in `fork` is forked again; signals for the rank do not end its workers; a
+worker that dies is named; ending them cannot hang. Only this file uses private parts of torch's DataLoader.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ POLL_EVERY_S = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class LoadingOptions:
-    """Who makes batches, how far ahead, and how samples are collated."""
+    """The number of workers, how far ahead they work, and how samples are collated."""
 
     workers: int = 0
-    """Processes; 0: the training process itself."""
+    """Worker processes; 0: the training process itself."""
     pin_memory: bool = True
-    """Page-locked memory, where the device is a GPU."""
+    """Whether batches are in page-locked memory, if the device is a GPU."""
     persistent_workers: bool = True
     """Whether processes stay alive from one sequence of batches to the next."""
     prefetch_factor: int = 2
@@ -53,15 +52,15 @@ class LoadingOptions:
 
 
 def batch_maker_for(dataset: Any, options: LoadingOptions, device: torch.device, *, seed: int) -> BatchMaker:
-    """What makes the batches of a dataset for this device. On the CPU nothing is gained from a batch in two parts, and
-    a worker can make the whole of it."""
+    """What makes the batches of a dataset for this device. On the CPU a batch in two parts has no advantage, and a
+    worker can make the whole batch."""
     on_gpu = device.type == "cuda"
     return BatchMaker(
         dataset,
         seed=seed,
         collate=options.collate,
         defer_finish=on_gpu,
-        # A worker has no page-locked memory: what it sends is pinned in this process.
+        # A worker has no page-locked memory: its batches are pinned in this process.
         pinned=on_gpu and options.pin_memory and options.workers == 0,
     )
 
@@ -88,11 +87,11 @@ class BatchProducer:
                 pin_memory=self._pin_memory,
                 persistent_workers=self.is_persistent,
                 prefetch_factor=options.prefetch_factor,
-                # Children of this very process: they end with it, even by kill -9. Workers of a fork server, Python
-                # 3.14's default, would have the server for a parent and stay.
+                # Children of this process end with it, even by kill -9. Workers of a fork server, Python 3.14's
+                # default, would be the server's children and continue.
                 multiprocessing_context=ForkContext() if sys.version_info >= (3, 12) else _RetryingForkContext(),
                 worker_init_fn=_prepare_worker,
-                # Without one of its own the DataLoader draws a number from the training process's generator.
+                # Otherwise the DataLoader would draw a number from the training process's generator.
                 generator=torch.Generator(),
             )
         self._running: list[Any] = []
@@ -106,8 +105,8 @@ class BatchProducer:
         if not self.is_persistent:
             self.close()
         self._requests.pending = requests
-        # What this process has not collected yet may hold CUDA memory or events, and a forked process that frees one
-        # aborts: a worker starts without its collector, and first freezes what it inherited.
+        # Uncollected garbage of this process may hold CUDA memory or events, and a forked process that frees them
+        # aborts: a worker starts with its garbage collector off, and first freezes the objects that it inherited.
         collects = gc.isenabled()
         gc.disable()
         try:
@@ -121,7 +120,7 @@ class BatchProducer:
         """End the worker processes, if there are any. A later call of `batches` would start new ones."""
         if self._loader is not None:
             self._loader._iterator = None  # where torch keeps persistent workers
-            self._loader.generator = torch.Generator()  # new workers get the same seeds as the first
+            self._loader.generator = torch.Generator()  # so that new workers get the same seeds
         end_workers(self._running, os.getpid())
 
 
@@ -138,8 +137,8 @@ class _ForkedWorker(ForkProcess):
     """A child that reports when it runs Python, and is forked again if it never does.
 
     On Python 3.11 a child hangs in `fork` if a C++ thread (gloo's, NCCL's) is in `PyThreadState_New` at that moment:
-    the thread holds a lock of the interpreter, which the child waits for without end. Nothing that Python can do before
-    a fork keeps that thread out, since it does not hold the GIL. Python 3.12 takes the lock first.
+    the thread holds a lock of the interpreter, which the child waits for forever. No code before the fork can prevent
+    that, since the thread does not hold the GIL. Python 3.12 takes the lock first.
     """
 
     _ready: tuple[int, int]
@@ -158,7 +157,7 @@ class _ForkedWorker(ForkProcess):
             process_obj._ready = os.pipe()
             try:
                 child = Popen(process_obj)
-                # The last one is kept in any case: if it sleeps every time, this race is not the reason.
+                # The last child is always kept: if it sleeps every time, this race is not the reason.
                 if attempt == FORK_ATTEMPTS or _has_left_fork(child.pid, process_obj._ready[0]):
                     return child
             finally:
@@ -176,7 +175,7 @@ class _RetryingForkContext(ForkContext):
 
 
 def _has_left_fork(pid: int, ready: int) -> bool:
-    """False: it has slept for long without a break; one that waits for a core or the disk is not in state S."""
+    """False: it has slept for too long; a child that waits for a core or the disk is not in state S."""
     last_ticks, since = -1, time.monotonic()
     while not wait([ready], timeout=POLL_EVERY_S):
         stat = read_stat(pid)
@@ -193,15 +192,15 @@ def _prepare_worker(worker: int) -> None:
     """Run by each worker when it starts."""
     gc.freeze()
     gc.enable()
-    # torchrun, Slurm and a terminal's Ctrl-C signal the whole process group. The rank decides what follows: it may
-    # finish its step and save, and needs its workers for that.
+    # torchrun, Slurm and Ctrl-C signal the whole process group. The rank decides what to do: it may finish its step and
+    # save, and needs its workers for that.
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
 
 
 def _with_dead_workers_named(iterator: Any) -> Iterator[Any]:
-    """The same batches. A worker that is killed, mostly because memory ran out, causes whatever error its last message
-    breaks off with; the error says instead which worker died."""
+    """The same batches. When a worker is killed, mostly because memory ran out, reading its last message may raise any
+    error; it is replaced by one that names the worker."""
     try:
         yield from iterator
     except (OSError, EOFError, RuntimeError) as error:
@@ -226,10 +225,10 @@ def end_workers(running: list[Any], owner: int) -> None:
         if not any(process.exitcode for process in iterator._workers):
             iterator._shutdown_workers()  # what torch does itself when the iterator is garbage-collected
         else:
-            # Without torch's shutdown, now and when the iterator is garbage-collected: it would wait without end for a
-            # lock that a worker held when it was killed.
+            # Not torch's shutdown, now or when the iterator is garbage-collected: it would wait forever for a lock that
+            # a killed worker held.
             iterator._shutdown = True
-            signal_handling._remove_worker_pids(id(iterator))  # no more notices of their deaths
+            signal_handling._remove_worker_pids(id(iterator))  # torch must not report their deaths
             iterator._worker_pids_set = False
             if hasattr(iterator, "_pin_memory_thread_done_event"):
                 iterator._pin_memory_thread_done_event.set()
@@ -237,6 +236,6 @@ def end_workers(running: list[Any], owner: int) -> None:
                 queue.cancel_join_thread()
                 queue.close()
         for process in iterator._workers:
-            if process.is_alive():  # stuck in the user's code: it would keep this process from exiting
+            if process.is_alive():  # stuck in the user's code, it would block the exit of this process
                 process.kill()
                 process.join()

@@ -1,7 +1,7 @@
-"""What ranks send each other besides gradients: sums, JSON, a checkpoint's tensors, values to compare. No pickle.
+"""Collectives besides the gradients' all-reduce: sums, JSON, a checkpoint's tensors, values to compare. No pickle.
 
-Every function here is collective: all ranks call it, in the same order. One rank alone, in a group or not, sends
-nothing, and does not wait for its device.
+Every function here is collective: all ranks call it, in the same order. With a single rank nothing is sent, and it
+does not wait for its device.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def gather_json(value: Any, *, device: torch.device) -> list[Any]:
 
 
 def broadcast_json(value: Any, *, device: torch.device) -> Any:
-    """Collective: rank 0's value, on every rank; what other ranks give is not looked at."""
+    """Collective: rank 0's value, on every rank; the other ranks' values are ignored."""
     if _is_alone():
         return value
     encoded = _encode(value if dist.get_rank() == 0 else None)
@@ -72,7 +72,7 @@ def broadcast_tensors(tensors: Mapping[str, Tensor] | None, *, device: torch.dev
             buffer = tensors[name].to(device).contiguous()
         else:
             buffer = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
-        dist.broadcast(buffer.reshape(-1).view(torch.uint8), 0)  # as bytes: not every backend knows every type
+        dist.broadcast(buffer.reshape(-1).view(torch.uint8), 0)  # as bytes: no backend supports every type
         received[name] = buffer.cpu()
     return received
 

@@ -1,8 +1,7 @@
 """What decides the bits of a result: seeds, kernels, threads and the machine.
 
-One seed per run. Initial weights are the same on every rank; randomness inside the model (dropout) is each rank's own,
-or in the elastic mode each shard's; the randomness of a sample belongs to the sample (data/draws.py), whichever rank
-loads it.
+A run has one seed. Initial weights are the same on every rank; random numbers inside the model (dropout) differ by
+rank, or in the elastic mode by shard; those of a sample depend only on the sample (data/draws.py), on any rank.
 """
 
 from __future__ import annotations
@@ -20,22 +19,22 @@ from drumline.errors import TrainingError
 
 MODEL_STREAM, RANK_STREAM, SHARD_STREAM = 1, 2, 3
 CUBLAS_WORKSPACE = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-"""What cuBLAS wants in the environment before it is first used, to give the same bits each time."""
+"""The variable that cuBLAS needs before its first use, to give the same bits each time."""
 
 
 def seed_shared(seed: int) -> None:
-    """Seed all generators the same way on every rank: what is built next is the same everywhere."""
+    """Seed all generators the same way on every rank: what is built next is the same on all."""
     _seed_generators(np.random.SeedSequence([seed, MODEL_STREAM]))
 
 
 def seed_rank(seed: int, rank: int) -> None:
-    """Seed all generators differently on every rank: what is drawn next is this rank's own."""
+    """Seed all generators differently on every rank."""
     _seed_generators(np.random.SeedSequence([seed, RANK_STREAM, rank]))
 
 
 def seed_shard(seed: int, *, epoch: int, start: int, shard: int) -> None:
-    """Seed all generators for one shard of the global batch that starts there: what is drawn next is the same on
-    whichever rank computes it."""
+    """Seed all generators for one shard of the global batch that starts there: the next random numbers are the same on
+    any rank that computes it."""
     _seed_generators(np.random.SeedSequence([seed, SHARD_STREAM, epoch, start, shard]))
 
 
@@ -49,29 +48,29 @@ def _seed_generators(sequence: np.random.SeedSequence) -> None:
 def use_deterministic_kernels() -> None:
     """Let torch use only kernels that give the same bits each time, and refuse operations that have none."""
     torch.use_deterministic_algorithms(True)
-    # The search for the fastest kernel goes by the clock, so it does not find the same one each time.
+    # The search for the fastest kernel measures times, so it does not choose the same one each time.
     torch.backends.cudnn.benchmark = False
-    # A help for debugging that costs time.
+    # A debugging aid that costs time.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 @contextmanager
 def explain_refused_kernels() -> Iterator[None]:
-    """What to do when torch refuses an operation that would not give the same bits each time."""
+    """Adds what to do when torch refuses an operation that has no deterministic kernel."""
     try:
         yield
     except RuntimeError as error:
         if "does not have a deterministic implementation" not in str(error):
             raise
         raise TrainingError(
-            f"{str(error).split(',', 1)[0]} on this device, and only such ones are allowed here",
-            next_step="use another operation in its place, or leave --train.deterministic (and --train.exact elastic) "
-            "off: then a resumed run is the same run, but for the last bits",
+            f"{str(error).split(',', 1)[0]} on this device, and only deterministic ones are allowed here",
+            next_step="use another operation, or leave --train.deterministic (and --train.exact elastic) "
+            "off: then a resumed run may differ in the last bits",
         ) from error
 
 
 def platform_facts(device: torch.device) -> dict[str, Any]:
-    """What the last bit of a result depends on. The same run on another machine is the same run, but for rounding."""
+    """What the last bit of a result depends on. On another machine a run may differ by rounding."""
     if device.type == "cuda":
         hardware: dict[str, Any] = {"device": torch.cuda.get_device_name(device), "CUDA version": torch.version.cuda}
     else:

@@ -1,5 +1,5 @@
-"""Who failed first. When one rank raises, its peers soon raise too, because they lost it; only the first is the cause.
-It claims that in the store, which outlives the broken group, and the others do not print their own tracebacks.
+"""Which rank failed first. When one rank raises, its peers soon raise too, because they lost it; only the first is the
+cause. It records that in the store, which still works when the group is broken; the others print no traceback.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from drumline.processes import parent_of
 
 FIRST = "failure/first"
 CLAIM_WAIT_S = 2.0
-# A rank that has failed may be slow to report it on a busy machine; one that hangs then is not waited for longer.
+# How long to wait for a failed rank's report, which may be slow on a busy machine.
 REPORT_WAIT_S = 10.0
 
 
 @dataclass(frozen=True)
 class Failure:
-    """The first failure of a job: where, what in a line, and the exit code that the whole job ends with."""
+    """The first failure of a job: where, what (in one line), and the exit code of the whole job."""
 
     place: Place
     """The rank that failed."""
     error: str
     exit_code: int
     is_own: bool = False
-    """Raised by that rank for its own reasons, and not because another process ended."""
+    """Whether the error is the rank's own, and not a result of another process's exit."""
     can_restart: bool = True
     """False: a restart would fail the same way."""
     pid: int = field(default_factory=os.getpid)
     raised_by: Place | None = None
-    """The rank of this pid, where that is another: some errors are raised by all ranks together."""
+    """The rank of this pid, if it is another one: some errors are raised by all ranks together."""
 
     @property
     def origin(self) -> Place:
@@ -51,7 +51,7 @@ def claim_failure(
     store: SealedStore, mine: Failure, error: BaseException, *, rank_0_hosts_store: bool
 ) -> Failure | None:
     """Claim to be the first to fail. None: this rank is. Otherwise: the earlier failure."""
-    # A lost peer shows as a communication error, and the peer's own claim may still be on its way.
+    # A lost peer causes a communication error here, and the peer's own claim may arrive later.
     is_secondary = isinstance(error, RuntimeError)
     try:
         if is_secondary and (known := _wait_for_claim(store)):
@@ -64,7 +64,7 @@ def claim_failure(
             return Failure(Place(rank=0), "the connection to the store, which it hosts, was lost", mine.exit_code)
         return None
     if rank_0_hosts_store and mine.origin.rank == 0:
-        time.sleep(CLAIM_WAIT_S)  # the store ends with this process; the others are to read it first
+        time.sleep(CLAIM_WAIT_S)  # the store ends with this process; the others must read it first
     return None
 
 
@@ -79,7 +79,7 @@ def summary(error: BaseException) -> str:
 
 
 def _reported(first: Failure | None, mine: Failure) -> Failure | None:
-    """Wait for the first to end: a launcher that saw this rank end would end that one before it has reported."""
+    """Wait until the first has exited: if this rank exited first, the launcher would end that one before its report."""
     deadline = time.monotonic() + REPORT_WAIT_S
     while first is not None and first.origin.host == mine.origin.host and time.monotonic() < deadline:
         if not parent_of(first.pid):

@@ -1,7 +1,7 @@
 """A rank's device, its backend, and the process group, from the rendezvous of ranks to the exit of the process.
 
-Two timeouts are kept apart. The start may take as long as the slowest node needs; a collective in training may not take
-much longer than a step. So the group is made under the start timeout and then put on the train timeout.
+There are two timeouts. The start may take as long as the slowest node needs; a collective in training may not take much
+longer than a step. So the group is created with the start timeout, and then gets the train timeout.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from drumline.launch.topology import Topology
 
 QUIET_S = 0.02
 LEAVE_S = 30.0
-# NCCL would register the buffers of a collective in a CUDA graph, which all ranks must then do in the same one; but
-# batches of another shape, or a capture that fails, are one rank's own affair.
+# NCCL would register the buffers of a collective in a CUDA graph, which all ranks must do for the same collective; but
+# a new batch shape, or a failed capture, may happen on one rank only.
 NO_REGISTRATION = ("NCCL_GRAPH_REGISTER", "0")
 CLOCK_MONOTONIC, SIGEV_THREAD = 1, 2
 _left_groups: list[dist.ProcessGroup] = []
@@ -58,8 +58,8 @@ def choose_device(wanted: str, *, local_rank: int) -> torch.device:
 
 
 def nccl_gpu(device: torch.device, environment: Mapping[str, str]) -> str:
-    """What NCCL tells ranks apart by, so that no two may share it: the GPU's UUID, and the host that NCCL_HOSTID names.
-    Ranks with a host of their own each may share a GPU, which tests on one GPU need."""
+    """NCCL's identity of a rank, which must be unique: the GPU's UUID, and the host that NCCL_HOSTID names. Ranks with
+    different host names may share a GPU, as in tests on one GPU."""
     uuid, host = str(torch.cuda.get_device_properties(device).uuid), environment.get("NCCL_HOSTID")
     return uuid if host is None else f"{uuid} (NCCL_HOSTID {host})"
 
@@ -85,9 +85,9 @@ def join_group(
     facts: Mapping[str, Mapping[str, Any]],
     environment: Mapping[str, str],
 ) -> Rendezvous:
-    """Collective: join all other ranks. The store of what it returns outlives a broken group.
+    """Collective: join all other ranks. The returned store still works when the group is broken.
 
-    `facts`: what all ranks must have in common (`rank_facts`). `environment`: tells the backend which network to use.
+    `facts`: what must be the same on all ranks (`rank_facts`). `environment`: names the backend's network.
     """
     deadline = time.monotonic() + start_timeout_s
     store = open_store(topology, timeout_s=start_timeout_s)
@@ -105,10 +105,10 @@ def join_group(
             check_reachability(rendezvous, topology, environment, backend=backend, deadline=deadline)
     except dist.DistStoreError as error:
         what = f"not all of the {topology.world_size} ranks continued the start within {start_timeout_s:g} s"
-        raise PreflightError(what, next_step="look at the other ranks' own output") from error
+        raise PreflightError(what, next_step="read the other ranks' output") from error
     except dist.DistError as error:
-        what = f"rank 0, which runs the store, ended before all {topology.world_size} ranks were there"
-        raise PreflightError(what, next_step="look at rank 0's own output") from error
+        what = f"rank 0, which runs the store, exited before all {topology.world_size} ranks had joined"
+        raise PreflightError(what, next_step="read rank 0's output") from error
     dist.init_process_group(
         backend,
         store=dist.PrefixStore("group", rendezvous.store.raw),
@@ -117,7 +117,7 @@ def join_group(
         timeout=timedelta(seconds=start_timeout_s),
         device_id=device if backend == "nccl" else None,
     )
-    # The first collective makes the connections, so it still belongs to the start.
+    # The first collective makes the connections, so it is part of the start.
     dist.all_reduce(torch.zeros(1, device=device if backend == "nccl" else "cpu"))
     # Public from torch 2.15 on, where the private name prints a warning.
     set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
@@ -126,9 +126,9 @@ def join_group(
 
 
 def leave_group(*, broken: bool = False) -> bool:
-    """Destroy the group. A broken one is aborted: waiting for peers that have exited would be a hang of our own. False:
-    that takes longer than `LEAVE_S`, as it does while a CUDA graph with a collective in it exists. An error of torch is
-    raised; of a broken group it is logged."""
+    """Destroy the group. A broken one is aborted: waiting for peers that have exited would hang. False: it takes longer
+    than `LEAVE_S`, as it does while a CUDA graph with a collective exists. An error of torch is raised; for a broken
+    group it is logged."""
     if not dist.is_initialized():
         return True
     group = dist.distributed_c10d._get_default_group()
@@ -149,9 +149,9 @@ def leave_group(*, broken: bool = False) -> bool:
     destroying = threading.Thread(target=destroy, name="drumline-leave", daemon=True)
     destroying.start()
     destroying.join(LEAVE_S)
-    # gloo's destructor waits for its threads while it holds Python's lock. A thread that has just finished the last
-    # collective needs that lock to let go of a tensor, and then neither ends (seen with torch 2.13). So the threads get
-    # a moment, and the group outlives everything that could still be in the way.
+    # gloo's destructor waits for its threads while it holds the GIL. A thread that has just finished a collective needs
+    # the GIL to release a tensor: a deadlock (seen with torch 2.13). So the threads get a moment, and the group object
+    # is kept until the process exits.
     time.sleep(QUIET_S)
     _left_groups.append(group)
     for error in errors:
@@ -162,8 +162,8 @@ def leave_group(*, broken: bool = False) -> bool:
 
 
 def collective_counter() -> Callable[[], int]:
-    """A function that returns how many collectives this rank has begun in the group of all ranks; without a group, 0.
-    It is private to torch. Ask for it once, since to find it takes longer than to call it."""
+    """A function that returns how many collectives this rank has begun in the default group; without a group, 0. It is
+    private to torch. Keep the function: finding it takes longer than calling it."""
     count: Callable[[], int] = lambda: 0  # noqa: E731
     if dist.is_initialized():
         count = dist.distributed_c10d._get_default_group()._get_sequence_number_for_group  # type: ignore[attr-defined]
@@ -186,8 +186,8 @@ class _TimerEvent(ctypes.Structure):
 
 
 def limit_exit(limit_s: float, *, failed: bool) -> None:
-    """From the moment Python exits, the process has `limit_s` seconds left. Then it ends with code 1 if `failed` or if
-    an exception ended the script, else with 0; one that exits in time keeps its own code."""
+    """Limit Python's exit to `limit_s` seconds. After that the process ends with code 1 if `failed` or if an exception
+    ended the script, otherwise with 0; a process that exits in time keeps its own code."""
     atexit.register(_start_timer, limit_s, failed, os.getpid())
 
 
@@ -198,8 +198,7 @@ def _start_timer(limit_s: float, failed: bool, pid: int) -> None:
         with contextlib.suppress(AttributeError, OSError, ValueError):
             stream.flush()
     code = int(failed or getattr(sys, "last_value", None) is not None)
-    # A timer of the C library, which calls _exit(code) on a thread of its own: a thread of Python would not get the
-    # interpreter's lock again.
+    # A timer of the C library, which calls _exit(code) on its own thread: a Python thread would not get the GIL again.
     libc = ctypes.CDLL(None)
     function = ctypes.cast(libc._exit, ctypes.c_void_p).value
     event = _TimerEvent(value=code, notify=SIGEV_THREAD, function=function)

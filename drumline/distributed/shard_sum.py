@@ -1,9 +1,9 @@
-"""Sums gradients over shards in one fixed order, whichever rank computed which shard: the same bits on any world size.
+"""Sums gradients over shards in one fixed order, independent of the ranks: the same bits on any world size.
 
 A floating-point sum depends on the order of its terms. Here the order is a binary tree over the shards: neighbours are
-added, then pairs of neighbours, and so on. A rank adds what lies under one node of the tree by itself and sends the
-rest. Gradients travel as in an ordinary all-reduce: each rank gets one chunk of everybody's (all-to-all), adds it up in
-the order of the tree, and hands the result to all (all-gather). The first half overlaps with the last backward pass.
+added, then pairs of neighbours, and so on. A rank adds up the complete subtrees of its own shards and sends the sums.
+Gradients are sent as in an ordinary all-reduce: each rank gets one chunk of every rank's sums (all-to-all), adds it up
+in the order of the tree, and sends the result to all (all-gather). The first half overlaps with the last backward pass.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from drumline.errors import TrainingError
 
 Part = TypeVar("Part")
-# torch 2.13 gave this a new name, and warns about the old one, which is all that earlier versions know.
+# torch 2.13 renamed this, and warns about the old name, which earlier versions need.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 class _Flat:
-    """Memory for the gradients of a bucket, with room to divide evenly among ranks; and a view for each parameter."""
+    """Memory for the gradients of a bucket, padded to divide evenly among ranks; and a view for each parameter."""
 
     def __init__(self, parameters: list[nn.Parameter], world_size: int) -> None:
         sizes = [parameter.numel() for parameter in parameters]
@@ -32,7 +32,7 @@ class _Flat:
         first = parameters[0]
         self.data = torch.zeros(self.chunk * world_size, dtype=first.dtype, device=first.device)
         pieces = torch.split(self.data[: sum(sizes)], sizes)
-        # In the order of the parameter's own memory (channels_last, say): fused optimizers go by memory, not by index.
+        # In the parameter's memory order (channels_last, for example): fused optimizers use memory order, not indices.
         self.views = [
             piece.as_strided(parameter.shape, torch.empty_like(parameter, device="meta").stride())
             for piece, parameter in zip(pieces, parameters, strict=True)
@@ -40,12 +40,12 @@ class _Flat:
 
 
 class _Bucket:
-    """Some of the parameters, whose gradients travel together."""
+    """A group of parameters whose gradients are sent together."""
 
     def __init__(self, parameters: list[nn.Parameter], world_size: int) -> None:
         self.parameters = parameters
         self.missing: set[Tensor] = set()
-        """Those whose gradients are still to come in this backward pass."""
+        """The parameters whose gradients are still missing in this backward pass."""
         self._world_size = world_size
         self._flats = [_Flat(parameters, world_size)]
         self._spare = list(self._flats)
@@ -55,7 +55,7 @@ class _Bucket:
         self._pending: dist.Work | None = None
 
     def open_shard(self) -> None:
-        """The next backward passes are of a new shard: their gradients go to memory of their own."""
+        """The next backward passes belong to a new shard: their gradients get new memory."""
         if not self._spare:
             self._flats.append(_Flat(self.parameters, self._world_size))
             self._spare.append(self._flats[-1])
@@ -64,11 +64,11 @@ class _Bucket:
         self._use(self._newest)
 
     def close_shard(self, shard: int, num_shards: int) -> None:
-        """The shard's gradients are complete: add up what can be."""
+        """The shard's gradients are complete: add up complete subtrees."""
         fold(self._sums, (TreeNode(shard, shard + 1), self._newest), num_shards, self._add)
 
     def send(self, nodes: list[list[TreeNode]], rank: int) -> None:
-        """Collective: start to send each rank its chunk of this rank's sums. `nodes`: what every rank has."""
+        """Collective: start to send each rank its chunk of this rank's sums. `nodes`: the sums that every rank has."""
         chunk, counts = self._newest.chunk, [len(those) for those in nodes]
         if self._received.numel() != sum(counts) * chunk:
             self._received = self._newest.data.new_empty(sum(counts) * chunk)
@@ -81,7 +81,7 @@ class _Bucket:
         )
 
     def add_up(self, nodes: list[list[TreeNode]], num_shards: int) -> None:
-        """Collective: add up this rank's chunk in the order of the tree, and start to hand it to all."""
+        """Collective: add up this rank's chunk in the order of the tree, and start to send it to all."""
         assert self._pending is not None
         self._pending.wait()
         rows = self._received.view(-1, self._newest.chunk).unbind()
@@ -133,7 +133,7 @@ class ShardSum:
         bucket_bytes: int,
         find_unused: bool = False,
     ) -> None:
-        """`shards_by_rank` says which shards each rank has, of so many."""
+        """`shards_by_rank`: the shards of each rank, given the number of shards."""
         self._nodes = cache(lambda num_shards: [nodes_of(shards, num_shards) for shards in shards_by_rank(num_shards)])
         self._rank = rank
         self._world_size = world_size
@@ -151,7 +151,7 @@ class ShardSum:
             parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def open_shard(self) -> None:
-        """The next backward passes are of another shard."""
+        """The next backward passes belong to another shard."""
         for bucket in self._buckets:
             bucket.open_shard()
 
@@ -171,7 +171,7 @@ class ShardSum:
         elif len(self._used) < len(self._parameters):
             unused = next(name for name in self._parameters if name not in self._used)
             raise TrainingError(
-                f"the parameter {unused} had no part in the loss of shard {shard}",
+                f"the loss of shard {shard} does not use the parameter {unused}",
                 next_step="use every parameter in every batch, freeze it (requires_grad=False), or set "
                 "--dist.find_unused_parameters",
             )
@@ -202,7 +202,7 @@ class ShardSum:
             )
         bucket.missing.remove(parameter)
         shard, num_shards = self._sends_along
-        # In the order of the list, not in which they are complete: that may differ between ranks.
+        # In the order of the list, not of completion, which may differ between ranks.
         while self._num_sent < len(self._buckets) and not self._buckets[self._num_sent].missing:
             ready = self._buckets[self._num_sent]
             ready.close_shard(shard, num_shards)
@@ -210,7 +210,7 @@ class ShardSum:
             self._num_sent += 1
 
     def _drop_unused(self) -> None:
-        """A parameter that no shard used has no gradient, not one of zeros: the optimizer is to leave it alone."""
+        """A parameter that no shard used has no gradient instead of zeros: the optimizer must not update it."""
         device = self._buckets[0].parameters[0].device
         used = torch.tensor([name in self._ever_used for name in self._parameters], dtype=torch.uint8, device=device)
         if self._world_size > 1:
@@ -222,7 +222,7 @@ class ShardSum:
 
 
 def _grouped(parameters: Iterable[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
-    """Buckets of one type each, the last parameters first: their gradients come first."""
+    """Buckets of one type each, the last parameters first: their gradients are ready first."""
     groups: list[list[nn.Parameter]] = []
     open_groups: dict[torch.dtype, tuple[list[nn.Parameter], int]] = {}
     for parameter in reversed(list(parameters)):
@@ -254,7 +254,7 @@ def are_siblings(left: TreeNode, right: TreeNode, num_shards: int) -> bool:
 def fold(
     sums: list[tuple[TreeNode, Part]], new: tuple[TreeNode, Part], num_shards: int, add: Callable[[Part, Part], object]
 ) -> None:
-    """Append the next shard's part to a list of sums, and add up whatever now makes a whole node."""
+    """Append the next shard's part to a list of sums, and add up the nodes that are now complete."""
     sums.append(new)
     while len(sums) > 1 and are_siblings(sums[-2][0], sums[-1][0], num_shards):
         (right_node, right), (left_node, left) = sums.pop(), sums.pop()
@@ -263,7 +263,7 @@ def fold(
 
 
 def nodes_of(shards: range, num_shards: int) -> list[TreeNode]:
-    """What a rank with these neighbouring shards is left with when it has added up all it can."""
+    """The nodes that remain when a rank with these neighbouring shards has added up all that it can."""
     sums: list[tuple[TreeNode, None]] = []
     for shard in shards:
         fold(sums, (TreeNode(shard, shard + 1), None), num_shards, lambda left, right: None)

@@ -1,14 +1,14 @@
-"""How ranks agree on the step after which all of them stop, without a collective: through the store alone.
+"""How ranks agree on the step after which all of them stop: through the store, without a collective.
 
-A collective would need every rank to call it at the same step, which is what is to be agreed on. So a thread of
-each rank (the watcher, see `engine/preemption.py`) talks to the store, and answers even while its rank is busy:
+A collective would need every rank to call it at the same step, which they do not know yet. So a thread of
+each rank (the watcher, see `engine/preemption.py`) uses the store, and answers even while its rank is busy:
 
-1. One writes `request`. All see that, and write how far their rank is.
-2. Rank 0 proposes the step after the foremost. Each rank gets ready to stop there, then writes how far it is now.
+1. One writes `request`. All read it, and write their rank's current step.
+2. Rank 0 proposes the step after the largest. Each rank gets ready to stop there, then writes its current step again.
    A rank that reaches the step before all have written waits.
-3. All were short of it: it is decided. One was not: rank 0 proposes a later step, twice as far ahead.
+3. If all were before it, it is decided. Otherwise rank 0 proposes a later step, twice as far ahead.
 
-The decision is one key that can be set once, so no two ranks ever act on different ones, whoever gives up meanwhile.
+The decision is one key that can be set once, so two ranks never act on different ones, even if some give up meanwhile.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from typing import Any
 from drumline.net.sealed_store import SealedStore
 
 CANCELLED = "cancelled"
-# A rank whose thread writes nothing for so long is lost or unreachable: nobody can save then.
+# A rank whose thread writes nothing for this long is lost or unreachable: then no rank can save.
 PATIENCE_S = 60.0
 LITTLE_PATIENCE_S = 10.0
 
 
 class StopVote:
-    """One rank's part. `tick` is called by the watcher, again and again; `stops_at` by the training loop."""
+    """One rank's part. The watcher calls `tick` repeatedly, the training loop `stops_at`."""
 
     def __init__(self, store: SealedStore, *, rank: int, world_size: int, step: Callable[[], int]) -> None:
-        """`store`: a connection of the watcher's own. `step`: how many this rank has done."""
+        """`store`: the watcher's own connection. `step`: the number of steps that this rank has done."""
         self._store = store.under("preemption")
         self._rank, self._world_size, self._step = rank, world_size, step
         self.stop: int | None = None
-        """The step that is proposed or decided. The loop looks at this after every step, and at nothing else."""
+        """The step that is proposed or decided: the only thing that the loop reads after every step."""
         self.cause: dict[str, Any] | None = None
-        """Who was asked to stop, and by what, from the request."""
+        """Which rank was asked to stop, and by what, from the request."""
         self.is_decided = False
         self._changed = threading.Condition()
         self._has_begun = False
@@ -46,7 +46,7 @@ class StopVote:
         self._patient_until = math.inf
 
     def begin(self) -> None:
-        """The loop is about to look for the first time, before its first step."""
+        """Called by the loop before its first step."""
         self._has_begun = True
 
     def request(self, cause: dict[str, Any], *, in_a_hurry: bool = False) -> None:
@@ -56,7 +56,7 @@ class StopVote:
         self._store.compare_set("request", "", json.dumps(cause))
 
     def tick(self) -> bool:
-        """Do what is to be done now. Whether more is to be done soon."""
+        """Do what is due now. True: more is due soon."""
         if self.is_decided:
             return False
         if self.cause is None:
@@ -77,19 +77,19 @@ class StopVote:
         return not self.is_decided
 
     def stops_at(self, step: int) -> bool:
-        """Whether the loop stops at the end of this step. Waits while that is being settled."""
+        """Whether the loop stops at the end of this step. Waits while that is being decided."""
         with self._changed:
             while self.stop is not None and step >= self.stop and not self.is_decided:
                 self._changed.wait()
             return self.stop is not None and step >= self.stop
 
     def missing_ranks(self) -> list[int]:
-        """Ranks that did not write when it was their turn."""
+        """Ranks that have not written their step."""
         ranks = range(self._world_size)
         return [rank for rank in ranks if not self._store.check([f"position/{self._round}/{rank}"])] or [0]
 
     def abandon(self) -> None:
-        """The store is gone: nothing will be decided, and the loop continues."""
+        """The store is lost: nothing will be decided, and the loop continues."""
         with self._changed:
             if not self.is_decided:
                 self.is_decided, self.stop = True, None
@@ -102,7 +102,7 @@ class StopVote:
 
     def _answer(self, proposal: int) -> None:
         with self._changed:
-            # First this, then the position: the loop counts its step, then looks. One of the two sees the other.
+            # Set this before the position: the loop counts its step, then reads this. So one of the two sees the other.
             self.stop = proposal
             self._changed.notify_all()
         self._round += 1

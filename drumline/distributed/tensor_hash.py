@@ -1,8 +1,8 @@
-"""A fast hash of tensors, computed where they are, without waiting for the device: are two copies the same bits?
+"""A fast hash of tensors, computed on their device without waiting for it, to compare two copies bit for bit.
 
 A tensor's bytes are read as 32-bit words in rows of 4096. Level 1: the words of a row are multiplied by a fixed table
 of mixed odd 64-bit numbers and added up. Level 2: each row's sum is mixed with its number by a bijection of 64 bits,
-and these are added up, modulo 2**64. Why that finds what it must: docs/architecture.md.
+and these are added up, modulo 2**64. Why a flipped bit is always found: docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from torch import Tensor
 COLUMNS = 4096
 WORD_BYTES = 4
 ROW_BYTES = COLUMNS * WORD_BYTES
-# What is worked on at once. Products, and on a CPU their words too, are 64 bits wide: 32 MiB each.
+# How much is processed at once. Products, and on a CPU their words too, are 64 bits wide: 32 MiB each.
 CHUNK_BYTES = 1024 * ROW_BYTES
 
 
 @torch.no_grad()
 def hash_tensors(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
-    """One int64 for each tensor, on `device`: of its bits, in the order of its indices, its type and its shape."""
+    """One int64 for each tensor, on `device`: a hash of its bits in index order, its type and its shape."""
     hashes: dict[int, Tensor] = {}
-    # By device, so that the few that are elsewhere (an optimizer's counters, on the CPU) come in one copy.
+    # By device, so that the few on another device (an optimizer's counters, on the CPU) are copied at once.
     for source in {tensor.device for tensor in tensors}:
         chosen = [number for number, tensor in enumerate(tensors) if tensor.device == source]
         found = _hash_on_device([tensors[number] for number in chosen], source)
-        # A copy to the CPU must be waited for: its numbers would be read before they are there.
+        # Wait for a copy to the CPU: otherwise its numbers would be read before they have arrived.
         found = found.to(device, non_blocking=device.type != "cpu")
         hashes.update(zip(chosen, found.unbind(), strict=True))
     return torch.stack([hashes[number] for number in range(len(tensors))]) if hashes else _on(device, [])
@@ -38,8 +38,8 @@ def hash_tensors(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
 
 @torch.no_grad()
 def combine(hashes: Tensor, names: Sequence[str]) -> Tensor:
-    """One int64 of many, in whatever order they come: each is mixed with its name, then added. One changed hash is
-    always found, since the mixing is a bijection."""
+    """One int64 for many hashes, in any order: each is mixed with its name, then added. One changed hash is always
+    found, since the mixing is a bijection."""
     return _mix(hashes ^ _mix(_on(hashes.device, [text_hash(name) for name in names]))).sum()
 
 
@@ -49,8 +49,8 @@ def text_hash(text: str) -> int:
 
 
 def _hash_on_device(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Level 1 for many tensors at once, level 2 for the rows of all of them: most tensors are small, and a GPU takes
-    as long to be asked for a small thing as for a large one."""
+    """Level 1 for many tensors at once, level 2 for the rows of all of them: most tensors are small, and launching a
+    kernel takes the same time for a small one."""
     raws = [_raw(tensor) for tensor in tensors]
     multipliers = _multipliers(device)
     sums = [(words * multipliers).sum(dim=1) for words in _blocks(raws)]
@@ -74,8 +74,8 @@ def _raw(tensor: Tensor) -> Tensor:
 
 def _blocks(raws: Sequence[Tensor]) -> Iterator[Tensor]:
     """The rows of all tensors one after another, a limited number at a time, as 32-bit words. Each tensor begins a new
-    row; what is missing in its last one is zeros, which add nothing to a sum, and the shape, which is in the hash,
-    tells them from zeros of the tensor."""
+    row, and its last one is padded with zeros, which add nothing to a sum. The hash includes the shape, so padding and
+    a tensor's own zeros differ."""
     waiting: list[Tensor] = []
     size = 0
     for raw in raws:
@@ -95,7 +95,7 @@ def _blocks(raws: Sequence[Tensor]) -> Iterator[Tensor]:
 
 def _words(raw: Tensor) -> Tensor:
     if raw.storage_offset() % WORD_BYTES:
-        raw = raw.clone()  # a view into the middle of a word: a chunk is copied, not the tensor
+        raw = raw.clone()  # not aligned to words: a chunk is copied, not the tensor
     return raw.view(torch.int32).view(-1, COLUMNS)
 
 

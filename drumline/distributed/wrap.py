@@ -1,4 +1,4 @@
-"""From a plain model to one that is kept in step with its replicas: device, SyncBatchNorm, DDP, in that order."""
+"""Wraps a model for training with replicas: device, SyncBatchNorm, DDP, in that order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from drumline.errors import UsageError
 
 SMALL_BATCH = 16
-# torch 2.13 gave this option a new name, and warns about the old one, which is all that earlier versions know.
+# torch 2.13 renamed this option, and warns about the old name, which earlier versions need.
 _BUFFER_OPTION = (
     "forward_sync_buffers"
     if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
@@ -27,8 +27,8 @@ _BUFFER_OPTION = (
 
 
 class SingleProcess(nn.Module):
-    """A model that needs no DDP, on one process as a rule, with DDP's interface: `.module`, `no_sync()`, `join()`, and
-    a state_dict whose names begin with `module.`, so that one script and one file fit both."""
+    """A model without DDP, usually on one process, with DDP's interface: `.module`, `no_sync()`, `join()`, and a
+    state_dict whose names begin with `module.`, so that the same script and file work in both cases."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class SingleProcess(nn.Module):
 
 
 class Applied(nn.Module):
-    """A model that is handed to a function: `applied(function, *arguments)` is `function(model, *arguments)`.
+    """Passes a model to a function: `applied(function, *arguments)` is `function(model, *arguments)`.
 
     Under DDP that is one forward pass, however often the function calls the model, and whether it is compiled or not.
     """
@@ -72,9 +72,9 @@ def wrap_model(
     gradient_as_bucket_view: bool = True,
     static_graph: bool = False,
 ) -> nn.Module:
-    """Collective: move the model to its device and wrap it: in DDP, or in `SingleProcess` where there is no group or
-    someone else reduces the gradients (`reduces_gradients=False`). `applied`: the result is called with a function of
-    the model, and its arguments (`Applied`, inside DDP where that is needed)."""
+    """Collective: move the model to its device and wrap it: in DDP, or in `SingleProcess` if there is no group or if
+    other code reduces the gradients (`reduces_gradients=False`). `applied`: the result is called with a function of
+    the model, and its arguments (`Applied`, inside DDP if needed)."""
     model = model.to(device)
     if channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -89,7 +89,7 @@ def wrap_model(
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise UsageError(f"{type(model).__name__} has no parameter that can be trained")
-    # DDP warns about a weight some of whose dimensions are 1; it does no harm.
+    # DDP warns about weights with a dimension of size 1, which are harmless.
     warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
     options: dict[str, Any] = {_BUFFER_OPTION: broadcast_buffers}
     return DistributedDataParallel(
@@ -104,7 +104,7 @@ def wrap_model(
 
 
 def unwrap_model(model: nn.Module) -> nn.Module:
-    """The user's own model, inside what `wrap` put around it, torch.compile, both or neither."""
+    """The user's own model, without the wrappers of `wrap` and torch.compile, if there are any."""
     if isinstance(model, DistributedDataParallel | SingleProcess):
         return unwrap_model(model.module)
     if isinstance(model, Applied):
@@ -114,7 +114,7 @@ def unwrap_model(model: nn.Module) -> nn.Module:
 
 
 def gains_from_channels_last(model: nn.Module) -> bool:
-    """Whether it convolves images; volumes, which have no such layout, must not be among its weights."""
+    """Whether it has 2D convolutions, and none in 3D, which do not have this layout."""
     convolves = any(isinstance(module, nn.Conv2d | nn.ConvTranspose2d) for module in model.modules())
     return convolves and all(parameter.ndim < 5 for parameter in model.parameters())
 
@@ -141,8 +141,8 @@ def small_batch_warning(model: nn.Module, *, batch_size: int, in_shards: bool) -
 
 
 class LiveBuffers:
-    """A model's buffers (BatchNorm's statistics, say) as they are at each moment: a forward pass may replace a tensor.
-    Rank 0 decides their values for all."""
+    """A model's current buffers (BatchNorm's statistics, for example): a forward pass may replace a tensor. All ranks
+    use rank 0's values."""
 
     def __init__(self, model: nn.Module) -> None:
         # Collected once, not in every step.
@@ -160,7 +160,7 @@ class LiveBuffers:
         return bool(self._places)
 
     def keep(self, memory: list[Tensor] | None = None) -> list[Tensor]:
-        """A copy of all of them, in the memory of an earlier one if it fits."""
+        """A copy of all buffers, in the memory of an earlier copy if it fits."""
         now = self.now()
         if memory is None or [one.shape for one in memory] != [one.shape for one in now]:
             memory = [torch.empty_like(buffer) for buffer in now]
@@ -168,12 +168,12 @@ class LiveBuffers:
         return memory
 
     def put_back(self, kept: list[Tensor]) -> None:
-        """The values that were kept; a buffer that has got another shape since is a cache, and stays."""
+        """Restore the values of `keep`; a buffer whose shape has changed is a cache, and is not restored."""
         pairs = [(to, value) for to, value in zip(self.now(), kept, strict=True) if to.shape == value.shape]
         _copy_all([to for to, _ in pairs], [value for _, value in pairs])
 
     def broadcast(self) -> None:
-        """Collective: rank 0's, on every rank; one message for each type of them."""
+        """Collective: copy rank 0's buffers to every rank; one message for each type."""
         if not self._places or not dist.is_initialized() or dist.get_world_size() == 1:
             return
         by_type: dict[torch.dtype, list[Tensor]] = defaultdict(list)
@@ -181,7 +181,7 @@ class LiveBuffers:
             by_type[buffer.dtype].append(buffer)
         for buffers in by_type.values():
             message = torch.cat([buffer.detach().reshape(-1) for buffer in buffers])
-            dist.broadcast(message.view(torch.uint8), 0)  # as bytes: not every backend knows every type
+            dist.broadcast(message.view(torch.uint8), 0)  # as bytes: no backend supports every type
             if dist.get_rank() != 0:
                 pieces = torch.split(message, [buffer.numel() for buffer in buffers])
                 _copy_all(buffers, [piece.view_as(to) for piece, to in zip(pieces, buffers, strict=True)])

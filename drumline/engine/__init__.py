@@ -1,1 +1,1 @@
-"""6. The only place where steps happen: the step, the loop around it, evaluation, and what a run folder holds."""
+"""6. The only place where steps happen: the step, the loop around it, evaluation, and the run folder."""

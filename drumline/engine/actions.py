@@ -103,7 +103,7 @@ class LogTraining(Action):
         num_votes = 0.0 if context.hooks is None else sums.pop(0)
         if num_bad and not sums[1]:  # all were skipped
             sums = [math.nan, 1.0, *[math.nan] * len(job.meter.names)]
-        self._non_finite.act_on(num_bad)  # before the task computes with a NaN in report()
+        self._non_finite.act_on(num_bad)  # before the task's report() gets a NaN
         numbers = job.reported(means(sums, job.meter.names))
         if self._train_step.grad_norm is not None:
             numbers["grad_norm"] = float(self._train_step.grad_norm)
@@ -176,7 +176,7 @@ class Evaluate(Action):
                 context.end_if(all_sum(context.hooks.vote(context.job.finite.counts)).item())
 
     def _check_best_metric(self, context: RunContext) -> None:
-        """Once, on rank 0: at the first evaluation of this start, or at the start where there is none."""
+        """Once, on rank 0: at the first evaluation of this start, or at the start if there is no evaluation."""
         if self._is_best_metric_checked:
             return
         self._is_best_metric_checked = True
@@ -203,7 +203,7 @@ class Save(Action):
         self._every_epochs = settings.every_epochs or sys.maxsize
         self._saver, self._evaluation = saver, evaluation
         self.saved_step = context.progress.step
-        """The latest step that is on file, or being written."""
+        """The latest step that is saved, or being saved."""
 
     def due(self, step: int) -> bool:
         cursor = self._progress.cursor
@@ -316,6 +316,6 @@ class Preempt(Action):
             return
         context.progress.is_stopping = True
         if self._save.saved_step != step:
-            self._non_finite.read()  # reports what was skipped since the last log line, too
+            self._non_finite.read()  # also reports updates that were skipped since the last log line
             self._comparison.run(context)
             self._save.save(context, {}, must_save=True)

@@ -34,9 +34,9 @@ from drumline.untrusted import open_log
 from drumline.user_code import is_users_file
 from drumline.watch.failure_kind import FailureKind, failure_kind
 
-# A file system that refuses a write refuses it at the next start, too.
+# After a restart the file system would refuse the write again.
 REFUSALS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM})
-# A RuntimeError out of these is as likely the exit of another process (a rank, a DataLoader worker) as its own error.
+# A RuntimeError raised in these modules may be caused by the exit of another process (a rank, a DataLoader worker).
 OTHERS_FAULT = ("torch.distributed", "torch.autograd", "torch.utils.data", "drumline.")
 
 
@@ -50,7 +50,7 @@ def report_failure(
         let_first_rank_report(topology)
         place = Place(host=topology.host, rank=topology.rank)
     has_checkpoint = ddp.is_restart or progress.saved_step is not None
-    # Once steps were taken it is the training that failed, whatever the reason.
+    # After the first step, training failed, whatever the reason.
     exit_code = error.exit_code if isinstance(error, DrumlineError) and not progress.step else ExitCode.TRAINING_FAILED
     mine = Failure(
         subject(error, place),
@@ -67,7 +67,7 @@ def report_failure(
 
 
 def subject(error: BaseException, place: Place) -> Place:
-    """The rank that an error is about: the one it names, else the one that raised it."""
+    """The rank that an error is about: the one it names, otherwise the one that raised it."""
     if not isinstance(error, DrumlineError) or error.place.rank is None:
         return place
     return replace(error.place, step=place.step) if error.place.step is None else error.place
@@ -82,7 +82,7 @@ def _print_once(
     run: Path,
     environment: Mapping[str, str],
 ) -> None:
-    """On the screen once for the job, and in this rank's log. Some launchers show the logs on their screen too."""
+    """Print it on the screen once per job, and in this rank's log, which some launchers also show."""
     is_log_shown = bool(environment.get(LOGS_SHOWN)) and screen() is not sys.stderr
     if not is_log_shown:
         _append(log, shown("".join(traceback.format_exception(error))))
@@ -99,8 +99,8 @@ def _print_once(
 
 
 def can_restart(error: BaseException, *, has_checkpoint: bool) -> bool:
-    """Whether a restart can help. What a start raises before there is a checkpoint, the next one raises at the same
-    step. A NaN, a full disk, a quota, a missing permission or a read-only file system stays, too."""
+    """Whether a restart can help. An error before the first checkpoint would be raised again at the same step. A NaN, a
+    full disk, a quota, a missing permission or a read-only file system would fail again, too."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, NonFiniteError) or (isinstance(cause, OSError) and cause.errno in REFUSALS):
@@ -110,7 +110,7 @@ def can_restart(error: BaseException, *, has_checkpoint: bool) -> bool:
 
 
 def is_own(error: BaseException) -> bool:
-    """Whether it is this rank's own error, and not the exit of another process as seen from here."""
+    """Whether it is this rank's own error, and not a result of another process's exit."""
     if not isinstance(error, RuntimeError):  # torch's DistError is one
         return True
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -123,12 +123,11 @@ def is_own(error: BaseException) -> bool:
 
 
 def describe_failure(error: BaseException, place: Place, *, run: Path) -> str:
-    """A failure as the user reads it: our own errors and the system's explain themselves, others show their
-    traceback."""
+    """A failure as text: our own errors and the system's are explained, others have their traceback."""
     if isinstance(error, OSError) and error.errno in REFUSALS:
         error = _explained(error, run)
     if isinstance(error, UsageError) and place.step is None:
-        what, *more = error.lines()  # the command is wrong, wherever it runs
+        what, *more = error.lines()  # the command is wrong, on any rank
     elif isinstance(error, DrumlineError):
         what, *more = error.located(**vars(place)).lines()
     else:

@@ -1,7 +1,7 @@
 """The parts of a run on one rank, built in the order that distributed training needs, and compared across ranks.
 
-All ranks build the model from the same seed; it moves to its device and is compared before it is wrapped; the optimizer
-gets the parameters where they then are.
+All ranks build the model from the same seed; it is moved to its device and compared before it is wrapped; the optimizer
+is built from the parameters on the device.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Progress:
     step: int = 0
     cursor: Cursor = field(default_factory=Cursor)
     saved_step: int | None = None
-    """The step of the newest checkpoint that this start has begun to write; None: none yet."""
+    """The step of the newest checkpoint that this start has begun to write, or None."""
     is_stopping: bool = False
     """The run was preempted, and ends before its last step."""
     last_step: int = sys.maxsize
@@ -59,16 +59,16 @@ class Progress:
 
 @dataclass(frozen=True)
 class GlobalBatch:
-    """What one optimizer step is made of."""
+    """The batch of one optimizer step."""
 
     size: int
     """Samples over all ranks."""
     accumulate: int
     micro_batch_size: int | None
     num_shares: int
-    """How many ranks the batch was made for; the rate may be scaled by it."""
+    """The number of ranks when the run began; the rate may be scaled by it."""
     note: str | None = None
-    """What to log about it."""
+    """A note for the log."""
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,9 @@ class Job:
     task: Task
     ddp: DDPManager
     model: nn.Module
-    """The task's own, on the device."""
+    """The task's own model, on the device."""
     applied: nn.Module
-    """The model as it is trained: takes a function of it, and its arguments; under DDP where there is a group."""
+    """The wrapped model, called with a function of the model and its arguments; under DDP if there is a group."""
     optimizer: Optimizer
     rates: LearningRates
     scaler: GradScaler | None
@@ -97,7 +97,7 @@ class Job:
     uncapturable: str | None = None
     """Why a step cannot be captured as a CUDA graph, as the end of a sentence, as far as the optimizer decides it."""
     captured_steps: WeakSet[Any] = field(default_factory=WeakSet)
-    """Those of `steps/graph.py` that are still in use."""
+    """The steps of `steps/graph.py` that are still in use."""
 
     @property
     def heartbeat(self) -> HeartbeatWriter:
@@ -110,7 +110,7 @@ class Job:
         return None if None in sizes else sum(filter(None, sizes))
 
     def reported(self, means: dict[str, float]) -> dict[str, float]:
-        """What the task makes of the means, for the log."""
+        """The numbers for the log: the task's `report` of the means."""
         numbers = self.task.report(means)
         check_names(numbers)
         return numbers
@@ -124,7 +124,7 @@ class Job:
 
 
 def make_manager(config: Config, task: str = "", *, run: Path | None = None) -> DDPManager:
-    """This rank's DDPManager, from the settings. `task`: as the user named it. `run`: its folder."""
+    """This rank's DDPManager, from the settings. `task`: the user's name for it. `run`: its folder."""
     is_elastic = config.train.exact == "elastic"
     settings = {name: value for name, value in flat(config).items() if name != "data.dir"}
     return DDPManager(
@@ -136,7 +136,7 @@ def make_manager(config: Config, task: str = "", *, run: Path | None = None) -> 
         deterministic=config.train.deterministic or is_elastic,
         captures=config.train.step in CAPTURING,
         threads=config.dist.threads or (1 if is_elastic else None),
-        # The task's file may lie in another folder on each node.
+        # The task's file may be in a different folder on each node.
         settings={**settings, "TASK": task.rpartition("/")[2]},
         same_code=config.dist.same_code,
         watch=config.watch,
@@ -151,12 +151,12 @@ def flat(config: Config) -> dict[str, Any]:
 
 
 def choose_batch(train: TrainConfig, *, world_size: int, saved: Mapping[str, Any] | None = None) -> GlobalBatch:
-    """The global batch, which the number of ranks does not change once the run has begun. `saved`: the facts of the
+    """The global batch, which does not depend on the number of ranks once the run has begun. `saved`: the facts of the
     checkpoint that the run resumes from."""
     per_rank = train.batch_size_per_rank or 1
     size = train.batch_size or per_rank * world_size
     began_with = None if saved is None else saved["config"].get("train.batch_size_per_rank")
-    # Another batch per rank than before is the user's choice of another global batch.
+    # With a changed batch per rank the user chooses a new global batch.
     if saved is None or train.batch_size is not None or began_with != per_rank or saved["batch_size"] == size:
         return GlobalBatch(size, train.accumulate, train.micro_batch_size, world_size)
     size = int(saved["batch_size"])
@@ -165,9 +165,9 @@ def choose_batch(train: TrainConfig, *, world_size: int, saved: Mapping[str, Any
         f"the global batch stays {size}, as the run began ({per_rank} on each of {ranks} ranks): now "
         f"{size / world_size:.4g} on each of {world_size}"
     )
-    if train.exact == "elastic":  # micro-batches belong to the shards, which stay as they are
+    if train.exact == "elastic":  # micro-batches belong to the shards, which do not change
         return GlobalBatch(size, train.accumulate, train.micro_batch_size, ranks, note)
-    # A rank holds no more at once than it did when the run began.
+    # A rank holds no more samples at once than when the run began.
     most = train.micro_batch_size or -(-per_rank // train.accumulate)
     return GlobalBatch(size, 1, most, ranks, f"{note}, at most {most} at once")
 
@@ -233,8 +233,8 @@ def _make_optimizer(config: Config, task: Task, model: nn.Module, batch: GlobalB
 
 
 def leave_default_stream(device: torch.device) -> None:
-    """Make a new stream current: CUDA cannot capture the default stream, and a step is captured on the stream that it
-    was warmed up on. Call it before the model is built: autograd remembers each parameter's first stream."""
+    """Make a new stream current: CUDA cannot capture the default stream, and a step must be captured on the stream of
+    its warm-up. Call it before the model is built: autograd remembers each parameter's first stream."""
     if torch.cuda.current_stream(device) == torch.cuda.default_stream(device):
         own = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         own.wait_stream(torch.cuda.default_stream(device))
@@ -242,7 +242,7 @@ def leave_default_stream(device: torch.device) -> None:
 
 
 def set_arithmetic(train: TrainConfig, device: torch.device) -> None:
-    """What torch lets its CUDA libraries do, for the whole process."""
+    """Set TF32 and cuDNN's search for kernels, for the whole process."""
     if device.type != "cuda":
         return
     if train.tf32 != "auto":
@@ -323,7 +323,7 @@ def _wrap(config: Config, model: nn.Module, ddp: DDPManager) -> nn.Module:
 
 
 def _is_channels_last(train: TrainConfig, model: nn.Module, device: torch.device) -> bool:
-    """cuDNN's tensor cores want the channels last; on the CPU that gains little."""
+    """Tensor cores are faster with channels last; on the CPU it gains little."""
     if train.memory_format == "auto":
         return device.type == "cuda" and gains_from_channels_last(model)
     return train.memory_format == "channels_last"
@@ -344,8 +344,8 @@ def _warn_about_data(config: Config, ddp: DDPManager, loader: AnyLoader, model: 
 
 
 def check_streams(job: Job) -> None:
-    """Collective: compare the next sample of the training stream across ranks; it is still trained on. A plain iterable
-    must be the same on every rank, and one with a state of its own must not."""
+    """Collective: compare the next sample of the training stream across ranks, without taking it. In a plain iterable
+    it must be the same on every rank, in a stream with its own state it must not."""
     loader, ddp = job.loader, job.ddp
     if not isinstance(loader, StreamLoader) or ddp.world_size == 1:
         return

@@ -32,7 +32,7 @@ def between_steps(
     save = actions.Save(context, saver, evaluate)
     compare = actions.CompareReplicas(context, non_finite, save)
     return [
-        # First: whatever fails later, the folder has the settings that the step was trained with.
+        # First, so that the folder has the settings of this step even if a later hook fails.
         first_step,
         # The task's hooks, in its order. Before the log line, with which ranks agree to stop if a hook asked for it.
         *map(actions.AfterStep, hooks_after_step(context.hooks)),
@@ -52,7 +52,7 @@ def between_steps(
 
 
 class Loop:
-    """Runs a job from where its progress is to its last step."""
+    """Runs a job from its current progress to its last step."""
 
     def __init__(self, context: RunContext, train_step: AnyStep, ledger: Ledger, between: list[actions.Action]) -> None:
         self.progress, self._context = context.progress, context
@@ -107,7 +107,7 @@ class Loop:
             self._heartbeat.mark(DATA)
 
     def _begin_step(self) -> None:
-        """The heartbeat of the next step, which begins with its data."""
+        """Mark the heartbeat of the next step, which begins with its data."""
         self._heartbeat.count_collectives(self._num_collectives())
         self._heartbeat.begin_step(self.progress.step)
         self._heartbeat.mark(DATA)

@@ -1,5 +1,5 @@
-"""`--train.on_nan`: what the loop does about steps that were not finite (`FiniteSteps` counts them), and how it finds
-where that began: all ranks run the batch of the first such step once more and check the output of every module.
+"""`--train.on_nan`: what the loop does about non-finite steps (`FiniteSteps` counts them), and how it finds the cause:
+all ranks run the batch of the first such step again and check the output of every module.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from drumline.errors import NonFiniteError, Place
 
 
 class NonFinite:
-    """Reads what the steps have counted, and acts on it."""
+    """Reads the counts of non-finite steps, and acts on them."""
 
     def __init__(self, context: RunContext) -> None:
         self._warn = context.warn
@@ -37,7 +37,7 @@ class NonFinite:
         self._num_skipped = 0
 
     def check(self) -> None:
-        """Collective: `stop` reads the counts, unless that was done after this step; the others wait for a log line."""
+        """Collective: `stop` reads the counts, unless that was done after this step; the others read them to log."""
         if self._on_nan == "stop" and self._read_at[0] != self._progress.step:
             self.read()
 
@@ -46,7 +46,7 @@ class NonFinite:
         self.act_on(all_sum(self._job.finite.counts.clone()).tolist()[0])
 
     def act_on(self, num_bad: float) -> None:
-        """Collective: `num_bad` is the count of all ranks together."""
+        """Collective: `num_bad` is the sum over all ranks."""
         if num_bad:
             self._has_bad_steps = True
             num_skipped, place, cause = self._locate()
@@ -64,7 +64,7 @@ class NonFinite:
         self._read_at = (self._progress.step, self._progress.cursor)
 
     def check_state(self) -> str | None:
-        """Collective, before a save: the first tensor of it that is not finite on any rank. `stop` does not save it."""
+        """Collective, before a save: the first non-finite tensor on any rank. With `stop` it is an error."""
         ddp = self._job.ddp
         state = capture(self._job.model, self._job.optimizer, progress={}).tensors
         tensors = {f"{file}/{name}": one for file in state for name, one in state[file].items()}
@@ -85,7 +85,7 @@ class NonFinite:
         return str(name)
 
     def _locate(self) -> tuple[int, Place, str | None]:
-        """Collective: how many steps were not finite, where the first was, and its cause where it is known."""
+        """Collective: how many steps were not finite, where the first was, and its cause if known."""
         ddp = self._job.ddp
         num_bad, num_since = map(int, self._job.finite.counts.tolist())
         first = self._progress.step - num_since + 1 if num_since else None
@@ -100,15 +100,15 @@ class NonFinite:
         return max(one for one, _ in found), Place(host, rank, step), cause
 
     def _explain(self, step: int) -> str | None:
-        """Collective: run the batch of that step again. A stream cannot be read again, but weights that are too large
-        show with its next batch, too."""
+        """Collective: run the batch of that step again. A stream cannot be read again, but if the weights are too
+        large, the next batch shows it, too."""
         job, (read_step, cursor) = self._job, self._read_at
         parameter = first_non_finite(dict(job.model.named_parameters()))
         if parameter is not None:
             cause = f"the parameter {parameter} was not finite before it, so an earlier gradient was not"
             return cause if job.finite.keeps_weights else None
         reasons: list[str] = []
-        # The task's own code runs here: an error in it must not hide the NaN.
+        # The task's code runs here: an error in it must not hide the NaN.
         with suppress(Exception):
             if isinstance(job.loader, IndexedLoader):
                 explain(job, job.loader.batches_after(cursor, step - read_step - 1), reasons)
@@ -128,7 +128,7 @@ class NonFinite:
 
 @torch.no_grad()
 def explain(job: Job, batches: Iterable[Any], reasons: list[str]) -> None:
-    """Collective, where the model is: run these batches, all of them, and add what is not finite, in order."""
+    """Collective if the model has collectives: run all these batches, and add what is not finite to `reasons`."""
     names = {module: name for name, module in job.model.named_modules()}
 
     def check_output(module: nn.Module, arguments: Any, output: Any) -> None:
@@ -140,7 +140,7 @@ def explain(job: Job, batches: Iterable[Any], reasons: list[str]) -> None:
         for module in names:
             hooks.callback(module.register_forward_hook(check_output).remove)
         for batch in batches:
-            if batch is None:  # this rank has none of it
+            if batch is None:  # this rank has no part of it
                 continue
             if first_non_finite(_tensors(batch)) is not None:
                 reasons.append("the batch holds NaN or infinity")
@@ -157,7 +157,7 @@ def _tensors(batch: Any) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def first_non_finite(tensors: Mapping[str, Tensor]) -> str | None:
-    """The name of the first tensor with a NaN or an infinity in it. Waits for the device, once if there is none."""
+    """The name of the first tensor with a NaN or an infinity. Waits for the device, only once if there is none."""
     numbers = {
         name: torch.view_as_real(tensor) if tensor.is_complex() else tensor
         for name, tensor in tensors.items()

@@ -223,12 +223,12 @@ class LearningRates:
 
 
 def peak_rate(optim: OptimConfig, *, world_size: int) -> float:
-    """The highest rate of the run: `optim.lr`, scaled with the ranks that the global batch grew with."""
+    """The highest rate of the run: `optim.lr`, scaled by the number of ranks if the global batch was."""
     return optim.lr * {"none": 1.0, "linear": float(world_size), "sqrt": math.sqrt(world_size)}[optim.scale_lr]
 
 
 def rate_factor(optim: OptimConfig, step: int, *, total_steps: int) -> float:
-    """The share of the peak rate to use in optimizer step `step`, counted from 0."""
+    """The fraction of the peak rate in optimizer step `step`, counted from 0."""
     if step < optim.warmup_steps:
         return (step + 1) / optim.warmup_steps
     after = step - optim.warmup_steps

@@ -1,7 +1,7 @@
-"""What a rank reports, and where to: its event file, its log file and the user's screen; the events at the start and at
-the end of a run; and what the sidecars noticed.
+"""Where a rank reports: its event file, its log file and the user's screen; the events at the start and at the end of a
+run; and the notices of the sidecars.
 
-Rank 0 shows the run on the screen. The other ranks write to log files of their own; the screen is kept for a failure.
+Rank 0 shows the run on the screen. The other ranks write to their own log files, and use the screen only for a failure.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _screen: TextIO | None = None
 
 
 def divert_output(path: Path) -> None:
-    """Send everything this process prints, C++ libraries included, to a file; the screen is kept for a failure."""
+    """Redirect everything that this process prints, including C++ libraries, to a file; `screen` is for failures."""
     global _screen
     sys.stdout.flush()
     sys.stderr.flush()
@@ -54,8 +54,8 @@ def screen() -> TextIO:
 
 @contextmanager
 def open_reporter(settings: LogConfig, folder: RunFolder, ddp: DDPManager, progress: Progress) -> Iterator[Reporter]:
-    """A reporter for one run on one rank. Warnings of the package's logger become events, and the error that leaves the
-    block too."""
+    """A reporter for one run on one rank. Warnings of the package's logger become events, and so does an error that
+    leaves the block."""
     with ExitStack() as stack:
         log_file = stack.enter_context(open_log(folder.log_file(ddp.rank)))
         plain = make_display("plain", log_file)
@@ -65,7 +65,7 @@ def open_reporter(settings: LogConfig, folder: RunFolder, ddp: DDPManager, progr
             sinks += [plain, make_display(settings.display, sys.stdout)]
             if settings.tensorboard:
                 sinks.append(TensorBoard(folder.tensorboard))
-        else:  # its log may be shown beside rank 0's
+        else:  # the launcher may show its log, too
             sinks.append(lambda event: plain(event) if event["kind"] == "warning" else None)
         reporter = stack.enter_context(Reporter(sinks, rank=ddp.rank, host=ddp.host))
         handler = logging.Handler(logging.WARNING)
@@ -85,7 +85,7 @@ def make_display(mode: Literal["auto", "live", "plain", "none"], stream: TextIO)
         return Display()
     if mode == "plain" or (mode == "auto" and not stream.isatty()):
         return PlainDisplay(stream)
-    from drumline.metrics.live import LiveDisplay  # the plain display does without rich
+    from drumline.metrics.live import LiveDisplay  # the plain display does not need rich
 
     live = LiveDisplay(stream)
     return live if mode == "live" or live.can_animate else PlainDisplay(stream)
@@ -94,11 +94,11 @@ def make_display(mode: Literal["auto", "live", "plain", "none"], stream: TextIO)
 @dataclass
 class StartClock:
     """Divides the time from the command to the end of the first step into parts: each stage of the start marks its end.
-    No later step pays for it."""
+    Later steps do not use it."""
 
     began: float = field(default_factory=now)
     since: str = "rank"
-    """What began then: the `command`, or only this `rank`."""
+    """What the time is measured from: the `command`, or the start of this `rank`."""
     parts: dict[str, float] = field(default_factory=dict)
     """Seconds by name, in the order of the run."""
 
@@ -115,7 +115,7 @@ class StartClock:
 
 
 def start_clock(environment: Mapping[str, str], *, is_alone: bool) -> StartClock:
-    """The clock of this rank, once all that it needs is loaded. `is_alone`: this process is the command."""
+    """The clock of this rank, after its imports. `is_alone`: this process is the command."""
     own = process_start()
     start = own if is_alone else command_start(environment)
     clock = StartClock(own if start is None else start, "rank" if start is None else "command")
@@ -153,7 +153,7 @@ def report_end(context: RunContext, notices: WatchNotices) -> None:
     request, job, ddp = context.request, context.job, context.job.ddp
     throughput = context.throughput
     notices.report(context.reporter)
-    # On several nodes the command to resume with is the launcher's, which a rank does not know.
+    # On several nodes a rank does not know the launcher's command.
     is_one_node = ddp.world_size == ddp.local_world_size
     two_nodes = two_node_command(request.task, request.command, procs=ddp.local_world_size)
     context.reporter.report(
@@ -176,14 +176,14 @@ def report_end(context: RunContext, notices: WatchNotices) -> None:
 
 
 class WatchNotices:
-    """Reports what the sidecars noticed (stragglers, stalls, recoveries). Their leader appends to a file in the watch
-    folder; rank 0 looks there with each log line, which costs it one `stat`."""
+    """Reports notices of the sidecars (stragglers, stalls, recoveries). Their leader appends to a file in the watch
+    folder; rank 0 checks it with each log line, which costs one `stat`."""
 
     def __init__(self, folder: Path | None) -> None:
         self._file = None if folder is None else folder / NOTICES
         if self._file is not None:
             with suppress(OSError):
-                self._file.touch()  # where it exists, the sidecar does not print
+                self._file.touch()  # if it exists, the sidecar does not print
         self._read = 0
         self._slow: dict[tuple[Any, Any], str] = {}
 
@@ -193,7 +193,7 @@ class WatchNotices:
         return list(self._slow.values())
 
     def report(self, reporter: Reporter) -> None:
-        """Report what is new."""
+        """Report new notices."""
         for notice in self._new():
             kind, rank, host = notice["kind"], notice.get("rank"), notice.get("host")
             if kind == "recovery":

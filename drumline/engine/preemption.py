@@ -1,8 +1,8 @@
 """On SIGTERM, SIGUSR1 or a notice, a run finishes its step, saves and exits, so that the same command resumes it.
 
 A thread of each rank receives signals over a pipe, at any moment, and agrees with the threads of the other ranks on the
-step to stop at (`distributed/stop_vote.py`). The training loop reads one attribute, `is_asked`, after each step. Only
-the rank process of `drumline train` listens; in a user's own loop signals do what they always did.
+step to stop at (`distributed/stop_vote.py`). The training loop reads one attribute, `is_asked`, after each step. This
+is only for ranks of `drumline train`; in a user's own loop signals are not handled.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from drumline.text import named_ranks
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 POLL_S, BUSY_POLL_S = 0.5, 0.05
-# A launcher that ends its ranks mostly kills them 30 seconds after its signal.
+# Most launchers kill their ranks 30 seconds after the signal.
 MAX_WAIT_FOR_SAVE_S = 20.0
 BEFORE_FIRST_STEP = "stopped by {} before the first step; rerun the same command to resume"
 EXITS_WITHOUT_SAVE = (
@@ -45,7 +45,7 @@ EXITS_WITHOUT_SAVE = (
     "try: find out what blocks {who}; rerun the same command to resume from the newest checkpoint",
 )
 NOTICE_IGNORED = (
-    "received {signal}, but {who} did not answer: the run continues; if the machine is taken away, the steps after the "
+    "received {signal}, but {who} did not answer: the run continues; if the machine is reclaimed, the steps after the "
     "newest checkpoint are lost"
 )
 
@@ -55,7 +55,7 @@ class Preemption:
 
     def __init__(self) -> None:
         self.is_asked = False
-        """Whether any rank was asked to stop: all that the hot path reads."""
+        """Whether any rank was asked to stop: the only attribute that the loop reads after each step."""
         self.cause: dict[str, Any] = {}
         """Which rank was asked, by which signal, when."""
         self.is_writing: Callable[[], bool] = lambda: False
@@ -65,25 +65,25 @@ class Preemption:
         self._store: SealedStore | None = None
         self._first: tuple[int, float] | None = None
         self.notice: str | None = None
-        """Set from any thread, once the group is there: stop the run, for this reason. A notice (`--watch.notice`: the
-        machine will be taken back) is not a signal: a signal after it counts as the first."""
+        """Set from any thread, once the group exists: stop the run, for this reason. A spot notice (`--watch.notice`)
+        is not a signal: a signal after it counts as the first."""
         self._has_warned = False
         self._local_ranks: list[str] = []
         self.ignores_signals = False
-        """All is saved: a launcher that signals the last ranks because the first have exited asks for nothing new."""
+        """Whether all is saved: then signals are ignored. A launcher may signal the last ranks when the first exit."""
         self._is_joined = self._is_closed = False
         self._place: dict[str, Any] = {}
         self._pipe: SignalPipe | None = None
         self._thread = threading.Thread(target=self._listen, name="drumline-preemption", daemon=True)
 
     def listen(self, *, prints: bool) -> None:
-        """From the main thread, as early as possible. `prints`: whether this rank reports an early stop."""
+        """Call it from the main thread, as early as possible. `prints`: whether this rank reports an early stop."""
         self._prints = prints
         self._pipe = SignalPipe(SIGNALS)
         self._thread.start()
 
     def join(self, ddp: DDPManager, progress: Progress) -> None:
-        """The group is there: from now on all ranks stop together."""
+        """Called when the group exists: from now on all ranks stop together."""
         self._place = {"host": ddp.host, "rank": ddp.rank}
         if self._pipe is not None and ddp._connection.store is not None:
             ddp._connection.store.set(f"pid/{ddp.host}/{ddp.get_local_rank()}", str(os.getpid()))
@@ -93,7 +93,7 @@ class Preemption:
         self._is_joined = True
 
     def begin(self) -> None:
-        """The loop is about to take its first step."""
+        """Called before the first step."""
         if self._vote is not None:
             self._vote.begin()
 
@@ -102,7 +102,7 @@ class Preemption:
         return self.is_asked and (self._vote is None or self._vote.stops_at(step))
 
     def close(self) -> None:
-        """From the main thread, before the group is left. May be called twice."""
+        """Call it from the main thread, before the group is destroyed. May be called twice."""
         self._is_closed = True
         if self._pipe is None:
             return
@@ -127,7 +127,7 @@ class Preemption:
         if self.ignores_signals or self._is_closed:
             return
         if self._first is not None:
-            # Who sends SIGUSR1 gives time, and a launcher that passes it on may be slow to.
+            # The sender of SIGUSR1 allows time, and a launcher that passes it on may be slow.
             if number == signal.SIGTERM and now - self._first[1] > SAME_SIGNAL_S:
                 os._exit(128 + number)  # safe at any moment: a checkpoint is complete or does not exist
             return
@@ -152,7 +152,7 @@ class Preemption:
         assert self._vote is not None
         is_sigterm = self._first is not None and self._first[0] == signal.SIGTERM
         if is_sigterm and (self._store.check([FIRST]) or self._has_lost_a_local_rank()):
-            self._exit(128 + signal.SIGTERM)  # a rank has failed, and the launcher ends the others
+            self._exit(128 + signal.SIGTERM)  # another rank has failed, and the launcher ends this one
         self._vote.request(self.cause, in_a_hurry=is_sigterm)
         return True
 
@@ -167,7 +167,7 @@ class Preemption:
             return False
         is_busy = self._vote.tick()
         if self._vote.cause is not None:
-            # The vote joins in one tick and answers in a later one: the loop looks before it could miss its step.
+            # The vote joins in one tick and answers in a later one: so the loop reads it before it could miss its step.
             self.cause, self.is_asked = self._vote.cause, True
         if self._vote.is_decided and self._vote.stop is None:
             is_own = self.cause.get("rank") == self._place["rank"]
@@ -196,7 +196,7 @@ class Preemption:
             self._exit(128 + self._first[0])
 
     def _exit(self, code: int) -> None:
-        """Once the checkpoint that is being written is complete, if that is soon; at a second signal, at once."""
+        """Exit when the checkpoint that is being written is complete, if that is soon; at a second signal, at once."""
         deadline = time.monotonic() + MAX_WAIT_FOR_SAVE_S
         while self._pipe is not None and self.is_writing() and time.monotonic() < deadline:
             for number in self._pipe.wait(BUSY_POLL_S):
@@ -205,7 +205,7 @@ class Preemption:
 
 
 def report_preemption(context: RunContext, preemption: Preemption) -> None:
-    """Collective: leave a marker, report, and wait for each other, so that no rank exits before all is written."""
+    """Collective: write preempted.json, report, and wait for all ranks, so that none exits before all is written."""
     ddp, step, cause = context.job.ddp, context.progress.step, preemption.cause
     if ddp.is_main_process():
         write_whole(context.folder.preempted_file, json.dumps({"step": step, **cause}, indent=1) + "\n")
@@ -217,10 +217,10 @@ def report_preemption(context: RunContext, preemption: Preemption) -> None:
 
 
 class SignalPipe:
-    """Signals, received by a thread over a pipe. Python runs a signal's handler when its main thread returns from what
-    it does, which in a collective may be never; the system writes to the pipe at once.
+    """Signals, received by a thread over a pipe. Python runs a signal handler only when its main thread returns to the
+    interpreter, which may never happen in a collective; the pipe is written at once.
 
-    From `__init__` to `close`, both in the main thread, these signals do nothing but arrive here."""
+    From `__init__` to `close`, both in the main thread, these signals have no other effect."""
 
     def __init__(self, signals: Sequence[signal.Signals]) -> None:
         self._out, self._in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -234,7 +234,7 @@ class SignalPipe:
         os.register_at_fork(after_in_child=self._restore_in_child)
 
     def wait(self, timeout_s: float) -> list[int]:
-        """The signals that came, at the latest after this time."""
+        """The signals that arrived, at the latest after this time."""
         if not select.select([self._out], [], [], timeout_s)[0]:
             return []
         return [number for number in os.read(self._out, 256) if number in self._before]
@@ -245,7 +245,7 @@ class SignalPipe:
             os.write(self._in, b"\0")
 
     def close(self, *, restore: bool) -> None:
-        """`restore` the handlers from before; otherwise the signals are ignored from now on."""
+        """`restore` the earlier handlers; otherwise the signals are ignored from now on."""
         self._is_open = False
         signal.set_wakeup_fd(-1)
         if restore:
@@ -254,7 +254,7 @@ class SignalPipe:
         os.close(self._out)
 
     def _restore_in_child(self) -> None:
-        """A forked child (a DataLoader worker) shares the pipe: signals to it are not meant for the run."""
+        """A forked child (a DataLoader worker) shares the pipe, but signals to it must not stop the run."""
         if self._is_open:
             signal.set_wakeup_fd(-1)
             self._restore()
@@ -266,8 +266,8 @@ class SignalPipe:
 
 @contextmanager
 def watching_for_notice(notice: str | None, ddp: DDPManager, preemption: Preemption) -> Iterator[None]:
-    """While the block runs, one rank of each node asks for a notice (`--watch.notice`), in a thread of its own: the
-    steps neither wait for it nor fail with it. A user's function is loaded here, so that a missing one is an error at
+    """While the block runs, one rank of each node polls for a notice (`--watch.notice`) in a thread: the steps do not
+    wait for it, and its errors do not end them. A user's function is loaded here, so that a missing one is an error at
     once."""
     if notice is None or ddp.get_local_rank() != 0:
         yield
@@ -292,7 +292,7 @@ def watching_for_notice(notice: str | None, ddp: DDPManager, preemption: Preempt
                 return
             ended.wait(every_s)
 
-    # A daemon, and not waited for: the user's function may never return.
+    # A daemon thread that is not joined: the user's function may never return.
     threading.Thread(target=ask, name="drumline-notice", daemon=True).start()
     try:
         yield

@@ -1,8 +1,8 @@
-"""How a run continues: whether a restart makes sense after what ended the start before it, and the newest complete
-checkpoint. Rank 0 reads it and sends the other ranks what they need, so that only rank 0 needs the folder.
+"""How a run resumes: whether a restart can help after the previous failure, and the newest complete checkpoint. Rank 0
+reads it and sends the other ranks what they need, so that only rank 0 needs the folder.
 
-Diagnoses of the sidecars are in `RUN/diagnoses`, each with the launch that it is about. `RUN/watch/launch.json` says
-which launch this is: rank 0 draws a new name at a first start and keeps it at a restart, whatever the launcher is.
+Diagnoses of the sidecars are in `RUN/diagnoses`, each with the name of its launch. `RUN/watch/launch.json` has the name
+of this launch: rank 0 draws it at the first start and keeps it at a restart, with any launcher.
 """
 
 from __future__ import annotations
@@ -36,32 +36,32 @@ from drumline.watch.diagnosis.diagnosis_files import read_diagnoses
 from drumline.watch.heartbeat import Phase
 
 MOST_AT_ONE_STEP = 3
-# What a checkpoint records about its run, as far as a resumed run reads it.
+# The facts in a checkpoint that a resumed run reads.
 _FACTS = {"task": str, "config": dict, "world_size": int, "batch_size": int}
 
 
 def begin_launch(folder: RunFolder, ddp: DDPManager) -> dict[str, Any] | None:
-    """Collective: at a restart all ranks refuse together what would fail again. Rank 0 gets what ended the start before
-    this one, for `report_recovery`."""
+    """Collective: at a restart that would fail again all ranks raise the same error. Rank 0 gets the failure that ended
+    the previous start, for `report_recovery`."""
     found: Any = look_back(folder, is_restart=ddp.is_restart) if ddp.is_main_process() else None
     found = broadcast_json(found, device=ddp.device)
     if found["refusal"] is not None:
         what, next_step = found["refusal"]
-        # The place is where it failed; the refusal is raised on every rank.
+        # The place is where it failed; the error is raised on every rank.
         raise HangError(what, next_step=next_step, place=Place(**found["place"]))
     failure: dict[str, Any] | None = found["failure"]
     return failure if ddp.is_main_process() else None
 
 
 def look_back(folder: RunFolder, *, is_restart: bool) -> dict[str, Any]:
-    """On rank 0: `refusal` (what and next, or None), its `place`, and `failure`: what is new since the last start."""
+    """On rank 0: `refusal` (what and next, or None), its `place`, and `failure`: the new one since the last start."""
     launch = _read_launch(folder.launch_file) if is_restart else None
     launch = launch or {"launch": uuid.uuid4().hex, "starts": [], "refused": None}
-    if launch["refused"] is not None:  # torchrun tries again all the same
+    if launch["refused"] is not None:  # torchrun restarts anyway
         return dict(launch["refused"])
     diagnoses = diagnoses_of_launch(folder.diagnoses, launch["launch"]) if launch["starts"] else []
     starts = [*launch["starts"], len(diagnoses)]
-    # One start may have ended with several: in a network partition each side makes its own. The first is the cause.
+    # One start may have several diagnoses: in a network partition each side makes its own. The first is the cause.
     firsts = [diagnoses[begin] for begin, end in pairwise(starts) if begin < min(end, len(diagnoses))]
     last = firsts[-1] if firsts else None
     is_new = len(starts) > 1 and starts[-1] > starts[-2]
@@ -71,14 +71,14 @@ def look_back(folder: RunFolder, *, is_restart: bool) -> dict[str, Any]:
         "failure": _failure_in(last) if last is not None and is_new else None,
     }
     make_own_folder(folder.launch_file.parent)
-    # A refusal is final, whatever a sidecar makes of it.
+    # A refusal is final, whatever a sidecar diagnoses later.
     launch = {**launch, "starts": starts, "refused": found if found["refusal"] else None}
     write_whole(folder.launch_file, json.dumps(launch) + "\n")
     return found
 
 
 def diagnoses_of_launch(folder: Path, launch: str) -> list[dict[str, Any]]:
-    """Those that ended a start of this launch, the newest last; not those that were only reported."""
+    """The diagnoses that ended a start of this launch, the newest last, without those that were only reported."""
     return [
         record
         for record in read_diagnoses(folder)
@@ -88,7 +88,7 @@ def diagnoses_of_launch(folder: Path, launch: str) -> list[dict[str, Any]]:
 
 
 def check_same_step(diagnoses: Sequence[Mapping[str, Any]], folder: Path) -> tuple[str, str] | None:
-    """From the diagnoses that starts ended with: why not to restart, and what to do instead; None: restart."""
+    """From the diagnoses that ended starts: why not to restart, and what to do instead; None: restart."""
     if not diagnoses:
         return None
     last = diagnoses[-1]
@@ -105,7 +105,7 @@ def check_same_step(diagnoses: Sequence[Mapping[str, Any]], folder: Path) -> tup
 
 
 def _failure_in(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What a diagnosis says about a failure. Times are Unix seconds; `rank` is None where it is the whole host."""
+    """The failure in a diagnosis. Times are Unix seconds; `rank` is None if it is the whole host."""
     diagnosis, diagnosed_at = record["diagnosis"], float(record["time"])
     names = ("cause", "rank", "host", "step")
     times = {"failed_at": diagnosed_at - float(diagnosis["since_s"]), "diagnosed_at": diagnosed_at}
@@ -113,7 +113,7 @@ def _failure_in(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def report_recovery(failure: Mapping[str, Any], reporter: Reporter, *, step: int) -> None:
-    """After `step`, the first of this start, once the device has finished it."""
+    """Called after `step`, the first of this start, when the device has finished it."""
     reporter.report(
         "recovered",
         step=step,
@@ -127,8 +127,8 @@ def report_recovery(failure: Mapping[str, Any], reporter: Reporter, *, step: int
 
 
 def _read_launch(path: Path) -> dict[str, Any] | None:
-    """`launch`: its name; `starts`: how many diagnoses of it there were at each of its starts; `refused`: what was
-    found when a restart was refused. None: there is no such file, or it is damaged."""
+    """`launch`: its name; `starts`: the number of its diagnoses at each of its starts; `refused`: the result of
+    `look_back` when a restart was refused. None: there is no such file, or it is damaged."""
     try:
         record = parse_json(read_regular(path))
         starts, refused = record["starts"], record["refused"]
@@ -146,10 +146,10 @@ class FoundCheckpoint:
     path: Path
     facts: dict[str, Any]
     progress: Progress
-    """How far the run was when it was saved."""
+    """The progress of the run when it was saved."""
     skipped: list[tuple[str, str]]
     non_finite: str | None
-    """Where no checkpoint is finite: a tensor of this one that is not."""
+    """If no checkpoint is finite: a non-finite tensor of this one."""
 
 
 def find_newest(ddp: DDPManager, root: Path) -> FoundCheckpoint | None:
@@ -247,7 +247,7 @@ def restore(job: Job, path: Path, hooks: TaskHooks | None = None, *, with_optimi
     }
     snapshot = store.Snapshot(tensors, documents)
     _restore_data(job, snapshot)
-    # The settings of the optimizer are those of this start; its rate is set before each step.
+    # The optimizer uses the settings of this start; its rate is set before each step.
     settings = [
         {name: value for name, value in group.items() if name not in ("params", "lr")}
         for group in job.optimizer.param_groups
@@ -277,7 +277,7 @@ def restore(job: Job, path: Path, hooks: TaskHooks | None = None, *, with_optimi
 
 
 def _restore_data(job: Job, snapshot: store.Snapshot) -> None:
-    """Put this rank's dataset back to its position, if it keeps one."""
+    """Restore the position of this rank's dataset, if it keeps one."""
     if DATA_FILE not in snapshot.documents:
         return
     # A rank that the saved world did not have is given another's, which the loader refuses, as every rank's then does.

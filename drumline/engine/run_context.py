@@ -1,5 +1,5 @@
-"""What everything around the steps of a run works with: what the user asked for, how that differs from what the
-checkpoint was trained with, and how fast the run is."""
+"""The context of a run, for everything around its steps: the user's request, how it differs from the settings of the
+checkpoint, and how fast the run is."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FREE_TO_CHANGE = (
     "log.",
     "checkpoint.",
     "watch.",
-    "dist.device",  # the machine's facts show it
+    "dist.device",  # platform_facts has it
     "dist.threads",
     "dist.same_code",
     "dist.start_timeout_s",
@@ -53,7 +53,7 @@ class RunRequest:
 def facts_of(
     request: RunRequest, job: Job, *, before: Mapping[str, Any] | None = None, step: int = 0
 ) -> dict[str, Any]:
-    """What a checkpoint records about the run. `before`: the same of the checkpoint at `step` that it resumes from."""
+    """What a checkpoint records about the run. `before`: the same from the checkpoint at `step` that it resumed."""
     history = []
     if before is not None:
         changed = {name: {"from": a, "to": b} for name, (a, b) in changed_settings(before, request).items()}
@@ -70,33 +70,33 @@ def facts_of(
         "best_metric": job.task.best_metric,
         "higher_is_better": job.task.higher_is_better,
         "machine": platform_facts(job.ddp.device),
-        # What `--train.step auto` chose: measured again, it might choose another.
+        # The choice of `--train.step auto`: if measured again, it might differ.
         "step": (before or {}).get("step"),
         "history": history,
     }
 
 
 def changed_settings(before: Mapping[str, Any], request: RunRequest) -> dict[str, tuple[Any, Any]]:
-    """The settings by name, from -> to, that are not those of the checkpoint and may change the result."""
+    """The settings, with old and new values, that changed since the checkpoint and may change the result."""
     old, new = before["config"], flat(request.config)
     changed = {
         name: (old[name], new[name])
         for name in new
         if name in old and old[name] != new[name] and not name.startswith(FREE_TO_CHANGE)
     }
-    # The task's file may be named by another path.
+    # The path of the task's file may have changed.
     tasks = (before["task"].rpartition("/")[2], request.task.rpartition("/")[2])
     return changed if tasks[0] == tasks[1] else {"task": tasks, **changed}
 
 
 def resets_optimizer(before: Mapping[str, Any], request: RunRequest) -> bool:
-    """Whether --optim.reset applies now: not if the checkpoint was already trained under it."""
+    """Whether --optim.reset applies now: not if the checkpoint was already trained with it."""
     old, optim = before["config"], request.config.optim
     return optim.reset and not (old.get("optim.reset", False) and old["optim.name"] == optim.name)
 
 
 def check_not_finished(before: Mapping[str, Any], request: RunRequest, *, step: int, total_steps: int) -> None:
-    """Refuse to show the result of a finished run as that of other settings."""
+    """Refuse other settings for a finished run: its result is not theirs."""
     changed = changed_settings(before, request)
     changed.pop("train.on_nan", None)
     if step < total_steps or not changed:
@@ -113,7 +113,7 @@ def check_not_finished(before: Mapping[str, Any], request: RunRequest, *, step: 
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any], request: RunRequest) -> list[str]:
-    """A sentence for everything that changed since the checkpoint and may change bits."""
+    """A message for everything that changed since the checkpoint and may change bits."""
     texts = [
         f"{name} changed since the checkpoint: {old} -> {new}"
         for name, (old, new) in changed_settings(before, request).items()
@@ -136,7 +136,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any], request: RunReque
 
 
 class Throughput:
-    """How fast a run trains, the time for evaluations and saves apart."""
+    """How fast a run trains, without the time for evaluations and saves."""
 
     def __init__(self) -> None:
         self._created = time.perf_counter()
@@ -165,8 +165,8 @@ class Throughput:
         self._samples += num_samples
 
     def lap(self, waited_s: float) -> tuple[float, float]:
-        """Since the lap before: samples per second, and the share of the time that was spent waiting for data. Call it
-        when the device has caught up. `waited_s`: how long the run has waited for data in all."""
+        """Since the last lap: samples per second, and the fraction of the time spent waiting for data. Call it when the
+        device has finished its work. `waited_s`: how long the run has waited for data in total."""
         self.stop()
         self.start()
         seconds, samples, waited = self._last
@@ -175,7 +175,7 @@ class Throughput:
         return (self._samples - samples) / lap_s, min(1.0, (waited_s - waited) / lap_s)
 
     def seconds_since_start(self) -> float:
-        """Evaluations and saves included."""
+        """Including evaluations and saves."""
         return time.perf_counter() - self._created
 
     @property
@@ -184,7 +184,7 @@ class Throughput:
         return self._samples / max(self.seconds, 1e-9)
 
     def seconds_for(self, num_steps: int) -> float:
-        """How long so many more steps will take, at the speed so far."""
+        """How long this many more steps will take, at the speed so far."""
         return num_steps * self.seconds / max(self._steps, 1)
 
 
@@ -236,7 +236,7 @@ class RunContext:
         self.hooks.run.stop_reason = None
 
     def note(self, message: str) -> None:
-        """Log a sentence."""
+        """Log a note."""
         self.reporter.report("note", step=self.progress.step, message=message)
 
     def warn(self, message: str) -> None:

@@ -1,4 +1,4 @@
-"""The folder of a run, and how it is opened: new, again, or afresh.
+"""The run folder, its paths and its lock, and how an earlier run is moved aside.
 
 config.toml  environment.json  ledger.jsonl  events/rank-NNNNN.jsonl  logs/rank-NNNNN.log  checkpoints/step-NNNNNNNN/
 settings-history.jsonl (which settings changed at which step, if any did)  trace/rank-NNNNN.jsonl (with log.trace)
@@ -63,7 +63,7 @@ class RunFolder:
         return self.traces / f"rank-{rank:05d}.jsonl"
 
     def make(self) -> None:
-        """Make it. What another user owns is refused: its links would choose what is written and deleted where."""
+        """Create it. A folder of another user is refused: with links they could redirect writes and deletions."""
         with self.refusing():
             make_own_folder(self.path, follow_links=True)  # the user named it
             for folder in (self.events, self.logs, self.checkpoints):
@@ -99,7 +99,7 @@ def run_name(task: str) -> str:
 
 
 def set_aside(folder: RunFolder) -> Path | None:
-    """Rename an earlier run to a free name. A new run deletes nothing, and takes no folder from a running job."""
+    """Rename an earlier run to a free name. Nothing is deleted, and the folder of a running job is not moved."""
     path = folder.path.resolve()
     if not path.is_dir():
         return None
@@ -117,12 +117,12 @@ def set_aside(folder: RunFolder) -> Path | None:
 
 @contextmanager
 def locked(folder: RunFolder) -> Iterator[None]:
-    """Keep a second job out of this folder. The lock ends with the process, however that ends."""
+    """Keep a second job out of this folder. The lock ends with the process, however it exits."""
     with folder.refusing():
         descriptor = descriptor_of(folder.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_APPEND)
     with os.fdopen(descriptor, "a+", encoding="utf-8", errors="replace") as file:
         try:
-            # Not flock: that one is inherited by DataLoader workers, and would outlive the rank by theirs.
+            # Not flock, which DataLoader workers would inherit and might hold after the rank has exited.
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno not in (errno.EACCES, errno.EAGAIN):
@@ -142,8 +142,8 @@ def locked(folder: RunFolder) -> Iterator[None]:
 
 
 def job_at_work(folder: RunFolder) -> str | None:
-    """The job that is training in this folder now, as `locked` recorded it; None: none. It takes no lock, which would
-    keep out a job that starts at this moment."""
+    """The job that is training in this folder now, as `locked` recorded it, or None. It takes no lock, which would keep
+    out a job that starts at this moment."""
     try:
         with open_regular(folder.path / ".lock") as file:
             found = fcntl.fcntl(file, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_RDLCK, 0, 0, 0, 0))
@@ -154,14 +154,14 @@ def job_at_work(folder: RunFolder) -> str | None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Replace a file at once, so that a full disk never leaves half of it, or none."""
+    """Replace a file atomically, so that a full disk never leaves a part of it, or no file."""
     with writing_to(path):
         replace_text(path, text)
 
 
 @contextmanager
 def writing_to(path: Path, *, instead: str = "use another --run DIR") -> Iterator[None]:
-    """A file that cannot be written ends the run, with what to do."""
+    """An error in writing this file ends the run, with what to do."""
     try:
         yield
     except OSError as error:

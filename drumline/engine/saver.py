@@ -1,9 +1,9 @@
 """Saving checkpoints while training continues: the loop pauses for a copy of the state, and a thread writes it.
 
-    (entered)  which ranks write is settled, and they make a small copy, so that the first save need not load and pin
-    prepare    the save before is done, or this one is skipped (`checkpoint.when_busy`)
+    (entered)  the ranks that write are chosen, and make a small copy, so that the first save need not load and pin
+    prepare    waits for the previous save, or skips this one (`checkpoint.when_busy`)
     save       the ledger is gathered, the state is gathered and copied, and the writer's thread starts
-    report     a finished checkpoint is reported, or the writer's error raised: by the loop, after some later step
+    report     a finished checkpoint is reported, or the writer's error raised, by the loop after a later step
 
 Rank 0 writes, or several ranks do, each a part (`checkpoint.writers`). Only rank 0 reports and fails.
 """
@@ -44,18 +44,18 @@ DATA_FILE = "data"
 
 
 class LedgerFile:
-    """The sample ledger on file: `ledger.jsonl` in the run folder, written by rank 0 at each start and before each
-    save. Only rank 0 has a path.
+    """The sample ledger's file, `ledger.jsonl` in the run folder, written by rank 0 at each start and before each save.
+    Only rank 0 has a path.
 
         {"kind":"start","step":0,"epoch":0,"position":0,"world_size":2,"batch_size":64,"samples":1437,"seed":0,...}
         {"kind":"steps","first":1,"last":23,"ranks":[[[0,0,32,64,22],[0,1408,1423,29,1]],[[0,32,64,64,22],...]]}
 
-    A start names the step that it resumes from, so later steps above it in the file were repeated and do not count. A
-    save costs about 45 bytes and, for each rank, 25 or, where an epoch ended in between, 50."""
+    A start has the step that it resumes from: later steps in lines above it were repeated and do not count. A save adds
+    about 45 bytes, and 25 for each rank, or 50 if an epoch ended since the last save."""
 
     def __init__(self, path: Path | None) -> None:
         self.ledger = Ledger()
-        """This rank's own, since the last save."""
+        """This rank's entries since the last save."""
         self._path = path
         self._lines: JsonLines | None = None
         self._waiting: list[str] = []
@@ -77,14 +77,14 @@ class LedgerFile:
         self._write(record)
 
     def gather(self, *, step: int, device: torch.device) -> None:
-        """Collective: write what all ranks have covered up to this step. `flush` follows before the checkpoint."""
+        """Collective: write what all ranks have covered up to this step. Call `flush` before the checkpoint."""
         runs = self.ledger.take()
         ranks = gather_json(to_json(runs), device=device)
         if runs:
             self._write({"kind": "steps", "first": step - num_steps(runs) + 1, "last": step, "ranks": ranks})
 
     def flush(self) -> None:
-        """Wait until all that was written is on the device; called by the thread that writes the checkpoint."""
+        """Wait until all lines are on disk; called by the thread that writes the checkpoint."""
         if self._lines is not None:
             with self._errors_as_warnings():
                 self._lines.flush()
@@ -107,8 +107,8 @@ class LedgerFile:
 
     @contextmanager
     def _errors_as_warnings(self) -> Iterator[None]:
-        """A ledger that cannot be written ends no run, as it is no part of what is computed: the line waits for the
-        next save. (A disk that is full for it is full for the checkpoint, which does end the run.)"""
+        """A ledger that cannot be written does not end the run, as it does not affect the result: the line is written
+        with the next save. (If the disk is full, saving the checkpoint fails, which does end the run.)"""
         try:
             yield
         except OSError as error:
@@ -191,7 +191,7 @@ class Saver:
         return self
 
     def prepare(self, step: int, metrics: Mapping[str, float], *, must_save: bool) -> bool:
-        """Collective: whether to save at this step. Waits for the save before, or skips this one, as rank 0 decides."""
+        """Collective: whether to save at this step. Rank 0 decides whether to wait for the previous save or to skip."""
         self._paused_at = time.perf_counter()
         if self._settings.when_busy == "skip" and not must_save:
             task, ddp = self._job.task, self._job.ddp
@@ -237,7 +237,7 @@ class Saver:
             self._context.reporter.report("checkpoint", **written, blocked_s=paused_s)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """However the loop ends, finish the checkpoint that is being written. Its error never hides another."""
+        """Finish the checkpoint that is being written, however the loop ends. Its error never hides another one."""
         if self.writer.is_busy:
             self._job.heartbeat.mark(Phase.SAVE)
         try:

@@ -2,11 +2,11 @@
 
 One file a rank, RUN/trace/rank-NNNNN.jsonl, one line for each thing that happened:
 
-- `start`: an attempt starts: world_size, pid, the step it starts from, and the tensors as they then are;
+- `start`: an attempt starts: world_size, pid, the step it starts from, and the tensors at that step;
 - `step`: a step was taken: its epoch, the micro-batches of this rank, and the tensors after it;
-- `evaluation`, `evaluated`: one begins, and ends with its metrics.
+- `evaluation`, `evaluated`: an evaluation begins, and ends with its metrics.
 
-Tensors (rank 0 writes them) have the names that they have in a checkpoint; `unsaved` are those that no checkpoint has.
+Tensors (rank 0 writes them) have their names in a checkpoint; `unsaved` are those that are in no checkpoint.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NUM_BYTES = 8
 
 
 class TracedStep:
-    """A train step that writes one rank's trace; to the loop it is like any other."""
+    """A train step that also writes one rank's trace."""
 
     def __init__(self, inner: AnyStep, context: RunContext) -> None:
         self._inner = inner
@@ -49,7 +49,7 @@ class TracedStep:
             self._log = EventLog(self._path)
 
     def start(self) -> None:
-        """Write what the attempt starts from."""
+        """Write the state that the attempt starts from."""
         self.write("start", world_size=self._job.ddp.world_size, pid=os.getpid(), **self._tensors())
 
     def __call__(self, step: Step) -> None:
@@ -72,7 +72,7 @@ class TracedStep:
         for span, micro in zip(step.plan.spans, step.micro_batches, strict=True):
             if span.counts:
                 samples, rest = hash_samples(micro.data, span.size)
-                indices = None  # of a stream, where the position says which sample it is
+                indices = None  # in a stream the position identifies the sample
                 if (length := self._job.loader.num_samples) is not None:
                     positions = np.arange(span.low, span.high, dtype=np.int64)
                     indices = permute(positions, length=length, seed=self._seed, epoch=step.plan.epoch).tolist()
@@ -87,14 +87,14 @@ class TracedStep:
         state = capture(job.model, job.optimizer, scaler=job.scaler, progress={})
         hashes = {name: hash_tensor(one) for group in state.tensors.values() for name, one in group.items()}
         documents = {f"{name}.json": hash_json(one) for name, one in state.documents.items() if name != "progress"}
-        # Buffers that no checkpoint holds: they are lost with the process.
+        # Buffers that are in no checkpoint are lost with the process.
         saved = {*state.tensors["model"], *job.model.state_dict()}
         unsaved = {name: hash_tensor(one) for name, one in job.model.named_buffers() if name not in saved}
         return {"tensors": hashes | documents, "unsaved": unsaved}
 
 
 def hash_tensor(tensor: Tensor) -> str:
-    """The hash of a tensor's type, shape and bits, wherever it is."""
+    """The hash of a tensor's type, shape and bits, on any device."""
     return _add(blake3(), tensor).hexdigest(NUM_BYTES)
 
 
@@ -104,7 +104,7 @@ def hash_json(document: Any) -> str:
 
 def hash_samples(batch: Any, size: int) -> tuple[list[str], str]:
     """One hash for each sample, of its row in every tensor whose first dimension is the batch's size; and one hash of
-    all the rest of the batch."""
+    the rest of the batch."""
     samples, rest = [blake3() for _ in range(size)], blake3()
     for place, leaf in _leaves(batch, ""):
         tensor = torch.tensor(leaf) if isinstance(leaf, np.ndarray) else leaf
@@ -119,8 +119,8 @@ def hash_samples(batch: Any, size: int) -> tuple[list[str], str]:
 
 
 def _leaves(value: Any, place: str, above: tuple[int, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Every leaf of a batch, and its place in it. An object of a user's class counts as its attributes: its repr may
-    hold an address, which no two runs share."""
+    """Every leaf of a batch, and its path. An object of a user's class is replaced by its attributes: its repr may
+    contain an address, which differs between runs."""
     if id(value) in above:
         return
     if isinstance(value, np.ndarray) and value.dtype.kind not in "biufc":

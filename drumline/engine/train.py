@@ -47,12 +47,12 @@ def train(
     preemption: Preemption | None = None,
     clock: StartClock | None = None,
 ) -> ExitCode:
-    """Collective: train to the last step, or until the run is preempted. `progress` shows the caller how far it is;
+    """Collective: train to the last step, or until the run is preempted. The caller can read `progress` meanwhile;
     `clock` has run since the command."""
     config, folder = request.config, RunFolder(request.run)
     clock, preemption = clock or StartClock(), preemption or Preemption()
     with ExitStack() as stack, _failure_in_heartbeat(ddp):
-        # The folder, what ended the start before, and the checkpoint to resume from.
+        # The folder, the failure that ended the previous start, and the checkpoint to resume from.
         reporter = _open_folder(request, folder, ddp, progress, stack)
         if ddp.is_main_process():
             for message in uncalled_methods(task_class):
@@ -69,7 +69,7 @@ def train(
         stack.callback(job.close)
         clock.mark("model")
 
-        # Where the run is, and where it ends.
+        # The run's position, and its last step.
         at = Progress() if found is None else found.progress
         total_steps = count_steps(job, config.train, at)
         hooks = make_hooks(job, config, folder.path, reporter.report, total_steps)
@@ -79,7 +79,7 @@ def train(
             resume(context, found)
         clock.mark("checkpoint")
 
-        # What the folder records about this start.
+        # Records of this start in the folder.
         _write_environment(context)
         report_start(context)
         if found is not None:
@@ -117,7 +117,7 @@ def train(
 
 @contextmanager
 def _failure_in_heartbeat(ddp: DDPManager) -> Iterator[None]:
-    """Before anything is closed: workers, files and the other ranks may block that."""
+    """Mark a failure in the heartbeat before anything is closed, since closing may block."""
     try:
         yield
     except (Exception, SystemExit) as error:
@@ -146,10 +146,10 @@ def _finish(progress: Progress) -> str:
 def _open_folder(
     request: RunRequest, folder: RunFolder, ddp: DDPManager, progress: Progress, stack: ExitStack
 ) -> Reporter:
-    """Collective: rank 0 makes and locks the folder; the others then write to log files in it, not to the screen."""
+    """Collective: rank 0 creates and locks the folder; the others then write to log files in it, not to the screen."""
     moved_to = None
     if ddp.is_main_process():
-        # A launcher that restarts a failed job gives the same flags again: that is no new run.
+        # A launcher that restarts a failed job passes the same flags: --fresh must not start a new run.
         if request.fresh and not ddp.is_restart:
             moved_to = set_aside(folder)
         folder.make()
@@ -165,7 +165,7 @@ def _open_folder(
 
 
 def _write_environment(context: RunContext) -> None:
-    """Collective: where the run runs."""
+    """Collective: record the command, versions, hosts and devices."""
     ddp, folder = context.job.ddp, context.folder
     is_gpu = ddp.device.type == "cuda"
     device = torch.cuda.get_device_name(ddp.device) if is_gpu else platform.machine() or "cpu"
@@ -183,7 +183,7 @@ def _write_environment(context: RunContext) -> None:
 
 
 def _make_step(context: RunContext, facts: dict[str, Any], stack: ExitStack) -> tuple[AnyStep, TracedStep | None]:
-    """The step, and the same again if it is traced."""
+    """The step; if it is traced, also as a TracedStep."""
     remember = partial(facts.__setitem__, "step")
     step = make_step(context.job, context.config, chosen=facts["step"], on_choice=remember, note=context.note)
     if not context.config.log.trace:
@@ -197,15 +197,14 @@ def _make_step(context: RunContext, facts: dict[str, Any], stack: ExitStack) -> 
 def _after_first_step(
     context: RunContext, facts: Mapping[str, Any], clock: StartClock, failure: Mapping[str, Any] | None
 ) -> None:
-    """Write the settings that the run is trained with, and how they changed on the way. Not before the first step: a
-    start that is refused changes nothing."""
+    """Write the settings of the run and their history. Not before the first step: a refused start changes nothing."""
     folder, step = context.folder, context.progress.step
     if context.job.ddp.is_main_process():
         header = f"drumline train {context.request.task} --config {folder.config_file}"
         write_whole(folder.config_file, to_toml(context.config, header=header))
         if facts["history"]:
             write_whole(folder.settings_history, "".join(f"{json.dumps(one)}\n" for one in facts["history"]))
-        else:  # of steps that were lost
+        else:  # the changes belonged to steps that were lost
             folder.settings_history.unlink(missing_ok=True)
     clock.report(context.reporter, step=step)
     if failure is not None:

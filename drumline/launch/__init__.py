@@ -1,1 +1,1 @@
-"""2. Who runs where: which rank this process is, and how ranks are started on one machine or many."""
+"""2. Which rank this process is, and how ranks are started on one machine or many."""

@@ -1,7 +1,7 @@
-"""One node of a job that a person starts by hand on each machine, described by a `.env` file.
+"""One node of a job that is started by hand on each machine, described by a `.env` file.
 
-Eight names are ours; everything else in the file goes into the ranks' environment as it is. Its values may be secrets,
-so none of them is part of a message: a broken line is named by its number alone.
+Eight names are ours; everything else in the file goes into the ranks' environment unchanged. Its values may be secrets,
+so no message contains one: a message about a wrong line has only its number.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ NUMBERS = {
     "MASTER_PORT": (1, 65535),
     "DDP_TIMEOUT_SECONDS": (1, None),
 }
-# Closer than that to one of our names is a typo; NCCL_DEBUG and its like are far from all of them.
+# A name that is closer than this to one of ours is a typo; NCCL_DEBUG and the like are not.
 TYPO = 0.8
 LINE = re.compile(r"(?:export\s+)?(?P<key>[A-Za-z_][A-Za-z0-9_]*)\s*=\s*(?P<value>.*)")
-# As in bash, a backslash means nothing between single quotes. No two branches may begin with the same character.
+# As in bash, a backslash has no meaning between single quotes. No two branches may begin with the same character.
 QUOTED = re.compile(r"""(?:'(?P<plain>[^']*)'|"(?P<escaped>(?:\\.|[^"\\])*)")\s*(?:#.*)?""")
 COMMENT = re.compile(r"(?:^|\s)#")
 ESCAPED = re.compile(r"\\(.)")
@@ -50,7 +50,7 @@ class EnvFile:
         return sorted(self.variables.keys() - set(KNOWN))
 
     def task_defaults(self, run_name: str) -> list[tuple[str, str | None]]:
-        """What the file sets, as flags of `drumline train`."""
+        """The file's values as flags of `drumline train`."""
         timeout, data, output = (self.variables.get(name) or None for name in OPTIONAL)
         run = None if output is None else str(PurePosixPath(output) / run_name)
         return [("--dist.train_timeout_s", timeout), ("--data.dir", data), ("--run", run)]
@@ -77,7 +77,7 @@ def read_env_file(path: Path) -> EnvFile:
 
 
 def _parse(path: Path) -> tuple[dict[str, str], dict[str, str], list[str]]:
-    """The values, the place of each (`FILE:LINE`), and what is wrong with the lines."""
+    """The values, the place of each (`FILE:LINE`), and the problems of the lines."""
     values: dict[str, str] = {}
     places: dict[str, str] = {}
     problems: list[str] = []
@@ -103,7 +103,7 @@ def _parse(path: Path) -> tuple[dict[str, str], dict[str, str], list[str]]:
 
 
 def _unquoted(value: str) -> str | None:
-    """A value as bash would read it, nothing expanded; None when its quotes do not match."""
+    """A value as bash would read it, without expansion; None when its quotes do not match."""
     if not value.startswith(("'", '"')):
         return COMMENT.split(value, maxsplit=1)[0].strip()
     found = QUOTED.fullmatch(value)

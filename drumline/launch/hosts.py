@@ -1,7 +1,7 @@
 """Which hosts a job runs on (`--hosts a,b:4,c`, or a hostfile of `host slots=N` lines) and how many of them it needs.
 
-A host's name ends up in commands, so one that a shell or ssh could misread is rejected. All mistakes are listed
-at once.
+A host's name becomes part of commands, so a name that a shell or ssh could misread is rejected. All mistakes are
+listed at once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Host:
 
     @property
     def address(self) -> str:
-        """What the other hosts call it."""
+        """Its name or address for the other hosts."""
         return self.name.rpartition("@")[2]
 
 
@@ -108,7 +108,7 @@ def _checked(entries: Iterable[_Entry]) -> list[Host]:
 
 
 def read_counts(text: str) -> tuple[int | None, int | None] | None:
-    """How many nodes are enough, and how many there are: of `3`, `2:3` or `2:`; None for anything else."""
+    """The minimum and the maximum of `3`, `2:3` or `2:`; None for anything else."""
     found = COUNTS.fullmatch(text.strip())
     if found is None or not text.strip():
         return None

@@ -1,8 +1,8 @@
 """A job as Kubernetes manifests: Kubeflow's TrainJob, its older PyTorchJob, or a plain indexed Job. Nothing is applied.
 
-In each pod torchrun's agent starts the ranks, and the rendezvous (c10d) is at the first pod, which Kubeflow's variables
-name, or the index of the plain Job and a headless Service. A task's pods run `drumline launch`; a script's image need
-not contain drumline, so its pods run torchrun, unless the job may continue with fewer.
+In each pod torchrun's agent starts the ranks. The rendezvous (c10d) is at the first pod, whose address comes from
+Kubeflow's variables, or in a plain Job from the pod's index and a headless Service. A task's pods run `drumline
+launch`; a script's image need not contain drumline, so its pods run torchrun, unless the job may continue with fewer.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from drumline.net.secrets import SECRET_ENV
 Api = Literal["v2", "v1", "job"]
 Object = dict[str, Any]
 RUNS = "/runs"
-# A Service's name is the strictest: it becomes a DNS label, and a pod's name has `-NUMBER` behind it.
+# A Service's name has the strictest rules: it becomes a DNS label, and a pod's name has `-NUMBER` after it.
 NAME = re.compile(r"[a-z]([a-z0-9-]{0,48}[a-z0-9])?")
 RUNTIME = "torch-distributed"
 PLAIN_KEY = re.compile(r"[A-Za-z][A-Za-z0-9./_-]*")
 POD_ADDRESS = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
-# The kubelet writes it there for pods of an indexed Job.
+# The kubelet sets it for pods of an indexed Job.
 POD_NUMBER = {
     "name": "POD_NUMBER",
     "valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}},
@@ -42,12 +42,12 @@ class KubernetesJob:
     num_nodes: int = 1
     num_procs: int = 1
     num_gpus: int = 0
-    """On each node."""
+    """Ranks on each node."""
     claim: str | None = None
     """A PersistentVolumeClaim that all nodes can write to; mounted at /runs."""
     max_restarts: int = 0
     min_nodes: int | None = None
-    """The job continues with so many pods; None needs all."""
+    """The job continues with this many pods; None: all are needed."""
 
     @property
     def has_launcher(self) -> bool:
@@ -99,7 +99,7 @@ def _train_job(job: KubernetesJob) -> list[Object]:
         "numProcPerNode": job.num_procs,
         **({"resourcesPerNode": container["resources"]} if job.num_gpus else {}),
     }
-    # The rest of the pod is a patch of the runtime's.
+    # The rest of the pod is a patch of the runtime's pod.
     pod["containers"] = [{name: container[name] for name in ("name", "volumeMounts")}]
     node = {"name": "node", "template": {"spec": {"template": {"spec": pod}}}}
     patch = {
@@ -209,7 +209,7 @@ def _agent(job: KubernetesJob, endpoint: str, node_rank: str, *, is_host: bool |
         return [*words, "--local-addr", "$(POD_IP)"]
     words = ["drumline", "launch", "--procs", procs, *restarts]
     if job.num_nodes == 1:
-        # Needed all the same: an operator gives a pod a RANK, and the launcher would take itself for one.
+        # Needed because an operator sets RANK in a pod, and the launcher would believe that it is a rank.
         return [*words, "--nodes", "1", "--node-rank", "0"]
     words += ["--nodes", str(job.num_nodes), "--node-rank", node_rank, "--master", endpoint]
     if job.min_nodes is not None:

@@ -1,4 +1,4 @@
-"""What each node of a job runs, and how; and the same as a command for a person to type or a manifest to contain.
+"""What each node of a job runs, and how; and the same as a command to type or to put into a manifest.
 
 The node that Drumline starts itself (`node/local.py`) has the same settings, given to torchrun's agent directly.
 """
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 RUN_ID = "drumline"
 DEFAULT_PORT = 29500
-# The same as torchrun's own.
+# The same as torchrun's defaults.
 JOIN_TIMEOUT_S = 600
 LAST_CALL_S = 30
 LOST_AFTER_S = 15
 KEEP_ALIVE_ATTEMPTS = 3
-# Unless it is 1, all starts of a job share one store, and gloo finds the addresses of the start before in it.
+# Unless it is 1, all starts of a job share one store, in which gloo finds addresses of the previous start.
 OWN_STORE_ENV = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 # Runs a script as Python would, with the watchdog.
 SCRIPT_RUNNER = "drumline.watch.rank.script_runner"
@@ -40,21 +40,21 @@ class NodePlan:
     num_nodes: int = 1
     node_rank: int = 0
     num_procs: int | None = 1
-    """Ranks here; None is one per GPU."""
+    """Ranks here; None: one per GPU."""
     endpoint: str = ""
     """`HOST:PORT` of the nodes' rendezvous; empty for a single node, which needs no fixed port."""
     address: str | None = None
-    """What the other nodes call this one, where it was given."""
+    """The address of this node for the others, if it was given."""
     max_restarts: int = 0
     min_nodes: int | None = None
-    """The job continues with so many nodes when others are missing; None needs all."""
+    """The job continues with this many nodes when others are missing; None: all are needed."""
     peers: tuple[str, ...] = ()
-    """What the user calls each node, by node rank, where that is known."""
+    """The user's name for each node, by node rank, if known."""
     join_timeout_s: int = JOIN_TIMEOUT_S
     last_call_s: int = LAST_CALL_S
     """How long `min_nodes` wait for the rest before they start without them."""
     lost_after_s: int = LOST_AFTER_S
-    """A node without a heartbeat for so long is lost."""
+    """A node without a heartbeat for this long is lost."""
     job: str = ""
     """The job's name, where one launcher gave it to all nodes: two jobs may use the same port."""
 
@@ -65,7 +65,7 @@ class NodePlan:
 
     @property
     def known_address(self) -> str:
-        """What the other nodes call this one, as far as it is known: they reach the first one at the endpoint."""
+        """The address of this node for the others, as far as it is known: they reach the first node at the endpoint."""
         return self.address or (self.endpoint.rpartition(":")[0] if self.node_rank == 0 else "")
 
 
@@ -89,7 +89,7 @@ class Program:
         return ["-m", "drumline", *self.words] if self.is_task else list(self.words)
 
     def torchrun_arguments(self) -> list[str]:
-        # The bare dashes keep torchrun from reading the rest: it takes `--run` for a prefix of its own `--run-path`.
+        # The `--` keeps torchrun from parsing the rest: it reads `--run` as a prefix of its own `--run-path`.
         return ["-m", "--", "drumline", *self.words] if self.is_task else ["--", *self.words]
 
 
@@ -99,20 +99,20 @@ class Supervision:
 
     job: str = field(default_factory=new_job)
     grace_s: float = DEFAULT_GRACE_S
-    """Between the SIGTERM and the SIGKILL of ranks that are to end."""
+    """The time between SIGTERM and SIGKILL for ranks that must exit."""
     folder: Path | None = None
-    """Where ranks write to; None leaves their output to the screen."""
+    """The folder for the output of ranks; None: they write to the screen."""
     report: Callable[..., None] = lambda kind, **content: None
-    """Called with starts and failures of ranks, at once: to end the others may take long. Times are by this machine's
-    monotonic clock; the controller knows how it differs from its own."""
+    """Called with starts and failures of ranks, at once, since ending the others may take long. Times are by this
+    machine's monotonic clock; the controller knows its offset."""
     secret: str | None = field(default=None, repr=False)
-    """What all nodes of the job were given; None: nothing (`net/secrets.py`)."""
+    """The secret that all nodes of the job were given, or None (`net/secrets.py`)."""
     script_watch: ScriptWatch | None = None
-    """How a script is watched; a task has settings of its own for that."""
+    """How a script is watched; a task has its own settings for that."""
     standby: Standby | None = None
-    """Where ranks of a task begin, as far as processes wait there."""
+    """The standby processes in which restarted ranks of a task begin."""
     first_start: int = 0
-    """The number of the first start of ranks here: earlier attempts of the launch have those before it."""
+    """The number of the first start of ranks here: earlier attempts of the launch have lower numbers."""
 
 
 def task_program(task: str, arguments: Sequence[str], *defaults: tuple[str, str | None]) -> Program:
@@ -126,8 +126,8 @@ def task_program(task: str, arguments: Sequence[str], *defaults: tuple[str, str 
 
 
 def default_restarts(*, is_task: bool, may_shrink: bool = False) -> int:
-    """A task resumes from its newest checkpoint. A script that does not would train from the start each time, and
-    overwrite what it had written; a user who lets a job continue with fewer nodes says that it resumes."""
+    """A task resumes from its newest checkpoint. A script may not: it would train from the start each time, and
+    overwrite its files. A user who lets a job continue with fewer nodes states that the script resumes."""
     return TASK_RESTARTS if is_task or may_shrink else SCRIPT_RESTARTS
 
 
@@ -153,7 +153,7 @@ def torchrun_command(node: NodePlan, program: Program) -> list[str]:
     least = f"{node.min_nodes}:" if node.may_shrink else ""
     flags = ["--nnodes", f"{least}{node.num_nodes}", "--nproc-per-node", procs]
     flags += ["--max-restarts", str(node.max_restarts), *_rendezvous_flags(node)]
-    # A single agent's count of restarts is the job's, so there the shared store can tell starts apart.
+    # With a single agent, its count of restarts distinguishes starts in the shared store.
     environment = ["env", f"{OWN_STORE_ENV}=1"] if node.num_nodes > 1 else []
     return [*environment, "torchrun", *flags, *program.torchrun_arguments()]
 
@@ -161,7 +161,7 @@ def torchrun_command(node: NodePlan, program: Program) -> list[str]:
 def _rendezvous_flags(node: NodePlan) -> list[str]:
     if not node.endpoint:
         return ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
-    # Which node hosts the rendezvous is not left to torchrun, which goes by what the name resolves to.
+    # Set which node hosts the rendezvous: torchrun decides by what the name resolves to.
     settings = [f"is_host={'true' if node.node_rank == 0 else 'false'}"]
     if node.join_timeout_s != JOIN_TIMEOUT_S:
         settings.append(f"join_timeout={node.join_timeout_s}")
@@ -175,19 +175,19 @@ def _rendezvous_flags(node: NodePlan) -> list[str]:
 
 
 def resume_command(arguments: Sequence[str], *, procs: int) -> str:
-    """The command that resumes this run on as many ranks: without `--fresh`, with `--procs` where a launcher had it."""
+    """The command that resumes this run on the same number of ranks: without `--fresh`, with `--procs` if needed."""
     rest = [word for word in arguments if word != "--fresh"]
     has_procs = any(word.partition("=")[0] == "--procs" for word in rest)
     return shlex.join(["drumline", "train", *rest, *([] if has_procs or procs == 1 else ["--procs", str(procs)])])
 
 
 def two_node_command(task: str, arguments: Sequence[str], *, procs: int) -> str:
-    """The same run on two machines, with as many ranks on each."""
+    """The command for the same run on two machines, with this many ranks on each."""
     rest: list[str] = []
     for before, word in zip(["", *arguments], arguments, strict=False):
         if before != "--procs" and word not in ("--procs", "--fresh") and not word.startswith("--procs="):
             rest.append(word)
-    # `drumline launch` wants the task before its flags; `drumline train` takes it anywhere. Not where it is a value.
+    # `drumline launch` needs the task before its flags; `drumline train` takes it anywhere. A flag's value is not it.
     is_value = [before.startswith("--") and "=" not in before for before in ["", *rest]]
     places = sorted((is_value[place], place) for place, word in enumerate(rest) if word == task)
     if places:

@@ -20,7 +20,7 @@ from drumline.untrusted import parse_json, replace_text
 
 RESTARTED = "DRUMLINE_RESTARTED"
 LOGS_SHOWN = "DRUMLINE_LOGS_SHOWN"
-"""Set where the launcher also shows what ranks other than 0 write to their logs in the run folder."""
+"""Set if the launcher also shows what ranks other than 0 write to their logs in the run folder."""
 FAILURE_FILE = "DRUMLINE_FAILURE_FILE"
 ERROR_FILE = "DRUMLINE_ERROR_FILE"
 COMMAND_START = "DRUMLINE_COMMAND_START"
@@ -39,18 +39,18 @@ _task_began: float | None = None
 
 
 def now() -> float:
-    """Seconds since boot: the clock that the kernel dates processes by."""
+    """Seconds since boot: the clock of the kernel's process start times."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def begin_now() -> None:
-    """This process has waited for something to do, and that begins now."""
+    """This standby process begins its work now."""
     global _task_began
     _task_began = now()
 
 
 def process_start() -> float:
-    """When this process began, Python's own start included."""
+    """When this process began, including Python's own start."""
     if _task_began is not None:
         return _task_began
     after_name = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
@@ -58,7 +58,7 @@ def process_start() -> float:
 
 
 def command_start(environment: Mapping[str, str]) -> float | None:
-    """When the launcher of this rank began; None for restarted ranks, and where it runs on another host."""
+    """When the launcher of this rank began; None for restarted ranks, and if it runs on another host."""
     start = environment.get(COMMAND_START)
     return float(start) if start else None
 
@@ -71,16 +71,16 @@ class FailureRecord:
     """The first failure of the job, as one of its ranks knows it."""
 
     rank: int | None
-    """Which rank failed first; not the writer where that one only followed."""
+    """The rank that failed first, which may not be the rank that writes this record."""
     step: int | None
     error: str
     is_own: bool
-    """Raised by that rank for its own reasons, and not because another process ended."""
+    """Whether the error is the rank's own, and not a result of another process's exit."""
     can_restart: bool
     """False: a restart would fail the same way."""
 
     def repeats(self, before: FailureRecord | None) -> bool:
-        """Whether the start before this one failed the same way, at the same step."""
+        """Whether the previous start failed in the same way, at the same step."""
         return self.is_own and self == before
 
 
@@ -92,7 +92,7 @@ def write_failure(environment: Mapping[str, str], record: FailureRecord) -> None
 
 
 def read_failure(path: Path) -> FailureRecord | None:
-    """None: the rank could not write it (it was killed), or is a script."""
+    """The record; None: the rank could not write it (it was killed), or is a script's."""
     try:
         return FailureRecord(**parse_json(path.read_bytes()))
     except (OSError, ValueError, TypeError):
@@ -135,10 +135,10 @@ def read_error(path: Path) -> ErrorRecord | None:
 @dataclass(frozen=True)
 class ScriptWatch:
     run: str
-    """The folder for diagnoses, as a task has its run folder."""
+    """The folder for diagnoses; a task uses its run folder."""
     on_hang: str = DEFAULT_ON_HANG
     hang_s: float | None = None
-    """None: a script that only waits is never ended."""
+    """None: a script that may still continue is never ended."""
 
     def variables(self) -> dict[str, str]:
         given = {WATCH_RUN: self.run, ON_HANG: self.on_hang}
@@ -153,7 +153,7 @@ class WatchSettings:
     """The watch folder of this node and this start."""
     secret: str | None = field(default=None, repr=False)
     nodes: tuple[tuple[str, int], ...] = ()
-    """By node: the address, and the port that is kept for its sidecar; empty where there is one node."""
+    """By node: the address, and the port that is reserved for its sidecar; empty on a single node."""
     run: Path | None = None
     """Only for a script: where diagnoses go."""
     on_hang: str = DEFAULT_ON_HANG
@@ -161,12 +161,12 @@ class WatchSettings:
 
 
 def sidecar_secret(secret: str | None, *start: str) -> str | None:
-    """The secret of the sidecars of one start; `start` names it, where all starts have one secret."""
+    """The secret of the sidecars of one start; `start` identifies it, where all starts share one secret."""
     return None if secret is None else derived(secret, "sidecars", *start)
 
 
 def watch_settings_from(environment: Mapping[str, str]) -> WatchSettings:
-    """The variables are set by our launcher alone."""
+    """Only our own launcher sets these variables."""
     folder, run, hang_s = (environment.get(name) for name in (WATCH_FOLDER, WATCH_RUN, HANG_S))
     nodes = (word.rpartition(":") for word in environment.get(WATCH_NODES, "").split(",") if word)
     return WatchSettings(

@@ -1,9 +1,9 @@
-"""Slurm: what srun's variables say about a rank or a node, and a batch file that starts a job and requeues it.
+"""Slurm: reads srun's variables for a rank or a node, and writes a batch file that starts a job and requeues it.
 
 srun starts every rank itself, or one task on each node (`drumline launch --srun`), which starts that node's ranks. The
 rendezvous is at the step's first host, at a port that follows from the job's number: two jobs on one host do not
-collide. Slurm takes a job that exits by itself, as after a preemption (code 75), for a failed one and does not start it
-again, so the batch file requeues itself.
+collide. To Slurm a job that exits by itself, as after a preemption (code 75), has failed and is not started again, so
+the batch file requeues itself.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NUM_PORTS = 20_000
 WRITTEN = "# Written by `drumline launch --slurm`."
 SIGNAL_BEFORE_S = 120
 MAX_REQUEUES = 1000
-# Slurm splits a line at blanks and has its own rules for quotes: what could be misread is rejected.
+# Slurm splits a line at blanks and has its own rules for quotes: values that it could misread are rejected.
 VALUE = re.compile(r"[A-Za-z0-9_.,:@%+=/()\[\]*&|!~-]+")
 FLAG = re.compile(rf"--[a-z][a-z0-9-]*(=({VALUE.pattern}))?")
 TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<parts>\d+(?::\d+){0,2})")
@@ -36,7 +36,7 @@ TEXT = """\
 {written}
 {directives}
 
-# The secret that the nodes of this job share: in no file, and on no command line.
+# The secret that the nodes of this job share is in no file and on no command line.
 if [ -z "${{DRUMLINE_SECRET:-}}" ]; then
     DRUMLINE_SECRET=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \\n')
 fi
@@ -59,16 +59,16 @@ exit "$code"
 """
 
 
-# What srun says
+# Variables of srun
 
 
 def rank_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """RANK and the rest for a task of an srun step; nothing anywhere else (a batch script is no step of its own)."""
+    """RANK and the other variables for a task of an srun step; empty elsewhere (a batch script is not an srun step)."""
     is_step = "SLURM_PROCID" in environment and "SLURM_STEP_NODELIST" in environment
     if not is_step or int(environment.get("SLURM_STEP_NUM_TASKS", "1")) < 2:
         return {}
     node_list, per_node = environment["SLURM_STEP_NODELIST"], environment.get("SLURM_STEP_TASKS_PER_NODE", "1")
-    # Hosts are in the order of their ranks only where each has the same number, in blocks.
+    # Hosts are in the order of their ranks only if each has the same number of ranks, in blocks.
     in_blocks = "," not in per_node and environment.get("SLURM_DISTRIBUTION", "block").startswith("block")
     return {
         "RANK": environment["SLURM_PROCID"],
@@ -83,7 +83,7 @@ def rank_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def node_of_step(environment: Mapping[str, str], *, num_procs: int | None) -> NodePlan:
-    """This process's node of a step that has one task on each."""
+    """The node of this process, in a step with one task on each node."""
     names = ("SLURM_NODEID", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST")
     if missing := [name for name in names if name not in environment]:
         raise UsageError(
@@ -135,7 +135,7 @@ def node_names(node_list: str) -> list[str]:
     return names
 
 
-# What sbatch gets
+# The batch file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +162,7 @@ class BatchJob:
 
 
 def wrong_values(options: Mapping[str, str], others: Sequence[str], signal_before_s: int) -> Iterator[str]:
-    """What a batch file cannot contain, or what would not work, as sentences."""
+    """A message for each value that a batch file cannot contain, or that would not work."""
     for name, value in options.items():
         if not VALUE.fullmatch(value):
             yield f"--{name}: {value!r} cannot be in a batch file; no blanks, quotes and the like"
@@ -198,7 +198,7 @@ def batch_text(job: BatchJob) -> str:
     return TEXT.format(
         written=WRITTEN,
         directives="\n".join(f"#SBATCH {flag}" for flag in flags),
-        # srun does not take the number of cores from the job; and one node that is done does not end the others.
+        # srun does not inherit the job's number of cores. A node that is done must not end the others.
         srun_flags=shlex.join(["--ntasks-per-node=1", "--kill-on-bad-exit=0", *no_kill, *cpus]),
         command=shlex.join(job.command),
         preempted=int(ExitCode.PREEMPTED),
@@ -207,7 +207,7 @@ def batch_text(job: BatchJob) -> str:
 
 
 def write_batch_file(path: Path, text: str) -> None:
-    """Over one that was written here before, never over another file."""
+    """Replaces a file that drumline wrote, never another file."""
     try:
         if os.path.lexists(path) and WRITTEN not in read_regular(path).decode(errors="replace"):
             what = f"{path} exists, and was not written by drumline launch"
@@ -218,7 +218,7 @@ def write_batch_file(path: Path, text: str) -> None:
 
 
 def check_sbatch(search_path: str | None) -> str:
-    """Where sbatch is."""
+    """The path of sbatch."""
     if (sbatch := shutil.which("sbatch", path=search_path)) is None:
         what = f"sbatch is not installed on {socket.gethostname()}"
         raise UsageError(what, next_step="run this where jobs are submitted, or show the batch file with --print")

@@ -1,6 +1,6 @@
-"""Spot notices: how the owner of a machine (a spot market, a cluster's own scripts) says that it will be taken back.
+"""Spot notices: how a cloud or a cluster's own scripts announce that a machine will be reclaimed.
 
-A probe is called again and again; it returns the text of the notice, or None.
+A probe is called repeatedly; it returns the text of the notice, or None.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from drumline.user_code import load_function
 
 Probe = Callable[[], str | None]
 TIMEOUT_S = 1.0
-# AWS answers only who fetches a token first.
+# AWS needs a token, which is fetched first.
 METADATA_HOSTS = ("169.254.169.254", "fd00:ec2::254")
 TOKEN_PATH, TOKEN_S = "/latest/api/token", 21_600
 _MOST_BYTES, _MOST_SHOWN = 4096, 160
@@ -31,13 +31,13 @@ def make_probe(notice: str) -> tuple[Probe, float]:
     if re.search(r"\.py:\w+$", notice):
         function = load_function(notice)
         return lambda: f"{notice}: {_in_a_line(str(reason))}" if (reason := function()) else None, 5.0
-    # Often: looking for a file costs next to nothing, and some who write one give only seconds.
+    # Often: checking for a file is cheap, and some scripts give only seconds.
     path = Path(notice)
     return lambda: f"a notice at {path}" if path.exists() else None, 1.0
 
 
 class WebNotice:
-    """A notice is an answer of 200 with a body that is not empty."""
+    """The notice is a response with status 200 and a body that is not empty."""
 
     def __init__(self, url: str, *, token_url: str | None = None) -> None:
         """`token_url`: where to fetch a token, should one be needed."""
@@ -45,11 +45,11 @@ class WebNotice:
         if parts.hostname in METADATA_HOSTS:
             token_url = f"{parts.scheme}://{parts.netloc}{TOKEN_PATH}"
         self._url, self._token_url, self._token = url, token_url, ""
-        # Without proxies and redirects: the answer of a proxy or a login page is no notice.
+        # Without proxies and redirects: a response of a proxy or a login page is no notice.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects)
 
     def __call__(self) -> str | None:
-        """An error on the way is no notice."""
+        """A network error is no notice."""
         try:
             headers = {} if self._token_url is None else self._token_headers(self._token_url)
             body = self._request(self._url, "GET", headers)

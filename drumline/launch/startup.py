@@ -1,8 +1,8 @@
 """How a command starts: what Ctrl-C does until its ranks run, and how torch is imported.
 
-Until ranks run, a handler exits: importlib drops a KeyboardInterrupt in its callbacks. torch loads its compiler
+Until ranks run, a signal handler exits: importlib drops a KeyboardInterrupt in its callbacks. torch loads its compiler
 (torch._dynamo, 800 modules) at the first call of an optimizer or of DDP, a third of the time to the first step; a
-placeholder answers what is asked while nothing is compiled, and any other use loads the real one.
+placeholder answers calls while nothing is compiled, and any other use loads the real module.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from drumline.errors import ExitCode
 from drumline.terminal import paragraph
 
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-"""What ends a launcher and its ranks."""
+"""Signals that end a launcher and its ranks."""
 SAME_SIGNAL_S = 2.0
-"""A scheduler, a shell or `timeout` may signal a process and its parent, which passes it on: within so many seconds
-that is one signal, not two."""
+"""A scheduler, a shell or `timeout` may signal a process and its parent, which passes it on: within this many seconds
+they count as one signal."""
 INTERRUPTED_EARLY = "interrupted before the first step; rerun the same command"
 COMPILER = "torch._dynamo"
-# Where torch keeps the result of leaving a function out.
+# Where torch keeps the result of `disable` for a function.
 DISABLED = "__dynamo_disable"
-# What torch knows of tensors without data takes a third of its import, and is for compilers.
+# torch's rules for tensors without data (meta tensors) take a third of its import, and are for compilers.
 TENSOR_RULES = "torch._meta_registrations"
 STORE_LOG = "TORCH_CPP_LOG_LEVEL"
-# Programs that search through all modules ask each for names like these; only these two mean that it is used.
+# Programs that search all modules ask each for dunder names; only these two mean that it is used.
 NEEDS_REAL = ("__path__", "__all__")
 Handler = Callable[[int, FrameType | None], object]
 
@@ -45,18 +45,18 @@ Handler = Callable[[int, FrameType | None], object]
 
 
 def set_handler(number: signal.Signals, handler: Handler | signal.Handlers) -> None:
-    """Unless the signal was ignored when the command began (nohup, a shell's `&`): then it stays ignored."""
+    """Set it, unless the signal was ignored when the command began (nohup, a shell's `&`): then it stays ignored."""
     if signal.getsignal(number) is not signal.SIG_IGN:
         signal.signal(number, handler)
 
 
 def exit_handler(code: ExitCode, message: str) -> Handler:
-    """A handler for as long as there is nothing to save and nobody to inform."""
+    """A handler for the time in which there is nothing to save and no process to inform."""
     data = paragraph(message).encode() if message else b""
 
     def end(number: int, frame: FrameType | None) -> None:
         if data:
-            os.write(2, data)  # past Python's buffers, which may be in use
+            os.write(2, data)  # without Python's buffers, which may be in use
         os._exit(code)
 
     return end
@@ -64,7 +64,7 @@ def exit_handler(code: ExitCode, message: str) -> Handler:
 
 @contextmanager
 def interruptible(message: str) -> Iterator[None]:
-    """For imports that take long."""
+    """Makes long imports interruptible."""
     set_handler(signal.SIGINT, exit_handler(ExitCode.INTERRUPTED, message))
     try:
         yield
@@ -73,7 +73,7 @@ def interruptible(message: str) -> Iterator[None]:
 
 
 def interrupted(run: Path | None, arguments: Sequence[str]) -> str:
-    """The last line after Ctrl-C. `run`: the run folder, where it is known here; `arguments` of `drumline train`."""
+    """The last line after Ctrl-C. `run`: the run folder, if known here; `arguments`: those of `drumline train`."""
     again = "rerun the same command without --fresh" if "--fresh" in arguments else "rerun the same command"
     if run is None:
         return f"interrupted; {again} to resume from the newest checkpoint, if one was saved"
@@ -87,7 +87,7 @@ def interrupted(run: Path | None, arguments: Sequence[str]) -> str:
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Import what stays to the end in here: the garbage collector never searches its hundred thousands of objects."""
+    """Imports inside this block are never scanned by the garbage collector: they create some 100,000 objects."""
     gc.disable()
     try:
         yield
@@ -97,8 +97,8 @@ def loading() -> Iterator[None]:
 
 
 def load_torch_quietly(*, computes: bool) -> None:
-    """PyTorch's store logs a lost connection with a stack of its own code; ours is one sentence. The ranks' log level
-    stays as it was. `computes`: whether this process may come to work on tensors."""
+    """Import torch without its C++ logs: its store logs a lost connection with a stack, we print one line. The ranks'
+    log level does not change. `computes`: whether this process may use tensors."""
     if "torch" in sys.modules:
         return
     if not computes:
@@ -113,15 +113,15 @@ def load_torch_quietly(*, computes: bool) -> None:
 
 
 def default_procs() -> int:
-    """One rank per GPU, or one on a machine without."""
-    load_torch_quietly(computes=True)  # when it is one, that will be this process
+    """One rank per GPU, or one rank on a machine without GPUs."""
+    load_torch_quietly(computes=True)  # if it is one, this process becomes the rank
     import torch
 
     return max(1, torch.cuda.device_count())
 
 
 class LateModule(ModuleType):
-    """A placeholder in `sys.modules`, replaced by the real module when somebody uses it."""
+    """A placeholder in `sys.modules`, replaced by the real module at its first use."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name not in NEEDS_REAL:
@@ -132,13 +132,13 @@ class LateModule(ModuleType):
         return dir(self.load())
 
     def load(self) -> ModuleType:
-        """The real module, which takes this one's place."""
+        """The real module, which replaces this one."""
         if self.is_placeholder:
             if LoadedMeanwhile not in sys.meta_path:
                 sys.meta_path.insert(0, LoadedMeanwhile)
             del sys.modules[self.__name__]
             package, _, name = self.__name__.rpartition(".")
-            # While it loads, the modules that it imports look for it there in turn.
+            # While it loads, the modules that it imports look for it there.
             if vars(sys.modules[package]).get(name) is self:
                 delattr(sys.modules[package], name)
         with loading():
@@ -146,13 +146,13 @@ class LateModule(ModuleType):
 
     @property
     def is_placeholder(self) -> bool:
-        """Whether nobody has used the real one yet."""
+        """Whether the real module has not been loaded yet."""
         return sys.modules.get(self.__name__) is self
 
 
 class LoadedMeanwhile(Loader):
-    """Finds a module that was loaded after Python had looked for it and before it searches: to import `late.part`
-    Python looks for that, then asks `late` for its path, which loads both, and would make a second `late.part`."""
+    """Finds a module that was loaded while Python was importing it: to import `late.part`, Python checks
+    `sys.modules`, then asks `late` for its path, which loads both, and would create a second `late.part`."""
 
     @classmethod
     def find_spec(cls, name: str, path: object = None, target: ModuleType | None = None) -> ModuleSpec | None:
@@ -167,13 +167,13 @@ class LoadedMeanwhile(Loader):
         return self._module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Its own loader has run it. Some modules cannot be changed, by Python neither."""
+        """Its own loader has run it. Some modules do not allow Python to set attributes on them."""
         with suppress(AttributeError):
             module.__spec__ = self._spec
 
 
 def load_compiler_late() -> None:
-    """From here on. Not before the process group: with a compiler there, torch then clears its caches."""
+    """Install the placeholder. Not before the process group exists: torch clears the compiler's caches there."""
     if COMPILER not in sys.modules:
         import torch
 
@@ -189,7 +189,7 @@ class _LateCompiler(LateModule):
         self.utils = _LateCompilerUtils(self)
 
     def disable(self, function: Any = None, recursive: bool = True, **more: Any) -> Any:
-        """torch's own functions ask without a wrapping, and keep the answer where it can be corrected later."""
+        """torch's own functions ask with `wrapping=False`, and keep the answer where it can be corrected later."""
         if more != {"wrapping": False} or not self.is_placeholder:
             return self.load().disable(function, recursive, **more)
         self.left_out.append((function, recursive))
@@ -201,19 +201,19 @@ class _LateCompiler(LateModule):
         if is_first:
             for function, recursive in self.left_out:
                 setattr(function, DISABLED, real.disable(function, recursive, wrapping=False))
-            vars(self).update(vars(real))  # for whoever still holds this one
+            vars(self).update(vars(real))  # for code that still holds the placeholder
         return real
 
 
 class _LateCompilerUtils(ModuleType):
-    """What the compiler's `utils` are asked before it is needed."""
+    """The compiler's `utils` before the compiler is loaded."""
 
     def __init__(self, compiler: _LateCompiler) -> None:
         super().__init__(f"{COMPILER}.utils")
         self._compiler = compiler
 
     def get_optimize_ddp_mode(self) -> str:
-        """Its default: whoever sets another one loads the compiler for that."""
+        """The default mode: setting another one loads the compiler."""
         return "ddp_optimizer"
 
     def __getattr__(self, name: str) -> Any:

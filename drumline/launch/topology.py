@@ -1,7 +1,7 @@
 """Which rank this process is, from the variables of its launcher; nothing else reads those.
 
-torchrun sets RANK and the rest, and so do most other launchers. Slurm's srun has names of its own, which are translated
-here, so that no other module needs to know who started it.
+torchrun sets RANK and the rest, and so do most other launchers. Slurm's srun has other names, which are translated
+here, so that no other module depends on the launcher.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class Topology:
     master_addr: str = ""
     master_port: int = 0
     is_restart: bool = False
-    """Whether the agent of this node has started its ranks before."""
+    """Whether the ranks of this node were restarted."""
     agent_hosts_store: bool = False
     """torchrun's agent runs the store; otherwise rank 0 does."""
     node_names: tuple[str, ...] = ()
-    """The hosts in the order of their ranks, where the launcher sets them and all have as many ranks as this one."""
+    """The hosts in the order of their ranks, if the launcher sets them and all have the same number of ranks."""
     secret: str | None = field(default=None, repr=False)
-    """What all ranks were given; None: nothing (`net/secrets.py`)."""
+    """The secret that all ranks were given, or None (`net/secrets.py`)."""
 
     @property
     def host(self) -> str:
@@ -45,19 +45,19 @@ class Topology:
 
 
 def own_variables() -> dict[str, str]:
-    """A copy of this process's environment, for programs that are started as modules, without a command above them."""
+    """A copy of this process's environment, for programs that are started with `python -m`."""
     return dict(os.environ)
 
 
 def topology_from(environment: Mapping[str, str]) -> Topology | None:
-    """This process's place, or None when no launcher started it."""
+    """This process's rank and job, or None when no launcher started it."""
     variables = dict(environment)
     if "SLURM_PROCID" in environment:
         from drumline.launch.slurm import rank_variables  # not before: it has more than a rank needs
 
         variables = {**rank_variables(environment), **environment}
     if "RANK" not in variables and "WORLD_SIZE" not in variables:
-        # mpirun counts its processes by names of its own, and each would take itself for the only one.
+        # mpirun uses other names, so each process would believe that it is the only one.
         if count := next((name for name in OF_MPI if variables.get(name, "1") != "1"), None):
             raise PreflightError(
                 f"mpirun has started several processes ({count}={variables[count]}), but none knows its rank",
@@ -89,8 +89,8 @@ def topology_from(environment: Mapping[str, str]) -> Topology | None:
 
 
 def let_first_rank_report(topology: Topology | None) -> None:
-    """Before the rendezvous: all ranks of a host got the same command, and most likely fail for the same reason. When
-    the first has reported it and exits, the launcher ends the others; if it has nothing to report, they do."""
+    """Wait, on a rank that fails before the rendezvous: all ranks of a host have the same command, and most likely fail
+    for the same reason. The first reports it and exits, and the launcher ends the others; otherwise they report it."""
     if topology is not None and topology.local_rank > 0:
         time.sleep(FIRST_REPORT_S)
 

@@ -1,4 +1,4 @@
-"""The display of rank 0: how events read, and the plain lines for log files and pipes. `live` draws on a terminal.
+"""The display of rank 0: events as text, and plain lines for log files and pipes. `live` draws on a terminal.
 
 Errors are not shown here.
 """
@@ -19,10 +19,10 @@ from drumline.text import clock, duration, file_size, plural
 
 _LABEL_WIDTH = 12
 _SECONDS_BETWEEN_STEPS = 5.0
-# Everything in a train or evaluation event that is not a metric of the task.
+# The fields of a train or evaluation event that are not metrics of the task.
 _BOOKKEEPING = RESERVED | {"grad_norm"}
 _MIN_DATA_SHARE = 0.05
-# By the cause that a diagnosis names: what happened to the rank, or to its host.
+# What happened to the rank, or to its host, by the cause of the diagnosis.
 _FAULTS = {
     "exception": "crashed",
     "killed": "was killed",
@@ -44,7 +44,7 @@ _FAULTS = {
 
 
 class Display:
-    """Shows nothing; the others build on it."""
+    """Shows nothing; the base class of the displays."""
 
     def __init__(self) -> None:
         self.epochs: int | None = None
@@ -52,7 +52,7 @@ class Display:
         self._logged_at: dict[str, float] = {}
 
     def __call__(self, event: Event) -> None:
-        """Show one event: by the method named after its kind if there is one, else as a line."""
+        """Show one event: with the method named after its kind if there is one, otherwise as a line."""
         if event["kind"] == "start":
             self.epochs, self.total_steps = event["epochs"], event["total_steps"]
         if (show := getattr(self, f"show_{event['kind']}", None)) is not None:
@@ -70,7 +70,7 @@ class Display:
         pass
 
     def close(self) -> None:
-        """Leave the terminal as it was found; what is on the screen stays there."""
+        """Restore the terminal's state; what is on the screen stays."""
 
 
 class PlainDisplay(Display):
@@ -171,11 +171,11 @@ def event_line(event: Event) -> str | None:
         case "first_step":
             since = "the command" if event["since"] == "command" else "this rank began"
             total = event["seconds"]
-            # Parts of less than a hundredth are left out.
+            # Parts below 1% are left out.
             parts = [f"{name} {duration(part)}" for name, part in event["parts"].items() if part >= total / 100]
             return f"first step {duration(total)} after {since}: {', '.join(parts)}"
         case "checkpoint":
-            # Without a copy, training was paused until all was written.
+            # Without a copy, training was paused until the save was complete.
             paused = "" if event.get("copy", "none") == "none" else f", training paused {duration(event['blocked_s'])}"
             return f"saved step {event['step']} ({file_size(event['bytes'])} in {duration(event['seconds'])}{paused})"
         case "preempted":
@@ -241,7 +241,7 @@ def metrics_of(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def metric_text(name: str, value: float) -> str:
-    """A metric as people write it: an accuracy in percent."""
+    """A metric as text: an accuracy in percent."""
     return f"{value:.2%}" if name.endswith("accuracy") else number_text(value)
 
 
@@ -253,7 +253,7 @@ def number_text(value: float) -> str:
 
 
 def wrap_command(command: str, *, width: int, indent: str) -> list[str]:
-    """Lines of a shell command that fit the width and can be pasted as they are; no word is ever cut."""
+    """Lines of a shell command that fit the width and can be pasted; no word is split."""
     lines: list[str] = []
     for one in command.splitlines():
         # A word may have quoted pieces with blanks; each option stays with its value.

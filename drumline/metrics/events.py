@@ -1,8 +1,8 @@
 """Events: what happened in a run, as flat records that the log files, the display and TensorBoard all read.
 
-The engine reports to one `Reporter` per rank, which stamps the event and hands it to its sinks. Every event has
-`time` (Unix seconds), `number` (from 0 in each process: a gap is a lost event), `kind`, `rank`, `host` and `step`
-(the optimizer steps done so far); the rest goes by kind:
+The engine reports to one `Reporter` per rank, which adds the common fields and passes the event to its sinks. Every
+event has `time` (Unix seconds), `number` (from 0 in each process: a gap is a lost event), `kind`, `rank`, `host` and
+`step` (the optimizer steps done so far); the other fields depend on the kind:
 
 | kind         | fields                                                                                        |
 | ------------ | --------------------------------------------------------------------------------------------- |
@@ -10,9 +10,9 @@ The engine reports to one `Reporter` per rank, which stamps the event and hands 
 |              | batch_size_per_rank, accumulate, shards if elastic, precision, lr, epochs, total_steps, run   |
 | `resume`     | epoch, path: the checkpoint that the run resumes from                                         |
 | `recovered`  | cause, about_rank, about_host: the fault before the restart; seconds from it to the first     |
-|              | step, seconds_to_diagnosis, lost_steps: repeated (null: unknown)                              |
-| `first_step` | seconds from the command (since: `command`), or from the start of this rank where that is not |
-|              | known or the run was started again (since: `rank`); parts: what they were made of, in seconds |
+|              | step, seconds_to_diagnosis, lost_steps: steps that were repeated (null: unknown)              |
+| `first_step` | seconds from the command (since: `command`), or from the start of this rank if that is not    |
+|              | known or the run was restarted (since: `rank`); parts: the seconds of each part of the start  |
 | `train`      | epoch, loss, lr, samples_per_s, data_share, seconds_left, grad_norm if clipped, and the       |
 |              | task's metrics                                                                                |
 | `evaluation` | epoch, samples, seconds, and the metrics, `loss` among them                                   |
@@ -22,15 +22,15 @@ The engine reports to one `Reporter` per rank, which stamps the event and hands 
 | `note`       | message                                                                                       |
 | `warning`    | message                                                                                       |
 | `error`      | message                                                                                       |
-| `straggler`  | message, about_rank (null: the whole host), about_host: slower than its peers                 |
-| `stall`      | message, about_rank, about_host: nothing moves because of it; it may still recover            |
-| `preempted`  | signal, about_rank, about_host: the run was preempted, and has saved this step                |
+| `straggler`  | message, about_rank (null: the whole host), about_host: the rank or host that is slow         |
+| `stall`      | message, about_rank, about_host: the rank that blocks the run, which may still recover        |
+| `preempted`  | signal, about_rank, about_host: the rank that was signalled; the run has saved this step      |
 | `end`        | epoch, seconds, samples_per_s, data_share, run, resume_command, two_node_command, best_step,  |
 |              | metrics, stragglers: a sentence for each rank or host that was one, stopped: why a hook ended |
 |              | the run before its last step (null: none did)                                                 |
 
 `signal` is a signal's name, or the text of a spot notice.
-The numbers of samples and epochs are null where a stream leaves them unknown.
+The numbers of samples and epochs are null for a stream, whose length is unknown.
 The two commands are null on several nodes, where a rank does not know its launcher's arguments.
 `data_share` is the fraction of the time, from 0 to 1, that this rank's loop waited for batches.
 `epoch` counts from 1: in `train` it is the current epoch, in `evaluation` the one that has just finished,
@@ -59,19 +59,19 @@ Event = Mapping[str, Any]
 Sink = Callable[[Event], None]
 
 STAMP = frozenset({"time", "number", "kind", "rank", "host", "step"})
-"""What every event has; the rest goes by kind."""
+"""The fields of every event."""
 RESERVED = STAMP | {"epoch", "lr", "samples_per_s", "data_share", "seconds_left", "samples", "seconds"}
-"""The engine's own fields of a `train` or `evaluation` event: no metric may have such a name."""
+"""The engine's own fields of a `train` or `evaluation` event: reserved names for metrics."""
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 MAX_LINE_BYTES = 16 << 20
 """A longer line is reported as unreadable, and never held in memory."""
 
 
 class Reporter:
-    """Stamps events and hands them to every sink, from any thread.
+    """Adds the common fields to events and passes them to every sink, from any thread.
 
-    A sink that fails with an OSError does not end the run, nor hide the error that the run may be ending with (the
-    disk that is full for the checkpoint is full for the log): the other sinks get a warning, once until it works again.
+    A sink that fails with an OSError does not end the run, and does not hide the error that ends the run (a full disk
+    affects the checkpoint and the log): the other sinks get a warning, once until it works again.
     """
 
     def __init__(self, sinks: Iterable[Sink], *, rank: int, host: str) -> None:
@@ -84,7 +84,7 @@ class Reporter:
         self._lock = threading.RLock()
 
     def report(self, kind: Kind, **fields: Any) -> None:
-        """Hand an event to all sinks; `step` defaults to the latest step that was reported."""
+        """Pass an event to all sinks; `step` defaults to the latest step that was reported."""
         with self._lock:
             step = fields.pop("step", self._step)
             self._step = max(step, self._step)  # a checkpoint is reported when it is complete, some steps later
@@ -114,10 +114,10 @@ class Reporter:
 
 
 class JsonLines:
-    """A file of JSON lines that outlives kills and full disks: the events, and the sample ledger.
+    """A file of JSON lines that stays readable after kills and full disks: the events, and the sample ledger.
 
-    A process that dies while it writes leaves an incomplete line. The next one to append starts a new line, and a
-    reader gets the incomplete one as a line without a record.
+    A process that is killed while it writes leaves an incomplete line. The next process starts a new line, and a reader
+    gets the incomplete one as a line without a record.
     """
 
     def __init__(self, path: Path) -> None:
@@ -129,17 +129,17 @@ class JsonLines:
             self._is_line_complete = file.read() in (b"", b"\n")
 
     def append(self, text: str) -> None:
-        """Add one line. A process that is killed after this loses nothing of it."""
+        """Add one line. It survives if the process is killed after this call."""
         line = text.encode() + b"\n"
         rest = line if self._is_line_complete else b"\n" + line
-        # A write that fails half-way leaves an incomplete line; the next one then starts on a line of its own.
+        # A write that fails half-way leaves an incomplete line; the next one then starts a new line.
         self._is_line_complete = False
         while rest:
             rest = rest[self._file.write(rest) :]
         self._is_line_complete = True
 
     def flush(self) -> None:
-        """Wait until all lines are on the device, so that they survive a power loss."""
+        """Wait until all lines are on disk, so that they survive a power loss."""
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
@@ -147,9 +147,9 @@ class JsonLines:
 
 
 class EventLog(JsonLines):
-    """A sink that appends each event to a file as one line of JSON, handed to the system at once.
+    """A sink that appends each event to a file as one line of JSON, without buffering.
 
-    There is no fsync: what a killed process wrote survives it, and a step never waits for the disk.
+    There is no fsync: the lines of a killed process survive anyway, and a step never waits for the disk.
     """
 
     def __call__(self, event: Event) -> None:
@@ -168,7 +168,7 @@ class Line(NamedTuple):
 
 
 def read_json_lines(path: Path) -> Iterator[Line]:
-    """Every line of a file in order, readable or not; empty ones are left out."""
+    """Every line of a file in order, readable or not, except empty ones."""
     with open_regular(path) as file:
         for number, raw in enumerate(iter(lambda: _next_line(file), b""), start=1):
             if raw.strip():

@@ -1,6 +1,6 @@
 """The live display: a progress bar and the newest numbers at the bottom of the terminal, other lines above them.
 
-It is drawn by the thread that reports an event: there is no refresh thread beside the training.
+The thread that reports an event draws it: there is no refresh thread.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _STYLES = {
 
 
 class LiveDisplay(Display):
-    """Draws on a terminal; whatever else prints meanwhile appears above the bar."""
+    """Draws on a terminal; other output appears above the bar."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class LiveDisplay(Display):
         self._train = event
         if not self._live.is_started:
             self._live.start()
-            # Rich hides the cursor, and a rank that is killed could not bring it back.
+            # Rich hides the cursor, and a rank that is killed could not show it again.
             self._console.show_cursor(True)
         if event["time"] - self._last_draw >= _SECONDS_BETWEEN_DRAWS:
             self._last_draw = event["time"]
@@ -70,10 +70,10 @@ class LiveDisplay(Display):
         self._saved_step = event["step"]
 
     def show_error(self, event: Event) -> None:
-        self.close()  # the error is printed below the bar, where training was
+        self.close()  # the error is printed below the bar
 
     def show_end(self, event: Event) -> None:
-        self._live.transient = True  # the summary takes the bar's place
+        self._live.transient = True  # the summary replaces the bar
         self.close()
         self._print_page(display.closing_page(event), "bold green")
 
@@ -119,5 +119,5 @@ class LiveDisplay(Display):
         if self._saved_step is not None:
             parts.append(f"saved step {self._saved_step}")
         numbers = Text(one_line(_MARGIN + "   ".join(parts)), "dim", no_wrap=True, overflow="ellipsis")
-        # The last line is empty: the cursor is there, so what another rank prints starts on a line of its own.
+        # The last line is empty and has the cursor, so that the output of another rank starts on a new line.
         return Group(Text(), bar, numbers, Text())

@@ -1,7 +1,7 @@
 """Meters: the sums behind a logged loss, kept on the device.
 
-Between two log lines the engine adds to a `Meter` at every micro-batch and waits for nothing. To log, it takes the
-sums, adds them up over the ranks and only then copies them to the host.
+The engine adds to a `Meter` at every micro-batch, without waiting for the device. To log, it takes the sums, adds them
+up over the ranks and only then copies them to the host.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Meter:
     """Sums of the loss, of its weight and of named metrics, on the device."""
 
     def __init__(self, device: torch.device) -> None:
-        # Double precision, so that a long epoch's sum loses nothing; MPS has no float64.
+        # Double precision, so that the sum of a long epoch is exact enough; MPS has no float64.
         self.dtype = torch.float32 if device.type == "mps" else torch.float64
         self._device = device
         self._names: tuple[str, ...] | None = None
@@ -34,7 +34,7 @@ class Meter:
         return self._names or ()
 
     def prepare(self, names: Iterable[str]) -> None:
-        """Set the names of the metrics, before the first `add` or instead of it (a rank without samples)."""
+        """Set the names of the metrics before the first `add`, or without one (on a rank without samples)."""
         given = tuple(sorted(names))
         if self._names is None:
             check_names(given)
@@ -49,7 +49,7 @@ class Meter:
             )
 
     def add(self, loss_total: Tensor, weight: Tensor | float, metrics: Mapping[str, Tensor]) -> None:
-        """Add the sums of one micro-batch. Waits for nothing."""
+        """Add the sums of one micro-batch, without waiting for the device."""
         if self._names is None or metrics.keys() != self._metrics.keys():
             self.prepare(metrics)
         self.loss.add_(loss_total.detach())
@@ -69,14 +69,14 @@ class Meter:
         return sums
 
     def peek(self) -> Tensor:
-        """The same sums, which stay: what a checkpoint keeps of them."""
+        """The same sums, without resetting them: for a checkpoint."""
         sums = self._sums.clone()
         sums[1] += self.host_weight
         return sums
 
     def put(self, sums: Sequence[float], names: Sequence[str]) -> None:
-        """Continue with saved sums, on one of the ranks: the next log line then covers what they cover too. They are
-        dropped if the metrics turn out to be different, or if they are not finite."""
+        """Continue with saved sums, on one of the ranks: the next log line then includes them. They are dropped if the
+        metrics differ, or if they are not finite."""
         if all(map(math.isfinite, sums)):
             self._kept = (tuple(names), sums)
 
@@ -85,7 +85,7 @@ class Meter:
         return self._sums.clone()
 
     def put_back_if(self, condition: Tensor, kept: Tensor) -> None:
-        """Undo what was added since `keep`, if the condition, on the device, is true. Waits for nothing."""
+        """Undo what was added since `keep`, if the condition on the device is true, without waiting for it."""
         self._sums.copy_(torch.where(condition, kept, self._sums))
 
     def _lay_out(self, names: Sequence[str]) -> None:
@@ -96,7 +96,7 @@ class Meter:
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Refuse metrics that are named like a field of every event."""
+    """Refuse metrics with a reserved name."""
     if taken := [name for name in names if name in RESERVED]:
         raise TrainingError(
             f"the metric name {taken[0]!r} is reserved: every event has a field of that name",

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 class TensorBoard:
-    """Writes to a folder; a resumed run hides what it is about to repeat."""
+    """Writes to a folder; after a resume, the points of steps that are repeated are hidden."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         try:
             with warnings.catch_warnings():
-                # The user can do nothing about the warnings of TensorBoard's own imports.
+                # Warnings of TensorBoard's own imports do not help the user.
                 warnings.simplefilter("ignore")
                 from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
@@ -39,7 +39,7 @@ class TensorBoard:
         if event["kind"] not in ("train", "evaluation", "logged"):
             return
         if self._writer is None:
-            # Not before the first number: only then is it known whether the run was resumed.
+            # Opened with the first number: only then it is known whether the run was resumed.
             self._writer = self._writer_class(str(self._folder), purge_step=self._purge_step)
         if event["kind"] == "logged":
             self._add_logged(self._writer, event)

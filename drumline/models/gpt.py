@@ -1,6 +1,6 @@
 """A GPT: a decoder-only transformer language model with learned positions and torch's fused attention.
 
-Linear layers and norms have no bias: they would add parameters and kernels, and no quality.
+Linear layers and norms have no bias, which would add parameters and kernels, but no quality.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class GPT(nn.Module):
         for name, parameter in self.named_parameters():
             if parameter.dim() < 2:
                 continue  # norms start at one
-            # 2 * layers branches add up on the residual path; this keeps its variance level with depth.
+            # 2 * layers branches add up on the residual path; this keeps its variance independent of the depth.
             is_residual = name.endswith(("attention.out.weight", "mlp_out.weight"))
             nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers) if is_residual else 0.02)
 

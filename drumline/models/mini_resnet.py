@@ -1,7 +1,7 @@
 """MiniResNet: a small residual network for small images (8x8 digits, 32x32 CIFAR), with BatchNorm.
 
-A 3x3 stem keeps the size of the image; each stage after the first halves it; one linear layer follows the mean over
-what is left.
+A 3x3 stem keeps the size of the image; each stage after the first halves it; then come the mean over all pixels and one
+linear layer.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class BasicBlock(nn.Module):
 
 
 def _convolution(in_channels: int, channels: int, *, stride: int = 1) -> nn.Conv2d:
-    # No bias: the BatchNorm that follows would take it out again.
+    # No bias: the BatchNorm that follows would cancel it.
     return nn.Conv2d(in_channels, channels, kernel_size=3, stride=stride, padding=1, bias=False)
 
 
@@ -95,5 +95,5 @@ def _initialise(module: nn.Module) -> None:
         nn.init.normal_(module.weight, std=0.01)
         nn.init.zeros_(module.bias)
     elif isinstance(module, BasicBlock):
-        # Each block starts as its shortcut alone, so a deep network starts as a shallow one.
+        # At the start each block is only its shortcut, so a deep network starts like a shallow one.
         nn.init.zeros_(module.second_norm.weight)

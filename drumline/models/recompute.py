@@ -18,10 +18,10 @@ from torch.utils.checkpoint import checkpoint
 def recompute_in_backward(block: nn.Module, inputs: Tensor, *, draws_random: bool) -> Tensor:
     """`block(inputs)`, holding only `inputs` for the backward pass.
 
-    A block that draws no random numbers is spared the saving of the generators' state.
+    For a block that draws no random numbers the generators' state is not saved.
     """
     recompute = partial(checkpoint, block, inputs, use_reentrant=False, preserve_rng_state=draws_random)
-    # The compiler takes no hooks here, and needs none: it never runs a buffer's update a second time.
+    # The compiler accepts no hooks here, and needs none: it never updates a buffer twice.
     if torch.compiler.is_compiling() or next(block.buffers(), None) is None:
         outputs: Tensor = recompute()
     else:

@@ -1,1 +1,1 @@
-"""What every channel between processes and hosts is made of: secrets, handshakes, framing, stores and addresses."""
+"""Channels between processes and hosts: secrets, handshakes, framing, stores and addresses."""

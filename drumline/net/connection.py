@@ -1,6 +1,6 @@
-"""Authenticated connections in an event loop: cut off unless a handshake succeeds, and sealed after it.
+"""Authenticated connections in an event loop: closed unless a handshake succeeds, and sealed after it.
 
-An unauthenticated peer gets a thousand bytes and three seconds to prove who it is. Buffers are bounded both ways.
+An unauthenticated peer may send a thousand bytes and has three seconds for the handshake. Buffers are bounded.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ MAX_UNSENT_BYTES = 2 << 20
 MAX_PENDING = 32
 ACCEPTED_AT_ONCE = 16
 ACCEPT_PAUSE_S = 1.0
-LATE, CROWDED = "did not prove in time who it is", "dropped for a newer connection"
+LATE, CROWDED = "did not complete the handshake in time", "dropped for a newer connection"
 
 
 class ConnectionOwner(Protocol):
-    """Is called when something happens on a connection."""
+    """Called when something happens on a connection."""
 
     def connection_made(self, connection: PeerConnection) -> None: ...
     def connection_opened(self, connection: PeerConnection, node: int) -> None: ...
@@ -34,27 +34,27 @@ class ConnectionOwner(Protocol):
 
 
 class PeerConnection(asyncio.Protocol):
-    """Created when a connection is, by either side. `why`: how it ended."""
+    """One connection, opened by either side. `why`: how it ended."""
 
     def __init__(self, owner: ConnectionOwner, handshake: Handshake, *, is_ours: bool) -> None:
-        """`is_ours`: we dialled."""
+        """`is_ours`: this process connected."""
         self._owner, self._handshake, self.is_ours = owner, handshake, is_ours
         self._transport: asyncio.Transport | None = None
         self._session: Session | None = None
         self._lines = LineBuffer(MAX_HANDSHAKE_BYTES)
         self._timer: asyncio.TimerHandle | None = None
         self.node: int | None = None
-        """Who is there, once that is proved."""
+        """The node at the other end, once the handshake has succeeded."""
         self.since = math.inf
-        """When that was."""
+        """When the handshake succeeded."""
         self.address = ""
         self.why = ""
         self.is_refused = False
-        """Whether it ended because of what arrived, rather than by the network or our own decision."""
+        """Whether it was closed because of what the peer sent, not by the network or by us."""
         self.ended = asyncio.Event()
 
     def send(self, message: Mapping[str, Any], *, max_unsent: int = MAX_UNSENT_BYTES) -> bool:
-        """Never waits; False when nothing more can be taken. Raises FrameError for what no connection can carry."""
+        """Never blocks; False when the buffer is full. Raises FrameError for a message that is too long."""
         transport, session = self._transport, self._session
         if transport is None or session is None or self.why or transport.is_closing():
             return False
@@ -64,7 +64,7 @@ class PeerConnection(asyncio.Protocol):
         return True
 
     def end(self, why: str, *, is_refused: bool = False) -> None:
-        """At once; what was not sent yet is lost."""
+        """Close at once; what was not sent yet is lost."""
         if not self.why:
             self.why, self.is_refused = why, is_refused
         if self._transport is not None:
@@ -122,8 +122,8 @@ class PeerConnection(asyncio.Protocol):
 
 
 class PendingConnections:
-    """Those that have not yet proved who they are. When there are too many, the oldest is dropped: a handshake takes
-    milliseconds, and who only opens sockets has the oldest ones. Hosts of the job have a limit of their own each."""
+    """Connections whose handshake is not complete. When there are too many, the oldest is dropped: a handshake takes
+    milliseconds, so a flood of idle sockets has the oldest. Each host of the job has its own limit."""
 
     def __init__(self, known: Collection[str]) -> None:
         """`known`: the addresses of the job's hosts."""
@@ -142,7 +142,7 @@ class PendingConnections:
         waiting[connection] = None
 
     def remove(self, connection: PeerConnection) -> None:
-        """It is known now, or ended; one that was never added is ignored."""
+        """Its handshake succeeded, or it ended; a connection that was never added is ignored."""
         self._waiting.get(self._group(connection), {}).pop(connection, None)
 
     def _group(self, connection: PeerConnection) -> str:
@@ -150,8 +150,8 @@ class PendingConnections:
 
 
 class Acceptor:
-    """Accepts connections at a port, a few at a time, and leaves none open when it closes; asyncio's server loses one
-    that arrives then (seen with Python 3.11). The socket is taken over; other processes that have it open keep it."""
+    """Accepts connections at a port, a few at a time, and leaves none open when it closes; asyncio's server leaks one
+    that arrives then (seen with Python 3.11). It owns the socket; other processes that have it open keep it."""
 
     def __init__(self, listener: socket.socket, make_connection: Callable[[], PeerConnection]) -> None:
         listener.setblocking(False)
@@ -179,7 +179,7 @@ class Acceptor:
                 accepted, _ = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            except OSError:  # no file descriptor is left to this process: the caller waits, and nobody else does
+            except OSError:  # this process has no file descriptor left: only this caller waits
                 loop.remove_reader(self._listener)
                 self._pause = loop.call_later(ACCEPT_PAUSE_S, self.open)
                 return

@@ -1,8 +1,8 @@
-"""Whether a port of another host can be reached, and why not: errno in words, waiting for a port, probing many hosts.
+"""Whether a port of another host is reachable, and why not: errno in words, waiting for a port, probing many hosts.
 
-A probe is a TCP connection that the host answers with a token it made up for this start: an address may belong to more
-than one machine (every docker0 has the same), so an answer alone is not enough. With the token comes the host's wall
-clock.
+A probe is a TCP connection that the host answers with a random token of this start: an address may belong to more than
+one machine (every docker0 has the same), so an answer alone is not enough. The host's wall clock is sent with the
+token.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from typing import NamedTuple
 from drumline.errors import PreflightError
 from drumline.terminal import print_message, show_progress
 
-# SYN is sent again after 1 s: a port that accepts the second one is open, if on a lossy network.
+# A SYN is sent again after 1 s: a port that accepts the second one is open, on a lossy network.
 CONNECT_S = 2.0
 REPLY_S = 10.0
-# A connection between two hosts that are up and that fails for so long will not succeed by itself.
+# A connection between two hosts that are up and that fails for this long will not succeed later.
 CLOSED_S = 20.0
 MAX_PROBES = 256
 TIME_BYTES = 20
 FIRST_NOTICE_S = 5.0
 GROWTH = 3.0
-# Between two attempts: short at first, since after a restart the other side is there in a moment.
+# Pauses between attempts: short at first, since after a restart the other side is soon ready.
 FIRST_POLL_S, LAST_POLL_S = 0.02, 0.2
 OPEN_RENDEZVOUS = "open TCP {port} on {host} to the job's hosts"
 OPEN_DATA = "open TCP 1024-65535 {where} for the job's hosts (AWS: all traffic from the security group itself)"
@@ -61,7 +61,7 @@ _REASONS = {
     errno.ECONNRESET: Reason.CLOSED,
     errno.EPIPE: Reason.CLOSED,
 }
-# Where nobody may listen yet, and where somebody certainly does.
+# For a port where no process may listen yet, and for one where a process of ours listens.
 _EXPLAINED: dict[str, str] = {
     Reason.REFUSED: "connection refused (nothing listens there yet)",
     Reason.NO_ANSWER: "no answer (a firewall drops the packets, or the host is down)",
@@ -75,7 +75,7 @@ _CLOSED: dict[str, str] = {
 
 
 def reason_of(error: OSError) -> str:
-    """A `Reason`, or what the system calls an error that has none."""
+    """A `Reason`, or the system's own text for other errors."""
     if isinstance(error, TimeoutError):
         return Reason.NO_ANSWER
     if isinstance(error, socket.gaierror):
@@ -84,7 +84,7 @@ def reason_of(error: OSError) -> str:
 
 
 def explained(reason: str) -> str:
-    """With the likely cause, for a port where nobody is known to listen."""
+    """The reason with its likely cause, for a port where no process is known to listen."""
     return _EXPLAINED.get(reason, reason)
 
 
@@ -127,7 +127,7 @@ class WaitNotice:
         return True
 
     def report(self, text: str) -> None:
-        """What is waited for, as one line: replaced in place on a terminal, else printed when due. Call it often."""
+        """Report what this process waits for: one updated line on a terminal, otherwise when due. Call it often."""
         if not sys.stderr.isatty():
             if self.is_due():
                 print_message(text)
@@ -150,8 +150,8 @@ class Blocked(NamedTuple):
 def wait_for_port(
     host: str, port: int, *, timeout_s: float, limits: Mapping[str, float], report: Callable[[str], None]
 ) -> Blocked | None:
-    """None when something listens there. `limits`: reasons for which the wait ends before the timeout, once they have
-    lasted so long. `report` is called with the reason, again and again."""
+    """None when something listens there. `limits`: how long some reasons may last before the wait ends early. `report`
+    is called repeatedly with the reason."""
     begin, before, since, pause_s = time.monotonic(), "", 0.0, FIRST_POLL_S
     while True:
         try:
@@ -174,7 +174,7 @@ def wait_for_port(
 
 @dataclass(frozen=True)
 class ProbeTarget:
-    """Where a host expects data, and the token that it answers with there."""
+    """Where a host receives data, and the token of its answer."""
 
     rank: int
     host: str
@@ -220,11 +220,11 @@ class ProbeResults(NamedTuple):
     failed: dict[int, str]
     """Why it could not be reached."""
     clocks: dict[int, float]
-    """By how many seconds its wall clock is ahead of this one, at least."""
+    """By how many seconds its wall clock is ahead of ours, at least."""
 
 
 def probe_hosts(targets: Sequence[ProbeTarget]) -> ProbeResults:
-    """Each on a thread of its own, some hundred at a time: a closed port costs its whole timeout."""
+    """Probe each in a thread, some hundred at a time: a closed port takes its whole timeout."""
     results = ProbeResults({}, {})
     if targets:
         with ThreadPoolExecutor(min(len(targets), MAX_PROBES)) as pool:
@@ -237,7 +237,7 @@ def probe_hosts(targets: Sequence[ProbeTarget]) -> ProbeResults:
 
 
 def _probe(target: ProbeTarget) -> str | float:
-    """Why it failed; else how far the host's clock is ahead of ours for certain (negative: behind)."""
+    """Why it failed; otherwise how far the host's clock is ahead of ours, at least (negative: behind)."""
     token, received, begun = target.token.encode(), b"", time.monotonic()
     try:
         connection = socket.create_connection((target.address, target.port), timeout=CONNECT_S)

@@ -1,4 +1,4 @@
-"""JSON objects, one per line: what every channel between our processes carries, over sockets and over pipes.
+"""JSON objects, one per line: the format of every channel between our processes, over sockets and pipes.
 
 Lines are bounded in size, nothing that arrives is evaluated, and a line that is not a frame is an error that shows what
 arrived. After a handshake (handshake.py) each line is also sealed.
@@ -19,11 +19,11 @@ from drumline.errors import PreflightError
 from drumline.untrusted import parse_json
 
 Message = dict[str, Any]
-# The facts of a machine with some hundred packages, and what one host found out about 255 others, are below 200 kB.
+# The facts of a machine with some hundred packages, and one host's results about 255 others, are below 200 kB.
 MAX_BYTES = 1 << 20
 # For a frame on a pipe from a supervisor, which carries the output of ranks.
 MAX_PIPE_BYTES = 1 << 24
-# Bytes that may wait to be written to a pipe before its writer should stop adding more.
+# How many bytes may wait to be written to a pipe before its writer should stop adding more.
 MAX_WAITING = 1 << 18
 MAX_SHOWN = 80
 SEAL_BYTES = 64
@@ -33,7 +33,7 @@ WRONG_FIELD = "a field is wrong"
 
 
 class FrameError(PreflightError):
-    """What arrived, or was to be sent, is not a frame. `kind` is one of a few constants, for counting."""
+    """Received or outgoing data is not a frame. `kind` is one of a few constants, for counting."""
 
     def __init__(self, kind: str, detail: str = "", *, next_step: str | None = None) -> None:
         super().__init__(detail or kind, next_step=next_step)
@@ -41,7 +41,7 @@ class FrameError(PreflightError):
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
-    """One line, without its end."""
+    """One line, without the newline."""
     text = json.dumps(message, separators=(",", ":")).encode()
     _check_numbers(text)
     return text
@@ -62,7 +62,7 @@ def decode(line: bytes, *, max_bytes: int = MAX_BYTES) -> Message:
 
 
 def _check_numbers(text: bytes) -> None:
-    """Infinity stands for what never happened; NaN and -Infinity are mistakes."""
+    """Infinity means "never"; NaN and -Infinity are mistakes."""
 
     def refuse(name: str) -> None:
         if name != "Infinity":
@@ -77,7 +77,7 @@ def read_field(
 ) -> Any:
     """A field of this type and within these bounds; FrameError otherwise."""
     value: Any = message.get(name)
-    # True is an int to Python, and never what a number means here.
+    # bool is a subclass of int, but never valid as a number here.
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise FrameError(WRONG_FIELD, f"{name} is {_shown(value)}; {kind.__name__} is needed")
     if (low is not None and value < low) or (high is not None and value > high):
@@ -86,7 +86,7 @@ def read_field(
 
 
 def read_list(message: Mapping[str, Any], name: str, kind: type, most: int) -> list[Any]:
-    """A list of values of one type, with at most so many entries."""
+    """A list of values of one type, with at most `most` entries."""
     values = read_field(message, name, list)
     if len(values) > most:
         raise FrameError(WRONG_FIELD, f"{name} has {len(values):,} entries; up to {most:,} are allowed")
@@ -95,7 +95,7 @@ def read_list(message: Mapping[str, Any], name: str, kind: type, most: int) -> l
 
 class Session:
     """Frames as lines, for both directions of one connection. With keys, one for each direction, a line carries a keyed
-    hash over its number and text: what somebody on the way has recorded, changed, left out or added is refused."""
+    hash over its number and text: a line that was replayed, changed, removed or added on the way is refused."""
 
     def __init__(self, mine: bytes = b"", theirs: bytes = b"", *, max_bytes: int = MAX_BYTES) -> None:
         self._mine, self._theirs, self._max_bytes = mine, theirs, max_bytes
@@ -103,7 +103,7 @@ class Session:
         self.max_line = max_bytes + (SEAL_BYTES + 1 if mine else 0)
 
     def encode(self, message: Mapping[str, Any]) -> bytes:
-        """The next line to send, which then must be sent."""
+        """The next line, which must be sent."""
         text = encode(message)
         if len(text) > self._max_bytes:
             raise FrameError(TOO_LONG, f"a frame of {len(text):,} bytes is over the limit of {self._max_bytes:,}")
@@ -114,16 +114,14 @@ class Session:
         return line
 
     def decode(self, line: bytes) -> Message:
-        """The frame of the next line that arrived. Its text is not parsed before its seal is right."""
+        """The frame of the next received line. Its seal is checked before its text is parsed."""
         if len(line) > self.max_line:
             raise FrameError(TOO_LONG, f"received a line of more than {self._max_bytes:,} bytes, the limit")
         if not self._theirs:
             return decode(line, max_bytes=self._max_bytes)
         text = line[SEAL_BYTES + 1 :]
         if not hmac.compare_digest(line[: SEAL_BYTES + 1], _seal(self._theirs, self._received, text) + b" "):
-            raise FrameError(
-                WRONG_SEAL, "received a line with a wrong seal: somebody between the hosts has changed or added it"
-            )
+            raise FrameError(WRONG_SEAL, "received a line with a wrong seal: it was changed or added on the way")
         self._received += 1
         return decode(text, max_bytes=self._max_bytes)
 
@@ -133,7 +131,7 @@ def _seal(key: bytes, number: int, text: bytes) -> bytes:
 
 
 class LineBuffer:
-    """Splits what arrives into lines, and never holds more than one line's limit and one read."""
+    """Splits received data into lines, and never holds more than the limit of one line and one read."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self.max_bytes = max_bytes
@@ -143,7 +141,7 @@ class LineBuffer:
         self._data += data
 
     def pop(self) -> bytes | None:
-        """The next line; None: it has not arrived yet. Of one that is too long, the first `max_bytes` + 1 bytes."""
+        """The next line; None: it has not arrived yet. A line that is too long is cut after `max_bytes` + 1 bytes."""
         end = self._data.find(b"\n", 0, self.max_bytes + 1)
         if end < 0 and len(self._data) <= self.max_bytes:
             return None
@@ -153,7 +151,7 @@ class LineBuffer:
         return line.removesuffix(b"\n")
 
     def clear(self) -> bytes:
-        """What is left without an end."""
+        """The incomplete last line."""
         rest = bytes(self._data)
         self._data.clear()
         return rest
@@ -170,11 +168,11 @@ class FrameReader:
         self._lines = LineBuffer(self.session.max_line)
 
     def use(self, session: Session) -> None:
-        """From the next line on."""
+        """Use this session from the next line on."""
         self.session, self._lines.max_bytes = session, session.max_line
 
     def read(self) -> list[Message]:
-        """All frames of a kind that have arrived; never waits. Other lines, like a shell's greeting, are skipped."""
+        """All frames with a `kind` that have arrived; never blocks. Other lines, like a greeting, are skipped."""
         while self._receive(0.0):
             pass
         frames = []
@@ -184,7 +182,7 @@ class FrameReader:
         return [frame for frame in frames if isinstance(frame.get("kind"), str)]
 
     def next(self, timeout_s: float) -> Message | None:
-        """The next frame; None when the other side has closed, or nothing arrived for so long."""
+        """The next frame; None when the other side has closed, or after the timeout."""
         while (line := self._lines.pop()) is None:
             if not self._receive(timeout_s):
                 return None
@@ -205,7 +203,7 @@ class FrameReader:
 
 
 class FrameWriter:
-    """Frames to a pipe, as fast as its other end reads them; nobody waits. A closed pipe is not an error."""
+    """Frames to a pipe, as fast as its other end reads them, without blocking. A closed pipe is not an error."""
 
     def __init__(self, fd: int) -> None:
         os.set_blocking(fd, False)
@@ -228,12 +226,12 @@ class FrameWriter:
                 del self._waiting[: os.write(self._fd, self._waiting)]
             except BlockingIOError:
                 return
-            except OSError:  # the other side is gone; its reader notices that
+            except OSError:  # the other side has closed; the reader of this connection handles that
                 self._waiting.clear()
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """To a blocking pipe or socket, which may take it in pieces."""
+    """Write to a blocking pipe or socket, which may accept only a part at a time."""
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(fd, rest) :]

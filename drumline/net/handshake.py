@@ -1,4 +1,4 @@
-"""Two processes show each other that both have a secret, which never travels, and agree on keys for their connection.
+"""Two processes prove to each other that both have a secret, without sending it, and agree on session keys.
 
     dialler                                                 listener
     {"drumline": PURPOSE, "node", "to", "nonce", "secret"}
@@ -6,9 +6,9 @@
     {"proof"}
                                                             {"proof"}, or {"refused", "next"}
 
-A proof is a keyed hash over both first messages and the role, so that it fits no other connection. The lines after it
-are sealed (frames.py); they can be read on the way, and hold nothing secret. Where neither side has a secret
-(`"secret": false`), the network is trusted, as PyTorch's own store trusts it. Nothing here knows of sockets.
+A proof is a keyed hash over both first messages and the role, so that it is valid for this connection only. The lines
+after it are sealed (frames.py) but not encrypted, and contain no secrets. If neither side has a secret
+(`"secret": false`), the network is trusted, as in PyTorch's own store. This module does not use sockets.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from typing import Any
 from drumline.net.frames import NOT_JSON, FrameError, Message, Session, encode
 from drumline.net.secrets import SECRET_ENV, keyed_hash
 
-# Until the other side has proved who it is: the length of a line, and the time.
+# Limits until the handshake has succeeded: the length of a line, and the time.
 MAX_HANDSHAKE_BYTES, HANDSHAKE_S = 1 << 10, 3.0
 NONCE = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
-STRANGE = "not a node that connects to this one"
+UNKNOWN_NODE = "not a node that may connect to this one"
 WRONG_SECRET, NOT_TAKEN = f"another {SECRET_ENV}", f"refused our {SECRET_ENV}"
 
 
@@ -40,19 +40,19 @@ class RefusedError(FrameError):
 
 @dataclass(frozen=True)
 class Agreed:
-    """The end of a handshake: who is there, and the last message that is still to be sent, if it is ours."""
+    """The result of a handshake: the other node, the session, and the last message, if this side must still send it."""
 
     node: int
     session: Session
     last: Message | None = None
 
 
-# What it yields is to be sent; what is sent into it is what arrived.
+# A generator: it yields messages to send, and receives those that arrive.
 Handshake = Generator[Message | None, Message, Agreed]
 
 
 def dial(secret: bytes | None, purpose: str, me: int, to: int, **facts: Any) -> Handshake:
-    """The dialler's side, which proves first. `facts`: what else the listener should know of this node."""
+    """The dialler's side, which sends its proof first. `facts`: what else the listener should know about this node."""
     hello = {"drumline": purpose, "node": me, "to": to, "nonce": nonce(), "secret": secret is not None, **facts}
     challenge = yield hello
     _check_not_refused(challenge)
@@ -71,13 +71,13 @@ def answer(
     callers: Container[int],
     admit: Callable[[Message], None] = lambda hello: None,
 ) -> Handshake:
-    """The listener's side. `callers`: the nodes that may dial this one. `admit` raises RefusedError for one that is
-    proved to be of this job and may not connect all the same."""
+    """The listener's side. `callers`: the nodes that may connect. `admit` raises RefusedError for a node that is proved
+    to be of this job but may not connect."""
     hello = yield None
     node = hello.get("node")
-    # True is 1 to Python.
+    # bool is a subclass of int.
     if hello.get("drumline") != purpose or type(node) is not int or node not in callers or hello.get("to") != me:
-        raise FrameError(STRANGE)
+        raise FrameError(UNKNOWN_NODE)
     _check_nonce(hello)
     if hello.get("secret") is not (secret is not None):
         has, lacks = (me, node) if secret is not None else (node, me)

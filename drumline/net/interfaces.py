@@ -1,7 +1,7 @@
-"""The network interfaces and addresses of this machine, and which interface gloo and NCCL use. Nothing is sent.
+"""The network interfaces and addresses of this machine, and which interface gloo and NCCL use. No packet is sent.
 
-Both libraries choose by themselves unless a variable names one, and neither reports its choice. A wrong one (a
-container's bridge, the loopback) shows as a process group that never forms.
+Both libraries choose an interface unless a variable names one, and neither reports its choice. With a wrong one (a
+container's bridge, the loopback) the process group never forms.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ GLOO_VARIABLE = "GLOO_SOCKET_IFNAME"
 NCCL_VARIABLE = "NCCL_SOCKET_IFNAME"
 NCCL_FAMILY = "NCCL_SOCKET_FAMILY"
 IPV6_ADDRESSES = Path("/proc/net/if_inet6")
-# Requests of ioctl. /sys has the same, but in a container it may show another network namespace.
+# ioctl requests. /sys has the same data, but in a container it may show another network namespace.
 GET_FLAGS, GET_ADDRESS, GET_MTU = 0x8913, 0x8915, 0x8921
 IS_ENABLED, IS_RUNNING = 0x1, 0x40
-# What NCCL uses only when there is nothing else, in this order.
+# What NCCL uses only when there is no other interface, in this order.
 NCCL_LAST = ("docker", "lo", "virbr")
 LOOPBACK = "127.0.0.1"
 EVERYWHERE = "0.0.0.0"  # noqa: S104
@@ -32,14 +32,14 @@ DISCARD_PORT = 9
 
 @dataclass(frozen=True)
 class Interface:
-    """`address` is the IPv4 one, or the one that was chosen."""
+    """`address` is its IPv4 address, or the address that was chosen."""
 
     name: str
     address: str | None
     mtu: int
     is_up: bool
     ipv6: tuple[str, ...] = ()
-    """Without link-local addresses."""
+    """IPv6 addresses, except link-local ones."""
 
     @property
     def is_loopback(self) -> bool:
@@ -47,7 +47,7 @@ class Interface:
 
 
 def interfaces() -> list[Interface]:
-    """All of them, in the kernel's order."""
+    """All interfaces, in the kernel's order."""
     ipv6 = _ipv6_addresses()
     found = []
     for _, name in socket.if_nameindex():
@@ -57,7 +57,7 @@ def interfaces() -> list[Interface]:
                 name,
                 socket.inet_ntoa(address[20:24]) if address else None,
                 int(struct.unpack("i", mtu[16:20])[0]) if mtu else 0,
-                bool(_flags(name) & IS_RUNNING),  # up, and with a link: NCCL asks for just this
+                bool(_flags(name) & IS_RUNNING),  # up, and with a link: what NCCL checks
                 tuple(ipv6.get(name, ())),
             )
         )
@@ -67,7 +67,7 @@ def interfaces() -> list[Interface]:
 def gloo_interface(
     found: Sequence[Interface], environment: Mapping[str, str], *, own: Sequence[str] | None = None
 ) -> Interface | None:
-    """The one gloo uses: the named one, else the one with the address that this host's name resolves to (`own`)."""
+    """The interface that gloo uses: the named one, otherwise the one that this host's name resolves to (`own`)."""
     if named := environment.get(GLOO_VARIABLE):
         wanted = named.split(",")[0]
         known = (one for one in found if one.name == wanted and (one.address or one.ipv6))
@@ -75,12 +75,12 @@ def gloo_interface(
     for address in own_addresses() if own is None else own:
         if one := _holder(found, address):
             return replace(one, address=address)
-    # The name is unknown, or an address that this machine does not have: torch warns, and uses the loopback.
+    # The name does not resolve to an address of this machine: torch warns, and uses the loopback.
     return _holder(found, LOOPBACK)
 
 
 def nccl_interface(found: Sequence[Interface], environment: Mapping[str, str]) -> Interface | None:
-    """The first one NCCL uses: by the prefixes in its variable, else any but bridges of containers and loopback."""
+    """The first interface that NCCL uses: by its variable, otherwise any but container bridges and loopback."""
     family = environment.get(NCCL_FAMILY)
     usable = [one for one in (_of_family(one, family) for one in found if one.is_up) if one is not None]
     named = environment.get(NCCL_VARIABLE, "")
@@ -90,11 +90,11 @@ def nccl_interface(found: Sequence[Interface], environment: Mapping[str, str]) -
 
 
 def interface_towards(found: Sequence[Interface], host: str) -> Interface | None:
-    """The one from which the kernel would send to that host; None when there is no route, or that host is this one."""
+    """The interface on the route to that host; None when there is no route, or that host is this one."""
     try:
         family, kind, _, _, target = socket.getaddrinfo(host, DISCARD_PORT, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
-            probe.connect(target)  # of a datagram socket: chooses the route, sends nothing
+            probe.connect(target)  # on a datagram socket: chooses the route, sends nothing
             source: str = probe.getsockname()[0]
     except OSError:
         return None
@@ -103,7 +103,7 @@ def interface_towards(found: Sequence[Interface], host: str) -> Interface | None
 
 
 def outward_address(environment: Mapping[str, str], master_addr: str) -> str | None:
-    """This host's address on the network that a variable names for the backend, else on the one that leads to rank 0's
+    """This host's address on the interface that a variable names for the backend, otherwise on the route to rank 0's
     store. None: that store is on this host."""
     found = interfaces()
     if environment.get(GLOO_VARIABLE):
@@ -130,7 +130,7 @@ def own_addresses() -> list[str]:
 
 
 def own_address(endpoint: str) -> str:
-    """The address of this machine that leads to the first node; nothing is sent to find it."""
+    """The address of this machine on the route to the first node; no packet is sent to find it."""
     host, _, port = endpoint.rpartition(":")
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -140,12 +140,12 @@ def own_address(endpoint: str) -> str:
     except OSError as error:
         raise PreflightError(
             f"MASTER_ADDR {host} is unreachable from {socket.gethostname()}: {error.strerror}",
-            next_step="give the name or address of the node with NODE_RANK 0, as this machine knows it",
+            next_step="give a name or address of the node with NODE_RANK 0 that this machine can reach",
         ) from error
 
 
 def check_is_own(endpoint: str) -> None:
-    """The first node runs the rendezvous, at an address of its own: a second one with NODE_RANK 0 must not start."""
+    """The first node runs the rendezvous, at one of its addresses: a second node with NODE_RANK 0 must not start."""
     host, own = endpoint.rpartition(":")[0], own_address(endpoint)
     if not _is_own(host):
         raise PreflightError(
@@ -157,13 +157,13 @@ def check_is_own(endpoint: str) -> None:
 
 
 def own_binding(host: str) -> str:
-    """The address of this machine that others mean by that name; all of them (0.0.0.0) where that is not known. Debian
-    gives a host's own name the address 127.0.1.1: then it is the only other address that the machine has."""
+    """The address of this machine that others reach by that name; 0.0.0.0 if that is not known. On Debian a host's own
+    name resolves to 127.0.1.1: then it is the only other address that the machine has."""
     try:
         found = [str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
     except OSError:
         found = []
-    found.sort(key=lambda address: ":" in address)  # others' own addresses are IPv4 ones, where they have any
+    found.sort(key=lambda address: ":" in address)  # other hosts use IPv4, if they have it
     own = [address for address in found if _is_own(address)]
     is_meant = host == "localhost" or host in found
     outer = own if is_meant else [one for one in own if not ipaddress.ip_address(one).is_loopback]
@@ -174,7 +174,7 @@ def own_binding(host: str) -> str:
 
 
 def _is_own(address: str) -> bool:
-    """An address, or a name."""
+    """Whether an address or a name is this machine's."""
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.bind((address, 0))
@@ -186,13 +186,13 @@ def _is_own(address: str) -> bool:
 def _holder(found: Sequence[Interface], address: str) -> Interface | None:
     if one := next((one for one in found if address == one.address or address in one.ipv6), None):
         return one
-    # Debian gives a host the name 127.0.1.1, which no interface has and the loopback serves.
+    # On Debian a host's name resolves to 127.0.1.1, which no interface has; the loopback answers there.
     is_loopback = ipaddress.ip_address(address.partition("%")[0]).is_loopback
     return next((one for one in found if one.is_loopback), None) if is_loopback else None
 
 
 def _of_family(one: Interface, family: str | None) -> Interface | None:
-    """With the address NCCL would use; it never takes the IPv6 loopback."""
+    """The interface with the address that NCCL would use; it never uses the IPv6 loopback."""
     ipv6 = [address for address in one.ipv6 if address != "::1"]
     if one.address and family != "AF_INET6":
         return one
@@ -200,13 +200,13 @@ def _of_family(one: Interface, family: str | None) -> Interface | None:
 
 
 def _nccl_place(one: Interface) -> int:
-    """InfiniBand first, then the rest in the kernel's order, then what it takes only when it must."""
+    """The sort key: InfiniBand first, then the rest in the kernel's order, then container bridges and the loopback."""
     last = next((place for place, prefix in enumerate(NCCL_LAST, start=2) if one.name.startswith(prefix)), 1)
     return 0 if one.name.startswith("ib") else last
 
 
 def _matches(name: str, wanted: str) -> bool:
-    """`eth,ib` are prefixes, `=eth0` is a whole name, `^docker` is all but that; a port behind a name is ignored."""
+    """`eth,ib` are prefixes, `=eth0` is a whole name, `^docker` excludes; a port after a name is ignored."""
     excludes = wanted.startswith("^")
     text = wanted.removeprefix("^")
     is_exact = text.startswith("=")
@@ -229,7 +229,7 @@ def _ask(name: str, request: int) -> bytes | None:
 
 
 def _ipv6_addresses() -> dict[str, list[str]]:
-    """By interface; those of the link alone (fe80) are no use to others."""
+    """By interface, without link-local addresses (fe80), which other hosts cannot use."""
     found: dict[str, list[str]] = {}
     try:
         lines = IPV6_ADDRESSES.read_text(encoding="utf-8").splitlines()

@@ -1,7 +1,7 @@
-"""A store in which only processes of this job can write what another one believes.
+"""A store whose values are accepted only if a process of this job wrote them.
 
-PyTorch's store takes keys and values from whoever reaches its port. Here each value carries a keyed hash over its key
-and itself, under the secret of the job. A value without the right one counts as not there, and is reported once.
+PyTorch's store accepts keys and values from anyone who reaches its port. Here each value carries a keyed hash over its
+key and itself, under the secret of the job. A value without a valid hash counts as absent, and is reported once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from drumline.untrusted import parse_json
 SEALED = b"sealed "
 HASH_LETTERS = 64
 POLL_S = 0.05
-# Another process that writes faster than that keeps the job from its store; nothing is forged by it.
+# A process that writes faster than that can block the store, but it cannot forge values.
 MOST_TRIES = 100
 FOREIGN_WAIT = timedelta(seconds=5)
 MAX_BYTES = 1 << 24
@@ -32,28 +32,28 @@ ABSENT = "nothing is here"
 
 
 class SealedStore:
-    """What is used of `dist.Store`. Without a secret, values are as they are."""
+    """The used part of `dist.Store`'s interface. Without a secret, values are not sealed."""
 
     def __init__(
         self, store: dist.Store, secret: str | None, prefix: str = "drumline", foreign: set[str] | None = None
     ) -> None:
         self._base, self.secret, self.prefix = store, secret, prefix
         self.raw: dist.Store = dist.PrefixStore(prefix, store)
-        """The same part of the store, for what is not ours to seal: torch's process groups."""
+        """The same part of the store without seals, for torch's process groups."""
         self._key = None if secret is None else bytes.fromhex(derived(secret, "store"))
         self.foreign: set[str] = set() if foreign is None else foreign
-        """Keys that held a value which this job has not written; all parts of a store have one list."""
+        """Keys with a value that this job has not written; all parts of a store share this set."""
 
     def under(self, prefix: str) -> SealedStore:
         return SealedStore(self._base, self.secret, f"{self.prefix}/{prefix}", self.foreign)
 
     def clone(self) -> SealedStore:
-        """With a connection of its own."""
+        """A copy with a separate connection."""
         base: dist.Store = self._base.clone()  # type: ignore[attr-defined]  # torch has it, its types do not
         return SealedStore(base, self.secret, self.prefix, self.foreign)
 
     def resealed(self, secret: str) -> SealedStore:
-        """The same part, under another secret."""
+        """The same part of the store, under another secret."""
         return SealedStore(self._base, secret, self.prefix, self.foreign)
 
     @property
@@ -75,7 +75,7 @@ class SealedStore:
         return self.multi_get([key])[0]
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """Waits until all are there, as long as the store's own timeout; less long in place of a foreign value."""
+        """Waits until all exist, up to the store's timeout; less long for a foreign value."""
         return self._read(keys, min(self.timeout, FOREIGN_WAIT)) if keys else []
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
@@ -88,30 +88,30 @@ class SealedStore:
         return self.peek_all(keys) is not None
 
     def peek(self, key: str) -> bytes | None:
-        """What is there now; None: nothing that this job has written. It never waits: whoever reaches the store may
-        delete what `check` has just seen, and `get` would wait for it."""
-        found = self.raw.compare_set(key, ABSENT, ABSENT)  # of a key that is not there this is the answer
+        """The current value; None: this job has not written one. Never blocks: another client may delete a value that
+        `check` has just seen, and `get` would wait for it."""
+        found = self.raw.compare_set(key, ABSENT, ABSENT)  # the answer for a key that does not exist
         return None if found == ABSENT.encode() else self._open(key, found)
 
     def peek_all(self, keys: Sequence[str]) -> list[bytes] | None:
-        """None unless all are there."""
+        """All current values; None if one is missing."""
         if len(keys) > 1 and not self.raw.check(list(keys)):  # one question while some are missing
             return None
         found = [value for key in keys if (value := self.peek(key)) is not None]
         return found if len(found) == len(keys) else None
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """As torch's: what is there afterwards. A foreign value is replaced."""
+        """As torch's: returns the value afterwards. A foreign value is replaced."""
         sealed = self._seal(key, desired)
         found = self.raw.compare_set(key, self._seal(key, expected) if expected else b"", sealed)  # type: ignore[arg-type]
         for _ in range(MOST_TRIES):
             if (opened := self._open(key, found)) is not None:
                 return opened
             found = self.raw.compare_set(key, found, sealed)  # type: ignore[arg-type]
-        raise dist.DistStoreError(f"a process outside this job writes to {self.prefix}/{key} again and again")
+        raise dist.DistStoreError(f"a process outside this job keeps writing to {self.prefix}/{key}")
 
     def add(self, key: str, amount: int) -> int:
-        """A number that is not sealed: whoever reaches the store can change it."""
+        """A counter that is not sealed: anyone who reaches the store can change it."""
         return self.raw.add(key, amount)
 
     def append(self, key: str, text: str) -> None:
@@ -119,7 +119,7 @@ class SealedStore:
         self.raw.append(key, text)  # type: ignore[attr-defined]  # torch has it, its types do not
 
     def hint(self, key: str) -> bytes:
-        """What was appended, by whomever; empty where nothing was."""
+        """What was appended, not authenticated; empty if nothing was."""
         found: bytes = self.raw.compare_set(key, ABSENT, ABSENT)
         return b"" if found == ABSENT.encode() else found
 
@@ -127,7 +127,7 @@ class SealedStore:
         return self.raw.delete_key(key)
 
     def there(self, keys: Sequence[str]) -> dict[str, bytes]:
-        """Those of the keys that are there; two questions to the store while all are."""
+        """The values of those keys that exist; two requests to the store if all do."""
         if not self.raw.check(list(keys)):
             keys = [key for key in keys if self.raw.check([key])]
         opened = map(self._open, keys, self._found(keys) if keys else ())
@@ -171,14 +171,14 @@ class SealedStore:
             where = f"{getattr(self._base, 'host', '')}:{getattr(self._base, 'port', '')}".strip(":")
             print_message(
                 f"warning: {self.prefix}/{key} in the store{where and f' at {where}'} was not written by this job, "
-                f"and is ignored. Try: set the same {SECRET_ENV} on all nodes; if it is set, see who else reaches "
+                f"and is ignored. Try: set the same {SECRET_ENV} on all nodes; if it is set, find out who else reaches "
                 "that port"
             )
         self.foreign.add(f"{self.prefix}/{key}")
 
 
 def check_secret(store: SealedStore, who: str) -> None:
-    """Where `who` has sealed what it wrote and this process has no secret, nothing will be believed: raise."""
+    """Raise if `who` writes sealed values and this process has no secret to check them with."""
     if store.secret is None and store.foreign:
         raise PreflightError(
             f"{SECRET_ENV} is set for {who}, and not on {socket.gethostname()}",
@@ -187,14 +187,14 @@ def check_secret(store: SealedStore, who: str) -> None:
 
 
 def document(text: bytes | str, **kinds: type | tuple[type, ...]) -> dict[str, Any] | None:
-    """A JSON object that has these fields, of these kinds; None for anything else."""
+    """A JSON object that has these fields, of these types; None for anything else."""
     if len(text) > MAX_BYTES:
         return None
     try:
         found = parse_json(text)
     except ValueError:
         return None
-    # True is an int to Python.
+    # bool is a subclass of int.
     fits = isinstance(found, dict) and all(
         isinstance(found.get(name), kind) and (kind is not int or type(found[name]) is int)
         for name, kind in kinds.items()

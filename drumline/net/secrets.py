@@ -1,7 +1,7 @@
-"""The secret that all processes of one job know, so that no other process can forge what they send each other.
+"""The shared secret of all processes of a job, so that no other process can forge their messages.
 
-It travels in the environment of processes and through ssh's stdin, never on a command line, in a log or over a network
-in clear. Whoever starts all nodes makes it; where users start them one by one, they set DRUMLINE_SECRET on each.
+It is passed in the environment of processes and through ssh's stdin, never on a command line, in a log or unencrypted
+over a network. The launcher that starts all nodes makes it; users who start nodes one by one set DRUMLINE_SECRET.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from drumline.errors import UsageError
 
 SECRET_ENV = "DRUMLINE_SECRET"
-# Who records a proof can try secrets until one fits: short ones are found.
+# An attacker who records a proof can try secrets until one matches: short ones are found.
 LEAST_LETTERS = 16
 KEY_BYTES = 32
 PRIME = 2**255 - 19
@@ -27,7 +27,7 @@ def new_secret() -> str:
 
 
 def secret_from(environment: Mapping[str, str]) -> str | None:
-    """What the launcher or the user has set; None: nothing."""
+    """The secret that the launcher or the user has set, or None."""
     secret = environment.get(SECRET_ENV) or None
     if secret is not None and len(secret) < LEAST_LETTERS:
         raise UsageError(
@@ -38,27 +38,27 @@ def secret_from(environment: Mapping[str, str]) -> str | None:
 
 
 def derived(secret: str, *purpose: str) -> str:
-    """The secret for one purpose: who learns it does not know the one that it was made from, nor another."""
+    """The secret for one purpose, which reveals neither the original nor any other derived secret."""
     return keyed_hash(secret.encode(), "drumline job", *purpose).hex()
 
 
 def keyed_hash(secret: bytes, *texts: str) -> bytes:
-    """The texts have no zero byte, so nobody can move characters from one to the next."""
+    """HMAC over texts that contain no zero byte, so characters cannot be moved from one text to the next."""
     return hmac.digest(secret, "\0".join(texts).encode(), hashlib.sha256)
 
 
 class KeyPair:
     """One side of a Diffie-Hellman exchange (X25519) through a store that others can read.
 
-    Who only reads learns nothing. Who also writes, at the very start, can impersonate both: DRUMLINE_SECRET on all
-    nodes excludes that too."""
+    An attacker who only reads learns nothing. One who also writes, at the very start, can impersonate both sides;
+    DRUMLINE_SECRET on all nodes prevents that too."""
 
     def __init__(self) -> None:
         self._private = secrets.token_bytes(KEY_BYTES)
         self.public = x25519(self._private, BASE).hex()
 
     def wrap(self, secret: str, their_public: object, *purpose: str) -> str | None:
-        """The secret (64 hexadecimal digits) for the owner of that key alone; None: that is no key, or no such secret.
+        """The secret (64 hexadecimal digits), encrypted for the owner of that key; None: key or secret is invalid.
         `purpose`: what it is for. The other side unwraps it by the same call."""
         try:
             plain, public = bytes.fromhex(secret), bytes.fromhex(str(their_public))
@@ -67,7 +67,7 @@ class KeyPair:
         if len(plain) != KEY_BYTES or len(public) != KEY_BYTES:
             return None
         shared = x25519(self._private, public)
-        if not any(shared):  # of a point with few multiples, which everybody knows
+        if not any(shared):  # a point of small order, whose multiples are known to everyone
             return None
         pad = keyed_hash(hashlib.sha256(shared).digest(), "drumline key exchange", *purpose)
         return bytes(one ^ other for one, other in zip(plain, pad, strict=True)).hex()

@@ -1,4 +1,4 @@
-"""torch's TCPStore on one address instead of every network, with connections that break when the other end is dead."""
+"""torch's TCPStore on one address instead of all networks, with connections that are closed when the peer is dead."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ BACKLOG = 4096
 
 
 def open_tcp_store(host: str, port: int, *, timeout_s: float, bound: str | None = None) -> dist.TCPStore:
-    """Connect to the store there. `bound`: run it here instead, at that address alone."""
+    """Connect to the store there. `bound`: run it here instead, at that address only."""
     if bound is None:
         return dist.TCPStore(
             _reached_address(host, port), port, timeout=timedelta(seconds=timeout_s), wait_for_workers=False
         )
-    # Its host needs no name for itself, and may not know the one the others use.
+    # This host may not be able to resolve the name that the others use for it.
     return dist.TCPStore(
         local_address(bound),
         port,
@@ -37,11 +37,11 @@ def open_tcp_store(host: str, port: int, *, timeout_s: float, bound: str | None 
 
 
 def listen_for_store(address: str, port: int = 0) -> tuple[int, int]:
-    """A socket (its number, which the store takes over) at that address alone, and its port."""
+    """A socket at that address only (its descriptor, which the store then owns), and its port."""
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((address, port))
-        listener.listen(BACKLOG)  # at once: until then another process can bind there too
+        listener.listen(BACKLOG)  # at once: until then another process can bind to it too
         port = listener.getsockname()[1]
         return listener.detach(), port
 
@@ -50,19 +50,19 @@ def store_binding(host: str, *, name: str) -> str:
     """The address of this machine at which a store listens that others reach by `host`. `name`: what the user set."""
     if (bound := own_binding(host)) == EVERYWHERE != host:
         print_message(
-            f"warning: {name} {host} does not tell which address of {socket.gethostname()} the others reach: the store "
+            f"warning: {name} {host} does not show which address of {socket.gethostname()} the others reach: the store "
             f"listens on all networks. Try: set {name} to an address of this host"
         )
     return bound
 
 
 def local_address(bound: str) -> str:
-    """How this machine itself reaches what listens there."""
+    """The address at which this machine itself connects to that store."""
     return LOOPBACK if bound == EVERYWHERE else bound
 
 
 def _reached_address(host: str, port: int) -> str:
-    """The address of that name which answers: of several, torch's store tries the IPv6 ones alone until its timeout."""
+    """The address of that name that answers: torch's store would try only the IPv6 addresses until its timeout."""
     try:
         with socket.create_connection((host, port), timeout=CONNECT_S) as connection:
             return str(connection.getpeername()[0])
@@ -71,12 +71,12 @@ def _reached_address(host: str, port: int) -> str:
 
 
 def break_dead_connections(port: int, *, after_s: int) -> None:
-    """This process's connections to that port break when the other end sends nothing for so long. Else an operation of
-    the store would wait for ever: a host that loses its power does not close its connections."""
+    """Close this process's connections to that port when the peer sends nothing for so long. Otherwise an operation of
+    the store would wait forever: a host that loses its power does not close its connections."""
     if not OPEN_FILES.is_dir():
         return
     for number in [int(entry.name) for entry in OPEN_FILES.iterdir() if _is_socket(entry)]:
-        # What was listed may be closed by now, or be no connection. The copy shares its options with the original.
+        # A listed descriptor may be closed by now, or not be a connection. The copy shares the original's options.
         with contextlib.suppress(OSError), socket.fromfd(number, socket.AF_INET, socket.SOCK_STREAM) as connection:
             peer = connection.getpeername()
             if isinstance(peer, tuple) and peer[1] == port:
@@ -84,19 +84,19 @@ def break_dead_connections(port: int, *, after_s: int) -> None:
 
 
 def _is_socket(entry: Path) -> bool:
-    """Python would keep its copy of anything else open for ever."""
+    """Whether it is a socket; Python would never close its copy of anything else."""
     with contextlib.suppress(OSError):
         return str(entry.readlink()).startswith("socket:")
     return False
 
 
 def _break_after(connection: socket.socket, after_s: int) -> None:
-    # The first is for a request that is not acknowledged, the others for one that is and never answered.
+    # The first is for a request that is not acknowledged, the others for one that is acknowledged but never answered.
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, after_s * 1000)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, after_s // 3))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, after_s // 6))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
-    # After a cut TCP waits twice as long each time before it sends again; Linux 6.15 and later can be asked for less.
+    # After a cut TCP doubles the wait before each retransmission; Linux 6.15 and later can limit it.
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, RESEND_MS)

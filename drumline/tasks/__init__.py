@@ -1,4 +1,4 @@
-"""What is trained: the `Task` that a user writes, and the ones that come with Drumline."""
+"""What is trained: the `Task` that a user writes, and the built-in ones."""
 
 from __future__ import annotations
 

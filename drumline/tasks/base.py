@@ -1,4 +1,4 @@
-"""What a user writes to train something: a `Task` of a model, its data and its loss. The engine does the rest.
+"""What a user writes to train a model: a `Task` with the model, its data and its loss. The engine does the rest.
 
 A task has no loop, no device and no rank. The engine asks it for model and data at the start of a run, and for the
 loss of every batch after that. What a task does not define, the settings decide.
@@ -29,8 +29,8 @@ class Loss:
     total: Tensor
     """The sum of the loss over the batch, with its graph."""
     weight: Tensor | float | None = None
-    """What the sum is divided by, over all ranks and micro-batches: None for the number of samples. A loss per token
-    over samples of different lengths gives the number of tokens that count."""
+    """What the sum is divided by, over all ranks and micro-batches; None: the number of samples. For a loss per token,
+    give the number of tokens."""
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
     """More sums, divided by the same weight: the number of correct answers gives the accuracy."""
     outputs: Any = None
@@ -107,7 +107,7 @@ class Task:
                 setattr(self, name, config.task[name])
 
     def model(self) -> nn.Module:
-        """The network, freshly made, on the CPU.
+        """A new network, on the CPU.
 
         Every rank calls this with the same random seed, so all start from the same weights. The engine moves it
         to its device and wraps it.
@@ -176,7 +176,7 @@ class Task:
         return None
 
     def report(self, means: dict[str, float]) -> dict[str, float]:
-        """The numbers to log, from the mean loss and metrics; add here what follows from them."""
+        """The numbers to log, from the mean loss and metrics; add derived values here."""
         return means
 
     def hooks(self) -> Sequence[Hook]:

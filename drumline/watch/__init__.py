@@ -1,1 +1,1 @@
-"""The watchdog: does every rank make progress, what blocks the run, and are all replicas still the same?"""
+"""The watchdog: checks that every rank makes progress, finds what blocks the run, and compares the replicas."""

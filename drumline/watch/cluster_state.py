@@ -1,4 +1,4 @@
-"""What sidecars observe and ranks report, and sidecars send each other: plain values that go through JSON and back."""
+"""What sidecars observe and ranks report, as plain values that sidecars send each other as JSON."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from drumline.watch.heartbeat import Phase
 class Collective:
     """One collective as a rank's flight recorder has it."""
 
-    group: str  # the process group, as torch calls it: `default_pg`
-    number: int  # among those of its group on this rank: the same collective has the same number on every rank
+    group: str  # torch's name for the process group: `default_pg`
+    number: int  # counted in its group on this rank: the same collective has the same number on every rank
     op: str  # `all_reduce`, `broadcast`, ...
     sizes: tuple[tuple[int, ...], ...]
     is_done: bool
@@ -31,7 +31,7 @@ class WorkerState:
     pid: int
     state: str  # as in /proc: R S D T t Z; X: exited
     cpu: float = 0.0  # cores that it used since the last observation
-    in_fork_s: float = 0.0  # for how long it sleeps without having left `fork`; 0: it has left
+    in_fork_s: float = 0.0  # how long it has been asleep in `fork`; 0: it has left
     stack: tuple[str, ...] = ()
 
 
@@ -46,15 +46,15 @@ class RankState:
     phase: Phase = Phase.START
     micro: int = 0
     num_marks: int = 0
-    collective: int = 0  # how many its process group has begun
+    collective: int = 0  # how many collectives its process group has begun
     num_moves: int = 0  # how often its monitor thread saw progress without a mark: rank/progress_monitor.py
     age_s: float = 0.0  # how long it has been in this phase
-    moved_s: float | None = None  # how long ago the last of its moves was seen; None: there was none
+    moved_s: float | None = None  # how long ago the last progress without a mark was seen; None: never
     state: str = "S"  # as in /proc: R S D T t Z; X: exited
-    state_s: float = 0.0  # for how long it was seen in that state, without another one in between
-    cpu: float = 0.0  # cores that it and all it started used since the last observation
+    state_s: float = 0.0  # for how long it has been seen in that state
+    cpu: float = 0.0  # cores that it and its descendants used since the last observation
     has_io: bool = False  # whether it read or wrote files since the last observation
-    exit: int | None = None  # its exit code, or minus the signal that killed it; None: it runs, or nobody knows
+    exit: int | None = None  # its exit code, or minus the signal that killed it; None: it runs, or it is unknown
     failure: str = ""  # its own last error
     failure_kind: FailureKind = FailureKind.OTHER
     spent_s: tuple[float, ...] = ()  # by phase: see Heartbeat.spent_ns
@@ -63,12 +63,12 @@ class RankState:
     tracer: str = ""  # the process that debugs it
     workers: tuple[WorkerState, ...] = ()
     stack: tuple[str, ...] = ()  # the main thread's calls, the innermost first: `file.py:12 in name`
-    answers: bool | None = None  # whether Python runs in it: a thread of its own answered. None: it was not asked.
+    answers: bool | None = None  # whether its answering thread, and so Python, runs. None: it was not asked.
     collectives: tuple[Collective, ...] = ()  # the latest ones, the newest last
 
     @property
     def still_s(self) -> float:
-        """For how long it has shown no progress."""
+        """How long it has shown no progress."""
         return self.age_s if self.moved_s is None else min(self.age_s, self.moved_s)
 
 
@@ -80,7 +80,7 @@ class NodeState:
     host: str
     ranks: tuple[RankState, ...] = ()
     heartbeat_age_s: Mapping[int, float] = field(default_factory=dict)
-    """By node: how long ago it heard from the sidecar there. Where one direction is dropped, the two ends differ."""
+    """By node: the age of the last heartbeat from its sidecar. If one direction is dropped, the two ends differ."""
     link: str = ""  # what is wrong with its own network interface: `eth0 is down`
     kernel: tuple[str, ...] = ()  # lines of the kernel's log that may matter
     activity: tuple[RankState, ...] = ()
@@ -91,8 +91,8 @@ class Answer(StrEnum):
     """How a node reacts to a new connection."""
 
     NONE = "none"
-    REFUSED = "refused"  # the host is up; its sidecar, and the rank that keeps the port, are not
-    TAKEN = "taken"  # the first rank still has the port: only its sidecar is dead or has no CPU
+    REFUSED = "refused"  # the host is up, but its sidecar, and the rank that keeps the port, have exited
+    TAKEN = "taken"  # the first rank still has the port: only its sidecar has exited or gets no CPU time
 
 
 ANSWER_OF: Mapping[str, Answer] = {
@@ -100,7 +100,7 @@ ANSWER_OF: Mapping[str, Answer] = {
     Reason.CLOSED: Answer.TAKEN,
     Reason.NO_REPLY: Answer.TAKEN,
 }
-"""How a connection attempt ended, where that shows that the host is up."""
+"""The results of a connection attempt that show that the host is up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,26 +112,26 @@ class LostNode:
     ranks: tuple[int, ...]
     no_heartbeat_s: float
     how: str = ""
-    """What a new connection to it gives, in words: `no answer`, `connection refused`; empty: none was tried."""
+    """The result of a new connection to it, in words: `no answer`, `connection refused`; empty: none was tried."""
     answer: Answer = Answer.NONE  # the same, for decisions
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterState:
-    """All that one sidecar knows of the run at a moment."""
+    """Everything that one sidecar knows about the run at one moment."""
 
     me: int  # the node of this sidecar
-    nodes: tuple[NodeState, ...]  # what each node said last, lost ones included
+    nodes: tuple[NodeState, ...]  # the last report of each node, including lost ones
     lost: tuple[LostNode, ...] = ()
     never_seen: tuple[LostNode, ...] = ()
-    """Nodes that have not connected yet since this sidecar listens: nothing is known of their ranks."""
+    """Nodes that have never connected to this sidecar: nothing is known about their ranks."""
 
     @property
     def ranks(self) -> list[RankState]:
         return sorted((rank for node in self.nodes for rank in node.ranks), key=lambda rank: rank.rank)
 
 
-# What a rank reports of the script that it runs, for the leader to compare
+# What a rank reports about its script, for the leader to compare
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,9 +139,9 @@ class LoaderReport:
     """A DataLoader, when it was first iterated over."""
 
     batches: int | None = None
-    """Its length; None where it has none, or where it may differ: no gradients, or uneven inputs (Join)."""
+    """Its length; None if it has none, or if it may differ: no gradients, or uneven inputs (Join)."""
     samples: int | None = None
-    """The length of the dataset, where every rank has all of it and its sampler takes a part."""
+    """The length of the dataset, if every rank has all of it and its sampler selects a part."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,11 +164,11 @@ class ModuleReport:
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptReport:
-    """One rank's."""
+    """The report of one rank."""
 
     owner: Mapping[str, Any]  # its `host`, `rank`, `local_rank` and `node_rank`
     facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By group: `arguments`, `variables`, `packages` and `script`; empty until the process group is there."""
+    """By group: `arguments`, `variables`, `packages` and `script`; empty until the process group exists."""
     loaders: Mapping[str, LoaderReport] = field(default_factory=dict)
     """By the place where they are iterated over: `train.py:42`."""
     modules: Mapping[str, ModuleReport] = field(default_factory=dict)

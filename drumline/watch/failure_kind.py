@@ -1,7 +1,7 @@
 """The kind of an error, decided by the rank that raised it and stored as a typed field beside its text.
 
-Most kinds follow from the exception's type or errno. torch reports the rest only as text, so this one module matches
-texts, all of them written by others: torch, gloo, NCCL and the kernel. It needs no torch.
+Most kinds follow from the exception's type or errno. torch reports the others only as text, so only this module matches
+texts, all from torch, gloo, NCCL and the kernel. It does not import torch.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _DISK_FULL_TEXTS = ("no space left", "disk quota")
 
 
 def failure_kind(error: BaseException) -> FailureKind:
-    """By the first line of its text, as far as texts count."""
+    """The kind of this error. Only the first line of its text is matched."""
     kind, text = type(error).__name__, f"{error}".strip().partition("\n")[0].lower()
     if isinstance(error, KeyboardInterrupt):
         return FailureKind.INTERRUPTED
@@ -55,7 +55,7 @@ def failure_kind(error: BaseException) -> FailureKind:
         return FailureKind.LOST_PEER
     if _has(text, _MISMATCH_TEXTS):
         return FailureKind.MISMATCH
-    # A dataset may lose connections of its own: those are Python's errors, not torch's.
+    # A dataset may lose its own connections: those are Python's errors, not torch's.
     if (kind in _TORCH_TYPES or "gloo/transport" in text) and _has(text, _LOST_PEER_TEXTS):
         return FailureKind.LOST_PEER
     causes: list[BaseException] = [error]

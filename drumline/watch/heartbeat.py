@@ -1,9 +1,9 @@
-"""A rank's heartbeat: a small record in a mapped file that says what the rank is doing, and that another process reads
+"""A rank's heartbeat: a small record in a mapped file that shows what the rank is doing; another process can read it
 even when the rank cannot answer.
 
-Whole words of 64 bits, in the machine's own order. A mark is two stores, without a lock or a system call: the time that
-went to the phase that ends, and the phase that begins together with the number of marks. When that phase began is the
-start and all these times together, by CLOCK_MONOTONIC, which all processes of a machine share.
+It consists of 64-bit words in the machine's byte order. A mark is two stores, without a lock or a system call: the
+total time of the phase that ends, and the new phase together with the number of marks. The beginning of the new phase
+is the start time plus all these times, by CLOCK_MONOTONIC, which all processes of a machine share.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FAILURE_KINDS = tuple(FailureKind)
 _TEXT_BYTES = 512
 SIZE = _NUM_WORDS * 8 + _TEXT_BYTES
 _MAX_READS = 4
-_LONG_S = 1e11  # no machine runs for three thousand years
+_LONG_S = 1e11  # three thousand years: a larger value is damage
 
 
 class Phase(IntEnum):
@@ -39,26 +39,26 @@ class Phase(IntEnum):
     START = 0  # before the first step: the job is built, restored, warmed up
     DATA = 1
     FORWARD = 2
-    BACKWARD = 3  # gradients are reduced here: a rank that waits for another one most often waits here
+    BACKWARD = 3  # gradients are reduced here: most waits for other ranks are in this phase
     OPTIMIZER = 4
     BETWEEN = 5  # between steps: a log line, the comparison of replicas
     EVALUATION = 6
     SAVE = 7
-    USER = 8  # in a loop that is the user's own, all that is not data
+    USER = 8  # in a user's own loop, everything except data
     LEFT = 9  # out of the loop and of the process group: nothing is left to observe
-    FAILED = 10  # an error is on its way to the user; the record has it in a line
+    FAILED = 10  # an error was raised; the record has it in one line
     LEAVING = 11
     """Out of the loop: done, preempted, or too early. Workers, files and the process group are being closed."""
 
 
-# As plain numbers, for the hot path: to look one up in an enum, and to count with it, takes a fifth of a mark's time.
+# As plain numbers, for the hot path: enum lookup and arithmetic would take a fifth of a mark's time.
 DATA, FORWARD, BACKWARD, OPTIMIZER = (
     int(phase) for phase in (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 )
 
 
 class HeartbeatWriter:
-    """The rank's side. Without a file it writes to memory that nobody reads, so that the code path is the same."""
+    """The rank's side. Without a file it writes to private memory, so that the code path is the same."""
 
     mark: Callable[[int], None]  # the rank enters this phase; the hot path
 
@@ -83,7 +83,7 @@ class HeartbeatWriter:
         self._words[_MICRO] += 1
 
     def count_collectives(self, number: int) -> None:
-        """How many the group has begun, as the backend counts them."""
+        """Record how many collectives the group has begun, as the backend counts them."""
         self._words[_COLLECTIVE] = number
 
     @property
@@ -91,14 +91,14 @@ class HeartbeatWriter:
         return self._words[_NOW] // _PHASES
 
     def move(self, num_collectives: int | None) -> None:
-        """A monitor thread saw that the rank makes progress; its phase is not known."""
+        """Record progress that a monitor thread saw; its phase is not known."""
         if num_collectives is not None:
             self._words[_COLLECTIVE] = num_collectives
         self._words.cast("B").cast("d")[_MOVED] = monotonic()
         self._words[_MOVES] += 1
 
     def fail(self, error: str, kind: FailureKind = FailureKind.OTHER) -> None:
-        """The last mark: what went wrong, in a line. Errors in the clean-up after it are not recorded. Never raises."""
+        """The last mark: the error in one line. Errors in the clean-up after it are not recorded. Never raises."""
         if self._has_failed:
             return
         self._has_failed = True
@@ -111,15 +111,14 @@ class HeartbeatWriter:
         self.mark = _mark_nothing
 
     def _detach_in_fork(self) -> None:
-        """A fork has the same memory: what it does, and how it ends, is not what the rank does."""
+        """A forked child shares the memory, but must not write the rank's heartbeat."""
         self.mark = _mark_nothing
         self._memory = bytearray(SIZE)
         self._words = memoryview(self._memory)[: _NUM_WORDS * 8].cast("Q")
 
 
 def _marker(memory: memoryview) -> Callable[[int], None]:
-    """Makes `mark`. A function with variables of its own, floats, and sums that are not read back from the record:
-    each of them is worth a tenth of the time that a mark takes."""
+    """Makes `mark`. A closure, floats, and sums that are not read back from the record each save a tenth of it."""
     times, clock, per_mark = memory.cast("d"), monotonic, _PHASES
     spent_by_phase, present = times[_SPENT:], memory.cast("Q")[_NOW : _NOW + 1]
     spent, phase, marks = [0.0] * _PHASES, int(Phase.START), 0
@@ -128,7 +127,7 @@ def _marker(memory: memoryview) -> Callable[[int], None]:
     def mark(following: int) -> None:
         nonlocal phase, since, marks
         now = clock()
-        # This first: a rank that is stopped between the two stores has entered nothing yet.
+        # This store first: a rank that is stopped between the two stores has not entered the new phase.
         spent_by_phase[phase] = spent[phase] = spent[phase] + (now - since)
         since, phase = now, following
         marks += per_mark
@@ -142,7 +141,7 @@ def _mark_nothing(following: int) -> None:
 
 
 class LoopHeartbeats:
-    """The `LoaderObserver` (data/loader.py) that makes the heartbeats of a user's own loop."""
+    """The `LoaderObserver` (data/loader.py) that marks the heartbeats of a user's own loop."""
 
     def __init__(self, heartbeat: HeartbeatWriter, phase: Phase, num_collectives: Callable[[], int]) -> None:
         """`phase`: what the batches are for."""
@@ -170,7 +169,7 @@ class LoopHeartbeats:
 
 @dataclass(frozen=True, kw_only=True)
 class Heartbeat:
-    """What a record says."""
+    """The content of a record."""
 
     rank: int
     pid: int
@@ -182,13 +181,13 @@ class Heartbeat:
     collective: int
     num_moves: int  # how often progress was seen without a mark
     moved_ns: int  # when it last was, by CLOCK_MONOTONIC; 0: never
-    spent_ns: tuple[int, ...]  # by phase: the total time spent in it, without the current stay in the present one
+    spent_ns: tuple[int, ...]  # by phase: the total time spent in it, without the time since `since_ns`
     failure: str
     failure_kind: FailureKind
 
 
 def read_heartbeat(path: Path) -> Heartbeat | None:
-    """None when there is no record yet, or something else in its place."""
+    """The record; None if there is none yet, or the file is not a record."""
     data = _read_settled(path)
     if len(data) != SIZE:
         return None
@@ -221,7 +220,7 @@ def read_heartbeat(path: Path) -> Heartbeat | None:
 
 
 def _read_settled(path: Path) -> bytes:
-    """The file as two reads in a row saw it, or as the last of a few did: one alone may see half of a mark."""
+    """The file when two reads in a row are equal, or the last of a few reads: a single read may see half of a mark."""
     data = b""
     try:
         with path.open("rb", buffering=0) as file:
@@ -236,6 +235,6 @@ def _read_settled(path: Path) -> bytes:
 
 def _make_file(path: Path) -> mmap.mmap:
     with path.open("xb+") as file:
-        # With its memory: to store to a mapped page that cannot be had any more would end the rank.
+        # With its memory allocated: a store to a mapped page that cannot be allocated would end the rank.
         os.posix_fallocate(file.fileno(), 0, SIZE)
         return mmap.mmap(file.fileno(), SIZE)

@@ -1,5 +1,5 @@
-"""Which tensors differ across replicas, on which ranks, and which rank has the majority's value. No torch: the sidecar
-compares the ranks of a script with it, by hashes."""
+"""Which tensors differ across replicas, on which ranks, and which rank has the majority's value. Without torch: the
+sidecar uses it to compare the hashes of a script's ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ReplicaDifference:
 
     tensors: list[str]  # the names of all that differ, in the order of the model
     groups: list[list[int]]
-    """Ranks that hold the same values, the largest group first; of equals, the one with the lowest rank."""
+    """Groups of ranks with the same values, the largest first; groups of the same size by their lowest rank."""
     hosts: Mapping[int, str]  # by rank
     same_kinds: bool  # whether at least names, types and shapes are the same on all ranks
 
@@ -50,7 +50,7 @@ class ReplicaDifference:
         return f"the replicas differ at step {step}: {who}; {agreed}"
 
     def place(self, step: int) -> Place:
-        """Where the wrong values are, as far as known; the difference is noticed on all ranks."""
+        """Where the wrong values are, as far as known; the error is raised on all ranks."""
         if not self.has_majority:
             return Place(step=step)
         return Place(host=self.hosts[self.suspects[0]], rank=self.suspects[0], step=step)

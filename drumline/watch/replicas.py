@@ -1,6 +1,7 @@
-"""Compares the replicas: every `watch.replicas_every` steps and before each save, are all ranks' tensors bitwise equal?
+"""Compares the replicas: checks that all ranks' tensors are bitwise equal, every `watch.replicas_every` steps and
+before each save.
 
-While all agree, that costs one pass over the tensors on their device and one all-reduce of two numbers.
+If they are, that costs one pass over the tensors on their device and one all-reduce of two numbers.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class ReplicaComparison:
         self.last_agreed = step
 
     def _all_agree(self, tensors: dict[str, Tensor], hashes: Tensor) -> bool:
-        """Collective, of the same size whatever a rank holds: ranks with other tensors are found, and do not block."""
+        """Collective, of the same size for any tensors: ranks with different tensors are found, and do not block."""
         mine = combine(hashes, list(tensors))
         both = torch.stack([mine, ~mine])  # the largest ~h belongs to the smallest h
         dist.all_reduce(both, op=dist.ReduceOp.MAX)
@@ -65,7 +66,7 @@ class ReplicaComparison:
         if not difference.same_kinds:
             raise TrainingError(
                 f"{sentence}; the tensors differ in type or shape, or are missing on some ranks",
-                next_step="look for code that differs across ranks: the model, or what is frozen in it",
+                next_step="look for code that differs across ranks: the model, or which parameters are frozen",
                 place=place,
             )
         if self.on_difference == "stop":
@@ -96,11 +97,11 @@ def _broadcast(tensor: Tensor, source: int, device: torch.device) -> None:
 
 
 def replica_tensors(model: nn.Module, optimizer: Optimizer, *, include_buffers: bool) -> dict[str, Tensor]:
-    """What must be the same on every rank after a step, by the names of a checkpoint: `fc.weight`, `bn.running_mean`,
-    `fc.weight/exp_avg_sq`. The tensors themselves, not copies. Call it anew each time: an optimizer creates its state
-    at the first step, and loading replaces it."""
+    """The tensors that must be the same on every rank after a step, by their names in a checkpoint: `fc.weight`,
+    `bn.running_mean`, `fc.weight/exp_avg_sq`. They are not copied. Call it each time: an optimizer creates its state at
+    the first step, and loading replaces it."""
     plain = unwrap_model(model)
-    # DDP ignores these: each rank has its own by choice.
+    # DDP ignores these: they are meant to differ across ranks.
     own = set(getattr(plain, "_ddp_params_and_buffers_to_ignore", ()))
     parameters = {name: tensor for name, tensor in plain.named_parameters() if name not in own}
     buffers = {name: tensor for name, tensor in plain.named_buffers() if include_buffers and name not in own}

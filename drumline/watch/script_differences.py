@@ -1,4 +1,4 @@
-"""How the ranks of a script differ, from what each reports. Every difference is reported once, and none ends a job: a
+"""How the ranks of a script differ, from their reports. Every difference is reported once, and none ends a job: a
 script may differ across ranks on purpose."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from drumline.text import by_rank
 from drumline.watch.cluster_state import ModuleReport, ScriptReport
 from drumline.watch.replica_differences import find_difference
 
-# A hand-made split leaves some ranks one batch more; a script that does not handle that hangs, and is diagnosed.
+# With a manual split some ranks have one batch more; a script that does not handle that hangs, and is diagnosed.
 MAX_BATCHES_APART = 1
 LABELS = {
     "arguments": "the argument {}",
@@ -22,7 +22,7 @@ LABELS = {
     "packages": "{}'s version",
     "script": "the code of {}",
 }
-"""How a fact is written, by its group."""
+"""The text for a fact, by its group."""
 
 NUMBERS = ("rank", "local_rank", "node_rank")
 ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b")
@@ -34,14 +34,14 @@ OWN_NAMES = re.compile(
     r"|(?:log|out|output|tmp|temp|cache|scratch)s?(?:[-_.]?(?:dir|directory|folder|path|file|root))?"
     r"|(?:local|global|group|node|host|machine|process|worker|run|job|task)[-_.]?(?:rank|id))$"
     r"|^-*(?:rank|id)$"
-)  # options whose value each node is expected to choose for itself. `--lora-rank` and `--out-channels` are none.
+)  # options whose value may differ across nodes; `--lora-rank` and `--out-channels` are not among them
 NUMBERED = re.compile(r"(?:^|[-_.])(?<!per[-_.])(?:rank|node|machine|worker|gpu|device|index|idx|shard)$")
 """Options whose whole value may be the number of a rank or of its node."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptDifference:
-    """One that was found, in words."""
+    """A difference, as a message."""
 
     message: str
     rank: int | None = None
@@ -86,7 +86,7 @@ class ScriptComparison:
         for place in everyone[0].loaders:
             loaders = [report.loaders[place] for report in everyone if place in report.loaders]
             if len(loaders) < len(everyone):
-                continue  # rank 0 may well evaluate alone
+                continue  # only rank 0 may evaluate
             samples = [one.samples for one in loaders if one.samples is not None]
             batches = [one.batches for one in loaders if one.batches is not None]
             if len(samples) == len(everyone) and len(set(samples)) > 1:
@@ -145,7 +145,7 @@ class ScriptComparison:
 
 
 def _without_hashes(values: Sequence[Any]) -> list[Any]:
-    """Hashes stand for secrets: only which ranks have the same one is shown."""
+    """Hashes stand for secrets: the message only shows which ranks have the same one."""
     hashes = list(dict.fromkeys(one["hash"] for one in values if isinstance(one, Mapping)))
     return [f"hidden value {hashes.index(one['hash']) + 1}" if isinstance(one, Mapping) else one for one in values]
 
@@ -164,7 +164,7 @@ def is_own_value(name: str, values: Sequence[str], owners: Sequence[Mapping[str,
         hosts = "|".join(re.escape(host) for host in (owner["host"], owner["host"].partition(".")[0]) if host)
         places.append(ADDRESS.sub("#", re.sub(rf"(?<![\w-])(?:{hosts})(?![\w-])", "#", value)))
     if len({PurePath(place).name if "/" in place else place for place in places}) == 1:
-        return True  # the same file on another disk
+        return True  # the same file in another folder
     if not NUMBERED.search(name.lower()) and not all(re.search("[A-Za-z/]", place) for place in places):
         return False  # `--epochs 1`, which may be the number of a rank by chance
     return any(

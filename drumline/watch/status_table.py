@@ -1,4 +1,4 @@
-"""A status as rows for people: what each rank does, and which need attention; on 256 ranks too."""
+"""A status as rows of a table: what each rank does, and which need attention; also for hundreds of ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from drumline.terminal import one_line
 from drumline.text import duration, plural, signal_name
 
-LONG_S = 3.0  # in one phase, before it is worth a remark
+LONG_S = 3.0  # in one phase, before its state is shown
 OUT = ("leaving", "left")
 IDLE = 0.1  # of a core
 WAITING = ("backward", "user")
@@ -135,7 +135,7 @@ def _state(rank: Mapping[str, Any], num_waiting: int, ranks: Sequence[Mapping[st
 
 
 def _waits(rank: Mapping[str, Any]) -> bool:
-    """For others, as far as can be seen: in backward, for long, and with little to do."""
+    """Whether it waits for others, as far as known: long in backward, and with little CPU time."""
     is_well = rank["exit"] is None and rank["state"] in ("S", "R")
     return is_well and rank["phase"] in WAITING and rank["age_s"] >= LONG_S and rank["cpu"] < 0.5
 

@@ -1,7 +1,7 @@
 """Stragglers: ranks and hosts whose own work in a step takes longer than that of their peers, and in which phase.
 
-All ranks finish a step together, so step times do not show which one is slow. The run is cut into slices of a step or
-more, and in each slice the fraction of time per phase is compared across ranks.
+All ranks finish a step together, so step times do not show which one is slow. The run is divided into slices of a step
+or more, and in each slice the fraction of time per phase is compared across ranks.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from drumline.watch.cluster_state import ClusterState, RankState
 from drumline.watch.heartbeat import Phase
 
 # The most reliable first. Data never waits for another rank, nor do forward and optimizer on a CPU. Between steps there
-# may be a collective, and on CUDA any phase may wait for the device: an excess counts only where more reliable phases
-# do not make up for it. Backward and user mix work and waiting: a rank that is slow only there is not found.
+# may be a collective, and on CUDA any phase may wait for the device: an excess counts only if more reliable phases do
+# not compensate for it. Backward and user mix work and waiting: a rank that is slow only there is not found.
 RELIABILITY = ((Phase.DATA,), (Phase.FORWARD, Phase.OPTIMIZER), (Phase.BETWEEN,))
 MIN_COST = 0.05  # the least fraction of a step that a straggler must cost to be reported
 MIN_SLICES, MIN_STEPS = 6, 20
-"""The least that a window has. A straggler is slow in 5 of 6 of its slices: one slow step falls into one or two."""
+"""The smallest window. A straggler is slow in 5 of 6 of its slices: a single slow step affects one or two."""
 WINDOWS = ((2.5, 2.0), (10.0, 1.0))
-"""(seconds, multiple of the factor): a much slower rank is reported soon. One near the limit may be the chance of a few
-seconds, on a machine with other work."""
+"""(seconds, multiple of the factor): a much slower rank is reported sooner. Near the limit it may be chance, on a busy
+machine."""
 MAX_SLICES = 26
 SLICES_UNTIL_OVER = 16
 IN_STEPS = (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.BETWEEN, Phase.USER)
-"""Evaluations and saves are no part of a step: rank 0 does more of them than the others."""
+"""Evaluations and saves do not count: rank 0 does more of them than the others."""
 SLICE_STEPS, SLICE_S = 1, 0.4
-# Libraries are loaded, kernels chosen and buffers allocated in the first ones.
+# In the first steps libraries are loaded, kernels chosen and buffers allocated.
 FIRST_STEPS = 5
 MAX_FACTOR = 100
 _CHECK_HOST = "check what else runs on {host}, its clock speed and temperature; drumline doctor compares hosts"
@@ -45,7 +45,7 @@ _NEXT_STEPS = {
 
 @dataclass(frozen=True)
 class Straggler:
-    """A rank or a host that became a straggler, or is none any more."""
+    """A rank or a host that became a straggler, or no longer is one."""
 
     host: str
     rank: int | None  # None: all ranks of the host
@@ -82,7 +82,7 @@ class SlowPhases:
 
 
 SlowRanks = Mapping[int, Mapping[Phase, tuple[float, float]]]
-"""By rank and phase: what it and what its peers took, in seconds per step."""
+"""By rank and phase: its time and its peers' time, in seconds per step."""
 
 
 class Stragglers:
@@ -97,7 +97,7 @@ class Stragglers:
         self._quiet: Counter[tuple[str, int | None]] = Counter()  # slices in which it was not slow
 
     def observe(self, cluster: ClusterState, now: float) -> list[Straggler]:
-        """Those that have just become stragglers, or just ceased to be."""
+        """Ranks and hosts that just became stragglers, or just recovered."""
         hosts = {facts.rank: facts.host for facts in cluster.ranks}
         found = self._next_slice(cluster)
         if found is None or len(hosts) < 2:
@@ -108,8 +108,8 @@ class Stragglers:
         return [*self._find(hosts, now), *self._end(found, hosts, now)]
 
     def _next_slice(self, cluster: ClusterState) -> TimeSlice | None:
-        """A slice, when one ends here. Ranks take their steps together, so what one spends less in one phase it spends
-        more in another: fractions of the same seconds are comparable wherever the steps begin and end."""
+        """A slice, when one ends here. Ranks take their steps together, so a rank that spends less time in one phase
+        spends more in another: fractions of the same seconds are comparable wherever the steps begin and end."""
         now = {facts.rank: facts for facts in cluster.ranks if facts.spent_s}
         first = self._first
         if first.keys() != now.keys() or any(
@@ -148,7 +148,7 @@ class Stragglers:
         return found
 
     def _window(self, min_s: float) -> list[tuple[TimeSlice, SlowRanks]]:
-        """The latest slices, as many as a decision takes; none when there are not enough yet."""
+        """The latest slices, as many as a decision needs; empty if there are not enough yet."""
         window: list[tuple[TimeSlice, SlowRanks]] = []
         steps = seconds = 0.0
         for entry in reversed(self._seen):
@@ -173,7 +173,7 @@ class Stragglers:
     def _end(self, found: TimeSlice, hosts: Mapping[int, str], now: float) -> list[Straggler]:
         if not self._reported:
             return []
-        # Half way back is not over: one at the limit would alternate.
+        # It must be clearly faster again: otherwise a rank at the limit would alternate.
         slow = slow_ranks(found, factor=1 + (self._factor - 1) / 2, min_cost=MIN_COST / 2)
         ended = []
         for (host, rank), since in list(self._reported.items()):
@@ -189,7 +189,7 @@ class Stragglers:
 
 
 def slow_ranks(found: TimeSlice, *, factor: float, min_cost: float = MIN_COST) -> SlowRanks:
-    """The ranks that cost a noticeable part of this slice by spending `factor` times as long in a phase as others."""
+    """The ranks that take `factor` times as long in a phase as others, and so cost a noticeable part of this slice."""
     in_steps = median(sum(one[phase] for phase in IN_STEPS) for one in found.fractions.values())  # of all time
     least = min_cost * in_steps
     seconds = found.seconds / found.num_steps
@@ -243,7 +243,7 @@ class TimeSlice:
 
 
 def _spent(begin: RankState, end: RankState) -> list[float]:
-    """By phase. Never less than 0: a heartbeat that is read while it is written may be off by a phase."""
+    """The time spent, by phase. Never negative: a heartbeat that is read while it is written may be off by a phase."""
 
     def totals(facts: RankState) -> list[float]:
         spent = list(facts.spent_s)

@@ -298,7 +298,7 @@ def test_resume_skips_a_checkpoint_with_a_forged_content(run: RunFolder) -> None
     reasons = [reason for _, reason in found.skipped]
     assert reasons[0] == "it does not hold a model, an optimizer, random states and progress"
     assert reasons[1:5] == [f"rng.safetensors: {reason}" for reason in reversed(states)]
-    assert set(reasons[5:]) <= {"progress.json does not say where the run was", reasons[0]}
+    assert set(reasons[5:]) <= {"progress.json does not have the run's position", reasons[0]}
     assert len(reasons) == 1 + len(states) + len(WRONG)
 
 

@@ -67,7 +67,7 @@ def test_what_a_stranger_writes_is_not_there(
     store.under("x").check(["y"])
     assert capsys.readouterr().err == (
         "drumline: warning: drumline/part/key in the store was not written by this job, and is ignored. Try: set the "
-        "same DRUMLINE_SECRET on all nodes; if it is set, see who else reaches that port\n"
+        "same DRUMLINE_SECRET on all nodes; if it is set, find out who else reaches that port\n"
     ), "it is reported once"
     assert store.compare_set("key", "", "ours") == b"ours", "nor does it keep the place"
     assert (store.check(["key"]), store.get("key"), store.there(["key"])) == (True, b"ours", {"key": b"ours"})

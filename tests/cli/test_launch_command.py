@@ -201,7 +201,7 @@ def test_a_first_node_whose_port_is_taken_says_so(tmp_path: Path, script: str) -
         code, _, errors = launch("--env-file", file, script, str(tmp_path), cwd=tmp_path)
     assert code == 3, errors
     assert f"of {socket.gethostname()} is in use" in errors
-    assert "try: end what uses it (another job, or an earlier start of this one?)" in errors
+    assert "try: end the process that uses it (another job, or an earlier start of this one?)" in errors
     assert len(errors.splitlines()) == 2, "the store's own words, a stack of its code, are not shown"
 
 
@@ -250,7 +250,7 @@ def test_print_starts_nothing_and_shows_no_secret(
     assert main(["launch", "--env-file", file, "--print", "digits"]) == 0
     assert capsys.readouterr().out == (
         "# with these in the environment: API_KEY\n"
-        "# torchrun alone numbers nodes by their addresses; give each its own number of ranks\n"
+        "# plain torchrun numbers nodes by their addresses; give each its own number of ranks\n"
         "# node 0 of 2\n"
         "env TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes 2 --nproc-per-node 1 --max-restarts 3 "
         "--rdzv-backend c10d --rdzv-endpoint 127.0.0.1:29500 --rdzv-id drumline --rdzv-conf is_host=true "

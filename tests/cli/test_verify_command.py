@@ -72,8 +72,8 @@ def test_what_is_wrong_is_listed_and_the_exit_code_is_1(runs: Path) -> None:
         "  note: checkpoints/.step-00000012.partial: left by a save that did not finish; the next save deletes it",
         "  problem: checkpoints/step-00000010: corrupt or incomplete: rng.safetensors is missing",
     ]
-    assert first.splitlines()[-1] == "1 problem found; the newest checkpoint to resume from is of step 5"
-    assert second.splitlines()[-1] == "2 problems found; the newest checkpoint to resume from is of step 5"
+    assert first.splitlines()[-1] == "1 problem found; a run would resume from step 5"
+    assert second.splitlines()[-1] == "2 problems found; a run would resume from step 5"
     shutil.rmtree(runs / "runs/other/checkpoints/step-00000005")
     assert verify("runs/other", cwd=runs).stdout.endswith("2 problems found; no checkpoint is complete and finite\n")
 

@@ -131,7 +131,7 @@ def test_one_look_and_its_exit_code(tmp_path: Path, environment: dict[str, str])
         at_work.does("write", status(stopped=True, notices=(STALL,)))
         code, said = watch(environment, "--once", "--json", str(run))
         record = json.loads(said)
-        assert (code, record["has_ended"], record["trouble"]) == (1, False, None)
+        assert (code, record["has_ended"], record["message"]) == (1, False, None)
         assert [row["state"] for row in record["rows"]] == ["trains", "stopped by a signal"]
         assert record["status"]["notices"] == [asdict(STALL)]
         at_work.does("event", {"kind": "end", "step": 900})
@@ -200,13 +200,13 @@ def test_what_is_said_when_there_is_nothing_to_see(tmp_path: Path, capsys: pytes
     write(tmp_path, status(), age_s=FRESH_S + 5)
     look = RunStatusReader(tmp_path).read()
     assert (look.is_live, look.has_ended) == (False, False)
-    assert look.problem() == f"the status is 15 s old and no job is in {tmp_path}: it may be about to restart"
+    assert look.message() == f"the status is 15 s old and no job is in {tmp_path}: it may be about to restart"
     event(tmp_path, "error", age_s=FRESH_S + 5)  # a launcher may start it again
     assert not RunStatusReader(tmp_path).read().has_ended
     write(tmp_path, status(), age_s=RESTART_S + 5)
-    assert RunStatusReader(tmp_path).read().problem() == "the run has ended: failed at step 7: ValueError: no"
+    assert RunStatusReader(tmp_path).read().message() == "the run has ended: failed at step 7: ValueError: no"
     event(tmp_path, "train", age_s=0)
-    assert RunStatusReader(tmp_path).read().problem() == (
+    assert RunStatusReader(tmp_path).read().message() == (
         "the run has ended for an unknown reason, or continues where this machine cannot see it: its status is 65 s old"
     )
     write(tmp_path, status(notices=(STALL, HANG)), age_s=RESTART_S + 5)
@@ -215,13 +215,13 @@ def test_what_is_said_when_there_is_nothing_to_see(tmp_path: Path, capsys: pytes
     assert (first[len("00:00:00 ") :], second) == (STALL.message, HANG.message)
     assert last == "the run has ended, or continues where this machine cannot see it, 65 s after that"
     write(tmp_path, {**status(), "has_ended": True})
-    assert RunStatusReader(tmp_path).read().problem() == "the run has ended"
+    assert RunStatusReader(tmp_path).read().message() == "the run has ended"
     write(tmp_path, status())
     event(tmp_path, "preempted", age_s=100)  # of the attempt before
     assert RunStatusReader(tmp_path).read().is_live
     with job(tmp_path):
         write(tmp_path, status(), age_s=99)
-        words = RunStatusReader(tmp_path).read().problem()
+        words = RunStatusReader(tmp_path).read().message()
         assert words is not None
         assert re.fullmatch(
             r"the status is 99 s old, though process \d+ on \S+ is in \S+: the sidecar on node-a has exited, or "

@@ -67,7 +67,7 @@ def test_closed_ports_and_wrong_networks_are_named_by_host(make_testbed: MakeTes
     by_name = {"environment": {"GLOO_SOCKET_IFNAME": None}}
     said = fly(bed, {"a": by_name, "b": by_name})
     warning, _, said["a"] = said["a"].partition("\n")
-    assert "MASTER_ADDR a does not tell which address of a the others reach: the store listens on" in warning
+    assert "MASTER_ADDR a does not show which address of a the others reach: the store listens on" in warning
     assert told(said) == (
         "error: data cannot go between these hosts:\n"
         "  - b takes data on its loopback, 127.0.1.1 (lo), where a cannot reach it\n"
@@ -112,7 +112,7 @@ def test_absent_and_different_nodes_are_named_by_host(make_testbed: MakeTestbed,
     firewall.drop_port(bed["a"], PORT)
     astray = {"environment": {"MASTER_ADDR": "b"}, "timeout_s": 4}
     said = fly(bed, {"a": astray, "b": {"timeout_s": 4}, "c": astray})
-    assert said["a"].startswith("drumline: warning: MASTER_ADDR b does not tell which address of a the others reach")
+    assert said["a"].startswith("drumline: warning: MASTER_ADDR b does not show which address of a the others reach")
     assert "rank 1 on b waits for rank 0's store a:29500: no answer (a firewall drops the packets" in said["b"]
     assert "rank 2 on c waits for rank 0's store b:29500: connection refused" in said["c"]
     assert not any("frame #" in text for text in said.values()), "torch's own stack is not shown"

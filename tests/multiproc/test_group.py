@@ -169,7 +169,7 @@ def lose_rank_0() -> str:
 
 def test_a_store_that_goes_away_is_named() -> None:
     assert run_ranks(2, lose_rank_0)[1] == (
-        "rank 0, which runs the store, ended before all 2 ranks were there\n  try: look at rank 0's own output"
+        "rank 0, which runs the store, exited before all 2 ranks had joined\n  try: read rank 0's output"
     )
 
 

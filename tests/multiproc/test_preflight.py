@@ -81,7 +81,7 @@ def test_settings_versions_and_code_are_compared_with_the_value_of_each_rank(tmp
     assert lines[3] == f"  - the seed: rank 0 ({HOST}): 7; rank 1 ({HOST}): 8"
     assert "try: install the same versions on every node; set the same environment variables on" in lines[4]
     assert code.startswith(f"ranks differ in the code of a_module_of_ours: rank 0 ({HOST}): ")
-    assert "try: bring every node to the same code: the same commit" in code
+    assert "try: use the same code on every node: the same commit" in code
 
 
 def run_alike(folder: Path) -> list[str]:

@@ -92,7 +92,7 @@ def test_a_file_that_would_shadow_a_loaded_module_is_refused(tmp_path: Path, mon
 
 def test_a_file_whose_name_is_no_module_is_refused(tmp_path: Path) -> None:
     (tmp_path / "v1.2.py").write_text("class Net: pass\n")
-    with pytest.raises(UsageError, match=r"'v1.2' is no name for a module\n  try: rename the file"):
+    with pytest.raises(UsageError, match=r"'v1.2' is not a valid module name\n  try: rename the file"):
         load_class(f"{tmp_path / 'v1.2.py'}:Net")
 
 
@@ -117,7 +117,7 @@ def test_an_option_that_a_builder_does_not_take_is_named() -> None:
 
 
 def test_an_argument_that_nothing_provides_is_named() -> None:
-    with pytest.raises(UsageError, match="net needs width, which nothing here provides"):
+    with pytest.raises(UsageError, match="net needs width, which neither the dataset nor the settings provide"):
         build_accepted(build, {}, options={}, what="net")
 
 

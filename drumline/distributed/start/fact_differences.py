@@ -16,11 +16,11 @@ NEXT_STEPS = {
     "versions": "install the same versions on every node",
     "variables": "set the same environment variables on every node before the ranks start",
     "settings": "start every rank with the same command and settings",
-    "code": "bring every node to the same code: the same commit, with no change of its own; if it must differ, "
+    "code": "use the same code on every node: the same commit, without local changes; if it must differ, "
     "--no-dist.same_code or DDPManager(same_code=False)",
     "arguments": "start the script with the same arguments on every node",
     "packages": "install the same versions on every node",
-    "script": "bring every node to the same code: the same commit, with no change of its own",
+    "script": "use the same code on every node: the same commit, without local changes",
     "machine": "The slowest sets the pace, and last bits may differ.",
 }
 # Groups in which a difference is only a warning.
@@ -59,7 +59,7 @@ def described(found: Sequence[Difference], hosts: Sequence[str]) -> tuple[str, s
 
 
 def differences(everyone: Sequence[Facts]) -> list[Difference]:
-    """In the order of the groups. What some ranks have not loaded is no difference."""
+    """In the order of the groups. A module that some ranks have not loaded is no difference."""
     found = []
     for group in NEXT_STEPS:
         parts = [facts.get(group, {}) for facts in everyone]

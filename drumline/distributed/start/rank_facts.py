@@ -1,7 +1,7 @@
-"""What a rank is about to run with, as values that can be compared: versions, variables, settings, code.
+"""What a rank is about to run with, as comparable values: versions, variables, settings, code.
 
-Code is a hash of every loaded module that is not part of an installed package, by the module's name: what is loaded is
-what runs, and the same checkout may have another path on each node.
+Code is a hash of every loaded module that is not part of an installed package, by the module's name: the same checkout
+may have another path on each node.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import blake3
 import torch
 
-# What changes which collectives are called or how they are carried, so that ranks that differ wait for each other.
+# Variables that change collectives or their transport, so that ranks that differ would wait for each other.
 ANY_BACKEND = ("TORCH_DISTRIBUTED_DEBUG", "NVIDIA_TF32_OVERRIDE")
 OF_BACKEND = {
     "gloo": ("GLOO_DEVICE_TRANSPORT", "TORCH_GLOO_LAZY_INIT"),
@@ -29,9 +29,9 @@ OF_BACKEND = {
         "NCCL_NVLS_ENABLE", "NCCL_PROTO", "NCCL_SOCKET_FAMILY", "TORCH_NCCL_USE_COMM_NONBLOCKING",
     ),
 }  # fmt: skip
-# A launcher's arguments, which some scripts keep among their own.
+# Arguments of launchers, which some scripts keep in their settings.
 OWN_TO_A_RANK = {"rank", "local_rank", "node_rank"}
-# Set to this, they mean the same as not set.
+# Values that mean the same as not set.
 DEFAULTS = {
     "NCCL_COLLNET_ENABLE": "0",
     "NCCL_IB_DISABLE": "0",
@@ -107,11 +107,11 @@ def plain(value: Any) -> Any:
     if isinstance(value, set | frozenset):
         return sorted(str(plain(item)) for item in value)
     if isinstance(value, float) and math.isnan(value):
-        return "nan"  # which is no other one than itself
+        return "nan"  # NaN is not equal to itself
     if value is None or isinstance(value, str | int | float | bool):
         return value
     text = str(value)
-    # An address in memory is another one in every process.
+    # A memory address differs in every process.
     return type(value).__qualname__ if re.search(r" at 0x[0-9a-f]+", text) else text
 
 
@@ -129,7 +129,7 @@ def code_hashes() -> dict[str, str]:
     hashes = {}
     for name, module in sorted(sys.modules.items()):
         try:
-            # Not getattr: some modules load themselves when they are asked for anything.
+            # Not getattr: some modules are loaded by the first attribute access.
             file: str = object.__getattribute__(module, "__dict__")["__file__"]
             is_installed = file.startswith(library) or any(f"/{word}/" in file for word in INSTALLED)
             if not file.endswith(".py") or (is_installed and name.partition(".")[0] != OWN):
@@ -137,8 +137,8 @@ def code_hashes() -> dict[str, str]:
             text = Path(file).read_bytes()
         except (AttributeError, KeyError, OSError):  # no module, no file, or removed since
             continue
-        # The script is called __main__ by everyone; its file's name is clearer. A forked rank has it twice.
+        # The script is always called __main__; its file's name is clearer. A forked rank has it twice.
         shown = Path(file).name if name in ("__main__", "__mp_main__") else name
-        # A checkout on another system may end its lines otherwise.
+        # A checkout on another system may have other line endings.
         hashes[shown] = blake3.blake3(text.replace(b"\r\n", b"\n")).hexdigest(6)
     return hashes

@@ -1,1 +1,1 @@
-"""One optimizer step, in each of the ways that it may run: eager, compiled, captured as a graph, shard by shard."""
+"""The kinds of optimizer steps: eager, compiled, captured as a graph, shard by shard."""

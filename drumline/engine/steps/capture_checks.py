@@ -1,5 +1,5 @@
-"""Whether a step may be captured: no Python runs in a replay, so nothing that Python decides may change. Each check
-returns the reason why not, as the end of a sentence, or None.
+"""Whether a step can be captured: a replay runs no Python, so nothing that Python decides may change. Each check
+returns the reason against it, as the end of a sentence, or None.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def find_hook(model: nn.Module, optimizer: Optimizer) -> str | None:
 
 
 def find_uncopyable(leaves: Iterable[Any], device: torch.device) -> str | None:
-    """A batch is copied into the captured memory: it must be tensors on the device, and plain values."""
+    """A batch is copied into the captured memory: it must consist of tensors on the device, and plain values."""
     for leaf in leaves:
         if isinstance(leaf, Tensor):
             if leaf.layout is not torch.strided or leaf.device != device:
@@ -62,7 +62,7 @@ def observed(model: nn.Module, task: object) -> Iterator[list[str]]:
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings(record=True) as caught, host_changes(model, task) as reasons:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch says that it does not find every kind of waiting yet
+            warnings.simplefilter("ignore")  # torch warns that it does not detect every synchronization
             torch.cuda.set_sync_debug_mode("warn")
         warnings.simplefilter("always")
         try:
@@ -80,7 +80,7 @@ def observed(model: nn.Module, task: object) -> Iterator[list[str]]:
 
 @contextmanager
 def host_changes(model: nn.Module, task: object) -> Iterator[list[str]]:
-    """Afterwards the list names what Python drew, counted or replaced inside."""
+    """Afterwards the list names what Python drew, counted or replaced in the block."""
     reasons: list[str] = []
     generators, attributes, tensors = _generators(), _attributes(model, task), _tensors(model, task)
     yield reasons
@@ -107,15 +107,15 @@ def _generators() -> dict[str, Any]:
 
 
 def _kept(model: nn.Module, task: object) -> Iterator[tuple[str, Any]]:
-    """What modules and the task keep, by name."""
+    """The attributes of modules and the task, by name."""
     modules = {name or type(model).__name__: module for name, module in model.named_modules()}
     for owner, holder in {type(task).__name__: task, **modules}.items():
         yield from ((f"{owner}.{name}", value) for name, value in vars(holder).items() if name not in _OF_TORCH)
 
 
 def _attributes(model: nn.Module, task: object) -> dict[str, str]:
-    """Plain values and containers as text. Not the value: NaN differs from itself, and a container stays the same
-    object when it grows."""
+    """Plain values and containers as text. Not the values: NaN differs from itself, and a container that grows is still
+    the same object."""
 
     def text(value: Any) -> str:
         if isinstance(value, _PLAIN):
@@ -128,7 +128,7 @@ def _attributes(model: nn.Module, task: object) -> dict[str, str]:
 
 
 def _tensors(model: nn.Module, task: object) -> dict[str, int]:
-    """Where buffers lie, and which other tensors are kept. Not those with a graph: no later step reads them."""
+    """The addresses of buffers, and the ids of other tensors, except those with a graph: no later step reads them."""
     buffers = {f"the buffer {name}": buffer.data_ptr() for name, buffer in model.named_buffers()}
     others = {
         f"the tensor {name}": id(value)

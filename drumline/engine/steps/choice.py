@@ -1,5 +1,5 @@
-"""Which kind of step a run takes: what its settings ask for, on its device. With `auto` the first steps of the run try
-each kind in turn, the same on every rank, and the fastest is kept, by the time of all ranks together.
+"""Which kind of step a run takes, by its settings and its device. With `auto` the first steps of the run try each kind
+in turn, the same on every rank, and the fastest is kept, by the total time of all ranks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from drumline.engine.steps.elastic import ElasticStep
 from drumline.engine.steps.graph import GraphStep
 from drumline.errors import UsageError, log
 
-# Enough for a kind to be as fast as it will be: to compile, and to capture.
+# Enough steps to compile and to capture, so that a kind reaches its full speed.
 WARM_UP_STEPS = 20
 TIMED_STEPS = 12
 
@@ -36,8 +36,7 @@ def make_step(
     on_choice: Callable[[str], None] = _ignore,
     note: Callable[[str], None] = _ignore,
 ) -> AnyStep:
-    """`chosen`: what `auto` chose earlier in this run; `on_choice` is called with what it chooses now. `note` logs a
-    sentence."""
+    """`chosen`: the earlier choice of `auto` in this run; `on_choice` gets a new one. `note` logs a message."""
     if config.train.exact == "elastic":
         return ElasticStep(
             job,
@@ -73,7 +72,7 @@ def make_step(
 
 
 class AutoStep:
-    """Takes steps of one kind after another, then of the fastest."""
+    """Takes steps of each kind in turn, then of the fastest."""
 
     def __init__(
         self,
@@ -123,14 +122,14 @@ class AutoStep:
         choice = min(times, key=times.__getitem__)
         self._is_settled = True
         self._step = self._steps[choice]
-        self._steps = {}  # with the memory of their graphs
+        self._steps = {}  # frees the memory of their graphs
         others = ", ".join(f"{name} {seconds / times[choice]:.2f}" for name, seconds in times.items())
         self._on_choice(choice)
         self._note(f"steps run as {choice}, the fastest here; time per step relative to it: {others}")
 
 
 def _time_point(device: torch.device) -> float | torch.cuda.Event:
-    """Now; on a GPU an event in its queue, so that nothing waits for it."""
+    """The current time; on a GPU an event in its queue, so that nothing waits."""
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -149,8 +148,8 @@ def _seconds_between(begin: float | torch.cuda.Event, end: float | torch.cuda.Ev
 
 
 class CompiledStep:
-    """`--train.step compile`: the task's loss, with the model's forward and backward pass in it, compiled by torch. The
-    short batch at the end of an epoch is not worth a compilation of its own."""
+    """`--train.step compile`: the task's loss, with the model's forward and backward pass, compiled by torch. The short
+    batch at the end of an epoch is not compiled: that would cost more than it gains."""
 
     def __init__(self, job: Job, **settings: Any) -> None:
         self._batch_size = job.batch.size
@@ -166,10 +165,10 @@ class CompiledStep:
 
 
 def compiled(function: LossFunction) -> LossFunction:
-    """The same function, compiled when it is first called; if that fails it stays as it is, and the log says so."""
-    from torch._functorch import config as functorch_config  # which takes a while, and few need it
+    """The function, compiled when it is first called; if that fails, it runs uncompiled, with a warning."""
+    from torch._functorch import config as functorch_config  # a slow import that few runs need
 
-    # The backward pass too: torch would else compile it in the first one, where it is too late to fall back.
+    # The backward pass too: otherwise torch compiles it in the first backward pass, too late to fall back.
     early = "force_non_lazy_backward_lowering"
     if hasattr(functorch_config, early):
         setattr(functorch_config, early, True)

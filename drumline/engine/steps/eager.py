@@ -1,9 +1,9 @@
 """One optimizer step: the hot path. Nothing here waits for the device, and nothing is done per sample.
 
-A task's loss is a sum over its micro-batch, but gradients are wanted of the mean over the whole global batch. DDP
+A task's loss is a sum over its micro-batch, but the gradient must be that of the mean over the whole global batch. DDP
 averages over ranks, so each sum is scaled by world_size / (samples in the global batch) before its backward pass. A
-loss with weights of its own (tokens) needs their sum over all ranks: it travels while the last backward pass runs, and
-the gradients are corrected by one multiplication after.
+loss with weights (tokens) needs their sum over all ranks: it is reduced while the last backward pass runs, and the
+gradients are then corrected by one multiplication.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FIND_UNUSED = "use them in every batch, freeze them (requires_grad=False), or se
 
 
 class AnyStep(Protocol):
-    """What the loop needs of any kind of step."""
+    """The interface of all kinds of steps."""
 
     grad_norm: Tensor | None
     """The norm of the latest step's gradient, before clipping; on the device."""
@@ -39,7 +39,7 @@ class AnyStep(Protocol):
 
 
 class LossParts(NamedTuple):
-    """A `Loss` as DDP and torch.compile know it: a plain tuple of tensors."""
+    """A `Loss` as a plain tuple of tensors, for DDP and torch.compile."""
 
     total: Tensor
     weight: Tensor | float | None
@@ -59,7 +59,7 @@ def loss_function(task: Task) -> LossFunction:
                 f"{type(task).__name__}.loss() returned a {type(loss).__name__}, not a Loss",
                 next_step="return drumline.Loss(the sum of the loss over the batch)",
             )
-        # Without their graphs: DDP takes every parameter that leads to an output of a step as trained by it.
+        # Detached: to DDP every parameter in the graph of an output is used.
         weight = loss.weight.detach() if isinstance(loss.weight, Tensor) else loss.weight
         return LossParts(loss.total, weight, {name: total.detach() for name, total in loss.metrics.items()})
 
@@ -67,7 +67,7 @@ def loss_function(task: Task) -> LossFunction:
 
 
 class TrainStep:
-    """Runs a job's steps; holds what would otherwise be made in every one."""
+    """Runs a job's steps; holds what would otherwise be created in every step."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class TrainStep:
         sends_buffers: bool = True,
         compute_loss: LossFunction | None = None,
     ) -> None:
-        """`compute_loss`: the task's own, unless it is given in another form."""
+        """`compute_loss`: replaces the task's own, for example with a compiled one."""
         self.compute_loss = compute_loss or loss_function(job.task)
         self._applied = job.applied
         self._optimizer = job.optimizer
@@ -97,8 +97,8 @@ class TrainStep:
         self.grad_norm: Tensor | None = None
 
     def __call__(self, step: Step) -> None:
-        """Collective: forward and backward of every micro-batch, one synchronisation, one update. The heartbeat is
-        marked between them; the loop has marked that the step begins, with its data."""
+        """Collective: forward and backward of every micro-batch, one synchronization, one update. The heartbeat is
+        marked between them; the loop has marked the beginning of the step."""
         scale = self._world_size / step.plan.global_size
         weight: Tensor | None = None
         self._finite.begin()
@@ -126,7 +126,7 @@ class TrainStep:
             with self._autocast:
                 loss: LossParts = self._applied(self.compute_loss, micro.data)
         except RuntimeError as error:
-            # What DDP says in the step after one that did not use all parameters; it knows them by number.
+            # DDP's message in the step after one that did not use all parameters, with their numbers.
             if "Expected to have finished reduction in the prior iteration" not in str(error):
                 raise
             model = unwrap_model(self._applied)
@@ -176,5 +176,5 @@ class TrainStep:
 
 
 def correction_for(weight: Tensor, num_samples: int) -> Tensor:
-    """The factor from a mean over samples to one over weights; a batch without any weight stays as it is: all zeros."""
+    """The factor from a mean over samples to one over weights; a batch with a total weight of 0 is not changed."""
     return num_samples / torch.where(weight > 0, weight, 1.0)

@@ -1,8 +1,8 @@
 """The step of `--train.exact elastic`: the same bits on any number of ranks.
 
-The global batch is cut into a fixed number of shards, and everything that could depend on the number of ranks belongs
-to a shard instead: what goes through the model at once, randomness inside the model, the gradient, the weight of the
-loss. Buffers start from the same values in every shard; those of shard 0 are kept.
+The global batch is split into a fixed number of shards, and everything that could depend on the number of ranks depends
+on the shard instead: micro-batches, random numbers inside the model, the gradient, the weight of the loss. Buffers
+start from the same values in every shard; those of shard 0 are kept.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class ElasticStep(TrainStep):
             if not micro.is_last:
                 self._heartbeat.mark(DATA)
         self._heartbeat.mark(BACKWARD)  # a rank may have no shard of a short batch
-        # From here on every rank calls the same collectives in the same order; gradients came first, since most ranks
-        # have been sending them all along.
+        # From here on every rank calls the same collectives in the same order. Gradients come first, since most ranks
+        # have already begun to send them.
         self._gradients.finish(plan.num_shards)
         self._agree_on_the_loss()
         if shares_buffers and num_opened > 1:
@@ -103,7 +103,7 @@ class ElasticStep(TrainStep):
 
     def _weight_correction(self, weights: Tensor | None, plan: StepPlan) -> Tensor | None:
         """Collective if the loss has weights. Each rank fills in its own shards of the table, so the sum over ranks
-        adds nothing but zeros, and the sum over shards is done alike everywhere."""
+        only adds zeros, and every rank adds up the shards in the same order."""
         if not self._is_weighted:
             return None
         if weights is None:
@@ -113,7 +113,7 @@ class ElasticStep(TrainStep):
         return correction_for(weights.sum(), plan.global_size)
 
     def _agree_on_the_loss(self) -> None:
-        """Collective, once: a rank without a shard has not seen whether the loss has weights, nor its metrics."""
+        """Collective, once: a rank without a shard does not know whether the loss has weights, and its metrics."""
         if self._is_first_step:
             seen = {"weighted": self._is_weighted, "metrics": list(self._meter.names)}
             seen = broadcast_json(seen, device=self._device)

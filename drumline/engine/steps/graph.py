@@ -1,8 +1,8 @@
-"""`--train.step graph`: whole steps captured as CUDA graphs and replayed, which leaves the host next to nothing to do.
+"""`--train.step graph`: whole steps captured as CUDA graphs and replayed, with almost no work for the host.
 
-There is one graph for each shape of a step. The first steps of a shape run eagerly; the last of them is observed for
+There is one graph for each shape of a step. The first steps of a shape run eagerly; the last of them is checked for
 what a graph would get wrong. Batches are copied in; the learning rate, the loss scale, the optimizer's state and the
-sums of the meters are tensors that the graph reads and writes. So a captured step has the bits of an eager one.
+sums of the meters are tensors that the graph reads and writes. So a captured step gives the same bits as an eager one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from drumline.engine.steps.eager import AnyStep
 from drumline.errors import log
 from drumline.watch.heartbeat import FORWARD, OPTIMIZER
 
-# Every graph holds on to the memory of its inputs; data of more shapes than this has no usual one.
+# Every graph keeps the memory of its inputs, so their number is limited.
 _MOST_SHAPES = 8
 # DDP times its first ten backward passes with events, which cannot be captured.
 STEPS_BEFORE = 11
@@ -33,7 +33,7 @@ STEPS_OF_A_SHAPE = 3
 
 
 class ShapesSeen:
-    """How far each shape of a step is from its graph: it runs some times, is observed once, and is then captured."""
+    """The stage of each shape: it runs some times, is observed once, and is then captured."""
 
     def __init__(self) -> None:
         self._num_steps = 0
@@ -47,7 +47,7 @@ class ShapesSeen:
         return len(self._num_seen)
 
     def next_stage(self, key: Hashable) -> Literal["run", "observe", "capture"]:
-        """What to do with a step of this shape. No shape is captured that was not observed before."""
+        """What to do with a step of this shape. A shape is observed before it is captured."""
         if key in self._observed:
             return "capture"
         self._num_steps += 1
@@ -59,7 +59,7 @@ class ShapesSeen:
 
 
 class GraphStep:
-    """Takes the steps of `inner`, captured where that is possible. `note` logs a sentence."""
+    """Takes the steps of `inner`, captured if possible. `note` logs a message."""
 
     def __init__(self, inner: AnyStep, job: Job, *, note: Callable[[str], None]) -> None:
         self._inner = inner
@@ -73,7 +73,7 @@ class GraphStep:
         self._is_off = False
         self.grad_norm: Tensor | None = None
         if isinstance(job.applied, DistributedDataParallel):
-            # What DDP times later, now and then, cannot be captured either.
+            # DDP's occasional timings of later steps cannot be captured either.
             job.applied._set_ddp_runtime_logging_sample_rate(2**30)  # type: ignore[no-untyped-call]
         if reason := find_hook(job.model, job.optimizer):
             self._turn_off(reason)
@@ -102,7 +102,7 @@ class GraphStep:
         self.grad_norm = self._inner.grad_norm
 
     def _run_or_capture(self, shape: Shape, step: Step, micro_batches: list[MicroBatch]) -> CapturedStep | None:
-        """The graph of a shape that was seen often enough; otherwise None, and the step has run."""
+        """The graph, if the shape was seen often enough; otherwise None, and the step has run."""
         if shape.key not in self._seen and not self._accepts(shape):
             self._run(step)
             return None
@@ -141,7 +141,7 @@ class GraphStep:
             end_failed_capture(device, self._pool, rng)
             undo_partial_step(self._job.applied, self._job.optimizer, self._job.scaler)
             meter.host_weight = weight
-            # The end of a capture that has failed is an error of its own, which says nothing.
+            # Ending a failed capture raises another error, which does not show the cause.
             first = error.__context__ if isinstance(error.__context__, RuntimeError) else error
             message = str(first).partition("\n")[0]
             self._turn_off(f"CUDA cannot capture it{user_line(error)}: {message}")
@@ -160,7 +160,7 @@ class GraphStep:
 
 
 class Shape:
-    """What a step is like, as far as a graph depends on it; and its tensors, in order."""
+    """What a graph depends on in a step, and its tensors, in order."""
 
     def __init__(self, step: Step, micro_batches: Sequence[MicroBatch]) -> None:
         flat = [pytree.tree_flatten(micro.data) for micro in micro_batches]
@@ -187,9 +187,9 @@ class CapturedStep:
     def __init__(
         self, run: Callable[[Step], None], step: Step, micro_batches: Sequence[MicroBatch], shape: Shape, pool: Any
     ) -> None:
-        """Capture what `run` does with such a step; nothing is computed yet. Raises what CUDA refuses."""
+        """Capture what `run` does with such a step, without computing it. Raises CUDA's error if that is impossible."""
         self.host_weight = 0.0
-        """What a step of it adds to the meter on the host."""
+        """What a step adds to the meter on the host."""
         self.grad_norm: Tensor | None = None
         self._inputs = [tensor.clone() for tensor in shape.tensors]
         inputs = iter(self._inputs)
@@ -199,8 +199,8 @@ class CapturedStep:
             for nesting in shape.nesting
         ]
         fixed = [micro._replace(data=data) for micro, data in zip(micro_batches, batches, strict=True)]
-        # The graph gets a workspace for cuBLAS in memory of its own. Others (Lightning, torch's compiler) may free that
-        # of the steps before, and a graph would keep writing to it. There is no public name for it.
+        # The graph gets its own workspace for cuBLAS. Other code (Lightning, torch's compiler) may free the shared one,
+        # and a graph would still write to it. There is no public name for it.
         torch._C._cuda_clearCublasWorkspaces()
         self._graph = torch.cuda.CUDAGraph()
         # Other threads (the writer of checkpoints, NCCL's watchdog) may use CUDA during the capture.
@@ -210,37 +210,36 @@ class CapturedStep:
             run(step._replace(micro_batches=iter(fixed)))
 
     def replay(self, shape: Shape) -> None:
-        """The same work on this step's batches. Waits for nothing."""
+        """Run the graph on this step's batches, without waiting for the device."""
         torch._foreach_copy_(self._inputs, shape.tensors)
         self._graph.replay()
 
     def release(self) -> None:
-        """Wait for the last replay, then destroy the graph, whoever else refers to it. The process group cannot be
-        destroyed before: NCCL waits forever for every graph with a collective in it."""
+        """Wait for the last replay, then destroy the graph, even if other references exist. The process group cannot be
+        destroyed before: NCCL waits forever for every graph with a collective."""
         torch.cuda.synchronize()
         self._graph.reset()
 
 
 def end_failed_capture(device: torch.device, pool: Any, rng: Tensor) -> None:
-    """After a capture that failed, torch believes that it still captures: random numbers would be refused, and memory
-    that other streams have used would never be freed. `rng`: the generator's state before. torch has no public name for
-    the latter."""
+    """After a failed capture torch is still in capture mode: it would refuse random numbers, and never free memory that
+    other streams have used. `rng`: the generator's state before. torch has no public name for the latter."""
     fresh = torch.Generator(device)
     fresh.set_state(rng)
     torch.cuda.default_generators[device.index].graphsafe_set_state(fresh.graphsafe_get_state())
     try:
         torch._C._cuda_endAllocateToPool(device.index, pool)
     except RuntimeError:
-        return  # the capture had ended by itself
+        return  # the capture had already ended
 
 
 def undo_partial_step(applied: nn.Module, optimizer: Optimizer, scaler: GradScaler | None) -> None:
-    """After a step that failed half way: reset gradients, DDP's reducer and the scaler, so that it can be taken again.
-    torch has no public names for the last two."""
+    """After a step that failed half-way: reset gradients, DDP's reducer and the scaler, so that it can run again. torch
+    has no public names for the last two."""
     optimizer.zero_grad(set_to_none=True)
     if isinstance(applied, DistributedDataParallel):
-        # Only where the backward pass had begun: after a reset DDP lays out its buckets anew, which all ranks must do
-        # together. So this is for what fails on every rank, as an operation does that cannot be captured.
+        # Only if the backward pass had begun: after a reset DDP rebuilds its buckets, which all ranks must do together.
+        # So this is only for errors on every rank, such as an operation that cannot be captured.
         try:
             applied.reducer._check_reducer_finalized()
         except RuntimeError:

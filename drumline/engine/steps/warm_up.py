@@ -1,6 +1,6 @@
-"""Before the first step: refuse a loss that is a mean, name parameters that it does not use, and let DDP settle its
-layout by one backward pass. The task's loss is called as seldom as that allows, and all that it changes is restored:
-the run has the same bits with and without.
+"""Before the first step: refuse a loss that is a mean, name parameters that it does not use, and let DDP build its
+buckets with one backward pass. The task's loss is called as seldom as possible, and everything that it changes is
+restored: the run has the same bits with and without.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from drumline.watch.heartbeat import Phase
 
 # The sum of two numbers does not depend on their order.
 FIRST_WORLD_WITH_AN_ORDER = 3
-# As many as distinguish a sum from a mean; a whole batch would take a while to load and to compute.
+# Enough samples to distinguish a sum from a mean; a whole batch would take longer.
 FEW_SAMPLES = 8
 NAMED = 5
 
@@ -40,12 +40,12 @@ def warm_up(job: Job, config: Config, *, note: Callable[[str], None]) -> None:
     job.heartbeat.mark(Phase.START)
     dist = config.dist
     all_used = check_few_samples(job)
-    # The elastic step names them itself, for every shard.
+    # The elastic step names unused parameters itself, for every shard.
     names_unused = not (dist.find_unused_parameters or dist.static_graph or config.train.exact == "elastic" or all_used)
     layout_passes = 0
     if isinstance(job.applied, DistributedDataParallel):
-        # With a static graph DDP learns the graph in its first backward pass, which must not be one under no_sync, and
-        # the layout is settled by the second pass only.
+        # With a static graph DDP records the graph in its first backward pass, which must not be under no_sync, and
+        # builds the buckets in the second.
         layout_passes = 2 if dist.static_graph else int(job.ddp.world_size >= FIRST_WORLD_WITH_AN_ORDER)
     for _ in range(max(layout_passes, int(names_unused))):
         job.heartbeat.mark(Phase.START)
@@ -69,13 +69,13 @@ def warm_up(job: Job, config: Config, *, note: Callable[[str], None]) -> None:
 
 @contextmanager
 def dry_run(job: Job) -> Iterator[Task]:
-    """Call the task's loss outside a step, on the copy of the task that this gives. Afterwards random numbers, buffers,
-    modes and what modules keep are as they were."""
+    """To call the task's loss outside a step, on the copy of the task that this yields. Afterwards random numbers,
+    buffers, modes and attributes of modules are restored."""
     rng, buffers = capture_rng(job.ddp.device), LiveBuffers(job.model)
     before = buffers.keep()
     attributes = [(module, dict(vars(module))) for module in job.model.modules()]
     try:
-        # What its loss sets, to count calls for example, is set in the copy.
+        # Attributes that its loss sets, to count calls for example, are set on the copy.
         yield copy.copy(job.task)
     finally:
         for module, kept in attributes:
@@ -87,16 +87,16 @@ def dry_run(job: Job) -> Iterator[Task]:
 
 def check_few_samples(job: Job) -> bool:
     """Collective: refuse a mean, by the loss of some samples and of the same samples twice, in evaluation mode; returns
-    whether they surely use every parameter. What cannot be concatenated, or fails, is not judged."""
+    whether they certainly use every parameter. Batches that cannot be concatenated, or fail, are not checked."""
     few, device = job.loader.preview(FEW_SAMPLES), job.ddp.device
     rows = {leaf.shape[0] if leaf.dim() else 0 for leaf in pytree.tree_leaves(few) if isinstance(leaf, Tensor)}
-    # The same number on all ranks: a loss may have a collective in it.
+    # The same number on all ranks: the loss may call a collective.
     size = min(gather_json(min(rows.pop() if len(rows) == 1 else 0, FEW_SAMPLES), device=device))
     if size < 2 or not job.task.check_mean:
         return False
     once = pytree.tree_map_only(Tensor, lambda leaf: leaf[:size], few)
     first = _try_loss(job, once)
-    # Together, so that all take the same path: it may have failed on one.
+    # Agree, so that all ranks take the same path: it may have failed on one.
     unused = gather_json(None if first is None else unused_parameters(job.model, first.total), device=device)
     if first is None or None in unused:
         return False
@@ -113,8 +113,8 @@ def check_few_samples(job: Job) -> bool:
 
 
 def _try_loss(job: Job, batch: Any) -> LossParts | None:
-    """With a new copy of the task, and the same random numbers each time. None: it failed; if that is an error, the
-    first step raises it too."""
+    """The loss, with a new copy of the task and the same random numbers each time. None: it failed; a real error is
+    raised by the first step too."""
     try:
         with dry_run(job) as task, job.autocast:
             job.model.eval()  # `dry_run` puts the modes back
@@ -137,8 +137,8 @@ def is_a_mean(once: tuple[float, float], twice: tuple[float, float]) -> bool:
 
 
 def unused_parameters(model: nn.Module, total: Tensor) -> list[str]:
-    """The parameters that a gradient of `total` does not reach; none where that is not certain: a backward pass written
-    in Python (reentrant checkpointing) may reach more than its graph shows."""
+    """The parameters that get no gradient from `total`; empty if that is not certain: a backward pass written in Python
+    (reentrant checkpointing) may reach more than its graph shows."""
     reached, seen, waiting = set(), set(), [total.grad_fn]
     while waiting:
         node = waiting.pop()

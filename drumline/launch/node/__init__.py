@@ -1,1 +1,1 @@
-"""One node of a job: the rendezvous with the others, its ranks under torchrun's agent, and their end."""
+"""One node of a job: the rendezvous with other nodes, and its ranks under torchrun's agent."""

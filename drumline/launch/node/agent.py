@@ -1,7 +1,7 @@
-"""torchrun's agent for the ranks of one node: starts them, notes who failed first, restarts them where that can help.
+"""torchrun's agent for the ranks of one node: starts them, records which failed first, restarts them if that can help.
 
-It hands SIGUSR1 on to the ranks (torch hands on SIGTERM itself), and does not restart ranks that were preempted. It is
-also the launcher's end of the watchdog: the sidecar's diagnosis decides whether ranks are restarted.
+It passes SIGUSR1 on to the ranks (torch passes on SIGTERM), and does not restart ranks that were preempted. It also
+reads the sidecar's diagnosis, which decides whether ranks are restarted.
 """
 
 from __future__ import annotations
@@ -42,28 +42,28 @@ from drumline.processes import has_signal, read_status
 from drumline.terminal import print_message
 from drumline.text import how_it_ended
 
-# Ranks of a task that exit with one of these would do so again.
+# Ranks of a task that exit with one of these codes would do so again.
 FINAL_CODES = frozenset({ExitCode.USAGE, ExitCode.PREFLIGHT_FAILED, ExitCode.HANG})
 HEALTHY = RunResult(state=WorkerState.HEALTHY)
 
 
 class Preempted(Exception):  # noqa: N818  # no error
-    """This node's ranks were asked to stop by a signal, and did."""
+    """A signal asked this node's ranks to stop, and they did."""
 
     def __init__(self, *, was_reported: bool) -> None:
         super().__init__()
         self.was_reported = was_reported
-        """Whether a rank was far enough to report it."""
+        """Whether a rank has reported it."""
 
 
 class RankFiles(LogsSpecs):
-    """Where ranks write. torch names files by the node's own numbers, and empties those of an earlier start."""
+    """The files of ranks. torch would name them by local rank, and truncate those of an earlier start."""
 
     def __init__(self, scratch: str, folder: Path | None, first_start: int = 0) -> None:
         super().__init__(scratch, Std.NONE, Std.NONE)
         self.scratch, self.folder, self.num_starts = Path(scratch), folder, first_start
         self.variables: Mapping[str, str] = {}
-        """For all ranks of the next start."""
+        """Variables for all ranks of the next start."""
 
     @property
     def root_log_dir(self) -> str:
@@ -73,7 +73,7 @@ class RankFiles(LogsSpecs):
         return read_failure(self.scratch / f"failure-{rank}-{self.num_starts - 1}.json")
 
     def stderr(self, rank: int) -> Path | None:
-        """Where that rank of this start writes its errors; None: to the screen."""
+        """The stderr file of that rank in this start; None: it writes to the screen."""
         return None if self.folder is None else rank_output(self.folder, rank, self.num_starts - 1)[1]
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
@@ -85,7 +85,7 @@ class RankFiles(LogsSpecs):
             variables[rank_environment.FAILURE_FILE] = str(self.scratch / f"failure-{rank}-{start}.json")
             error = variables["TORCHELASTIC_ERROR_FILE"] = str(self.scratch / f"error-{rank}-{start}.json")
             dest.error_files[local_rank] = error
-            # An empty name leaves the stream as it is.
+            # An empty name does not redirect the stream.
             dest.stdouts[local_rank] = dest.stderrs[local_rank] = ""
             if self.folder is not None:
                 out, err = rank_output(self.folder, rank, start)
@@ -95,25 +95,25 @@ class RankFiles(LogsSpecs):
 
 
 class NodeAgent(LocalElasticAgent):
-    """`is_task`: the ranks are ours, and mean by exit code 75 that they were preempted; a script may mean anything."""
+    """`is_task`: the ranks are ours, so exit code 75 means preempted; in a script it may mean anything."""
 
     def __init__(self, *, spec: Any, is_task: bool, supervision: Supervision, scratch: str, watch: WatchFolder) -> None:
         self.files = RankFiles(scratch, supervision.folder, supervision.first_start)
-        # torch 2.11 waits 30 s whatever is set; who waits for less kills the rest.
+        # torch 2.11 always waits 30 s; where the grace period is shorter, the guard kills the rest.
         has_timeout = "shutdown_timeout" in inspect.signature(LocalElasticAgent).parameters
         timeout: dict[str, Any] = {"shutdown_timeout": max(1, round(supervision.grace_s))} if has_timeout else {}
         super().__init__(spec=spec, logs_specs=self.files, **timeout)
         self.rendezvous: SingleNodeRendezvous | NodeRendezvous = spec.rdzv_handler
         self.is_task, self.supervision, self.watch = is_task, supervision, watch
         self.preempt_signal: signal.Signals | None = None
-        """By which this node's ranks were asked to stop."""
+        """The signal that asked this node's ranks to stop."""
         self.diagnosis: SidecarDiagnosis | None = None
-        """What the sidecars found about the failure that this start ended with."""
+        """The sidecars' diagnosis of the failure that ended this start."""
         self.failed_first: list[int] = []
-        """Global ranks, the first one first; those that the agent ended itself are not among them."""
+        """Global ranks in the order of their failures, without those that the agent ended itself."""
         self._failed = False
         self._failure: FailureRecord | None = None
-        """What this start failed by, as its ranks know it."""
+        """The failure of this start, as its ranks reported it."""
         self._failure_before: FailureRecord | None = None
         self._caught_by: set[int] = set()
         """Processes of ranks that had a handler for the preempt signal when it was sent."""
@@ -123,12 +123,12 @@ class NodeAgent(LocalElasticAgent):
     # Starting ranks
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
-        """Each node may have failed by itself, or because of another: a restart of all counts once, and for all."""
+        """A node may have failed because of another: a restart of all nodes counts once."""
         most, nodes = worker_group.spec.max_restarts, self.rendezvous
         with nodes.explained():
             while True:
                 nodes.restarts_used = max(nodes.restarts_used, most - max(0, self._remaining_restarts))
-                # A node may die while the others wait for it; those that are left try once more.
+                # A node may exit while the others wait for it; the rest try once more.
                 with contextlib.suppress(dist.DistStoreError):
                     super()._rendezvous(worker_group)
                     break
@@ -155,7 +155,7 @@ class NodeAgent(LocalElasticAgent):
 
     def _variables(self) -> dict[str, str]:
         is_remote, script = self.supervision.folder is not None, self.supervision.script_watch
-        # Not for a restart, nor where the command was given on another machine, by its clock.
+        # Not for a restart, and not if the command was given on another machine, which has another clock.
         is_first = self.files.num_starts == 0 and not is_remote
         variables = {
             rank_environment.COMMAND_START: f"{process_start():.2f}" if is_first else "",
@@ -171,21 +171,21 @@ class NodeAgent(LocalElasticAgent):
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         if self.preempt_signal:
             raise Preempted(was_reported=False)
-        if self.supervision.standby:  # those that are missing load during the rendezvous
+        if self.supervision.standby:  # missing standby processes load during the rendezvous
             self.supervision.standby.fill(at_once=True)
         most = worker_group.spec.max_restarts
         count = f"restart {most - self._remaining_restarts} of {most}"
         why = count if self._failed else self.rendezvous.restart_reason
         how = "they resume from the newest checkpoint" if self.is_task else "the script starts from the beginning"
         print_message(f"restarting the ranks ({why}); {how}")
-        # torchrun's own count leaves out a restart that another node was the reason for.
+        # torchrun's own count excludes a restart that another node caused.
         os.environ[rank_environment.RESTARTED] = "1"
         super()._restart_workers(worker_group)
 
     def _exit_barrier(self) -> None:
         self.rendezvous.wait_for_others()
 
-    # Watching them
+    # Monitoring ranks
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         self._note_exits(worker_group)
@@ -195,13 +195,13 @@ class NodeAgent(LocalElasticAgent):
         self._raise_end_signal()
         now = self._codes() if self.preempt_signal else set()
         if None in now and now <= {None, ExitCode.SUCCESS, ExitCode.PREEMPTED}:
-            return HEALTHY  # torch would end those that still save
+            return HEALTHY  # torch would end ranks that still save
         result: RunResult = super()._monitor_workers(worker_group)
         if result.state is WorkerState.SUCCEEDED and self.rendezvous.are_others_running():
-            return HEALTHY  # torch asks again, and whether another node waits
+            return HEALTHY  # torch asks again, and checks whether another node waits
         if result.is_failed() and not self.preempt_signal and self.has_saved(result) and self._is_node_waiting():
             self._failed = False
-            return HEALTHY  # torch restarts them, as a node waits
+            return HEALTHY  # torch restarts them, because a node waits
         self._failed = result.is_failed()
         if not self._failed:
             return result
@@ -213,16 +213,16 @@ class NodeAgent(LocalElasticAgent):
             codes = {failure.exitcode for failure in result.failures.values()}
         self._read_failures(result.failures)
         rank, first = first_failure(result)
-        if not self.failed_first:  # it ended between two looks
+        if not self.failed_first:  # it exited between two checks
             self.watch.note_exit(rank, first.exitcode)
-        # No wait for the sidecar where ranks were preempted, or have reported why nothing else can help.
+        # Do not wait for the sidecar if ranks were preempted, or have reported an error that a restart cannot fix.
         is_known = self.preempt_signal or (self.is_task and codes <= {*FINAL_CODES, ExitCode.PREEMPTED})
         deadline = noted_at if is_known else noted_at + DIAGNOSIS_S
         self.apply(self.watch.wait_for_diagnosis(deadline), first.exitcode)
         return result
 
     def _note_exits(self, worker_group: WorkerGroup) -> None:
-        """Report the ranks that ended by themselves, before torch ends the others."""
+        """Report the ranks that exited, before torch ends the others."""
         failures = []
         for local_rank, handler in self._handlers().items():
             code, rank = handler.proc.poll(), worker_group.workers[local_rank].global_rank
@@ -249,7 +249,7 @@ class NodeAgent(LocalElasticAgent):
             )
 
     def _read_failures(self, ranks: Iterable[int]) -> dict[int, FailureRecord]:
-        """What ranks that have ended wrote about it. No restart is left where none can help."""
+        """The failure records of ranks that have exited. If a restart cannot help, none is left."""
         records = {rank: record for rank in ranks if (record := self.files.failure(rank)) is not None}
         for record in records.values():
             self._failure = record
@@ -275,15 +275,15 @@ class NodeAgent(LocalElasticAgent):
     def _set_handlers(self) -> None:
         signal.signal(signal.SIGUSR1, self._preempt)
         for number in ENDING_SIGNALS:
-            # Only where torch has set its own: the others are ignored.
+            # Only for signals that torch handles: the others are ignored.
             if signal.getsignal(number) is _terminate_process_handler:
                 signal.signal(number, self._end)
-        if self.preempt_signal:  # it came while these were being started, so only those before them got it
+        if self.preempt_signal:  # it came while ranks were being started, so some did not get it
             self._preempt(self.preempt_signal, None)
 
     def _preempt(self, number: int, frame: FrameType | None) -> None:
-        """The ranks finish and save in their own time: who sends this sends it before a time limit. A scheduler may
-        have sent it to the ranks, too: a script that does not catch it has nothing to save, or is about to exit."""
+        """Ask the ranks to save and exit, without a time limit: the sender has one. A scheduler may have sent the
+        signal to the ranks, too: a script without a handler has nothing to save, or is about to exit."""
         self.preempt_signal = signal.Signals(number)
         self.rendezvous.is_leaving = True
         for rank in self._handlers().values():
@@ -293,7 +293,7 @@ class NodeAgent(LocalElasticAgent):
                 rank.proc.send_signal(number)
 
     def _end(self, number: int, frame: FrameType | None) -> None:
-        """As torch's own handler; but where the main thread drops the exception, it is raised again."""
+        """As torch's own handler; but if the main thread drops the exception, it is raised again."""
         if self._end_signal is not None:
             if time.monotonic() - self._end_signal_at > SAME_SIGNAL_S:  # the guard does the rest
                 signal.signal(number, signal.SIG_DFL)
@@ -309,9 +309,9 @@ class NodeAgent(LocalElasticAgent):
     def check_preempted(self, number: int | None) -> None:
         """After a run: raise Preempted if all ranks stopped because of this signal."""
         if number not in (signal.SIGTERM, signal.SIGUSR1):
-            return  # Ctrl-C asks for no save
+            return  # Ctrl-C does not ask for a save
         codes = self._codes()
-        # A task that has not begun does not catch it yet, and has nothing to save; a script may well have.
+        # A task that has not begun has no handler yet, and nothing to save; a script may have something.
         allowed = {ExitCode.SUCCESS, ExitCode.PREEMPTED, *([-number] if self.is_task else [])}
         if codes <= allowed and codes != {ExitCode.SUCCESS}:
             raise Preempted(was_reported=ExitCode.PREEMPTED in codes)
@@ -322,14 +322,14 @@ class NodeAgent(LocalElasticAgent):
         return self.is_task and codes == {ExitCode.PREEMPTED}
 
     def _is_node_waiting(self) -> bool:
-        """Whether the ranks stopped because another node's agent has ended its own, to let a waiting node join."""
+        """Whether the ranks stopped because another agent ended its ranks to let a waiting node join."""
         with contextlib.suppress(DrumlineError):  # the first node may have left already
             return self.rendezvous.num_nodes_waiting() > 0
         return False
 
     def _codes(self) -> set[int | None]:
-        """How the ranks ended. Python resets a signal to its default action as it exits: a rank that had a handler for
-        the signal and was ended by it got it a second time, while it was exiting."""
+        """The ranks' exit codes. Python resets signal handlers when it exits: a rank that had a handler for the signal
+        and was killed by it received it a second time, while it was exiting."""
         return {
             ExitCode.PREEMPTED
             if self.preempt_signal and code == -self.preempt_signal and rank.proc.pid in self._caught_by
@@ -342,10 +342,10 @@ class NodeAgent(LocalElasticAgent):
         """The processes of the ranks, by local rank."""
         return dict(getattr(self._pcontext, "subprocess_handlers", {}))
 
-    # Ending them
+    # Ending ranks
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, *args: Any, **kwargs: Any) -> None:
-        """Ctrl-C ends a rank of a task that has not begun by SIGTERM: on SIGINT, Python would show a traceback."""
+        """After Ctrl-C, a task's rank that has not begun gets SIGTERM: on SIGINT Python would show a traceback."""
         if death_sig == signal.SIGINT and self.is_task:
             for rank in self._handlers().values():
                 if not _catches(rank.proc.pid, signal.SIGTERM):
@@ -353,7 +353,7 @@ class NodeAgent(LocalElasticAgent):
         super()._shutdown(death_sig, *args, **kwargs)
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        """By SIGTERM, which lets ranks save before a node joins. Without the ranks of a lost node they could not."""
+        """With SIGTERM, so that ranks save before a node joins. After a lost node they cannot save."""
         if self.is_task and self.rendezvous.has_lost_node:
             self._shutdown(signal.SIGKILL)
         else:
@@ -361,15 +361,15 @@ class NodeAgent(LocalElasticAgent):
 
 
 def _catches(pid: int, number: signal.Signals) -> bool:
-    """Whether a process has a handler for it; a rank of ours has one for SIGTERM when its imports are done."""
+    """Whether a process has a handler for this signal; our ranks have one for SIGTERM after their imports."""
     return has_signal(read_status(pid), "SigCgt", number)
 
 
 def run_agent(
     node: NodePlan, num_procs: int, program: Program, supervision: Supervision, watch: WatchFolder
 ) -> tuple[RunResult, SidecarDiagnosis | None]:
-    """The ranks of this node, to their end; raises Preempted, or SignalException when this process is to end."""
-    # For what it knows of this machine: which cores are near which GPU.
+    """Run the ranks of this node to their end; raises Preempted, or SignalException when this process must exit."""
+    # torch's knowledge of this machine: which cores are near which GPU.
     config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=num_procs)
     rendezvous = open_rendezvous(node, supervision.secret)
     spec = WorkerSpec(
@@ -389,8 +389,8 @@ def run_agent(
             result: RunResult = agent.run()
             agent.check_preempted(agent.preempt_signal)
         except SignalException as error:
-            agent.apply(watch.diagnosis(), -signal.SIGTERM)  # what the sidecar has found until now
-            rendezvous.leave()  # and no more: this node may come back, and the others' rendezvous stays open
+            agent.apply(watch.diagnosis(), -signal.SIGTERM)  # the sidecar's diagnosis so far
+            rendezvous.leave()  # without closing it: this node may join again, and the others continue
             agent.check_preempted(error.sigval)
             raise
         except BaseException:

@@ -1,8 +1,8 @@
-"""torch's c10d rendezvous without what is unsafe in it: its wall clocks, and the pickle in which its state travels.
+"""torch's c10d rendezvous without its unsafe parts: wall clocks, and the pickle that holds its state.
 
-Each node writes its heartbeat by its own wall clock, and torch compares that with the reader's: a clock that is 15 s
-off or that jumps makes a living node dead. Here a heartbeat is as old as the time since it was last seen to change. The
-state is JSON under the job's seal: torch itself would unpickle, and so run, what anybody has written there.
+Each node writes its heartbeat by its own wall clock, and torch compares it with the reader's: with a clock that is 15 s
+off, or that jumps, a living node counts as dead. Here the age of a heartbeat is the time since it last changed. The
+state is JSON under the job's seal: torch itself would unpickle, and so execute, what anyone has written there.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 
 from drumline.net.sealed_store import SealedStore, document
 
-# How much longer than the last call a node is waited for that is alive, and has not ended its ranks yet.
+# How long after the last call to wait for a node that is alive, but has not ended its ranks yet.
 LATE_S = 30
 LONG_AGO, NEVER = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 KEY = "state"
@@ -45,7 +45,7 @@ KINDS: dict[str, type | tuple[type, ...]] = {
 }
 
 # With each poll torch records an event and, for its name, reads the source of every frame on the stack: up to 100 ms of
-# a processor, on each node that waits. With several nodes on few cores no poll was done in time, and nobody could join.
+# CPU time on each waiting node. With several nodes on few cores no poll finished in time, and no node could join.
 torchs: Any = dynamic_rendezvous
 torchs.get_method_name = lambda depth=2: sys._getframe(depth).f_code.co_name
 
@@ -59,9 +59,9 @@ def make_c10d_rendezvous(
     secret: str | None,
     count_alive: Callable[[], int],
 ) -> C10dRendezvous:
-    """torch's c10d rendezvous in this store; `address` is what the other nodes call this one. `keys`: the same store,
-    over a connection of its own, for what nodes write to each other in a round. `count_alive`: how many nodes will
-    join the next round."""
+    """torch's c10d rendezvous in this store; `address`: this node's, for the others. `keys`: the same store over a
+    separate connection, for what nodes write to each other in a round. `count_alive`: how many nodes will join the
+    next round."""
     node = DynamicRendezvousHandler._node_desc_generator.generate(address)
     backend = SealedBackend(SealedStore(store, secret, "drumline/rendezvous"))
     holder = RendezvousState(backend, settings, node, count_alive)
@@ -69,12 +69,12 @@ def make_c10d_rendezvous(
 
 
 class C10dRendezvous(DynamicRendezvousHandler):
-    """While nodes join, torch polls once a second: up to two seconds of each restart. This one polls more often; the
-    more nodes there are, the less often. Torch then waits for the address of the round's first node, which anybody can
-    write; here nodes agree on one under their seal (node_rendezvous.py)."""
+    """While nodes join, torch polls once a second, which adds up to two seconds to each restart. This one polls more
+    often, depending on the number of nodes. Torch then waits for the address of the round's first node, which is not
+    authenticated; here nodes agree on one with sealed values (node_rendezvous.py)."""
 
     round = 0
-    """Which one this node has joined last."""
+    """The last round that this node joined."""
 
     def next_rendezvous(self) -> RendezvousInfo:
         poll_s = min(1.0, 0.02 + self.settings.max_nodes / 200)
@@ -88,7 +88,7 @@ class C10dRendezvous(DynamicRendezvousHandler):
             torchs._delay, torchs.RendezvousStoreInfo, holder._cache_duration = torchs_own
 
     def _get_store(self) -> dist.Store:
-        """As torch's; the round is read once, since others may begin the next at any time."""
+        """As torch's, but reads the round once, since others may begin the next one at any time."""
         self.round = self._state_holder.state.round
         return dist.PrefixStore(f"torch.rendezvous.{self._settings.run_id}.{self.round}", self._store)
 
@@ -100,7 +100,7 @@ class _NoAddress:
 
 
 class RendezvousState(_BackendRendezvousStateHolder):
-    """The shared state as torch reads and writes it. Only its times are judged here."""
+    """The shared state as torch reads and writes it. Only its times are changed here."""
 
     def __init__(
         self,
@@ -112,22 +112,22 @@ class RendezvousState(_BackendRendezvousStateHolder):
         super().__init__(backend, settings)
         self._node, self._count_living = node, count_alive
         self._seen: dict[_NodeDesc, tuple[datetime, float]] = {}
-        """Each node's last heartbeat, and when it was new here."""
+        """Each node's last heartbeat, and when it was first seen here."""
         self._last_call: float | None = None
-        """When the minimum of nodes was first seen here."""
+        """When the minimum number of nodes was first seen here."""
 
     def _sanitize(self) -> None:
-        """After each exchange with the store: remove dead nodes, and show torch times that fit its own clock."""
+        """After each exchange with the store: remove dead nodes, and convert times to this host's clock."""
         state, now = self._state, time.monotonic()
         written = state.last_heartbeats
         self._seen = {node: self._observe(node, stamp, now) for node, stamp in written.items()}
-        if self._node in self._seen:  # without CPU for a while it is late with its heartbeat, not dead
+        if self._node in self._seen:  # this node was without CPU time, so its heartbeat is late, but it is not dead
             stamp, at = self._seen[self._node]
             late_s = 1.5 * self._settings.keep_alive_interval.total_seconds()
             self._seen[self._node] = stamp, max(at, now - late_s)
         state.last_heartbeats = {node: self._by_wall_clock(at) for node, (_, at) in self._seen.items()}
         super()._sanitize()
-        # What this node writes back must not look like another's heartbeat; by its own torch sees when to send one.
+        # This node must not write back a change of another's heartbeat; from its own, torch decides when to send one.
         state.last_heartbeats = {
             node: stamp if node == self._node else written[node] for node, stamp in state.last_heartbeats.items()
         }
@@ -136,7 +136,7 @@ class RendezvousState(_BackendRendezvousStateHolder):
         else:
             self._last_call = self._last_call or now
             over_s = now - self._last_call - self._settings.timeout.last_call.total_seconds()
-            # A node that is alive would join right after this round, and have all ranks restarted.
+            # A living node would join right after this round, and all ranks would restart.
             timeout = self._settings.timeout
             late_s = min(LATE_S, (timeout.join - timeout.last_call).total_seconds() / 2)
             is_over = over_s > (late_s if len(state.participants) < self._count_living() else 0)
@@ -152,7 +152,7 @@ class RendezvousState(_BackendRendezvousStateHolder):
 
 
 class SealedBackend(RendezvousBackend):
-    """What somebody else writes over the state, or deletes, is put back as this node knew it last."""
+    """Restores the state as this node knew it last, if another client overwrites or deletes it."""
 
     def __init__(self, store: SealedStore) -> None:
         self._store = store
@@ -166,7 +166,7 @@ class SealedBackend(RendezvousBackend):
         return self._known(self._put(b"", self._last))
 
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
-        ours = pickle.loads(state)  # noqa: S301  # of this process: torch has pickled it for us
+        ours = pickle.loads(state)  # noqa: S301  # written by torch in this process
         mine = encode(ours, self._version + 1)
         found = self._put(token if isinstance(token, bytes) else NOTHING, mine)
         known = self._known(found)
@@ -180,7 +180,7 @@ class SealedBackend(RendezvousBackend):
 
     def _known(self, found: bytes) -> tuple[bytes, Token] | None:
         state = decode(found)
-        # Without a secret anybody can write there; with one they can put back what they have recorded.
+        # Without a secret anyone can write there; with one they can still replay recorded values.
         if (state is None and found != NOTHING) or version_of(found) < self._version:
             found = self._put(found, self._last)
             state = decode(found)
@@ -191,13 +191,13 @@ class SealedBackend(RendezvousBackend):
 
 
 def version_of(text: bytes) -> int:
-    """How many states were before it in this launch."""
+    """The number of earlier states in this launch."""
     found = document(text, version=int)
     return found["version"] if found else 0
 
 
 def encode(state: _RendezvousState, version: int = 0) -> bytes:
-    """All that torch keeps of it; what a later torch adds must be JSON already."""
+    """All fields of torch's state; fields that a later torch adds must be JSON values."""
     fields: dict[str, Any] = {
         **vars(state),
         "version": version,
@@ -211,7 +211,7 @@ def encode(state: _RendezvousState, version: int = 0) -> bytes:
 
 
 def decode(text: bytes) -> _RendezvousState | None:
-    """None for what is no state."""
+    """None if the text is not a state."""
     fields = document(text, **KINDS)
     if fields is None:
         return None

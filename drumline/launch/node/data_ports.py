@@ -1,7 +1,7 @@
-"""Whether nodes reach each other on ports of any number, tried between their rendezvous and the start of their ranks.
+"""Checks whether nodes reach each other on arbitrary ports, between their rendezvous and the start of their ranks.
 
-Ranks take ports that nobody knows before. Where a firewall lets only the rendezvous port through, a script's ranks
-would wait for each other until torch times out. The check takes milliseconds when all is well.
+The ports of ranks are not known in advance. If a firewall allows only the rendezvous port, a script's ranks would wait
+for each other until torch times out. The check takes milliseconds when all ports are open.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from drumline.net.dial import CLOSED_S, ProbeListener, ProbeTarget, Reason, clos
 from drumline.terminal import print_message
 
 RETRY_S = 0.5
-# A reply that is late or strange does not show that the port is closed.
+# A late or unexpected reply does not show that the port is closed.
 CLOSED = (Reason.NO_ANSWER, Reason.REFUSED, Reason.NO_ROUTE)
 
 NodeCard = Mapping[str, Any]
@@ -24,7 +24,7 @@ NodeCard = Mapping[str, Any]
 
 @contextlib.contextmanager
 def open_probe_port(address: str) -> Iterator[dict[str, Any]]:
-    """Listen where the ranks' store will be. Yields what the others must know of it; nothing where that fails."""
+    """Listen where the ranks' store will be. Yields what the others need to connect; empty if that fails."""
     listener = None
     with contextlib.suppress(OSError):
         listener = ProbeListener(address)
@@ -36,7 +36,7 @@ def open_probe_port(address: str) -> Iterator[dict[str, Any]]:
 
 
 def unreachable_nodes(cards: Sequence[NodeCard], mine: int, *, limit_s: float = CLOSED_S) -> dict[int, str]:
-    """Why this node cannot reach others, by their numbers. A port that is closed is tried again for some time."""
+    """Why this node cannot reach others, by their numbers. A closed port is retried for some time."""
     begun, is_reported = time.monotonic(), False
     targets = [one for number, card in enumerate(cards) if number != mine and (one := _target(number, card))]
     while True:
@@ -52,7 +52,7 @@ def unreachable_nodes(cards: Sequence[NodeCard], mine: int, *, limit_s: float = 
 
 
 def check_data_ports(cards: Sequence[NodeCard], unreachable: Sequence[Mapping[str, str]]) -> None:
-    """Raise when a node cannot reach the first, which has the ranks' store; else warn. `unreachable`: of each node."""
+    """Raise if a node cannot reach the first, which has the ranks' store; otherwise warn. `unreachable`: by node."""
     first = first_node(cards)
     for target, card in enumerate(cards):
         reasons = {source: failed[str(target)] for source, failed in enumerate(unreachable) if str(target) in failed}
@@ -72,7 +72,7 @@ def first_node(cards: Sequence[NodeCard]) -> int:
 
 
 def _target(number: int, card: NodeCard) -> ProbeTarget | None:
-    """None where the node does not listen, or its name is not known here: that is reported elsewhere."""
+    """None if the node does not listen, or its name does not resolve: both are reported elsewhere."""
     with contextlib.suppress(OSError, KeyError, TypeError, ValueError, OverflowError):
         found = socket.getaddrinfo(card["address"], card["probe_port"], type=socket.SOCK_STREAM)
         address = str(found[0][4][0])

@@ -1,8 +1,8 @@
-"""Ends what a launcher has started when the launcher itself is gone, `kill -9` included.
+"""Ends the processes of a job when its launcher has exited, even by `kill -9`.
 
-All processes of a job carry its name in their environment (DRUMLINE_JOB): ranks have sessions of their own, and what
-they start is found by that name alone. Beside a launcher runs a guard: this file, as a process that needs only the
-standard library and `processes.py`, and waits for the end of a pipe that the launcher holds.
+All processes of a job have its name in their environment (DRUMLINE_JOB): ranks have their own sessions, and processes
+that they start are found only by that name. Each launcher has a guard: this file, as a process that needs only the
+standard library and `processes.py`, and waits until a pipe that the launcher holds is closed.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ def new_job() -> str:
 
 
 def job_processes(*jobs: str) -> list[int]:
-    """The processes that carry the name of one of these jobs, this one excluded."""
+    """The processes of these jobs, except this one."""
     from drumline.processes import processes_with_variable
 
     return processes_with_variable(*(f"{JOB_ENV}={job}" for job in jobs))
 
 
 class Guard:
-    """While it is open, the end of this process is the end of the job."""
+    """While it is open, the job ends when this process ends."""
 
     def __init__(self, job: str, grace_s: float, *, folder: str = "") -> None:
         """`folder`: removed with the job."""
-        # Without the environment: the guard of a job inside a job must outlive what the outer one's guard ends.
+        # Without the environment: if a job runs inside a job, the outer guard must not end the inner one's guard.
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", __file__, job, str(grace_s), folder],
             stdin=subprocess.PIPE,
@@ -47,20 +47,20 @@ class Guard:
         )
 
     def close(self, *, has_succeeded: bool) -> None:
-        """When the job is done. What a job that succeeded has left running on purpose may stay."""
+        """Call it when the job is done. Processes that a successful job left running on purpose are not ended."""
         with contextlib.suppress(OSError):
             self._process.communicate(SUCCEEDED if has_succeeded else b"")
 
 
 def main(job: str, grace_s: str, folder: str) -> None:
-    # Slurm and a terminal signal every process of the job.
+    # Slurm and terminals signal every process of the job.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     sys.path.append(str(Path(__file__).parents[3]))  # this process has no path to the package
     from drumline.processes import Termination
 
     if sys.stdin.buffer.read() != SUCCEEDED:  # it failed, or the launcher died
-        # The launcher itself may carry the name, and waits for us when it is still there.
+        # The launcher itself may have the name, and waits for us if it still runs.
         Termination(lambda: {*job_processes(job)} - {os.getppid()}, float(grace_s)).wait()
     if folder:
         import shutil  # not before: a guard starts beside every job

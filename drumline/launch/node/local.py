@@ -1,8 +1,8 @@
 """Starts the ranks of one machine through torchrun's elastic agent, and reports how they ended.
 
-The machine is all of the job, or one node of it. The agent supervises: when one rank fails it ends the others, and
-restarts all as often as it may. A rank of a task has reported its error itself; here only what it could not report
-(killed by a signal) is added. A script is named with its exit code.
+The machine runs the whole job, or one node of it. When one rank fails, the agent ends the others and restarts all, up
+to the limit. A rank of a task has reported its error itself; here only what it could not report (killed by a signal)
+is added. For a script, its name and exit code are reported.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from drumline.net.interfaces import check_is_own
 from drumline.terminal import print_message
 from drumline.text import how_it_ended
 
-# Read by torch's agent: the signals that end it and its ranks.
+# A variable of torch's agent: the signals that end it and its ranks.
 HANDLED_SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 HANG_ENDED = "the job was stopped; rerun the same command to resume from the newest checkpoint"
 STOPPED = "interrupted; all ranks were stopped"
@@ -33,7 +33,7 @@ def run_node(node: NodePlan, program: Program, supervision: Supervision) -> int:
     """Run this node's ranks to the end; the exit code is that of the rank that failed first."""
     if node.num_nodes > 1 and node.node_rank == 0:
         check_is_own(node.endpoint)
-    # While there are no ranks yet to hand a signal on to; the guard ends what there is.
+    # Until there are ranks to pass a signal on to; the guard ends the other processes.
     preempted = startup.exit_handler(ExitCode.PREEMPTED, STOPPED_EARLY)
     stopped = startup.exit_handler(ExitCode.INTERRUPTED, startup.INTERRUPTED_EARLY if program.is_task else STOPPED)
     startup.set_handler(signal.SIGINT, stopped)
@@ -46,7 +46,7 @@ def run_node(node: NodePlan, program: Program, supervision: Supervision) -> int:
         code = _run_guarded(node, program, supervision, watch)
         return code
     finally:
-        # The agent's handlers raise, which is of no use any more: from here on the guard does the rest alone.
+        # The agent's handlers raise exceptions, which are not needed any more: the guard does the rest.
         for number in (signal.SIGTERM, signal.SIGINT):
             startup.set_handler(number, signal.SIG_DFL)
         guard.close(has_succeeded=code == ExitCode.SUCCESS)
@@ -59,7 +59,7 @@ def _run_guarded(node: NodePlan, program: Program, supervision: Supervision, wat
 
     from drumline.launch.node.agent import Preempted, first_failure, run_agent
 
-    # The agent would add its own table and traceback below ours.
+    # Otherwise the agent would print its own table and traceback below ours.
     for name in ("torch.distributed.elastic", "torch.distributed.elastic.agent.server.api"):
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     num_procs = node.num_procs or startup.default_procs()
@@ -70,7 +70,7 @@ def _run_guarded(node: NodePlan, program: Program, supervision: Supervision, wat
     if node.num_nodes > 1:  # from here on the other nodes are informed
         startup.set_handler(signal.SIGINT, signal.default_int_handler)
         startup.set_handler(signal.SIGTERM, signal.SIG_DFL)
-    is_here = supervision.folder is None  # the user reads this output; else the controller reports
+    is_here = supervision.folder is None  # the user sees this output; otherwise the controller reports
     try:
         result, diagnosis = run_agent(node, num_procs, program, supervision, watch)
     except Preempted as preempted:
@@ -94,7 +94,7 @@ def _run_guarded(node: NodePlan, program: Program, supervision: Supervision, wat
 
 
 def limit_threads(num_procs: int) -> None:
-    """Ranks that each use all cores would only slow each other down."""
+    """Limit CPU threads: ranks that each use all cores would slow each other down."""
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_procs)))
 
 
@@ -102,13 +102,13 @@ def limit_threads(num_procs: int) -> None:
 
 
 def exit_code_of(rank_code: int, *, is_task: bool) -> int:
-    """The launcher's exit code after a rank exited with this; a signal is a failure like others."""
+    """The launcher's exit code after a rank exited with this code; a signal is a failure."""
     known = rank_code in list(ExitCode) if is_task else rank_code > 0
     return rank_code if known else ExitCode.TRAINING_FAILED
 
 
 def report_failure(rank: int, code: int, program: Program, diagnosis: SidecarDiagnosis | None) -> None:
-    """What the user reads last, where the rank could not report it."""
+    """Print the last message, if the rank could not report its failure."""
     if diagnosis is not None and diagnosis.explains_more(code, is_task=program.is_task):
         if not diagnosis.was_printed:
             print_message(diagnosis.sentence)

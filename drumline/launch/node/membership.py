@@ -1,7 +1,7 @@
-"""Which of a job's nodes are alive: every launcher writes a heartbeat once a second, in the store of the first one.
+"""Which of a job's nodes are alive: every launcher writes a heartbeat once a second to the first node's store.
 
-c10d's own rendezvous knows participants, but no names, and waits without a message. Here each node is known by the
-NODE_RANK it was given and by its host: a second node with the same rank is refused, and missing ones are named.
+c10d's own rendezvous has participants, but no names, and waits without a message. Here each node has its NODE_RANK and
+its host: a second node with the same rank is refused, and missing nodes are named.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ JOINING, RUNNING, DONE = "joining", "running", "done"
 
 @dataclass(frozen=True)
 class NodeHeartbeat:
-    """What a launcher reports of itself."""
+    """The state that a launcher reports."""
 
     host: str
     launcher: str
-    """The same for one launcher; a node that was started anew has another."""
+    """Identifies one launcher; a node that was started again has a new one."""
     count: int = 0
     state: str = JOINING
 
@@ -45,12 +45,12 @@ class NodeHeartbeat:
         return json.dumps(vars(self))
 
     def is_newer(self, other: NodeHeartbeat) -> bool:
-        """An older one of the same launcher is one that somebody has recorded, and put back."""
+        """False for an older heartbeat of the same launcher, which was replayed."""
         return self.count > other.count if self.launcher == other.launcher else self != other
 
     @classmethod
     def decode(cls, text: bytes | str) -> NodeHeartbeat | None:
-        """None for what is no heartbeat: without a secret, anybody can write there."""
+        """None for anything else: without a secret, anyone can write there."""
         found = document(text, host=str, launcher=str, count=int, state=str)
         return None if found is None else cls(found["host"], found["launcher"], found["count"], found["state"])
 
@@ -58,22 +58,22 @@ class NodeHeartbeat:
 class Membership:
     """One launcher's heartbeat, and its view of all others.
 
-    `store` is a connection of its own: heartbeats continue while the rendezvous waits in the other one.
+    `store` is a separate connection: heartbeats continue while the rendezvous waits in the other one.
     """
 
     def __init__(self, store: dist.Store, node: NodePlan, secret: str | None = None) -> None:
         self.secret = secret
-        """What all nodes were given, and after `check_job` that of this launch; None: they were given nothing."""
+        """The secret that all nodes were given, after `check_job` the one of this launch; None: there is none."""
         self.store = SealedStore(store, secret, "drumline/membership")
         self.node = node
         self.mine = NodeHeartbeat(socket.gethostname(), uuid.uuid4().hex)
         self.was_replaced = False
         self._replaced: set[str] = set()
-        """Launchers that had this node's rank before."""
+        """Earlier launchers with this node's rank."""
         self._job: tuple[SealedStore, str] | None = None
-        """On the first node: which job this is, and where that is written."""
+        """On the first node: the description of this job, and where it is stored."""
         self._last: dict[int, tuple[NodeHeartbeat, float]] = {}
-        """Each node's last heartbeat, and when that was new here, by this machine's own clock."""
+        """Each node's last heartbeat, and when it was first seen here, by this machine's clock."""
         self._waiting: WaitNotice | None = None
         self._left = threading.Event()
         self._lock = threading.Lock()
@@ -81,7 +81,7 @@ class Membership:
 
     def check_job(self) -> None:
         """The first node publishes which job this is, and the others check that it is theirs. A node of another job
-        would have the ranks restarted again and again, to let in a node that never belongs."""
+        would make the ranks restart repeatedly, to let in a node that does not belong to them."""
         mine = {"job": self.node.job, "num_nodes": self.node.num_nodes, "nonce": nonce()}
         if self.node.node_rank == 0:
             self._job = self.store, json.dumps(mine)
@@ -116,18 +116,18 @@ class Membership:
         self._seal_launch(found)
 
     def _seal_launch(self, job: Mapping[str, Any]) -> None:
-        """From here on under a secret of this launch: users give several launches the same one, and what somebody has
-        recorded of an earlier launch shall not fit."""
+        """Switch to a secret of this launch: users may give several launches the same one, and values recorded in an
+        earlier launch must not be valid."""
         if self.secret is not None:
             self.secret = derived(self.secret, "launch", job["nonce"])
             self.store = self.store.resealed(self.secret)
 
     def join(self) -> None:
-        """Take this node's rank, unless a launcher that is alive has it."""
+        """Take this node's rank, unless a living launcher has it."""
         key, mine = _key(self.node.node_rank), self.mine.encode().encode()
         found = self.store.compare_set(key, "", mine)
         if found != mine:
-            # One that died left its heartbeat; one that is alive changes it every second.
+            # A launcher that exited left its heartbeat; a living one changes it every second.
             until = time.monotonic() + MISSED_HEARTBEATS * HEARTBEAT_S
             while time.monotonic() < until:
                 if self.store.compare_set(key, "", found) != found:
@@ -147,7 +147,7 @@ class Membership:
 
     @contextlib.contextmanager
     def joining(self) -> Iterator[None]:
-        """While this node waits for others, those that are missing are reported."""
+        """While this node waits for others, missing nodes are reported."""
         self.set_state(JOINING)
         self.read()
         self._waiting = WaitNotice()
@@ -159,14 +159,14 @@ class Membership:
         self.set_state(RUNNING)
 
     def set_state(self, state: str) -> None:
-        """Publish what this node does, at once."""
+        """Publish the state of this node, at once."""
         with self._lock:
             self._write(replace(self.mine, state=state))
 
     def read(self) -> None:
-        """Everybody's heartbeat: a few questions to the store, however many nodes there are."""
+        """Read all heartbeats: a few requests to the store, for any number of nodes."""
         numbers = range(self.node.num_nodes)
-        # Only whom to look for: it is not sealed, and who was there once is looked for again.
+        # Which nodes to look for: the list is not sealed, so nodes seen before are looked for as well.
         listed = set(self.store.hint("members").split())
         members = {number for number in numbers if str(number).encode() in listed}
         keys = {_key(rank): rank for rank in sorted({*members, *self._last} - {self.node.node_rank})}
@@ -176,7 +176,7 @@ class Membership:
                 self._last[rank] = (new, time.monotonic())
 
     def is_alive(self, rank: int, *states: str, within_s: float | None = None) -> bool:
-        """Whether that node's heartbeat has changed lately, and is in one of these states if any is named."""
+        """Whether that node's heartbeat has changed recently, and has one of these states if any is given."""
         if rank not in self._last:
             return False
         heartbeat, at = self._last[rank]
@@ -184,11 +184,11 @@ class Membership:
         return time.monotonic() - at <= limit_s and (not states or heartbeat.state in states)
 
     def count_alive(self) -> int:
-        """Nodes that are not done, this one included, as of the last read."""
+        """The number of nodes that are not done, including this one, at the last read."""
         return 1 + sum(self.is_alive(rank, JOINING, RUNNING) for rank in self._others)
 
     def missing(self) -> list[int]:
-        """Nodes that have not joined the rendezvous in which this one waits."""
+        """Nodes that have not joined the rendezvous that this one waits in."""
         return [rank for rank in self._others if not self.is_alive(rank, JOINING)]
 
     @property
@@ -196,12 +196,12 @@ class Membership:
         return [rank for rank in range(self.node.num_nodes) if rank != self.node.node_rank]
 
     def publish_failure(self, what: str, code: int) -> None:
-        """Before this node ends the job: who did, why, and with which exit code."""
+        """Called before this node ends the job: publish why, and the exit code."""
         self.store.set("failed-code", str(int(code)))
         self.store.set("failed", f"{self.name(self.node.node_rank)} ended the job: {what}")
 
     def failure(self) -> str | None:
-        """What the first node that gave up has published."""
+        """The failure that the first failing node has published."""
         found = self.store.peek("failed")
         return None if found is None else found.decode(errors="replace")
 
@@ -210,7 +210,7 @@ class Membership:
         return int(code) if code.isdigit() and len(code) <= 3 else None
 
     def host(self, rank: int) -> str | None:
-        """What the user calls a node's host, else what it calls itself; None: unknown."""
+        """The user's name for a node's host, otherwise its own host name; None: unknown."""
         if rank < len(self.node.peers):
             return self.node.peers[rank]
         if rank == self.node.node_rank:
@@ -227,8 +227,8 @@ class Membership:
 
     def _send_heartbeats(self) -> None:
         while not self._left.wait(HEARTBEAT_S):
-            # When the store is gone, whoever waits in it gets the same error, and reports it. Anybody may make one
-            # call fail.
+            # When the store has closed, the thread that waits in it gets the same error, and reports it. Another client
+            # may make one call fail.
             with contextlib.suppress(RuntimeError):
                 with self._lock:
                     self._write(self.mine)
@@ -243,7 +243,7 @@ class Membership:
             waiting.report(f"{who}, {waiting.waited_s:.0f} s so far")
 
     def _restore(self) -> None:
-        """What is written once, and anybody can delete."""
+        """Restore values that are written once, since anyone can delete them."""
         if str(self.node.node_rank).encode() not in self.store.hint("members").split():
             self.store.append("members", f" {self.node.node_rank} ")
         if self._job is not None:
@@ -257,7 +257,7 @@ class Membership:
         found = NodeHeartbeat.decode(self.store.compare_set(key, self.mine.encode(), new.encode()))
         known = {self.mine.launcher, *self._replaced}
         self.was_replaced = found is not None and found.launcher not in known
-        if found != new and not self.was_replaced:  # deleted, or an old one put back
+        if found != new and not self.was_replaced:  # deleted, or an old value was replayed
             self.store.set(key, new.encode())
         self.mine = new
 

@@ -1,8 +1,8 @@
 """The rendezvous of nodes: torchrun's c10d rendezvous, with the node ranks that the user gave.
 
-c10d numbers nodes by the order of their addresses. A person who wrote NODE_RANK into a file per machine expects rank 0,
-which prints and saves, on the node with 0: so once all have joined, each publishes its rank, and that number counts.
-c10d also continues with fewer nodes, and waits, without a message; here both are reported.
+c10d numbers nodes by the order of their addresses. A user who sets NODE_RANK on each machine expects rank 0, which
+prints and saves, on node 0: so when all have joined, each publishes its rank, and that number is used. c10d also
+continues with fewer nodes, and waits, without a message; here both are reported.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from drumline.terminal import print_message
 POLL_S = 0.05
 LINGER_S = 5.0
 FIRST_NOTICE_S = 15.0
-# What a node publishes of itself; where it does not listen for probes, it names no port.
+# What a node publishes about itself; if it does not listen for probes, there is no port.
 CARD: dict[str, type] = {
     **dict.fromkeys(("rank", "port", "watch_port", "restarts"), int),
     **dict.fromkeys(("address", "host", "public", "nonce"), str),
@@ -47,7 +47,7 @@ CARD: dict[str, type] = {
 
 
 class NodeRendezvous(RendezvousHandler):
-    """c10d's rendezvous, in which nodes keep the order of the ranks they were given."""
+    """c10d's rendezvous, with nodes in the order of their NODE_RANK."""
 
     def __init__(self, inner: C10dRendezvous, node: NodePlan, address: str, membership: Membership) -> None:
         self.inner, self.node, self.address, self.membership = inner, node, address, membership
@@ -61,22 +61,22 @@ class NodeRendezvous(RendezvousHandler):
         self.is_done = False
         """Whether all ranks here have exited with 0, while others still run."""
         self.is_leaving = False
-        """Whether this node's ranks were asked to stop: which other nodes join or leave does not matter any more."""
+        """Whether this node's ranks were asked to stop: then nodes that join or leave do not matter."""
         self.has_lost_node = False
-        """Whether the restart is because a node is lost, and its ranks with it."""
+        """Whether ranks are restarted because a node is lost."""
         self.ranks_secret = ""
-        """Shared by the ranks and sidecars of this round, on all nodes; each round has another."""
+        """The secret of the ranks and sidecars of this round, on all nodes."""
         self.sidecars: tuple[str, ...] = ()
         """`ADDRESS:PORT` of each node's sidecar, in the order of the ranks of this round."""
         self.restarts_used = 0
-        """How often the job was restarted after a failure, wherever that was: each node counts with all others."""
+        """How often the job was restarted after a failure on any node."""
 
     def get_backend(self) -> str:
         return self.inner.get_backend()
 
     @property
     def use_agent_store(self) -> bool:
-        """Never: rank 0 opens a store for each attempt, so that none finds what an earlier one left there."""
+        """Never: rank 0 opens a store for each attempt, so that values of an earlier one are not found."""
         return False
 
     def next_rendezvous(self) -> RendezvousInfo:
@@ -90,11 +90,11 @@ class NodeRendezvous(RendezvousHandler):
         return info
 
     def _join(self) -> RendezvousInfo:
-        """Collective: every participant publishes its rank and where ranks could join, and reads all others'."""
+        """Collective: every participant publishes its card (rank, address, ports), and reads all others'."""
         cards = results = None
         while cards is None or results is None:
             info = self.inner.next_rendezvous()
-            # With the round: what was recorded of an earlier one does not fit.
+            # With the round: values recorded in an earlier one are not valid.
             store = SealedStore(info.store, self.secret, f"drumline/nodes/{self.inner.round}")
             keys = KeyPair() if self.secret is None else None
             with open_probe_port(own_binding(self.address)) as probe:
@@ -102,14 +102,14 @@ class NodeRendezvous(RendezvousHandler):
                 if cards:
                     mine: dict[str, Any] = {"closed": unreachable_nodes(cards, info.rank)}
                     if keys and info.rank == first_node(cards):
-                        # Nodes were given no secret: the first makes one, and wraps it for each of the others.
+                        # Without a common secret the first node makes one, and encrypts it for each of the others.
                         self.ranks_secret = new_secret()
                         wrapped = [keys.wrap(self.ranks_secret, card["public"], card["nonce"]) for card in cards]
                         mine["secrets"] = wrapped
                     results = self._exchange(store, info, "result", mine, closed=dict)
         self._check_data_ports(store, cards, [result["closed"] for result in results])
         self.members = {number: card["rank"] for number, card in enumerate(cards)}
-        # Nodes that are missing leave no gap: torchrun counts them from 0 up.
+        # Missing nodes leave no gap: torchrun counts from 0.
         in_order = sorted(cards, key=lambda card: int(card["rank"]))
         node_rank = [card["rank"] for card in in_order].index(self.node.node_rank)
         self.ranks_secret = self._ranks_secret(cards, results, info.rank, keys)
@@ -136,23 +136,23 @@ class NodeRendezvous(RendezvousHandler):
 
     def _forged(self) -> PreflightError:
         return PreflightError(
-            f"a node at {self.node.endpoint} wrote what no launcher of this version writes",
+            f"a node at {self.node.endpoint} wrote a value that no launcher of this version writes",
             next_step=f"install the same version on all nodes, and set {SECRET_ENV} to one value on all",
         )
 
     def _cards(self, store: SealedStore, info: RendezvousInfo, more: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-        """What each participant publishes of itself; None when one is lost, or two wrote in one place."""
+        """The cards of all participants; None when one is lost, or two have the same number."""
         rank, host = self.node.node_rank, self.membership.host(self.node.node_rank)
         mine = {"rank": rank, "host": host, "address": self.address, "port": _free_port(), **more}
         mine |= {"watch_port": _free_port(), "restarts": self.restarts_used}
         cards = self._exchange(store, info, "card", mine, **CARD)
-        # After a cut two sides may have joined apart, under the same numbers.
+        # After a network cut two groups may have joined separately, with the same numbers.
         return cards if cards and mine in cards else None
 
     def _exchange(
         self, store: SealedStore, info: RendezvousInfo, kind: str, mine: Any, **fields: type
     ) -> list[dict[str, Any]] | None:
-        """Collective: what all write, by c10d's numbers; None when one is lost before it has: all join again then."""
+        """Collective: the values of all, by c10d's numbers; None if one is lost before it wrote: then all rejoin."""
         store.set(f"{kind}/{info.rank}", json.dumps(mine))
         keys = [f"{kind}/{number}" for number in range(info.world_size)]
         while (texts := store.peek_all(keys)) is None:
@@ -168,7 +168,7 @@ class NodeRendezvous(RendezvousHandler):
         try:
             check_data_ports(cards, closed)
         except PreflightError as error:
-            # All nodes find the same, if the first does not take the store away before.
+            # All nodes find the same, if the first does not close the store before.
             until, is_first = time.monotonic() + LINGER_S, self.node.node_rank == 0
             while (
                 store.add("closed/known", int(not is_first)) < len(cards) - 1 and is_first and time.monotonic() < until
@@ -177,7 +177,7 @@ class NodeRendezvous(RendezvousHandler):
             raise self._error(error.what, error.next_step) from error
 
     def _lost(self, numbers: Iterable[int]) -> list[int]:
-        """Participants whose heartbeat c10d has missed for long enough, as of the last question to it."""
+        """Participants that c10d counts as lost, as of its last poll."""
         self.inner.num_nodes_waiting()  # asks the store, though not more than once a second
         here = self.inner._state_holder.state.participants.values()
         return [number for number in numbers if number not in here]
@@ -189,7 +189,7 @@ class NodeRendezvous(RendezvousHandler):
         return [rank for rank in range(self.node.num_nodes) if rank not in present] if present else []
 
     def warn_of_missing_nodes(self) -> None:
-        """At the end: what was trained on fewer nodes should not look like the rest."""
+        """At the end, warn if the job ended with fewer nodes."""
         if self.missing:
             print_message(f"warning: the job ended on {self._nodes_left()}")
 
@@ -198,7 +198,7 @@ class NodeRendezvous(RendezvousHandler):
         return f"{left} of {all_nodes} nodes, without {self.membership.names(self.missing)}"
 
     def num_nodes_waiting(self) -> int:
-        """Not 0 also when a node is lost: its ranks would be waited for in the next collective, and long."""
+        """Also not 0 when a node is lost: otherwise the ranks would wait for its ranks in the next collective."""
         if self.is_leaving:
             return 0
         if self.is_done:
@@ -231,7 +231,7 @@ class NodeRendezvous(RendezvousHandler):
         return f"{self.membership.names(joining)} restarted" if joining else "another node restarted"
 
     def are_others_running(self) -> bool:
-        """When all ranks here have exited with 0: whether those of another node still run, and may restart all."""
+        """When all ranks here have exited with 0: whether ranks of another node still run, and may restart all."""
         if self.is_leaving:
             return False
         with contextlib.suppress(RendezvousError, dist.DistError):
@@ -248,17 +248,17 @@ class NodeRendezvous(RendezvousHandler):
             print_message(f"the ranks here are done; waiting for those of {self.membership.names(others)}")
 
     def wait_for_others(self) -> None:
-        """Collective: ranks exit at different times, and the first node must not take the store away too soon."""
+        """Collective: ranks exit at different times, and the first node must not close the store too soon."""
         notice = WaitNotice(first_s=FIRST_NOTICE_S)
         with contextlib.suppress(RendezvousError, dist.DistError):
             self.membership.set_state(DONE)
-            self.inner.set_closed()  # a node that joins now is too late, and learns that
+            self.inner.set_closed()  # a node that joins now is too late, and is informed
             while others := self._running_others():
                 self._report_wait(notice, others)
                 time.sleep(POLL_S)
 
     def publish_failure(self, what: str, code: int = ExitCode.TRAINING_FAILED) -> None:
-        """This node gives up, and the job with it: let the others know why, before the store is gone."""
+        """This node ends the job: publish why, before the store is closed."""
         until = time.monotonic() + LINGER_S
         with contextlib.suppress(RendezvousError, dist.DistError):
             self.membership.publish_failure(what, code)
@@ -276,7 +276,7 @@ class NodeRendezvous(RendezvousHandler):
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """What fails between nodes, in a sentence that names the node."""
+        """Turns errors between nodes into messages that name the node."""
         node, where = self.node, self.node.endpoint
         try:
             yield
@@ -284,7 +284,7 @@ class NodeRendezvous(RendezvousHandler):
             late = self.membership.names(self.membership.missing()) or "the others"
             raise self._error(
                 f"node {node.node_rank} waited {node.join_timeout_s} s at {where}: {late} did not join",
-                "start it there, with the same settings and a NODE_RANK of its own; see that it reaches that port",
+                "start it there, with the same settings and its own NODE_RANK; check that it reaches that port",
             ) from error
         except RendezvousClosedError as error:
             ended = "another node ended the job" if self.members else "the job is over, or another node ended it"
@@ -305,7 +305,7 @@ class NodeRendezvous(RendezvousHandler):
         return kind(what, next_step=next_step)
 
     def leave(self) -> None:
-        """The rendezvous stays open for this node's return; a thread in the store as Python ends would abort it."""
+        """Leave without closing the rendezvous. A thread that still uses the store would abort Python's exit."""
         self.membership.leave()
 
     def is_closed(self) -> bool:

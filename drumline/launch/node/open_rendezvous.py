@@ -1,4 +1,4 @@
-"""Opens the rendezvous of a node: the store that the first node's launcher runs, and what the agent asks of it."""
+"""Opens the rendezvous of a node, in the store that the first node's launcher runs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from drumline.net.tcp_store import (
 from drumline.terminal import print_message
 
 STORE_TIMEOUT_S = 30
-# How long a reason may last between hosts that are up; a launcher that refuses connections may still load torch.
+# How long a reason may last between hosts that are up; a launcher that refuses connections may still be loading torch.
 LIMITS_S: dict[str, float] = {
     Reason.NO_ANSWER: CLOSED_S,
     Reason.NO_ROUTE: CLOSED_S,
@@ -45,7 +45,7 @@ LIMITS_S: dict[str, float] = {
 
 
 class SingleNodeRendezvous(RendezvousHandler):
-    """For a job on one machine: every attempt gets a store of its own, which only this machine can reach."""
+    """For a job on one machine: every attempt gets a new store, which only this machine can reach."""
 
     sidecars: tuple[str, ...] = ()
     restarts_used = 0
@@ -55,7 +55,7 @@ class SingleNodeRendezvous(RendezvousHandler):
     def __init__(self) -> None:
         self.store: dist.Store | None = None
         self.ranks_secret = ""
-        """Shared by the ranks of the attempt: any user of this machine can reach their store."""
+        """The secret of the ranks of the attempt: any user of this machine can reach their store."""
 
     def get_backend(self) -> str:
         return "single node"
@@ -68,7 +68,7 @@ class SingleNodeRendezvous(RendezvousHandler):
         self.ranks_secret = new_secret()
         listener, port = listen_for_store(LOOPBACK)
         self.store = dist.TCPStore(LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listener)
-        # The agent's own part, too: it tells ranks who they are.
+        # The agent's own part, too: ranks read their numbers from it.
         agents: Any = SealedStore(self.store, self.ranks_secret, "drumline/agents")
         return RendezvousInfo(agents, 0, 1, RendezvousStoreInfo(LOOPBACK, port))
 
@@ -81,7 +81,7 @@ class SingleNodeRendezvous(RendezvousHandler):
     def get_run_id(self) -> str:
         return RUN_ID
 
-    # What else an agent asks of `NodeRendezvous`: there are no other nodes.
+    # The other methods of `NodeRendezvous`, for a job without other nodes.
 
     def explained(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -101,20 +101,20 @@ class SingleNodeRendezvous(RendezvousHandler):
 
 
 def open_rendezvous(node: NodePlan, secret: str | None) -> SingleNodeRendezvous | NodeRendezvous:
-    """The rendezvous of this node's job; the node with rank 0 runs its store. `secret`: what all nodes were given."""
+    """The rendezvous of this node's job; node 0 runs its store. `secret`: the one that all nodes were given."""
     if node.num_nodes == 1:
         return SingleNodeRendezvous()
     if node.node_rank > 0:
-        # One starter that reached all hosts knows that they are up.
+        # A controller that reached all hosts knows that they are up.
         are_up = node.job and not node.may_shrink
         hosts = (node.peers[node.node_rank], node.peers[0]) if are_up else None
         wait_for_first_node(node.endpoint, timeout_s=node.join_timeout_s, hosts=hosts)
-    # c10d would else wait, on a node that joins later, for a place that was named in an earlier round only.
+    # Otherwise c10d would wait, on a node that joins later, for an address that was sent only in an earlier round.
     os.environ[OWN_STORE_ENV] = "1"
     address, (host, _, port) = address_of(node), node.endpoint.rpartition(":")
     bound = store_binding(host, name="the first node's address") if node.node_rank == 0 else None
     store = _open_store(node, host, bound=bound)
-    # Connections of their own: what waits in one does not hold up the others.
+    # Separate connections: a call that waits in one does not block the others.
     nearest = local_address(bound) if bound else host
     keys, heartbeats = _open_store(node, nearest), _open_store(node, nearest)
     membership = Membership(heartbeats, node, secret)
@@ -173,7 +173,7 @@ def wait_for_first_node(
 
 
 def _open_store(node: NodePlan, host: str, *, bound: str | None = None) -> dist.TCPStore:
-    """`bound`: on the first node, the address at which it listens, and no other."""
+    """`bound`: on the first node, the only address at which it listens."""
     port = int(node.endpoint.rpartition(":")[2])
     try:
         return open_tcp_store(host, port, timeout_s=STORE_TIMEOUT_S, bound=bound)
@@ -181,7 +181,7 @@ def _open_store(node: NodePlan, host: str, *, bound: str | None = None) -> dist.
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
             what = f"the rendezvous port {port} of {socket.gethostname()} is in use"
             next_step = (
-                "end what uses it (another job, or an earlier start of this one?), or take another: "
+                "end the process that uses it (another job, or an earlier start of this one?), or choose another: "
                 "--port, --master ADDRESS:PORT or MASTER_PORT"
             )
         else:

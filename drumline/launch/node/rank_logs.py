@@ -1,7 +1,6 @@
-"""The files that ranks write to: their names, their last lines, and what is new in them, as lines for a screen.
+"""The log files of ranks: their names, their last lines, and new lines for the screen.
 
-A screen is slower than a file: when too much is written, a part is left out, and a line says how much. The file keeps
-everything.
+A screen is slower than a file: when too much is written, a part is left out on the screen, and a line says how much.
 """
 
 from __future__ import annotations
@@ -14,15 +13,15 @@ from drumline.untrusted import open_regular
 
 MAX_LINE = 4000
 MAX_READ = 1 << 16
-# A follower that is further behind than this skips to the end, but for the first and the last few lines.
+# A follower that is further behind than this shows only the first and the last few lines.
 MAX_LAG = 1 << 22
 KEPT_OF_LAG = 1 << 13
-# At the end there is no later: more than a screen can take at once would cost the last lines.
+# At the end nothing can be shown later: too much output would hide the last lines.
 MAX_REST = 1 << 20
 LAST_LINES, WITHOUT_TRACEBACK = 80, 20
-# A traceback that was written this short before the end was about the end.
+# A traceback that was written this shortly before the exit explains the exit.
 LAST_WORDS_S = 30.0
-# A progress bar moves on one line, which has no end.
+# A progress bar rewrites one line, without a newline.
 PROGRESS_EVERY_S = 2.0
 
 
@@ -33,7 +32,7 @@ def rank_output(folder: Path, rank: int, start: int) -> tuple[Path, Path]:
 
 
 class LogFollower:
-    """One file, which need not exist yet, and may be moved away and made anew."""
+    """Reads new lines of a file, which need not exist yet, and may be moved and created again."""
 
     def __init__(self, path: Path, *, from_end: bool = False) -> None:
         self.path = path
@@ -53,9 +52,9 @@ class LogFollower:
         return [*lines, f"... {skipped:,} bytes are not shown; see {self.path}"]
 
     def rest(self) -> list[str]:
-        """When nobody writes any more: what is left, its last line complete or not."""
+        """The remaining lines, when the writer has exited; the last line may be incomplete."""
         lines = self.read(MAX_REST)
-        # A process that a rank left behind may still write, faster than this reads.
+        # A process that a rank left running may write faster than this reads.
         end = _size_and_inode(self.path)[0]
         while self._offset < end and (more := self._new_bytes()):
             lines += self._take(more)
@@ -103,7 +102,7 @@ class LogFollower:
 
 
 def _size_and_inode(path: Path) -> tuple[int, int]:
-    """Zeros: there is no such file."""
+    """Zeros if there is no such file."""
     try:
         status = path.stat()
     except OSError:
@@ -118,7 +117,7 @@ def decoded(line: bytes) -> str:
 
 
 def last_lines(path: Path) -> list[str]:
-    """The end of a file, from a traceback on if there is one there."""
+    """The last lines of a file, beginning with a traceback if there is one."""
     try:
         with open_regular(path) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - MAX_READ))
@@ -130,7 +129,7 @@ def last_lines(path: Path) -> list[str]:
 
 
 def failure_time(err: Path | None) -> float:
-    """When a rank that has ended just now failed: a process may take long to exit after its last output."""
+    """When a rank that has just exited failed: a process may take long to exit after its last output."""
     now = time.monotonic()
     try:
         ago_s = time.time() - err.stat().st_mtime if err else 0.0

@@ -1,7 +1,7 @@
-"""Processes that have loaded what a rank needs, and wait: ranks that are restarted begin in one of them.
+"""Standby processes that have loaded what a rank needs: restarted ranks begin in one of them.
 
-Loading torch takes seconds, most of a restart. A process that waits costs memory, and no CPU time. A rank that begins
-in one is this agent's own child, with the environment and output files that it would have had.
+Loading torch takes seconds, most of a restart. A waiting process costs memory, but no CPU time. It is a child of this
+agent, and gets the environment and output files of the rank when it begins.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from typing import Any
 from drumline.launch.rank_environment import begin_now
 from drumline.launch.startup import loading
 
-# All that a task's rank loads before it knows what to do.
+# Everything that a task's rank loads before it reads its arguments.
 RANK_MODULE = "drumline.cli.train_rank"
-# The ranks of a start are busy at first, with loading the same.
+# At first the ranks are busy loading the same modules.
 AFTER_S = 10.0
 
 
 class Standby:
-    """As many as there are ranks here, once `fill` was called often enough."""
+    """One process for each rank of this node, after enough calls of `fill`."""
 
     def __init__(self, program: Sequence[str], *, count: int, module: str = RANK_MODULE) -> None:
-        """`program`: the arguments of Python that make a rank; `module`: what is imported ahead of that."""
+        """`program`: Python's arguments for a rank; `module`: what is imported before."""
         self._program, self._module, self._count = tuple(program), module, count
         self._waiting: list[tuple[subprocess.Popen[bytes], int]] = []
-        """Each with the pipe that it waits for."""
+        """The processes, each with the pipe that it reads."""
         self._fill_at = time.monotonic() + AFTER_S
 
     def fill(self, *, at_once: bool = False) -> None:
-        """Start one more, if it is time: never all cores are taken from ranks that train. `at_once`: all."""
+        """Start one more, if it is time: one by one, so that training ranks keep their cores. `at_once`: all."""
         missing = self._count - len(self._waiting)
         for _ in range(missing if at_once else min(missing, int(time.monotonic() >= self._fill_at))):
             reading, writing = os.pipe()
-            # The program is for whoever lists processes.
+            # The program is there for `ps`.
             words = ["-m", "drumline.launch.node.standby", str(reading), self._module, *self._program]
             try:
                 process = subprocess.Popen(
@@ -55,7 +55,7 @@ class Standby:
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[None]:
-        """Within, ranks that torch's agent starts begin in the waiting processes, as far as there are any."""
+        """In this block, ranks that torch's agent starts begin in standby processes, if there are any."""
         from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
         cold = SubprocessHandler._popen
@@ -73,7 +73,7 @@ class Standby:
     def _take(
         self, args: tuple[str, ...], env: Mapping[str, str], out: Any, err: Any
     ) -> subprocess.Popen[bytes] | None:
-        """None where none waits, or the rank is to be started in another way, such as on chosen cores."""
+        """None if there is none, or if the rank must be started in another way, such as on chosen cores."""
         if args != (sys.executable, *self._program):
             return None
         order = {"env": dict(env), "files": [file.name if file else None for file in (out, err)]}
@@ -87,14 +87,14 @@ class Standby:
         return None
 
     def close(self) -> None:
-        """Waiting processes exit when their pipe ends."""
+        """Close the pipes: standby processes then exit."""
         for _, pipe in self._waiting:
             os.close(pipe)
         self._waiting = []
 
 
 def main(pipe: str, module: str, *program: str) -> None:
-    """Load, wait for the order, and become a rank."""
+    """Load the module, wait for the order, and become a rank."""
     with loading():
         importlib.import_module(module)
     with open(int(pipe), "rb") as file:  # noqa: PTH123

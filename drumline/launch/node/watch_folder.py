@@ -1,8 +1,8 @@
-"""The watch folder of a node: files through which its agent, its ranks and their sidecar inform each other.
+"""The watch folder of a node: files that its agent, its ranks and their sidecar exchange.
 
-It is in memory where that is large enough, because the run folder may hang. The guard removes it when the job is over;
-after a job that was killed as a whole, the next job of the same user does. A lock on a file in it, which the kernel
-drops with the last process that held it, shows whether it is in use.
+It is in memory if that is large enough, because the run folder's storage may hang. The guard removes it when the job is
+over; if the guard was killed too, the next job of the same user does. A lock on a file in it, which the kernel releases
+with the last process that held it, shows whether it is in use.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from pathlib import Path
 from drumline.untrusted import parse_json
 
 DIAGNOSIS, SIDECAR = "diagnosis.json", "sidecar.pid"
-# How long the sidecar may take to say why a rank has ended; it gathers evidence first.
+# How long the sidecar may take to report why a rank has exited; it gathers evidence first.
 DIAGNOSIS_S = 4.0
 POLL_S = 0.05
 MEMORY = Path("/dev/shm")  # noqa: S108 (mkdtemp makes a folder of our own in it)
 PREFIX = "drumline-watch-"
 IN_USE = "in-use"
-# For heartbeats, stacks and flight recorders of a node. Containers often have little, and data loaders fill it.
+# For heartbeats, stacks and flight recorders of a node. Containers often have a small /dev/shm, which loaders fill.
 NEEDED_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
 class SidecarDiagnosis:
-    """What the sidecars found, as far as a launcher needs it."""
+    """The part of a diagnosis that a launcher needs."""
 
     alarm: str
     """`hang` or `failure`."""
@@ -39,7 +39,7 @@ class SidecarDiagnosis:
     """`restart`, `stop` or `report`."""
     sentence: str
     was_printed: bool = False
-    """Whether the user has read it on this screen already."""
+    """Whether it was already printed on this screen."""
 
     @property
     def is_hang(self) -> bool:
@@ -50,14 +50,14 @@ class SidecarDiagnosis:
         return self.action == "stop"
 
     def explains_more(self, rank_code: int, *, is_task: bool) -> bool:
-        """Whether it explains the end better than the rank that failed first, which may have printed its error."""
+        """Whether it explains the failure better than the rank that failed first, which may have printed its error."""
         return self.is_hang or rank_code < 0 or not is_task
 
 
 class WatchFolder:
     def __init__(self, job: str) -> None:
         self.root: Path | None = None
-        """None where no folder could be made: then each start of ranks makes its own."""
+        """None if no folder could be created: then each start of ranks makes its own."""
         self._lock: int | None = None
         with contextlib.suppress(OSError):
             self.root = make_memory_folder(job[:8])
@@ -75,7 +75,7 @@ class WatchFolder:
         self._written, self.current = set(), None
         if self.root is None:
             return None
-        # That of the start before stays: its sidecar may still be writing.
+        # The folder of the previous start is kept: its sidecar may still be writing.
         shutil.rmtree(self.root / f"start-{start - 2}", ignore_errors=True)
         folder = self.root / f"start-{start}"
         with contextlib.suppress(OSError):
@@ -84,7 +84,7 @@ class WatchFolder:
         return self.current
 
     def note_exit(self, rank: int, code: int) -> None:
-        """How a rank ended: its exit code, or minus the signal. Only the first call for a rank counts."""
+        """Record how a rank exited: its exit code, or minus the signal. Only the first call for a rank counts."""
         if self.current is None or rank in self._written:
             return
         self._written.add(rank)
@@ -94,12 +94,12 @@ class WatchFolder:
             path.with_suffix(".partial").replace(path)
 
     def wait_for_diagnosis(self, deadline: float) -> SidecarDiagnosis | None:
-        """Waits as long as the sidecar lives, and not beyond the deadline (monotonic)."""
+        """Waits while the sidecar runs, until the deadline (monotonic)."""
         while True:
             if (diagnosis := self.diagnosis()) is not None:
                 return diagnosis
             if time.monotonic() >= deadline or not self.has_sidecar():
-                return self.diagnosis()  # it may have written it as its last act
+                return self.diagnosis()  # it may have written it just before it exited
             time.sleep(POLL_S)
 
     def diagnosis(self) -> SidecarDiagnosis | None:
@@ -131,7 +131,7 @@ class WatchFolder:
 
 
 def make_memory_folder(job: str = "") -> Path:
-    """For this user alone: in memory where that is large enough, else in the temporary folder. OSError: in neither."""
+    """Only for this user: in memory if that is large enough, otherwise in the temporary folder. OSError: in neither."""
     prefix, folder = f"{PREFIX}{job}-" if job else PREFIX, None
     with contextlib.suppress(OSError):
         if shutil.disk_usage(MEMORY).free >= NEEDED_BYTES:
@@ -142,12 +142,12 @@ def make_memory_folder(job: str = "") -> Path:
 
 
 def hold(folder: Path) -> int:
-    """Mark it as in use until the descriptor is closed here and in all that was forked since."""
+    """Mark it as in use until the descriptor is closed here and in all forked processes."""
     try:
         descriptor = os.open(folder / IN_USE, os.O_RDONLY)
         fcntl.flock(descriptor, fcntl.LOCK_SH)
     except FileNotFoundError:
-        # The file gets its lock before its name: in between, it would look abandoned.
+        # The file is locked before it gets its name: otherwise it would look abandoned for a moment.
         nameless = folder / f".{IN_USE}"
         descriptor = os.open(nameless, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_SH)
@@ -157,7 +157,7 @@ def hold(folder: Path) -> int:
 
 def _remove_abandoned(parent: Path) -> None:
     for folder in parent.glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):  # one without the file is of another version
+        with contextlib.suppress(OSError):  # a folder without the file is from another version
             if folder.lstat().st_uid != os.geteuid():
                 continue
             descriptor = os.open(folder / IN_USE, os.O_RDWR | os.O_NOFOLLOW)

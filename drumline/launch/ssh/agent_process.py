@@ -1,8 +1,8 @@
-"""A node's agent as a process of its own: how the supervisor starts and informs it, and what runs in it.
+"""A node's agent as a separate process: how the supervisor starts and informs it, and what runs in it.
 
 The process (`python -m drumline.launch.ssh.agent_process FD SUPERVISOR`) reads from stdin what is to run, loads torch
-while the processes of its ranks do, then reads where the rendezvous is: that comes when all hosts have answered. It
-writes starts and failures of ranks to the pipe FD, and ends when the supervisor does.
+while the processes of its ranks do, then reads where the rendezvous is, which is sent when all hosts have answered. It
+writes starts and failures of ranks to the pipe FD, and exits when the supervisor does.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from drumline.net.frames import MAX_PIPE_BYTES, FrameReader, FrameWriter, encode
 from drumline.processes import end_with_parent
 from drumline.untrusted import open_append
 
-# How often an agent that waits checks whether another of its ranks may load.
+# How often a waiting agent checks whether the next of its ranks may load.
 FILL_S = 1.0
 
 
 class AgentProcess:
-    """It loads at once, and runs ranks when it is told to start."""
+    """Loads torch at once, and runs ranks when `start` is called."""
 
     def __init__(self, spec: Mapping[str, Any], log: Path, *, waits: bool = False) -> None:
-        """`waits`: for the attempt after that of `spec`, whose name it carries: it does not end with this one."""
+        """`waits`: for the attempt after that of `spec`. It has that one's name, so it does not end with this one."""
         reading, writing = os.pipe()
         mark = {guard.JOB_ENV: spec["next_job"], RESTARTED: "1"} if waits else {guard.JOB_ENV: spec["job"]}
         try:
@@ -70,7 +70,7 @@ class AgentProcess:
         self.close()
 
     def close(self) -> None:
-        """End its stdin: one that waits exits."""
+        """Close its stdin: a waiting agent then exits."""
         assert self.process.stdin
         with contextlib.suppress(OSError):
             self.process.stdin.close()
@@ -86,7 +86,7 @@ def main(fd: int, supervisor: int) -> int:
     if not end_with_parent(supervisor):
         return 1
     os.set_inheritable(fd, False)
-    logging.disable(logging.CRITICAL)  # ours is better than what torch's agent logs
+    logging.disable(logging.CRITICAL)  # our messages replace those of torch's agent
     stdin = open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115 - unbuffered, so that `select` sees what is left
     spec: dict[str, Any] = json.loads(stdin.readline())
     program = Program(**{**spec["program"], "words": tuple(spec["program"]["words"])})

@@ -1,4 +1,4 @@
-"""How a command runs on another host, by OpenSSH's own client with the user's config, keys and jump hosts; and why not.
+"""Runs a command on another host with OpenSSH's client and the user's config, keys and jump hosts.
 
 A failure is explained from ssh's exit code and messages: what happened, and what to do.
 """
@@ -16,12 +16,12 @@ from drumline.launch.hosts import Host
 
 CONNECT_TIMEOUT_S = 10
 OPTIONS = (
-    "BatchMode=yes",  # nobody is there to type a password
+    "BatchMode=yes",  # never ask for a password
     f"ConnectTimeout={CONNECT_TIMEOUT_S}",
-    # A connection that is cut does not end. Our own heartbeats notice first (`host_connection.py`), and say so.
+    # A cut connection stays open in ssh. Our own heartbeats (`host_connection.py`) notice first, and report it.
     "ServerAliveInterval=5",
     "ServerAliveCountMax=5",
-    # A shared connection that exists may be used; one that we open is ours alone, and ends with us.
+    # An existing shared connection may be used; one that we open is not shared, and ends with us.
     "ControlMaster=no",
     "ForwardAgent=no",
     "ForwardX11=no",
@@ -92,10 +92,10 @@ def ssh_client(given: str | None, environment: Mapping[str, str]) -> list[str]:
 
 
 def ssh_words(client: Sequence[str], host: Host, command: Sequence[str], *, cwd: PurePath) -> list[str]:
-    """The local command that runs a command on that host, in that folder. Secrets go through its stdin: anyone who may
-    list processes can read a command, here and there."""
+    """The local command that runs a command on that host, in that folder. Secrets go through its stdin: anyone who can
+    list processes can read a command line, on either host."""
     options = [word for option in OPTIONS for word in ("-o", option)]
-    # ssh gives one text to the shell over there, so it is quoted as a whole here.
+    # ssh passes one text to the remote shell, so it is quoted as a whole.
     remote = shlex.join(["env", f"--chdir={cwd}", *command])
     return [*client, *options, "-T", "--", host.name, remote]
 
@@ -119,7 +119,7 @@ class SshProblem(NamedTuple):
 def known_problem(
     host: str, code: int | None, said: Sequence[str], *, python: str, cwd: str, is_stuck: bool = False
 ) -> SshProblem | None:
-    """Why a command over ssh has failed; None: its output is not known. `is_stuck`: it did not start, and was ended."""
+    """Why a command over ssh failed; None: unknown output. `is_stuck`: it did not start, and was ended."""
     place = {"host": host, "python": python, "cwd": cwd}
     known = [("", *STUCK)] if is_stuck else OF_SSH if code == SSH_FAILED else OF_COMMAND
     for pattern, what, step in known:
@@ -135,7 +135,7 @@ def last_line(said: Sequence[str], code: int | None) -> str:
 def not_reached(
     host: Host, code: int, said: Sequence[str], *, python: str, cwd: str, is_stuck: bool = False
 ) -> DrumlineError:
-    """The error for a host on which nothing has begun."""
+    """The error for a host on which no supervisor started."""
     what = "ssh could not log in" if code == SSH_FAILED else "the supervisor could not be started"
     unknown = SshProblem(f"{what} ({last_line(said, code)})", f"check what `ssh {host.name}` says")
     problem = known_problem(host.name, code, said, python=python, cwd=cwd, is_stuck=is_stuck) or unknown
@@ -143,7 +143,7 @@ def not_reached(
 
 
 def was_lost(host: Host, code: int | None, said: Sequence[str]) -> DrumlineError:
-    """The error for a host on which ranks ran. It may be up: all that is known is that the connection is not."""
+    """The error for a host on which ranks ran. The host may be up: only the connection is known to be lost."""
     closed = code is None or code < 0 or code == SSH_FAILED
     unknown = "it was closed" if closed else f"its supervisor exited with {code}"
     why = next((line for line in reversed(said) if line.strip()), unknown)

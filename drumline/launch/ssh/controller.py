@@ -1,7 +1,7 @@
-"""One attempt of a job on several hosts: starts a supervisor on each, shows what all ranks write, ends all.
+"""One attempt of a job on several hosts: starts a supervisor on each, shows the output of all ranks, ends all of them.
 
-A host that fails or is lost ends the attempt on the others; `hosts_launcher.py` decides whether there is another. So
-does a signal to this process; and should this process be killed or cut off, each supervisor ends its own part.
+A host that fails or is lost ends the attempt on the others, and so does a signal to this process; `hosts_launcher.py`
+decides whether there is another attempt. If this process is killed or cut off, each supervisor ends its own part.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from drumline.launch.ssh.screen import Screen
 from drumline.launch.ssh.supervisor import PROTOCOL
 from drumline.text import how_it_ended, plural
 
-# After a rank has failed, others that fail with it are awaited before all are ended.
+# After a rank has failed, wait this long for others that fail with it before all are ended.
 SETTLE_S = 1.0
-# A host without a frame for so long is named, where others have reported a fault.
+# A host without a frame for this long is named, if others have reported a fault.
 NO_HEARTBEAT_S = HEARTBEAT_S + 1.0
-# How much longer than the grace period the end of a job may take, until hosts that do not answer are given up.
+# How long after the grace period hosts that do not answer are given up.
 ENDING_S = 5.0
-# A jump host's sshd rejects connections at random when many come at once.
+# A jump host's sshd rejects connections at random when too many arrive at once.
 MAX_LOGGING_IN = 10
 # The pause between two tries to reach a host.
 RETRY_S = 0.5
-# Exit codes of an agent that a restart may help: a signal ended it, or its rendezvous failed.
+# Exit codes of an agent after which a restart may help: a signal ended it, or its rendezvous failed.
 RESTARTABLE = (ExitCode.TRAINING_FAILED, ExitCode.INTERRUPTED)
-# What asks a run to save and stop; other signals only end it.
+# Signals that ask a run to save and stop; other signals only end it.
 PREEMPT_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class Controller:
     def __init__(self, job: HostsJob, screen: Screen, before: Controller | None = None) -> None:
-        """`before`: the attempt before; its open connections are used again."""
+        """`before`: the previous attempt; its open connections are used again."""
         self.job = job
         self.screen = screen
         self.connections: list[HostConnection] = [one for one in before.connections if one.is_open] if before else []
@@ -53,7 +53,7 @@ class Controller:
         self.has_started = False
         self.problems: list[DrumlineError] = []
         self.ended_first: Remote | None = None
-        """Whose part of the job failed first, before we ended it."""
+        """The host whose part of the job failed first, before we ended it."""
         self.dropped: list[Remote] = []
         """Lost hosts without which the job continues."""
         self.end_signal: signal.Signals | None = None
@@ -61,7 +61,7 @@ class Controller:
         self.num_ranks = 0
         self._logging_in = asyncio.Semaphore(MAX_LOGGING_IN)
         self._agent_ended = ""
-        """How an agent ended before its time, where the others may know the cause better."""
+        """How an agent ended too early; the other hosts may report the cause."""
         self._printed = self._to_print = ""
         """The diagnosis that was printed last, and the one to be printed."""
         self._without_heartbeat: list[str] = []
@@ -81,12 +81,12 @@ class Controller:
     # Reaching the hosts
 
     def _remote(self, number: int, host: Host, *, tries: int = 0) -> Remote:
-        """Over the open connection of the attempt before, if there is one."""
+        """Uses the open connection of the previous attempt, if there is one."""
         job = self.job
         connection = next((one for one in self.connections if one.host == host and one.ssh_code is None), None)
         if connection is None:
             command = remote_module("drumline.launch.ssh.supervisor", job.python, job.python_path)
-            # A host that answered before is tried often: the first option of a name counts.
+            # A host that answered before is tried often. ssh uses the first option of a name.
             hurry = ["-o", f"ConnectTimeout={min(2 + tries, CONNECT_TIMEOUT_S)}"] if job.earlier else []
             words = ssh_words([*job.client, *hurry], host, command, cwd=job.cwd)
             connection = HostConnection(host, words, self.screen, job.nodes[0].join_timeout_s)
@@ -108,7 +108,7 @@ class Controller:
             self.remotes[number] = self._remote(number, host, tries=search.tries[host])
 
     async def _run_remote(self, remote: Remote) -> None:
-        """From the login to the end of its part, or of the connection."""
+        """Run it from the login to the end of its part, or of the connection."""
         async with self._logging_in:
             if self.is_ending:  # before its turn came
                 remote.was_refused = True
@@ -124,7 +124,7 @@ class Controller:
             self._fail(no_client(self.job.client[0], error))
 
     def _start_all(self) -> None:
-        """When every host has answered, and what an earlier attempt left there has ended."""
+        """Start the ranks, when every host has answered and has ended the processes of earlier attempts."""
         if self.has_started or self.is_ending or not all(remote.has_begun for remote in self.remaining):
             return
         self.has_started = True
@@ -147,7 +147,7 @@ class Controller:
                 what, next_step = (*problem, "", "")[:2]
                 self._fail(PreflightError(f"{remote.name}: {what}", next_step=next_step))
         elif kind == "started":
-            self._print_diagnosis()  # a restart may be quicker than SETTLE_S
+            self._print_diagnosis()  # a restart may take less than SETTLE_S
             self._started(frame["world_size"])
         elif kind == "ended" and frame["code"] and not self.is_ending:
             self._agent_failed(remote, frame["code"])
@@ -173,7 +173,7 @@ class Controller:
             self.num_ranks = num_ranks
 
     def _report_lost_heartbeats(self) -> None:
-        """Which of two hosts that cannot reach each other is cut off: this machine reaches both, or one."""
+        """Report which of two hosts that cannot reach each other is cut off: this machine may reach one of them."""
         since = time.monotonic() - NO_HEARTBEAT_S
         lost = [remote.name for remote in self.remaining if remote.connection.heard_at < since]
         if len(lost) < len(self.remaining) and lost != self._without_heartbeat:
@@ -182,14 +182,14 @@ class Controller:
                 self.screen.report(f"no heartbeat from {', '.join(lost)} on this machine", is_error=True)
 
     def _print_diagnosis(self) -> None:
-        """Before ranks are restarted. Every host reports the same, and one may have printed it."""
+        """Called before ranks are restarted. Every host reports the same, and one may have printed it."""
         sentence, self._to_print = self._to_print, ""
         if sentence and sentence != self._printed:
             self._printed = sentence
             self.screen.report(sentence, is_error=True)
 
     def _agent_failed(self, remote: Remote, code: int) -> None:
-        """A signal that ended the agent, as when its host is shut down, affects that host alone."""
+        """A signal that ended the agent, as when its host is shut down, affects only that host."""
         by_signal = code < 0 or code == ExitCode.INTERRUPTED
         if by_signal and self._continues_without(remote, f"the job was ended on {remote.name}"):
             return
@@ -203,7 +203,7 @@ class Controller:
             self._later(SETTLE_S, self._end, self.job.grace_s)
 
     def _lost(self, remote: Remote) -> None:
-        """ssh has ended, and the node's job not, as far as we know."""
+        """ssh has ended before the node's job, as far as we know."""
         connection, job = remote.connection, self.job
         if remote.has_begun:
             self.reconnect.last_heard[remote.host] = connection.heard_at
@@ -226,7 +226,7 @@ class Controller:
             self._fail(error)
 
     def _continues_without(self, remote: Remote, why: str) -> bool:
-        """Whether the others are enough; then that is reported."""
+        """Whether the other hosts are enough; if so, that is reported."""
         left = [other for other in self.remaining if (other.is_running or other.code == 0) and other is not remote]
         least = self.job.min_nodes
         if least is None or remote is self.remotes[0] or self.is_ending or len(left) < least:
@@ -241,18 +241,18 @@ class Controller:
 
     @property
     def restarts_left(self) -> int:
-        """As the agents count them, for all hosts together."""
+        """As counted by the agents, for all hosts together."""
         counts = (remote.restarts_left for remote in self.remotes)
         return min((count for count in counts if count is not None), default=self.job.nodes[0].max_restarts)
 
     @property
     def may_restart(self) -> bool:
-        """Whether another attempt is allowed, and may help: not when it is known that it would fail in the same way."""
+        """Whether another attempt is allowed, and is not known to fail in the same way."""
         is_last = any(remote.diagnosis is not None and remote.diagnosis.is_final for remote in self.remotes)
         return self.end_signal is None and not self.problems and not is_last and self.restarts_left > 0
 
     def _restart_all(self, why: str) -> None:
-        """End this attempt on all hosts at once, for the next. Ranks cannot save without the others."""
+        """End this attempt on all hosts at once, before the next. Ranks cannot save without the others."""
         if why and not self.is_ending and self.may_restart:
             self.lost = why
             self._end(0)
@@ -273,7 +273,7 @@ class Controller:
         self._end(self.job.grace_s)
 
     def _end(self, grace_s: float) -> None:
-        """Ask all that run to end; those that do not answer in time are given up."""
+        """Ask all running hosts to end; those that do not answer in time are given up."""
         if self.is_ending and grace_s:
             return
         self.is_ending = True

@@ -1,6 +1,6 @@
-"""The connection to one host: an ssh client, frames both ways, heartbeats, and how far the host's clock is ahead.
+"""The connection to one host: an ssh client, frames in both directions, heartbeats, and the offset of its clock.
 
-It outlives an attempt of the launch: the supervisor at its other end takes what to run next, until its stdin ends.
+It outlives an attempt of the launch: the supervisor at its other end accepts the next attempt, until its stdin ends.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from drumline.net.dial import WaitNotice
 from drumline.net.frames import MAX_PIPE_BYTES, FrameError, LineBuffer, Message, decode, encode
 
 HEARTBEAT_S = 2.0
-# More than that unsent means that the network is cut; heartbeats that wait in a queue prove nothing.
+# If more bytes than this are unsent, the network is cut: heartbeats that wait in a queue do not count.
 MAX_UNSENT = 1 << 14
 MAX_SHOWN = 1 << 12
-# How long ssh has to send a last frame.
+# How long ssh may take to send a last frame.
 LAST_FRAME_S = 0.5
 # An ssh that was asked to end and does not (it is stopped, or a wrapper that ignores it) is killed.
 HANG_UP_S = 2.0
 # How long a supervisor that has nothing left to do may take to exit.
 CLOSE_S = 5.0
-# What a host may send, with the type of each field; anything else is ignored. A host may have another version, or be
-# taken over. A list holds the type of its items, a tuple the types that are allowed.
+# What a host may send, with the type of each field; anything else is ignored, since a host may have another version, or
+# be compromised. A list holds the type of its items, a tuple the allowed types.
 FORMS: dict[str, dict[str, Any]] = {
     "hello": {"protocol": int},
     "refused": {"problems": [[str]]},
@@ -49,7 +49,7 @@ MAX_NUMBER = 1 << 53
 
 
 def decode_from_host(line: bytes) -> Message | None:
-    """A frame that a supervisor sends; None for anything else: a shell over there may print a greeting."""
+    """A frame from a supervisor; None for anything else: a remote shell may print a greeting."""
     try:
         frame = decode(line, max_bytes=MAX_PIPE_BYTES)
     except FrameError:
@@ -77,32 +77,33 @@ class HostConnection:
     start_timeout_s: float
     """For the first frame."""
     on_frame: Callable[[Mapping[str, Any]], None] = lambda _: None
-    """Called for each frame but heartbeats, by whoever runs something there now."""
+    """Called for each frame except heartbeats; set by the current attempt."""
 
     stderr: deque[str] = field(default_factory=lambda: deque(maxlen=20))
     """Lines since the last success: ssh's own messages, or why there is no supervisor."""
     stdout: deque[str] = field(default_factory=lambda: deque(maxlen=20))
-    """Lines that are no frames: a shell's greeting, or why it lets nobody in."""
+    """Lines that are not frames: a shell's greeting, or why it allows no login."""
     is_stuck: bool = False
     """Whether it was closed because nothing started in time."""
     ssh_code: int | None = None
     """None: it has not ended, as far as we know."""
     heard_at: float = 0.0
-    """When the last frame came, by this machine's monotonic clock, as the times of failures are; 0: never."""
+    """When the last frame arrived, by this machine's monotonic clock, as for failures; 0: never."""
     _process: asyncio.subprocess.Process | None = None
     _reading: asyncio.Task[None] | None = None
     _heartbeats: dict[int, float] = field(default_factory=dict)
-    clock: tuple[float, float] = (float("inf"), 0.0)
-    """The shortest round trip, and how far the host's monotonic clock was ahead then."""
+    clock_ahead_s: float = 0.0
+    """How far the host's monotonic clock is ahead of ours, as measured in the shortest round trip."""
+    _round_trip_s: float = float("inf")
 
     @property
     def is_open(self) -> bool:
         return self._process is not None and self.ssh_code is None
 
     async def open(self) -> asyncio.Task[None]:
-        """Start the supervisor over there, unless it runs. The task ends with the connection."""
+        """Start the remote supervisor, unless it runs. The task ends with the connection."""
         if self._reading is None:
-            # In a session of its own: Ctrl-C is for us, and we inform the supervisors.
+            # In a new session: we handle Ctrl-C, and inform the supervisors.
             self._process = await asyncio.create_subprocess_exec(
                 *self.words,
                 stdin=asyncio.subprocess.PIPE,
@@ -129,12 +130,12 @@ class HostConnection:
             stdin.write(encode(frame) + b"\n")
 
     def hang_up(self) -> None:
-        """End the connection; a supervisor at its other end takes that for the end of this process."""
+        """End the connection; to the supervisor at its other end this process has then ended."""
         self._signal(signal.SIGTERM)
         asyncio.get_running_loop().call_later(HANG_UP_S, self._signal, signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
-        """To ssh and what it has started, such as the ssh to a jump host, which has our pipes too."""
+        """Signal ssh and its children, such as the ssh to a jump host, which has our pipes too."""
         if self._process is not None and self.is_open:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
@@ -147,7 +148,7 @@ class HostConnection:
                 _read_lines(process.stderr, lambda line: self.stderr.append(decoded(line))),
             )
         except BaseException:
-            # A fault of ours in a frame's handler; without a reader the connection is of no use.
+            # A bug in a frame's handler; without a reader the connection is useless.
             self._signal(signal.SIGKILL)
             raise
         finally:
@@ -163,7 +164,7 @@ class HostConnection:
             number += 1
             await asyncio.sleep(HEARTBEAT_S)
             if not self.heard_at:
-                # ssh limits the time to connect; a shell or a file system over there may still block for ever.
+                # ssh limits the time to connect; a remote shell or file system may still block forever.
                 if notice.is_due():
                     waited = f"{notice.waited_s:.0f} s so far"
                     self.screen.report(f"waiting for {self.host.address} to start, {waited}", is_error=True)
@@ -173,7 +174,7 @@ class HostConnection:
                     self.hang_up()
             elif time.monotonic() - self.heard_at > LEASE_S:  # ssh itself mostly notices sooner
                 self.stderr.append(f"no heartbeat for {LEASE_S:g} s")
-                # It may still receive this, and would give its ranks their grace period.
+                # The host may still receive this, and would give its ranks their grace period.
                 self.send({"kind": "end", "grace_s": 0})
                 await asyncio.sleep(LAST_FRAME_S)
                 self.hang_up()
@@ -188,7 +189,8 @@ class HostConnection:
             self.on_frame(frame)
         elif (sent := self._heartbeats.pop(frame["number"], None)) is not None:
             round_trip_s = self.heard_at - sent
-            self.clock = min(self.clock, (round_trip_s, frame["now"] - sent - round_trip_s / 2))
+            if round_trip_s < self._round_trip_s:
+                self._round_trip_s, self.clock_ahead_s = round_trip_s, frame["now"] - sent - round_trip_s / 2
 
 
 async def _read_lines(stream: asyncio.StreamReader | None, receive: Callable[[bytes], None]) -> None:

@@ -1,4 +1,4 @@
-"""What a launch over ssh runs, where, and with which variables; and the next attempt, when a host was lost."""
+"""What a launch over ssh runs, where, and with which variables; and the next attempt, after a host was lost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from drumline.launch.rank_environment import RESTARTED, ScriptWatch
 from drumline.launch.ssh.supervisor import PROTOCOL
 from drumline.net.secrets import new_secret
 
-# Variables that set up the libraries between ranks, and must be the same on all of them.
+# Variables that configure communication libraries, and must be the same on all ranks.
 PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "UCX_", "FI_")
 NAMES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUBLAS_WORKSPACE_CONFIG", "CUDA_DEVICE_ORDER", "DATASET_DIR")
 # What a supervisor gets as it is.
@@ -35,24 +35,24 @@ class HostsJob:
     cwd: Path
     logs: Path
     task_logs: Path | None = None
-    """Where ranks of a task write by themselves."""
+    """The folder of a task's own logs."""
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     grace_s: float
     min_nodes: int | None = None
-    """While so many hosts are left, the loss of one that is not the first does not end the job; None: all."""
+    """While this many hosts are left, losing a host other than the first does not end the job; None: all are needed."""
     secret: str = field(default_factory=new_secret, repr=False)
     """Shared by the nodes of this attempt."""
     script_watch: ScriptWatch | None = None
     standby: bool = True
     """Whether processes with torch loaded wait for a restart."""
     spares: Sequence[Host] = ()
-    """Hosts that take the place of one that does not answer."""
+    """Hosts that replace one that does not answer."""
     next_job: str = field(default_factory=new_job)
-    """The name of the next attempt, which processes that wait for it carry: none of this attempt is taken for one."""
+    """The name of the next attempt, for processes that wait for it: so they do not count as part of this attempt."""
     earlier: tuple[str, ...] = ()
-    """The names of the attempts before this one; their processes that are left on a host are ended first."""
+    """The names of earlier attempts; processes that they left on a host are ended first."""
     first_start: int = 0
-    """Starts of ranks are numbered over all attempts: each has log files of its own."""
+    """Starts of ranks are numbered over all attempts: each has its own log files."""
 
     def spec(self, node: NodePlan) -> dict[str, Any]:
         """The first frame to a supervisor."""
@@ -69,7 +69,7 @@ class HostsJob:
         }
 
     def placed(self, hosts: Sequence[Host]) -> list[NodePlan]:
-        """The nodes on these hosts, of which some may be spares."""
+        """The nodes on these hosts, some of which may be spares."""
         return nodes_of_hosts(hosts, int(self.nodes[0].endpoint.rpartition(":")[2]), self.nodes)
 
     def again(self, hosts: Sequence[Host], spares: Sequence[Host], *, restarts_left: int, first_start: int) -> HostsJob:
@@ -88,7 +88,7 @@ class HostsJob:
 
 
 def wrong_variables(given: Iterable[str], environment: Mapping[str, str]) -> Iterator[str]:
-    """What is wrong with the values of `--env`; only the name is shown."""
+    """The mistakes in the values of `--env`; only names are shown."""
     for number, word in enumerate(given, start=1):
         name, equals, _ = word.partition("=")
         if not VARIABLE_NAME.fullmatch(name):
@@ -98,7 +98,7 @@ def wrong_variables(given: Iterable[str], environment: Mapping[str, str]) -> Ite
 
 
 def variables_for_ranks(given: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment to add on every host, through ssh's stdin: a few variables by themselves, others by `--env`."""
+    """The environment to add on every host, through ssh's stdin: some variables always, others by `--env`."""
     chosen = {name: value for name, value in environment.items() if name.startswith(PREFIXES) or name in NAMES}
     for word in given:
         name, equals, value = word.partition("=")

@@ -1,7 +1,7 @@
-"""Runs a job on several hosts from one command, to its end: attempt after attempt, then the last lines and exit code.
+"""Runs a job on several hosts from one command: attempt after attempt, then the last lines and the exit code.
 
-The agents of the hosts restart ranks among themselves. When an agent, a supervisor or a host is lost, the rendezvous
-is, too: then the attempt ends on all hosts and the next one begins, while restarts are left.
+The agents of the hosts restart ranks without this process. When an agent, a supervisor or a host is lost, so is the
+rendezvous: then the attempt ends on all hosts, and the next one begins if a restart is left.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SIGNALS = (signal.SIGINT, signal.SIGHUP, *PREEMPT_SIGNALS)
 
 
 def run_on_hosts(job: HostsJob) -> int:
-    """To the end; returns the exit code, when all is printed."""
+    """Run the job to its end; returns the exit code, when everything is printed."""
     sys.stdout.flush()
     screen = Screen()
     try:
@@ -35,11 +35,11 @@ def run_on_hosts(job: HostsJob) -> int:
 
 
 async def run_attempts(job: HostsJob, screen: Screen) -> int:
-    """Until one has ended by itself, or another could not help."""
+    """Run attempts until one ends by itself, or another could not help."""
     screen.report(f"{plural(len(job.hosts), 'host')}; logs in {job.logs} on each")
     current = Controller(job, screen)
     loop = asyncio.get_running_loop()
-    # Under nohup the end of the terminal stays ignored.
+    # Under nohup SIGHUP stays ignored.
     handled = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
 
     def handle(number: signal.Signals) -> None:
@@ -93,7 +93,7 @@ def _report_end(controller: Controller) -> int:
     for error in controller.problems:
         what, *more = error.lines()
         screen.report_last(f"error: {what}", *more)
-    # All ranks of a task have saved and exited, whoever got the signal. Ctrl-C asks for no save.
+    # All ranks of a task have saved and exited, on whichever host the signal came. Ctrl-C asks for no save.
     have_saved = is_task and {remote.code for remote in controller.remaining} == {int(ExitCode.PREEMPTED)}
     if have_saved and (controller.end_signal is None or controller.end_signal in PREEMPT_SIGNALS):
         by = controller.end_signal.name if controller.end_signal else "a signal to a rank"
@@ -104,12 +104,12 @@ def _report_end(controller: Controller) -> int:
         return ExitCode.INTERRUPTED
     failures = in_order([failure for remote in controller.remaining for failure in remote.seen_failures()])
     found = [remote.diagnosis for remote in controller.remaining if remote.diagnosis is not None]
-    # A rank's own last lines stay last here, a script's too.
+    # A rank's own last lines remain the last.
     if failures and found and found[0].explains_more(failures[0].code, is_task=True):
         screen.report_last(found[0].sentence)
         return ExitCode.HANG if found[0].is_hang else exit_code_of(failures[0].code, is_task=is_task)
     if failures:
-        # A lost host was lost after its last frame.
+        # A lost host was lost some time after its last frame.
         heard_at = [remote.connection.heard_at for remote in controller.remaining if remote.code is None]
         lost_first = bool(controller.problems and heard_at) and min(heard_at) <= failures[0].at
         for lines in last_messages(failures, controller.num_ranks, lost_first=lost_first):
@@ -126,7 +126,7 @@ def _report_end(controller: Controller) -> int:
 
 
 def in_order(failures: Sequence[RankFailure]) -> list[RankFailure]:
-    """The first one first: by what ranks of a task know of each other, then by time."""
+    """Sorted, the first failure first: by what ranks of a task report about each other, then by time."""
     return sorted(failures, key=lambda failure: (failure.is_follower, failure.at, failure.rank))
 
 
@@ -134,7 +134,7 @@ def last_messages(
     failures: Sequence[RankFailure], num_ranks: int, *, lost_first: bool = False
 ) -> Iterator[tuple[str, ...]]:
     """What the user reads last: the first failure with its last lines, and all others in one line. `lost_first`: a
-    host, which was reported already, failed first."""
+    lost host, which was reported already, came first."""
     later = in_order(failures)
     if not lost_first:
         first = later.pop(0)

@@ -1,4 +1,4 @@
-"""One host's part in one attempt, as the controller sees it; and which host is tried next when one is unreachable."""
+"""The controller's view of one host in one attempt, and which host is tried next when one is unreachable."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class RankFailure:
     """By the controller's monotonic clock."""
     last_lines: tuple[str, ...] = ()
     is_follower: bool = False
-    """The rank itself knows of another that failed first."""
+    """Whether it failed because another rank failed first, as the rank itself reports."""
     error: str = ""
-    """What it failed by, in one line, where the rank could report it."""
+    """Its error in one line, if the rank could report it."""
     was_shown: bool = False
     """Whether its last lines are on the screen already, marked with its host and rank."""
 
@@ -47,7 +47,7 @@ class RankFailure:
 
 @dataclass(eq=False)
 class Remote:
-    """From the spec that is sent to the frame that it has ended, or to the end of the connection."""
+    """One host's part of an attempt: from the spec that is sent to the frame `ended`, or the end of the connection."""
 
     connection: HostConnection
     spec: Mapping[str, Any] = field(repr=False)
@@ -63,9 +63,9 @@ class Remote:
     num_starts: int = 0
     """How often ranks were started here, over all attempts of the launch."""
     restarts_left: int | None = None
-    """As its agent counts them; None: it has not started ranks yet."""
+    """As counted by its agent; None: it has not started ranks yet."""
     failures: list[RankFailure] = field(default_factory=list)
-    """Since the ranks were last started."""
+    """Failures since the ranks were last started."""
     diagnosis: SidecarDiagnosis | None = None
     code: int | None = None
     """The exit code of the node's agent."""
@@ -74,7 +74,7 @@ class Remote:
     _shown: defaultdict[int | None, deque[str]] = field(
         default_factory=lambda: defaultdict(lambda: deque(maxlen=2 * LAST_LINES))
     )
-    """The latest lines on the screen, by rank, without its stdout."""
+    """The latest lines on the screen, by rank, without stdout."""
 
     @property
     def host(self) -> Host:
@@ -94,7 +94,7 @@ class Remote:
         return self.connection.ssh_code is None and self.code is None
 
     async def run(self) -> None:
-        """Have the supervisor run it, to the end."""
+        """Run it under the supervisor, to the end."""
         self.connection.on_frame = self._receive
         closed = await self.connection.open()
         self.connection.send(self.spec)
@@ -111,12 +111,12 @@ class Remote:
             self.connection.hang_up()
 
     def give_up(self) -> None:
-        """Where its part has not ended; else the connection is for the next attempt."""
+        """Close the connection if the host's part has not ended; otherwise the next attempt uses it."""
         if self.is_running:
             self.connection.hang_up()
 
     def seen_failures(self) -> list[RankFailure]:
-        """With whether the user has read the last lines of each. To be called when all lines have come."""
+        """The failures, with whether the last lines of each were shown. Call it when all lines have arrived."""
         return [
             replace(failure, was_shown=bool(failure.last_lines) and shown.issuperset(failure.last_lines))
             for failure in self.failures
@@ -163,7 +163,7 @@ class Remote:
                     host=self.name,
                     rank=frame["rank"],
                     code=frame["code"],
-                    at=frame["at"] - self.connection.clock[1],
+                    at=frame["at"] - self.connection.clock_ahead_s,
                     last_lines=tuple(frame["last_lines"]),
                     is_follower=bool(frame.get("follows")),
                     error=str(frame.get("error", "")),
@@ -181,17 +181,17 @@ class Search:
 
 
 class Reconnect:
-    """The hosts of one attempt that are not in use or were lost."""
+    """The spare and the lost hosts of one attempt."""
 
     def __init__(self, job: HostsJob, screen: Screen, last_heard: Mapping[Host, float]) -> None:
-        """`last_heard`: the lost hosts of the attempt before, and when their last frame came (monotonic)."""
+        """`last_heard`: the lost hosts of the previous attempt, and when their last frame arrived (monotonic)."""
         self.job, self.screen = job, screen
         self.spares, self.last_heard = list(job.spares), dict(last_heard)
 
     @property
     def surely_ended_s(self) -> float:
-        """After so long without a frame the ranks of a host have ended: its supervisor may hear the controller until it
-        hangs up, and then gives the ranks their grace period."""
+        """After this long without a frame the ranks of a host have ended: its supervisor may receive heartbeats until
+        the controller hangs up, and then gives the ranks their grace period."""
         return LEASE_S + HEARTBEAT_S + HANG_UP_S + max(self.job.grace_s, LOST_GRACE_S) + 1.0
 
     @property
@@ -203,7 +203,7 @@ class Reconnect:
         heard_at = remote.connection.heard_at
         if remote.has_begun or (remote.connection.ssh_code != SSH_FAILED and not heard_at):
             return None
-        if heard_at:  # an open one of the attempt before, closed since: that says nothing about the host
+        if heard_at:  # a connection of the previous attempt that was closed: the host may be up
             return remote.host
         if self.job.earlier and search.notice.waited_s > self.limit_s:
             return None

@@ -1,7 +1,7 @@
-"""One screen for the output of all ranks. A terminal that does not scroll, or a pipe that is gone, blocks nobody.
+"""One screen for the output of all ranks. A terminal that is paused, or a pipe without a reader, blocks nothing.
 
-A thread of its own writes the lines. When it cannot keep up, lines are left out of the screen, and counted; the files
-on the nodes have them all.
+A separate thread writes the lines. When it cannot keep up, lines are left out and counted; the files on the nodes have
+all of them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Screen:
     """Used from one thread; lines appear in order."""
 
     def __init__(self, out: int = 1, err: int = 2) -> None:
-        # Past Python's own buffers: those would be written once more at the end, and fail if nobody reads.
+        # Without Python's own buffers: these would be flushed again at the exit, and fail if there is no reader.
         self._fds = {"out": out, "err": err}
         self._encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
         self._waiting: queue.Queue[tuple[str, str] | None] = queue.Queue(MAX_WAITING)
@@ -33,22 +33,22 @@ class Screen:
         self._thread.start()
 
     def report(self, text: str, *, is_error: bool = False) -> None:
-        """A line of Drumline's own."""
+        """Print a message of Drumline's."""
         self._put("err" if is_error else "out", paragraph(text))
 
     def show(self, label: str, lines: Iterable[str], *, is_error: bool = False) -> bool:
-        """Lines of a rank or a host; whether none was left out."""
+        """Show lines of a rank or a host; False: some were left out."""
         before = self._num_dropped
         for line in lines:
             self._put("err" if is_error else "out", f"[{one_line(label)}] {coloured_line(line)}\n")
         return self._num_dropped == before
 
     def report_last(self, text: str, *more: str) -> None:
-        """One of the last messages, on stderr. The job is over: a slow screen may block us now."""
+        """Print one of the last messages, on stderr. The job is over: a slow screen may block us now."""
         self._put_last(("err", paragraph(text, *more)))
 
     def close(self) -> None:
-        """Wait until all is written, as long as somebody reads it."""
+        """Wait until everything is written, as long as there is a reader."""
         self._put_last(None)
         before = -1
         while self._thread.is_alive() and self._num_written != before:
@@ -56,7 +56,7 @@ class Screen:
             self._thread.join(CLOSE_S)
 
     def _put_last(self, item: tuple[str, str] | None) -> None:
-        """For what must not be left out: what waits before it is written first, or nobody reads."""
+        """For lines that must not be left out: wait for room in the queue, as long as there is a reader."""
         with contextlib.suppress(queue.Full):
             self._waiting.put(item, timeout=CLOSE_S)
 

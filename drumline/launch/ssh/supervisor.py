@@ -1,8 +1,8 @@
 """One node's supervisor, started over ssh by the controller: `python -m drumline.launch.ssh.supervisor`, without torch.
 
-Its stdin has what to run, then a heartbeat every few seconds. It starts the node's agent, follows the files that the
-ranks write, and sends what is new as frames on its stdout; then it takes another attempt, for which an agent may wait
-that has loaded torch. When stdin ends, or no heartbeat came for a lease, it ends all that it has started.
+It reads from stdin what to run, then a heartbeat every few seconds. It starts the node's agent, follows the files that
+the ranks write, and sends what is new as frames on its stdout; then it accepts another attempt, for which a standby
+agent may have loaded torch. When stdin ends, or no heartbeat arrives for a lease, it ends everything that it started.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from drumline.untrusted import make_own_folder, open_log
 
 PROTOCOL = 5
 PR_SET_CHILD_SUBREAPER = 36
-# After a cut of 10 s TCP sends again within 13 s; a host that was cut off no longer than that is not lost.
+# After a cut of 10 s TCP retransmits within 13 s; a host that was cut off no longer than that is not lost.
 LEASE_S = 20.0
-# After a lease has run out ranks cannot save together: most likely they cannot reach each other either.
+# When a lease has expired, ranks cannot save together: most likely they cannot reach each other either.
 LOST_GRACE_S = 3.0
 TICK_S = 0.1
 # How long the last frames may take to reach the controller.
 DRAIN_S = 5.0
-# How long ranks have run when an agent for the next attempt begins to load: they are not disturbed as they start.
+# How long ranks run before an agent for the next attempt begins to load, so that their start is not disturbed.
 WARM_AFTER_S = 15.0
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -49,7 +49,7 @@ class ControllerLink:
         self.heard_at = time.monotonic()
 
     def read(self) -> list[dict[str, Any]]:
-        """The frames that have come, after a moment if need be."""
+        """The frames that have arrived; waits a moment if there are none."""
         self.out.flush()
         select.select([] if self.frames.is_closed else [0], [], [], TICK_S)
         frames = self.frames.read()
@@ -64,7 +64,7 @@ class ControllerLink:
         return time.monotonic() - self.heard_at
 
     def next_spec(self) -> dict[str, Any] | None:
-        """What to run; None when the controller is gone."""
+        """What to run; None when the connection to the controller has ended."""
         while not self.frames.is_closed and self.waited_s < LEASE_S:
             for frame in self.read():
                 if frame["kind"] == "spec":
@@ -87,24 +87,24 @@ class Supervisor:
         self.followers: dict[tuple[int | None, str], LogFollower] = {
             (None, "err"): LogFollower(self.node_log, from_end=True)
         }
-        """By rank, None for the agent, and stream."""
+        """By rank (None for the agent) and stream."""
         self.agent = waiting if waiting and waiting.is_alive else AgentProcess(spec, self.node_log)
         self.waiting: AgentProcess | None = None
-        """For the next attempt."""
+        """The agent for the next attempt."""
         self.is_last = False
         """Whether a signal asked this process to exit: the host may be shutting down."""
         self.error: list[str] = []
-        """Why the agent gave up, when no rank was the cause."""
+        """Why the agent failed, if no rank was the cause."""
         self._warm_at = float("inf")
 
     def run(self) -> None:
-        """To the end of this attempt, which is reported."""
+        """Run this attempt to its end, which is reported."""
         for number in SIGNALS:
             signal.signal(number, self._end_by_signal)
         agent = self.agent.process
         while agent.poll() is None or self.ending:
             self._handle(self.link.read())
-            # Orphans of the job are our children, and stay as zombies until they are waited for.
+            # Orphans of the job become our children, and are zombies until they are reaped.
             with contextlib.suppress(ChildProcessError):
                 look = os.WEXITED | os.WNOHANG | os.WNOWAIT
                 while (found := os.waitid(os.P_ALL, 0, look)) is not None and found.si_pid != agent.pid:
@@ -113,7 +113,7 @@ class Supervisor:
             self._prepare_next()
             if self.ending and self.ending.step() and agent.poll() is not None:
                 break
-        # The agent has ended; what its ranks left running ends as well.
+        # The agent has ended; end the processes that its ranks left running.
         Termination(self._processes, LOST_GRACE_S).wait()
         self._send_news(is_last=True)
         code = agent.wait()
@@ -128,7 +128,7 @@ class Supervisor:
         self.end(self.spec["grace_s"], f"ended by {signal_name(number)}")
 
     def end(self, grace_s: float, why: str = "") -> None:
-        """End all processes of the attempt. The controller may not know why: the node's log does."""
+        """End all processes of the attempt. The reason is in the node's log: the controller may not know it."""
         if self.ending is None:
             if why:
                 self._log(f"drumline: {why}")
@@ -140,7 +140,7 @@ class Supervisor:
             log.writelines(f"{line}\n" for line in lines)
 
     def _prepare_next(self) -> None:
-        """Load what the next attempt needs. Once for each start of ranks, and never when it could not be used."""
+        """Load what the next attempt needs: once for each start of ranks, and only if it can be used."""
         if time.monotonic() < self._warm_at or self.ending:
             return
         self._warm_at = float("inf")
@@ -149,7 +149,7 @@ class Supervisor:
                 self.waiting = AgentProcess(self.spec, self.node_log, waits=True)
 
     def _processes(self) -> set[int]:
-        """Those of this attempt: by its name, and by descent, for those that have changed their environment."""
+        """The processes of this attempt: by its name, and by descent, as a process may have changed its environment."""
         found = {*job_processes(self.spec["job"]), *descendants(os.getpid())}
         waiting = self.waiting.process.pid if self.waiting else None
         return found - {waiting, *descendants(waiting)} if waiting else found
@@ -167,7 +167,7 @@ class Supervisor:
             self.end(LOST_GRACE_S, f"no heartbeat of the launcher for {LEASE_S:g} s")
 
     def _send_news(self, *, is_last: bool = False) -> None:
-        """What ranks did and wrote, as far as the controller keeps up."""
+        """Send what ranks did and wrote, as fast as the controller reads."""
         for frame in self.agent.status.read():
             if frame["kind"] == "error":
                 self.error = f"drumline: error: {frame['text']}".splitlines()
@@ -203,13 +203,13 @@ class Supervisor:
                 self.followers[rank, "log"] = LogFollower(path, from_end=True)
 
     def _task_log(self, rank: int) -> list[Path]:
-        """Where a rank of a task writes to by itself; rank 0 also writes to its stdout."""
+        """The log files that a rank of a task writes itself; rank 0 also writes to its stdout."""
         folder = self.spec["task_logs"]
         return [] if folder is None or rank == 0 else [Path(folder) / f"rank-{rank:05d}.log"]
 
 
 def refusals(spec: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Why the job cannot be started on this node: what is wrong, and what to do."""
+    """Why the job cannot start on this node: what is wrong, and what to do."""
     words = spec["program"]["words"]
     if not spec["program"]["is_task"] and not Path(words[0]).is_file():
         yield f"there is no file {words[0]} in {Path.cwd()}", "copy the code there, or add --sync"
@@ -220,7 +220,7 @@ def refusals(spec: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def main() -> int:
-    """Run one attempt after the other, until the controller is gone."""
+    """Run one attempt after the other, until the connection to the controller ends."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     link, waiting = ControllerLink(), None
     while (spec := link.next_spec()) is not None:

@@ -1,4 +1,4 @@
-"""`--sync`: copies the code of the current folder to the same place on every host, and checks that it is the same.
+"""`--sync`: copies the code of the current folder to the same path on every host, and checks that it is the same.
 
 rsync copies over the same ssh; it adds and replaces, and deletes nothing. Then every host compares its files with a
 list of hashes: `python -m drumline.launch.ssh.sync`, which reads the list from stdin.
@@ -35,9 +35,9 @@ EXCLUDED = (
 MAX_AT_ONCE = 32
 MAX_NAMED = 5
 COPY_GRACE_S = 2.0
-# As shells say it: `bash: line 1: rsync: command not found`, `sh: 1: rsync: not found`.
+# Messages of shells: `bash: line 1: rsync: command not found`, `sh: 1: rsync: not found`.
 NOT_FOUND = re.compile(r"rsync: (command )?not found")
-INSTALL = "apt-get install rsync (or your system's way), or copy the code yourself and leave --sync out"
+INSTALL = "install rsync (apt-get install rsync), or copy the code yourself and leave --sync out"
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Sync:
     python: str
     python_path: str | None = None
     job: str = field(default_factory=guard.new_job)
-    """What is started here carries this name, and ends with us."""
+    """The processes that are started here get this name, and end with us."""
 
     def run(self, hosts: Sequence[Host], exclude: Sequence[str] = ()) -> str:
         """Copy to all hosts at once; returns the hash of the code."""
@@ -63,7 +63,7 @@ class Sync:
                 copies = [pool.submit(self._copy_to, host, files) for host in hosts]
                 errors = [error for copy in copies if (error := copy.exception()) is not None]
             finally:
-                # After Ctrl-C too: the pool waits for its threads, and those for what they have started.
+                # After Ctrl-C too: the pool waits for its threads, and they for their processes.
                 watcher.close(has_succeeded=False)
         problems = [error for error in errors if isinstance(error, DrumlineError)]
         if len(problems) == len(errors) and len({error.what for error in problems}) > 1:
@@ -140,7 +140,7 @@ def _listed(host: Host, answer: str) -> list[str]:
 
 
 def code_files(folder: Path, exclude: Sequence[str] = ()) -> list[str]:
-    """Paths below the folder: what git would take if it is a repository, else all; less what is excluded."""
+    """Paths below the folder: in a git repository what git would add, otherwise all; without what is excluded."""
     patterns = [*EXCLUDED, *(pattern.rstrip("/") for pattern in exclude)]
     found = _of_git(folder)
     listed = {path for path in (_walk(folder, patterns) if found is None else found) if not is_excluded(path, patterns)}
@@ -155,7 +155,7 @@ def is_excluded(path: str, patterns: Iterable[str]) -> bool:
 
 
 def _of_git(folder: Path) -> list[str] | None:
-    # A repository may name commands for git to run; whoever copies it need not trust it.
+    # A repository may name commands for git to run, and may not be trusted.
     command = ["git", "-c", "core.fsmonitor=", "-c", "core.hooksPath=/dev/null", "-c", "protocol.allow=never"]
     command += ["ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     try:
@@ -174,7 +174,7 @@ def _walk(folder: Path, patterns: Sequence[str]) -> Iterator[str]:
 
 
 def file_hashes(folder: Path, paths: Iterable[str]) -> dict[str, str]:
-    """The hash of each file, of a link that of its target's name. Missing files are left out."""
+    """The hash of each file; of a link, the hash of its target's name. Missing files are left out."""
     found = {}
     for path in paths:
         file = folder / path

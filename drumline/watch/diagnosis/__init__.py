@@ -1,1 +1,1 @@
-"""What is wrong with a run that does not move: pure reasoning over what the sidecars saw."""
+"""What is wrong with a run that makes no progress: pure functions of what the sidecars observed."""

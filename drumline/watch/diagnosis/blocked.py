@@ -1,5 +1,5 @@
-"""Ranks that are alive and hold up the others: stopped, debugged, waiting for storage, in the dataset, in user code, in
-a C call that holds the GIL, or computing."""
+"""Ranks that are alive and block the others: stopped, debugged, waiting for storage, in the dataset, in user code, in a
+C call that holds the GIL, or computing."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from drumline.watch.diagnosis.stack_frames import innermost, is_at_breakpoint, i
 from drumline.watch.heartbeat import Phase
 
 CERTAINLY_STOPPED_S = 1.0
-"""Tools that pause a process by signals (cpulimit, a snapshot) continue it within a fraction of this; debuggers and
-profilers hold it by ptrace, which is another state."""
+"""Tools that pause a process by signals (cpulimit, a snapshot) continue it much sooner; debuggers and profilers use
+ptrace, which is a different state."""
 _FORK_S = 30.0
-"""Nothing harmless sleeps so long in fork; before that it may be a hook of the user's (os.register_at_fork)."""
+"""No healthy process sleeps this long in fork; a shorter sleep may be a user's hook (os.register_at_fork)."""
 _MAX_PLACES = 4
 _STACK = "its stack is in the diagnosis file"
 # With {0}: the process, {1}: its host.
@@ -28,7 +28,7 @@ _STUCK_IN_FORK = (
 )
 _CHECK_WAIT = f"check what {{}} waits for: a file, a server, a lock; {_STACK}"
 _CHECK_KERNEL = "check the kernel log on {1} (dmesg) for what killed process {0}"
-# Why a worker does not deliver, the surest sign first.
+# Why a worker delivers no batch, the most certain state first.
 _WORKER_STATES = {
     "T": (Cause.STOPPED, "is stopped by a signal", _CONTINUE_IT),
     "X": (Cause.DATASET, "has exited", _CHECK_KERNEL),
@@ -39,7 +39,7 @@ _WORKER_STATES = {
 
 
 def find_stopped(evidence: Evidence) -> Diagnosis | None:
-    """A rank in state T. Where all of them are, somebody has stopped the whole job, and may continue it."""
+    """A rank in state T. If all of them are, somebody has stopped the whole job, and may continue it."""
     stopped = [rank for rank in evidence.ranks if rank.state == "T"]
     if not stopped:
         return None
@@ -67,7 +67,7 @@ def find_debugged(evidence: Evidence) -> Diagnosis | None:
 
 
 def find_blocked(evidence: Evidence) -> Diagnosis | None:
-    """The rank that all others wait for, by what it does instead. Where nobody waits: any that shows no progress."""
+    """The rank that all others wait for, and what it does instead. If none waits: any rank without progress."""
     idle = [rank for rank in evidence.in_loop if rank.rank not in evidence.blocked]
     suspects = sorted(evidence.behind or idle, key=lambda rank: (-_weight(rank), -rank.still_s, rank.rank))
     if not suspects:
@@ -85,7 +85,7 @@ def find_blocked(evidence: Evidence) -> Diagnosis | None:
             f"check the file systems of {rank.host} (df, dmesg: a network mount whose server is down); a process in "
             "state D cannot be killed before its storage answers"
         )
-    # In data only where the innermost call is the user's own: one that waits for a worker may just be late to answer.
+    # In data only if the innermost call is the user's own: a rank that waits for a worker may only answer late.
     elif rank.answers is False and (not loads or users_frame(rank.stack[:1])):
         cause = Cause.GIL
         place = f" at {frame}" if frame else ""
@@ -107,7 +107,7 @@ def find_blocked(evidence: Evidence) -> Diagnosis | None:
 
 
 def find_unknown(evidence: Evidence) -> Diagnosis | None:
-    """Every rank waits: what each is in."""
+    """Every rank waits: report where each is."""
     ranks = evidence.in_loop
     if not ranks:
         return None
@@ -165,7 +165,7 @@ def _worst_worker(rank: RankState) -> WorkerState | None:
 
 
 def _runs_other_code(evidence: Evidence, rank: RankState) -> tuple[Cause, str, str] | None:
-    """In user code, or in a library instead of the collective that others are in."""
+    """In user code, or in a library, instead of the collective that others are in."""
     frame = innermost(rank.stack)
     if is_busy(rank):
         work = f"{rank.cpu:.1f} cores" if rank.cpu >= BUSY_CORES else "reading or writing files"

@@ -1,4 +1,4 @@
-"""A diagnosis: what is wrong, on which rank or host, and what to do; and how ranks and collectives are written."""
+"""A diagnosis: what is wrong, on which rank or host, and what to do; and the text for ranks and collectives."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Diagnosis:
     next_step: str
     is_certain: bool  # whether it cannot continue by itself
     since_s: float  # how long ago it began, as far as known
-    num_blocked: int = 0  # ranks that are blocked in a collective meanwhile
+    num_blocked: int = 0  # how many ranks are blocked in a collective
 
     def sentence(self, alarm: str) -> str:
         return f"{alarm}: {self.what.rstrip('.')}. Try: {self.next_step}"
@@ -80,7 +80,7 @@ def name(rank: RankState) -> str:
 
 
 def names(ranks: Sequence[RankState]) -> str:
-    """`rank 3 on node-b`, `ranks 0-2 on node-a, 5 on node-b`; of many hosts only how many."""
+    """`rank 3 on node-b`, `ranks 0-2 on node-a, 5 on node-b`; for many hosts only their number."""
     if len(ranks) == 1:
         return name(ranks[0])
     hosts: dict[str, list[int]] = defaultdict(list)

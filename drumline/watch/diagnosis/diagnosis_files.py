@@ -42,7 +42,7 @@ _RIGHT = (1, 5, 6, 7)
 def write_diagnosis(
     folder: Path, *, alarm: str, diagnosis: Diagnosis, cluster: ClusterState, action: str, launch: str, at: float
 ) -> Path:
-    """The `.json` file. `at`: seconds since the epoch. Raises OSError when the storage does not take it."""
+    """Write both files; returns the `.json` file. `at`: Unix seconds. Raises OSError if the storage fails."""
     make_own_folder(folder)
     with _own_number(folder) as number:
         record = {
@@ -56,7 +56,7 @@ def write_diagnosis(
             "cluster": asdict(cluster),
         }
         path = folder / f"{number:04d}-{diagnosis.cause}.json"
-        # The one that programs read comes last: where it is, both are.
+        # The file for programs is written last: if it exists, both exist.
         replace_text(path.with_suffix(".txt"), diagnosis_text(alarm, diagnosis, cluster, action=action, at=at))
         replace_text(path, json.dumps(record, indent=1) + "\n")
     return path
@@ -77,7 +77,7 @@ def read_diagnoses(folder: Path) -> list[dict[str, Any]]:
 
 @contextmanager
 def _own_number(folder: Path) -> Iterator[int]:
-    """The next number, reserved by a hidden file until the diagnosis is there: in a network partition each side has a
+    """The next number, reserved by a hidden file until the diagnosis is written: in a network partition each side has a
     leader, and both may write."""
     number = max(_numbers(folder), default=0)
     while True:
@@ -88,7 +88,7 @@ def _own_number(folder: Path) -> Iterator[int]:
         except FileExistsError:
             continue
         try:
-            # Another may have had it, and finished, since we looked.
+            # Another leader may have used this number since we listed the folder.
             if number not in _numbers(folder):
                 yield number
                 return
@@ -141,7 +141,7 @@ def _row(diagnosis: Diagnosis, rank: RankState, has_steps: bool) -> tuple[str, .
 
 
 def _remarks(cluster: ClusterState) -> Iterator[str]:
-    """What does not fit a column."""
+    """Facts that do not fit into a column."""
     for one in (*cluster.lost, *cluster.never_seen):
         since = f", {named_ranks(one.ranks)}: no heartbeat for" if one in cluster.lost else ": never seen, in"
         yield f"{one.host}{since} {duration(one.no_heartbeat_s)}{f' ({one.how})' if one.how else ''}"
@@ -159,7 +159,7 @@ def _remarks(cluster: ClusterState) -> Iterator[str]:
 
 
 def _stacks(diagnosis: Diagnosis, cluster: ClusterState) -> Iterator[tuple[str, Sequence[str]]]:
-    """The named rank's first; then those of its workers and of the others'."""
+    """The stack of the named rank first, then the others, then their workers."""
     ranks = sorted(cluster.ranks, key=lambda rank: (rank.rank != diagnosis.rank, rank.rank))
     for stack, who in _equal((rank.stack, rank) for rank in ranks):
         yield f"{names(who)}{f' (process {who[0].pid})' if len(who) == 1 else ''}", stack
@@ -183,7 +183,7 @@ def _collectives(cluster: ClusterState) -> Iterator[tuple[str, Sequence[str]]]:
 
 
 def _equal(entries: Iterable[tuple[tuple[str, ...], RankState]]) -> Iterator[tuple[tuple[str, ...], list[RankState]]]:
-    """Ranks by what is equal in them, where there is anything."""
+    """Ranks grouped by equal content, without empty ones."""
     groups: dict[tuple[str, ...], list[RankState]] = {}
     for key, rank in entries:
         groups.setdefault(key, []).append(rank)

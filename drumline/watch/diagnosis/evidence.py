@@ -1,4 +1,4 @@
-"""The state of the cluster, read for a diagnosis: which ranks are blocked in which collective, and which are behind."""
+"""The cluster's state as evidence for a diagnosis: which ranks are blocked in which collective, which are behind."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from drumline.watch.diagnosis.diagnosis import PHASES, Cause, Diagnosis, collect
 from drumline.watch.diagnosis.stack_frames import is_in_collective, is_loading
 from drumline.watch.heartbeat import Phase
 
-BUSY_CORES = 0.1  # of a second or two; what computes gets at least that, also on a busy machine
+BUSY_CORES = 0.1  # over a second or two; a process that computes gets at least that, even on a busy machine
 OUT_OF_LOOP = (Phase.LEAVING, Phase.LEFT)
 _ORDERLY_EXITS = (0, 75)  # done, or preempted after a save
-# In a step: the count of micro-batches goes up before a forward pass, so data is for the one after it. Ranks that
-# evaluate or save are not compared.
+# The order within a step: the count of micro-batches increases before a forward pass, so data comes after backward.
+# Ranks that evaluate or save are not compared.
 _ORDER = {Phase.BETWEEN: 0, Phase.FORWARD: 1, Phase.USER: 1, Phase.BACKWARD: 2, Phase.OPTIMIZER: 3, Phase.DATA: 4}
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """`ranks` are those of nodes that send heartbeats; the last state of the others is in `cluster` only."""
+    """`ranks` are those of nodes that send heartbeats; the last state of the others is only in `cluster`."""
 
     cluster: ClusterState
 
@@ -45,13 +45,13 @@ class Evidence:
 
     @cached_property
     def blocked(self) -> dict[int, Collective | None]:
-        """By rank: the collective in which it waits for others; None where only its stack or phase shows that."""
+        """By rank: the collective in which it waits for others; None if only its stack or phase shows that."""
         behind = {rank.rank for rank in self.behind}
         return {rank.rank: pending(rank) for rank in self.in_loop if rank.rank not in behind and is_blocked(rank)}
 
     @cached_property
     def behind(self) -> list[RankState]:
-        """The ranks that did not enter what others are in; or, without flight recorders, are at an earlier phase."""
+        """The ranks that did not enter the collective that others are in; without records, those in earlier phases."""
         alive = self.in_loop
         waits = Counter((one.group, one.number) for rank in alive if (one := pending(rank)))
         if waits:
@@ -97,7 +97,7 @@ class Evidence:
         )
 
     def since(self, rank: RankState) -> str:
-        """`since step 812`; where no steps are counted, `for 12 s`."""
+        """`since step 812`; if no steps are counted, `for 12 s`."""
         return f"since step {rank.step}" if self.has_steps else f"for {duration(rank.still_s)}"
 
     def where(self, rank: RankState, phase: Phase | None = None) -> str:
@@ -129,7 +129,7 @@ def has_exited(rank: RankState) -> bool:
 
 
 def is_done(rank: RankState) -> bool:
-    """Out of the loop, and in order as far as it knows."""
+    """Whether it has left the loop without an error."""
     return rank.phase in OUT_OF_LOOP if rank.exit is None else rank.exit in _ORDERLY_EXITS
 
 
@@ -143,7 +143,7 @@ def pending(rank: RankState) -> Collective | None:
 
 
 def is_blocked(rank: RankState) -> bool:
-    """In a collective: by its flight recorder, else by its stack, else by its phase, which is most often backward."""
+    """Whether it waits in a collective: by its flight recorder, otherwise by its stack, otherwise by its phase."""
     if pending(rank) is not None:
         return True
     if rank.answers is False or rank.state in "TtD":

@@ -1,5 +1,5 @@
-"""Ranks that have exited or failed: which was the first, and why. One that ended by itself (a signal, its own error, an
-exit code) counts before those that lost a connection because of it."""
+"""Ranks that have exited or failed: which was the first, and why. A rank with its own cause (a signal, its own error,
+an exit code) comes before those that lost a connection because of it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from drumline.watch.diagnosis.unreachable import find_unreachable, may_be_lost
 from drumline.watch.failure_kind import FailureKind
 from drumline.watch.heartbeat import Phase
 
-# What a launcher sends to the rest when one rank has exited, or to all when its user stops the job.
+# A launcher sends these to the other ranks when one has exited, or to all when the user stops the job.
 _REQUESTS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _REQUESTED_EXITS = (*(-number for number in _REQUESTS), *(128 + number for number in _REQUESTS))
 _WAIT_S, _MAX_WAIT_S = 2.5, 3.2
-"""It takes some seconds to know that a host is lost. After the longer one the diagnosis is made all the same: the
-launcher waits 4 s for it, and to gather once more takes time."""
+"""It takes some seconds to know that a host is lost. After the longer one the diagnosis is made anyway: the launcher
+waits 4 s for it, and collecting evidence again takes time."""
 _AT_ONCE_S = 1.0  # exits closer together than this count as simultaneous: processes are observed five times a second
 _NEXT_STEPS = {
     FailureKind.DISK_FULL: "free some space on that file system, then rerun the same command to resume from the newest "
@@ -37,8 +37,8 @@ _AFTER_SIGNAL: dict[int, str] = {
 
 
 def find_exited(evidence: Evidence) -> Diagnosis | None:
-    """The rank that ended by itself, and first."""
-    # An exit is final: the last state of a node that is lost by now still counts.
+    """The first rank that exited for its own reason."""
+    # An exit is final: the last state of a node that is now lost still counts.
     own = [
         rank
         for rank in evidence.cluster.ranks
@@ -48,12 +48,12 @@ def find_exited(evidence: Evidence) -> Diagnosis | None:
         and not _was_asked_to_stop(rank)
     ]
     if any(rank.exit is not None for rank in own):
-        # A launcher that notes exits notes none of those that it ended itself.
+        # A launcher that records exits does not record those that it caused.
         own = [rank for rank in own if rank.exit is not None or rank.failure or rank.memory]
     if not own:
         return None
     first = _first(own)
-    # A rank that left the loop goes to other collectives: then that is the cause.
+    # A rank that left the loop calls other collectives: then that is the cause.
     if _has_mismatch(first) and (found := find_left_early(evidence) or _aborted_by_gloo(evidence, first, own)):
         return found
     also = [rank for rank in own if rank is not first and _strength(rank) >= 2]
@@ -62,13 +62,13 @@ def find_exited(evidence: Evidence) -> Diagnosis | None:
     found = _diagnosis(evidence, first, f"; {names(also)} {how} too" if also else "")
     if any(rank.exit is not None or rank.failure or rank.memory for rank in own):
         return found
-    # Why these exited is unknown: their launcher may have ended them, because a host was lost.
+    # It is unknown why these exited: their launcher may have ended them because a host was lost.
     is_certain = not _may_follow_a_lost_host(evidence, found.since_s)
     return None if find_unreachable(evidence) else replace(found, is_certain=is_certain)
 
 
 def find_lost_connection(evidence: Evidence) -> Diagnosis | None:
-    """No rank ended by itself: the first that lost a connection, which is not the cause."""
+    """No rank has its own cause: the first that lost a connection, which is not the cause itself."""
     ranks = evidence.cluster.ranks
     asked = [rank for rank in ranks if _was_asked_to_stop(rank)]
     if asked:
@@ -112,10 +112,10 @@ def _ago(rank: RankState) -> float | None:
 
 
 def _strength(rank: RankState) -> int:
-    """How sure it is that this one did not end because of another."""
+    """How certain it is that this rank did not exit because of another."""
     if rank.memory or (rank.exit is not None and rank.exit < 0) or rank.failure:
         return 3
-    # One that exited for an unknown reason; then one with an exit code, which says little.
+    # A rank that exited for an unknown reason comes before one with an exit code.
     return 2 if rank.exit is None else 1
 
 
@@ -154,14 +154,14 @@ def _diagnosis(evidence: Evidence, rank: RankState, also: str = "") -> Diagnosis
 
 def _aborted_by_gloo(evidence: Evidence, first: RankState, own: list[RankState]) -> Diagnosis | None:
     """Gloo aborts a process (SIGABRT) when more data arrives than it expects: ranks had entered different collectives.
-    Its message is in the rank's log only, so this is concluded from where the rank was."""
+    Its message is only in the rank's log, so this is concluded from where the rank was."""
     was_in_collective = is_in_collective(first.stack) if first.stack else first.phase in (Phase.BACKWARD, Phase.BETWEEN)
     if not was_in_collective and first.failure_kind is not FailureKind.MISMATCH:
         return None
     ranks = evidence.cluster.ranks
     aborted = [rank for rank in own if _has_mismatch(rank)]
     intact = [rank for rank in ranks if rank not in aborted]
-    # Those that received more than expected are aborted; when that is most of them, the one that sent it is left.
+    # Ranks that received too much are aborted; if that is most of them, the one that sent it is left.
     odd = intact if 0 < len(intact) < len(aborted) else aborted
     place = f" ({innermost(odd[0].stack)})" if odd[0].stack else ""
     sides = ((names(odd), odd), ("the others", [rank for rank in ranks if rank not in odd]))
@@ -181,7 +181,7 @@ def _aborted_by_gloo(evidence: Evidence, first: RankState, own: list[RankState])
 
 
 def _entered(ranks: list[RankState]) -> str:
-    """The collective that the first of them was in, by its flight recorder, else by its stack."""
+    """The collective that the first of them was in, by its flight recorder, otherwise by its stack."""
     for rank in ranks:
         if rank.collectives:
             return collective_name(pending(rank) or rank.collectives[-1], with_sizes=True)

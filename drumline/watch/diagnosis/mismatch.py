@@ -1,4 +1,4 @@
-"""Ranks that do not do the same: in different collectives, or out of the loop while others are in it; and those that
+"""Ranks that do different things: in different collectives, or out of the loop while others are in it; and ranks that
 left it last and do not exit."""
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from drumline.watch.diagnosis.stack_frames import innermost, users_frame
 from drumline.watch.failure_kind import FailureKind
 from drumline.watch.heartbeat import Phase
 
-# Every rank must give the same sizes of these; to scatter or gather, some give nothing.
+# In these every rank must have the same sizes; in scatter or gather some ranks have none.
 _SAME_SIZES = ("all_reduce", "allreduce", "broadcast", "reduce", "all_gather", "allgather", "reduce_scatter")
 _BETWEEN_TWO = ("send", "recv")
-# What the last ranks of a run that ends in order do after others have left, alone.
+# Phases in which the last ranks of a normal run may be after the others have left.
 _ALONE = (Phase.BETWEEN, Phase.EVALUATION, Phase.SAVE, Phase.OPTIMIZER, Phase.DATA, Phase.START)
 
 Signature = tuple[str, tuple[tuple[int, ...], ...]]
@@ -42,7 +42,7 @@ def find_mismatch(evidence: Evidence) -> Diagnosis | None:
         shown.append(f"{who}: {collective_name(side[0][1], with_sizes=True)}")
     frame = users_frame(culprits[0].stack)
     place = f" ({frame})" if frame and is_known else ""
-    # A break in a loop of the user's own shows in no heartbeat: it may end an epoch.
+    # A `break` in a user's own loop is not visible in a heartbeat: it may be the end of an epoch.
     may_have_left = is_known and op.op.endswith("barrier")
     what = f"ranks are in different collectives{evidence.at(culprits[0])}{place}: {'; '.join(shown)}"
     next_step = (
@@ -59,8 +59,9 @@ def find_mismatch(evidence: Evidence) -> Diagnosis | None:
 
 
 def _first_mismatch(ranks: Sequence[RankState]) -> list[list[Entry]]:
-    """The first number at which ranks differ and which is not done on all of them: who entered which collective, the
-    most ranks first. Empty: none. An extra collective on one rank shows the same way: its numbers are ahead by one."""
+    """The first number at which ranks differ and which is not done on all of them: which ranks entered which
+    collective, the largest group first. Empty: none. After an extra collective on one rank, its numbers are ahead by
+    one."""
     is_broken = any(has_exited(rank) or rank.failure for rank in ranks)
     entries: dict[tuple[int, str], list[Entry]] = defaultdict(list)
     for rank in ranks:
@@ -82,14 +83,14 @@ def _signature(one: Collective) -> Signature:
 
 
 def _deviating_side(sides: list[list[Entry]], ranks: Sequence[RankState]) -> int | None:
-    """Among sides of equal size, the one that is not what followed the same two collectives before; else the one that
-    never occurred before. None: each may be right."""
+    """Among sides of equal size, the one that differs from what followed the same two collectives before; otherwise the
+    one that never occurred before. None: each may be right."""
     here = sides[0][0][1]
     histories = [
         [_signature(one) for one in rank.collectives if one.group == here.group and one.number < here.number]
         for rank in ranks
     ]
-    history = max(histories, key=len, default=[])  # on which all agree
+    history = max(histories, key=len, default=[])  # the part that is the same on all ranks
     ends = range(len(history) - 1, 1, -1)
     followers = [history[end] for end in ends if history[end - 2 : end] == history[-2:]]
     for known in (set(followers[:1]), set(history)):
@@ -101,7 +102,7 @@ def _deviating_side(sides: list[list[Entry]], ranks: Sequence[RankState]) -> int
 
 def find_left_early(evidence: Evidence) -> Diagnosis | None:
     ranks = evidence.cluster.ranks
-    # In order, or aborted by gloo in a collective that comes after the loop.
+    # Left without an error, or aborted by gloo in a collective after the loop.
     left = [rank for rank in ranks if is_done(rank) or (rank.phase in OUT_OF_LOOP and rank.exit == -signal.SIGABRT)]
     inside = [rank for rank in ranks if rank not in left]
     if not left or not any(_needs(rank, left) for rank in inside):
@@ -126,7 +127,7 @@ def find_left_early(evidence: Evidence) -> Diagnosis | None:
 
 
 def _needs(rank: RankState, left: list[RankState]) -> bool:
-    """Whether this one cannot continue: it is in a collective that those who left did not enter, or lost them."""
+    """Whether it cannot continue: it is in a collective that the others did not enter, or lost its connection."""
     if rank.failure:
         return rank.failure_kind is FailureKind.LOST_PEER
     if has_exited(rank):
@@ -135,7 +136,7 @@ def _needs(rank: RankState, left: list[RankState]) -> bool:
         # This collective, and not another with the same number.
         wanted = (waits.group, waits.number, _signature(waits))
         return any(wanted not in ((one.group, one.number, _signature(one)) for one in far.collectives) for far in left)
-    # One that is in no collective has work of its own to do, such as a last report.
+    # A rank in no collective may have work to do alone, such as a last report.
     return rank.phase not in _ALONE and not is_busy(rank) and is_blocked(rank)
 
 

@@ -1,4 +1,4 @@
-"""What a stack shows: whose code a process is in, and whether it loads data or is in a collective. Frames read
+"""What a stack shows: whose code a process is in, and whether it loads data or is in a collective. Frames have the form
 `path/file.py:12 in name`, the innermost call first."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
 
-# Where libraries are installed, or how a shortened path begins; and what is not a file at all.
+# Where libraries are installed, or the beginning of a shortened path; and names that are not files.
 _INSTALLED = re.compile(r"(^|/)(site-packages|dist-packages)/|(^|/)(lib/)?python3[.\d]*/|^<")
 _LIBRARY = re.compile(
     r"^(accelerate|datasets|huggingface_hub|lightning|pytorch_lightning|safetensors|transformers"
@@ -37,7 +37,7 @@ def users_frame(stack: Sequence[str]) -> str:
 
 
 def innermost(stack: Sequence[str]) -> str:
-    """The user's innermost frame, or else the innermost of all."""
+    """The user's innermost frame, otherwise the innermost of all."""
     return users_frame(stack) or (_short(stack[0]) if stack else "")
 
 
@@ -47,7 +47,7 @@ def is_loading(stack: Sequence[str]) -> bool:
 
 
 def is_in_collective(stack: Sequence[str]) -> bool:
-    """Whether the user or we called a collective, or a backward pass, in which DDP has its own."""
+    """Whether the user or Drumline called a collective, or a backward pass, which contains DDP's."""
     return any(_DISTRIBUTED.search(frame) or _BACKWARD.search(frame) for frame in _called_by_user(stack))
 
 
@@ -57,7 +57,7 @@ def is_at_breakpoint(stack: Sequence[str]) -> bool:
 
 
 def operation(stack: Sequence[str]) -> str:
-    """The collective that it called, by its name in torch; in a backward pass, that of DDP. Empty: none."""
+    """The collective that it called, by its name in torch; in a backward pass, DDP's. Empty: none."""
     for frame in _called_by_user(stack):
         if called := _COLLECTIVE.search(frame):
             return called[1]
@@ -67,7 +67,7 @@ def operation(stack: Sequence[str]) -> str:
 
 
 def is_idle_worker(stack: Sequence[str]) -> bool:
-    """Whether a DataLoader worker waits for work: it is in its loop, and in no sample."""
+    """Whether a DataLoader worker waits for work: it is in its loop, but reads no sample."""
     in_loop = list(takewhile(lambda frame: not _WORKER_LOOP.search(frame), stack))
     return not users_frame(in_loop) and not any(" in fetch" in frame for frame in stack)
 

@@ -1,5 +1,5 @@
-"""What makes the watchdog collect evidence: symptoms that are certainly wrong, and no progress for longer than is usual
-in this run (what is long for one run is a single step of another)."""
+"""When the watchdog collects evidence: on symptoms that are certainly wrong, and when there is no progress for longer
+than is usual in this run."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from drumline.watch.diagnosis.unreachable import is_unreachable, one_way
 from drumline.watch.heartbeat import Phase
 
 STILL_S = 1.5
-"""As long as a run makes progress, all of its ranks do: no host is lost, and none has left that is needed."""
+"""While a run makes progress, all of its ranks do: no host is lost, and no needed rank has left."""
 _LEFT_S = 1.5
-_MAX_GAP_S = 1.0  # the most that one observation may add: a sidecar that got no CPU did not see that nothing moved
+_MAX_GAP_S = 1.0  # the most that one observation may add: a sidecar without CPU time has observed nothing
 _MIN_LIMIT_S = 3.0
 _RECENT_S = 600.0
 _NUM_USUAL = 64
 _BUSY_FACTOR, _MIN_BUSY_LIMIT_S = 4.0, 10.0  # a rank that computes may be slow, and then its peers wait in every step
 UNTIMED = (Phase.START, Phase.EVALUATION, Phase.SAVE)
-"""Phases that take as long as they take, and say nothing of the pace of steps."""
+"""Phases whose duration does not depend on the speed of steps."""
 
 
 def exit_symptoms(ranks: Collection[RankState]) -> frozenset[str]:
@@ -36,7 +36,7 @@ def exit_symptoms(ranks: Collection[RankState]) -> frozenset[str]:
 
 
 def stop_symptoms(ranks: Collection[RankState]) -> frozenset[str]:
-    """Ranks that a signal has stopped, and that were not continued since."""
+    """Ranks that are stopped by a signal."""
     stopped = (rank for rank in ranks if rank.state == "T" and rank.state_s >= CERTAINLY_STOPPED_S)
     return frozenset(f"rank {rank.rank} is stopped" for rank in stopped)
 
@@ -48,8 +48,8 @@ def urgent_symptoms(ranks: Collection[RankState]) -> frozenset[str]:
 def other_symptoms(
     cluster: ClusterState, seen: Mapping[int, RankState], *, idle_s: float, limit_s: float, was_awake: bool
 ) -> frozenset[str]:
-    """`seen`: the last state of every rank, those of lost nodes too. `was_awake`: whether this sidecar had CPU lately;
-    otherwise missing heartbeats mean nothing."""
+    """`seen`: the last state of every rank, including those of lost nodes. `was_awake`: whether this sidecar had CPU
+    time recently; otherwise missing heartbeats mean nothing."""
     symptoms = set(stop_symptoms(seen.values()))
     if idle_s < STILL_S:
         return frozenset(symptoms)
@@ -71,19 +71,19 @@ def other_symptoms(
 def _is_amiss(one: LostNode, seen: Mapping[int, RankState], is_long: bool) -> bool:
     if one.ranks and all(rank in seen and is_done(seen[rank]) for rank in one.ranks):
         return False
-    # Where something answers, only the sidecar may have died, and the run continues.
+    # If something answers, perhaps only the sidecar has exited, and the run continues.
     is_dead = bool(one.how) and one.answer is not Answer.REFUSED
     return is_unreachable(one) and (is_dead or is_long)
 
 
 class IdleTime:
-    """For how long the whole run has made no progress, and from when on that is unusual."""
+    """How long the whole run has made no progress, and how long is unusual."""
 
     def __init__(self) -> None:
         self.idle_s = 0.0
         self.limit_s = _MIN_LIMIT_S  # longer than this without progress and without work is unusual
         self.busy_limit_s = _MIN_BUSY_LIMIT_S
-        """The same while some rank computes: a long computation makes no long wait usual."""
+        """The same while some rank computes: long computations do not make long waits usual."""
         self.num_moves = 0
         self.last_idle_s = 0.0  # before the latest progress
         self._keys: dict[int, Hashable] = {}
@@ -92,9 +92,9 @@ class IdleTime:
         self._gaps: deque[tuple[float, float, bool]] = deque(maxlen=4 * int(_RECENT_S))
 
     def observe(self, cluster: ClusterState, now: float, *, counts: bool, is_busy: bool = False) -> bool:
-        """Whether there was progress. `counts`: the time before it is typical; `is_busy`: some rank computed in it."""
+        """Whether there was progress. `counts`: the time before it is typical; `is_busy`: some rank computed then."""
         self.add_time(now, at_most_s=_MAX_GAP_S)
-        # To fail is no progress.
+        # A failure is not progress.
         keys = {
             rank.rank: (rank.step, rank.phase, rank.micro, rank.num_marks, rank.num_moves, rank.collective)
             for rank in cluster.ranks
@@ -125,7 +125,7 @@ class IdleTime:
 
 
 def _unusual_s(gaps: list[float]) -> float:
-    """One long wait alone does not make it usual; two do."""
+    """The limit from the observed waits: a single long wait does not raise it, two do."""
     if len(gaps) < 2:
         return 0.0
     return 2.0 * max(heapq.nlargest(2, gaps)[1], statistics.median_low(gaps[-_NUM_USUAL:]))

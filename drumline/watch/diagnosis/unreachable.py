@@ -9,15 +9,15 @@ from drumline.watch.diagnosis.evidence import Evidence, has_exited, is_done
 from drumline.watch.failure_kind import FailureKind
 
 LOST_S = 3.0
-_REFUSED_S = 5.0  # a sidecar that died is restarted within a second or two, and connections are refused until then
+_REFUSED_S = 5.0  # a sidecar that exited is restarted within a second or two; until then connections are refused
 _FRESH_S = 1.5
-"""Heartbeats come twice a second. An older one may report a sidecar that had no CPU, and has sent others since."""
+"""Heartbeats are sent twice a second. An older age may be from a sidecar that had no CPU time."""
 _UNTRIED_S = 10.0
-"""When no new connection was tried, or one succeeded: a sidecar without CPU looks like a lost host."""
+"""If no new connection was tried, or one succeeded: a sidecar without CPU time looks like a lost host."""
 
 
 def is_unreachable(one: LostNode) -> bool:
-    """Whether a node is lost rather than late. Where connections are accepted, the run may be fine."""
+    """Whether a node is lost rather than late. If it accepts connections, the run may be fine."""
     if one.answer is Answer.TAKEN:
         return False
     if not one.how:
@@ -29,7 +29,7 @@ def find_unreachable(evidence: Evidence) -> Diagnosis | None:
     cluster, me = evidence.cluster, _own_node(evidence.cluster)
     lost = [one for one in cluster.lost if is_unreachable(one) and not _was_done(cluster, one)]
     if lost and me is not None:
-        # With three nodes or more, one that hears from none of the others is itself cut off.
+        # With three nodes or more, a node that gets no heartbeat from any other is itself cut off.
         others = {node.node for node in cluster.nodes} - {cluster.me, *(one.node for one in lost)}
         if me.link or (len(lost) >= 2 and not others):
             return _cut_off(evidence, me, lost)
@@ -57,7 +57,7 @@ def find_never_seen(evidence: Evidence) -> Diagnosis | None:
 
 
 def find_late_node(evidence: Evidence) -> Diagnosis | None:
-    """A node without heartbeats that may still come back."""
+    """A node without heartbeats that may still recover."""
     late = [one for one in evidence.cluster.lost if not _was_done(evidence.cluster, one)]
     return _lost(evidence, late, is_certain=False) if late else None
 
@@ -70,14 +70,14 @@ def may_be_lost(cluster: ClusterState, since_s: float) -> bool:
     return bool(cluster.never_seen) or any(
         ages.get(node.node, 0.0) >= since_s
         for node in cluster.nodes
-        # Before a node has seen its ranks, it reports none.
+        # A node reports no ranks before it has seen them.
         if node.node != cluster.me
         and not (node.ranks and all(has_exited(rank) or is_done(rank) for rank in node.ranks))
     )
 
 
 def one_way(cluster: ClusterState) -> tuple[NodeState, NodeState, float] | None:
-    """(sender, receiver, for how long) of heartbeats that do not arrive, while those of the receiver do."""
+    """(sender, receiver, for how long) if heartbeats do not arrive, but those in the other direction do."""
     lost = {one.node for one in cluster.lost}
     nodes = {node.node: node for node in cluster.nodes if node.node not in lost}
     found = [
@@ -94,7 +94,7 @@ def _own_node(cluster: ClusterState) -> NodeState | None:
 
 
 def _was_done(cluster: ClusterState, one: LostNode) -> bool:
-    """Whether its ranks had left in order in its last heartbeat: then its sidecar has left too."""
+    """Whether its ranks were done in its last heartbeat: then its sidecar has exited too."""
     last = [rank for node in cluster.nodes if node.node == one.node for rank in node.ranks]
     return bool(last) and all(map(is_done, last))
 
@@ -132,7 +132,7 @@ def _lost(evidence: Evidence, lost: list[LostNode], *, is_certain: bool = True) 
     if first.answer is Answer.NONE:
         next_step = f"check whether {host} is up, then {_check_between(me, host)}"
         if len({node.node for node in cluster.nodes} | {one.node for one in lost}) == 2:
-            # The other one reports the same of this one.
+            # The other node reports the same about this one.
             what += f"; with two nodes, either {host} or {me} may be cut off"
     return _diagnosis(evidence, host, what, next_step, first.no_heartbeat_s, is_certain=is_certain)
 

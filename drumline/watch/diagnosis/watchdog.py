@@ -1,6 +1,6 @@
-"""What is wrong with the run, and when is that reported or acted on?
+"""Decides when a diagnosis is reported, and when it is acted on.
 
-What is certain is diagnosed at once. When there is no progress for longer than is usual in this run, that is reported,
+Certain symptoms are diagnosed at once. If there is no progress for longer than is usual in this run, that is reported,
 again at growing intervals, and acted on after `hang_s`.
 """
 
@@ -25,20 +25,20 @@ from drumline.watch.heartbeat import Phase
 _SUSPECT_S, _SUSPECT_SLOW_S = 2.0, 5.0
 _AGAIN_S, _SOON_S = 5.0, 0.5
 _GRACE_S, _GRACE_UNKNOWN_S = 0.4, 1.0
-"""After a rank exited: the errors of others, and the launcher's note of how it exited, are still on their way. The
-longer one where nobody knows yet why it exited."""
+"""After a rank exited, the errors of others, and the launcher's record of its exit, arrive later. The longer one is for
+a rank whose cause is not known yet."""
 _MAX_COLLECTING_S = 2.5
 _COLLECTING_S = 0.5
 _AWAKE_S = 2.0
 _SLOW_S, _SLOW_IDLE_S = 60.0, 10.0
-"""A phase that takes long is reported later: when the rank computes, and when it does not."""
+"""When a long phase is reported: if the rank computes, and if it does not."""
 _START_S = 60.0  # the least time for the first steps: libraries are loaded and kernels compiled in them
 _REPEAT_S = 30.0
 _NUM_FIRST_STEPS, _NUM_FIRST_MARKS, _NUM_FIRST_MOVES = 3, 40, 5
 _NUM_RECENT = 10
 _ENDED = (Cause.KILLED, Cause.OUT_OF_MEMORY, Cause.EXCEPTION)
-# The order matters. The cause is to be named, not the ranks that wait for it or fail because of it: so a rank that
-# ended by itself comes before those that lost a connection, and what cannot run before what may only be slow.
+# The order matters: the cause must be named, not the ranks that wait for it or fail because of it. So a rank with its
+# own cause comes before those that lost a connection, and one that cannot run before one that may only be slow.
 _CHECKS: tuple[Callable[[Evidence], Diagnosis | None], ...] = (
     find_exited,
     find_stopped,
@@ -56,7 +56,7 @@ _CHECKS: tuple[Callable[[Evidence], Diagnosis | None], ...] = (
 
 
 def diagnose(cluster: ClusterState) -> Diagnosis | None:
-    """The likeliest cause; None: nothing is known of any rank."""
+    """The most likely cause; None: nothing is known about any rank."""
     evidence = Evidence(cluster)
     return next((found for check in _CHECKS if (found := check(evidence)) is not None), None)
 
@@ -75,10 +75,10 @@ class Recovery:
 
 
 class Watchdog:
-    """Decides when to collect evidence, and what alarm a diagnosis is worth. The time is given to it."""
+    """Decides when to collect evidence, and which alarm to raise for a diagnosis. The caller passes the time."""
 
     def __init__(self, *, hang_s: float | None, world_size: int) -> None:
-        """`hang_s`: None: what may be harmless is never acted on."""
+        """`hang_s`: None: a rank that may still continue is never acted on."""
         self._hang_s, self._world_size = math.inf if hang_s is None else hang_s, world_size
         self.wants_evidence = False  # whether to collect evidence from all nodes, diagnose, and call `decide`
         self._idle = IdleTime()
@@ -105,7 +105,7 @@ class Watchdog:
             self._awake_from = now + _AWAKE_S
         self._follow(cluster, now)
         has_moved, self._has_moved = self._has_moved, False
-        # After a stall any progress counts; after a hang that was only reported, the run has to get further.
+        # After a stall any progress ends it; after a hang that was only reported, the run must get further.
         if has_moved and self._alarm and (not self._is_final() or _progress(cluster) > self._alarm_at):
             (alarm, diagnosis), self._alarm = self._alarm, None
             if alarm is not Alarm.FAILURE:
@@ -116,19 +116,19 @@ class Watchdog:
 
     @property
     def is_in_grace(self) -> bool:
-        """Whether there is a symptom that is examined within the second."""
+        """Whether there is a symptom that is diagnosed within a second."""
         return not self._symptoms <= self._examined
 
     def decide(self, diagnosis: Diagnosis | None, cluster: ClusterState, now: float) -> Alarm | None:
-        """The alarm to raise; None: none, or none again. `cluster`: the state by now. Collecting evidence takes a
-        second or two, which count as any others; a run that made progress meanwhile does not hang."""
+        """The alarm to raise, or None. `cluster`: the current state: collecting evidence takes a second or two, and a
+        run that made progress meanwhile does not hang."""
         self._idle.add_time(now, at_most_s=_MAX_COLLECTING_S)
         self._follow(cluster, now)
         if diagnosis is None or self._is_final() or self._is_over():
             return None
         alarm = self._choose_alarm(diagnosis)
         if alarm is None and diagnosis.cause in _ENDED:
-            self._examine_at_s = self._idle.idle_s + _SOON_S  # which rank was first is known soon, or never
+            self._examine_at_s = self._idle.idle_s + _SOON_S  # soon it is known which rank was first, or never
         if alarm is None or (alarm is Alarm.STALL and self._is_reported(diagnosis)):
             return None
         self._alarm, self._alarm_at, self._max_idle_s = (alarm, diagnosis), _progress(self._cluster), 0.0
@@ -148,7 +148,7 @@ class Watchdog:
 
     def _follow(self, cluster: ClusterState, now: float) -> None:
         self._cluster, self._observed = cluster, now
-        # A node whose ranks are done stops its heartbeats, and its last state still counts.
+        # A node whose ranks are done stops its heartbeats; its last state still counts.
         self._seen.update((rank.rank, rank) for rank in cluster.ranks)
         if self._idle.observe(cluster, now, counts=self._num_steps() > 0, is_busy=self._any_computes()):
             self._has_moved, self._examine_at_s = True, None
@@ -185,7 +185,7 @@ class Watchdog:
         return True
 
     def _is_time(self) -> bool:
-        """At the first suspicion, at each limit, and now and then in between."""
+        """Whether to collect evidence now: after the first unusual wait, at each limit, and at intervals in between."""
         idle_s, limit_s = self._idle.idle_s, self._idle.limit_s
         if self._examine_at_s is None:
             self._examine_at_s = max(_SUSPECT_SLOW_S if self._takes_long() else _SUSPECT_S, 0.75 * limit_s)
@@ -207,7 +207,7 @@ class Watchdog:
             return Alarm.FAILURE if has_failed else Alarm.HANG
         if diagnosis.cause in _ENDED:
             return None
-        # What began only lately began while evidence was collected: there was progress that no observation saw.
+        # If it began only recently, there was progress while evidence was collected, which no observation saw.
         idle_s = min(idle_s, diagnosis.since_s + _COLLECTING_S)
         is_hang = idle_s >= self._act_s(diagnosis) and diagnosis.cause is not Cause.DEBUGGED
         if is_hang and self._holds_up(diagnosis):
@@ -225,7 +225,7 @@ class Watchdog:
         return busy_limit_s if works else limit_s
 
     def _act_s(self, diagnosis: Diagnosis) -> float:
-        """`hang_s`, where some rank is blocked; or where there were heartbeats, and they stop without work."""
+        """`hang_s`, if some rank is blocked; or if there were heartbeats, and they stopped while no rank computes."""
         if not _is_waited_for(diagnosis) and (self._any_computes() or self._is_plain()):
             return math.inf
         return max(self._hang_s, _START_S) if self._is_young() else self._hang_s
@@ -234,12 +234,12 @@ class Watchdog:
         return math.inf if self._alarm is None else max(_REPEAT_S, 2.0 * self._alarm_idle_s)
 
     def _holds_up(self, diagnosis: Diagnosis) -> bool:
-        """Whether any rank waits for it: one that has more to do than others after the loop holds up nobody."""
+        """Whether any rank waits for it: a rank with more work after the loop blocks no other."""
         others = [rank for rank in self._seen.values() if rank.rank != diagnosis.rank]
         return diagnosis.cause is Cause.TEARDOWN or not others or not all(map(is_done, others))
 
     def _is_reported(self, diagnosis: Diagnosis) -> bool:
-        """A stall is reported at growing intervals, a better cause at once; a debugged rank once."""
+        """A stall is reported again at growing intervals, a new cause at once, a debugged rank only once."""
         if self._alarm is None:
             return False
         is_due = self._idle.idle_s >= self._repeat_s()
@@ -253,13 +253,13 @@ class Watchdog:
     # What the run is doing
 
     def _is_over(self) -> bool:
-        """Every rank has left the loop and the group, or exited in order."""
+        """Whether every rank has left the loop and the group, or exited without an error."""
         ranks = self._seen.values()
         is_closing = any(rank.phase is Phase.LEAVING and not has_exited(rank) for rank in ranks)
         return len(ranks) >= self._world_size and all(map(is_done, ranks)) and not is_closing
 
     def _takes_long(self) -> bool:
-        """It starts, evaluates, saves, or some ranks are done and others have something left to do."""
+        """Whether it starts, evaluates, saves, or some ranks are done and others are not."""
         untimed = (rank.phase in UNTIMED and not has_exited(rank) for rank in self._cluster.ranks)
         is_untimed = not self._is_plain() and any(untimed)
         return self._is_young() or is_untimed or any(map(is_done, self._seen.values()))
@@ -271,24 +271,24 @@ class Watchdog:
         return self._num_steps() < _NUM_FIRST_STEPS and num_marks < _NUM_FIRST_MARKS
 
     def _num_steps(self) -> int:
-        """Since it is watched. The first one is never typical: much is compiled and allocated in it."""
+        """The steps since the first one that was seen, which is not typical: kernels are compiled in it."""
         steps = [rank.step for rank in self._cluster.ranks]
         if not any(steps):
             return self._idle.num_moves // _NUM_FIRST_MOVES
         return max(steps) - (self._first_step or 0)
 
     def _is_plain(self) -> bool:
-        """A loop without heartbeats: only collectives and steps of DDP are seen."""
+        """Whether it is a loop without heartbeats: only collectives and steps of DDP are visible."""
         return all(rank.num_marks < 2 or rank.phase in OUT_OF_LOOP for rank in self._cluster.ranks)
 
     def _any_computes(self, ranks: Iterable[int] | None = None) -> bool:
-        """Whether one of these ranks used the CPU in most of the latest observations. `ranks` defaults to all."""
+        """Whether one of these ranks (default: all) used the CPU in most of the latest observations."""
         recent = (self._work.get(rank, ()) for rank in (self._work if ranks is None else ranks))
         return any(2 * sum(one) > len(one) for one in recent)
 
 
 def _is_waited_for(diagnosis: Diagnosis) -> bool:
-    """By other ranks, or by the user, whose job is done but for its exit."""
+    """Whether other ranks wait for it, or the user, because the job is done but does not exit."""
     return diagnosis.num_blocked > 0 or diagnosis.cause is Cause.TEARDOWN
 
 

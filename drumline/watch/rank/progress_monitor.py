@@ -1,5 +1,5 @@
-"""A thread that checks once a second whether a rank makes progress where it marks no phases, by collectives that begin
-and parameters that change."""
+"""A thread that checks once a second whether a rank that marks no phases makes progress, by its collectives and changes
+of its parameters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from drumline.watch.heartbeat import HeartbeatWriter, Phase
 
 EVERY_S = 1.0
 AFTER_PATIENCE_S = 90.0
-"""torch's own timeouts name no rank: they must come this long after the watchdog, which needs some seconds."""
+"""torch's own timeouts name no rank: they must be this much longer than the watchdog's."""
 
 
 class ProgressMonitor:
@@ -29,8 +29,8 @@ class ProgressMonitor:
         also: Callable[[], None] = lambda: None,
         every_s: float = EVERY_S,
     ) -> None:
-        """`patience_s`: how long the watchdog waits; no process group may time out before. `sign`: what else changes
-        when this rank makes progress. `also`: what else this thread does as often."""
+        """`patience_s`: how long the watchdog waits; no process group may time out before. `sign`: another value that
+        changes with progress. `also`: another call for this thread, as often."""
         self._heartbeat = heartbeat
         self._patience_s = patience_s
         self._sign, self._also = sign, also
@@ -51,7 +51,7 @@ class ProgressMonitor:
         while not self._closed.wait(self._every_s):
             last, last_marks = (count, sign), marks
             count = num_collectives()
-            # The main thread may be changing what is read: the next second tells.
+            # The main thread may be changing what is read: it is read again in a second.
             with contextlib.suppress(Exception):
                 sign = self._sign()
             marks = self._heartbeat.num_marks

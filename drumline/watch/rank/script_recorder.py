@@ -1,5 +1,5 @@
-"""Records what a rank's script runs with, its loaders and its DDP modules, in a file that the sidecar reads. Nothing
-here may fail the script: what cannot be found out is not recorded."""
+"""Records a script's arguments and versions, its loaders and its DDP modules in a file that the sidecar reads. Nothing
+here may fail the script: what cannot be read is not recorded."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ScriptRecorder:
         self._num_changes, self._num_written = 1, 0
 
     def record_facts(self) -> None:
-        """Once, when the script has loaded what it trains with: the process group is there."""
+        """Once, when the process group exists: by then the script has loaded its modules."""
         if not self._facts:
             with contextlib.suppress(Exception):
                 self._facts = script_facts(self._arguments)
@@ -61,13 +61,13 @@ class ScriptRecorder:
             self._num_changes += 1
 
     def write(self) -> None:
-        """What is new, if anything is. Called once a second, and at the end."""
+        """Write what is new. Called once a second, and at the end."""
         distributed = sys.modules.get("torch.distributed")
         with contextlib.suppress(Exception):
             if not self._facts and distributed is not None and distributed.is_initialized():
                 self.record_facts()
             self.modules.collect()
-            # Before they are read: what changes meanwhile is written the next time.
+            # Before they are read: later changes are written the next time.
             num_changes = self._num_changes + self.modules.num_changes
             if num_changes == self._num_written:
                 return
@@ -114,7 +114,7 @@ def script_facts(arguments: Mapping[str, str]) -> dict[str, dict[str, Any]]:
 
     environment = own_variables()
     variables = sorted((*ANY_BACKEND, *(name for names in OF_BACKEND.values() for name in names)))
-    # Not getattr: some modules load themselves when they are asked for anything.
+    # Not getattr: some modules are loaded by the first attribute access.
     modules = [(name, getattr(one, "__dict__", {})) for name, one in list(sys.modules.items())]
     versions = {name: one["__version__"] for name, one in modules if "." not in name and "__version__" in one}
     return {

@@ -1,5 +1,5 @@
-"""Observes a script through functions of torch, which are wrapped when the script imports it. What is wrapped returns
-what it always did, and nothing is attached to the script's own objects."""
+"""Observes a script by wrapping functions of torch when the script imports it. Wrapped functions return the same
+values, and nothing is attached to the script's own objects."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from drumline.watch.rank.script_recorder import ScriptRecorder
 
 
 def observe_torch(activity: HeartbeatWriter, recorder: ScriptRecorder) -> None:
-    """From the moment the script has imported torch; never, if it does not."""
+    """Begin when the script has imported torch."""
     after = _AfterTorch(lambda: _wrap_torch(activity, recorder))
     if "torch" in sys.modules:
         after.call_back()
@@ -56,7 +56,7 @@ class _AfterTorch(MetaPathFinder):
         try:
             self._loaded()
         except Exception as error:
-            # The watchdog is no reason not to train.
+            # A failure of the watchdog must not stop the script.
             print_message(
                 f"ranks are not compared: this version of torch cannot be observed: {type(error).__name__}: {error}"
             )
@@ -129,7 +129,7 @@ def _wrap_torch(activity: HeartbeatWriter, recorder: ScriptRecorder) -> None:
     _wrap_method(DistributedDataParallel, "__init__", build)
     _wrap_method(DistributedDataParallel, "forward", timed(FORWARD))
     _wrap_method(torch.Tensor, "backward", timed(BACKWARD, begin_backward))
-    # A rank waits there for the others, as it does in backward.
+    # A rank waits for the others here, as in backward.
     _wrap_method(Work, "wait", timed(BACKWARD))
     _wrap_method(DataLoader, "__iter__", iterate)
     _wrap_method(_BaseDataLoaderIter, "__next__", timed(DATA))
@@ -146,7 +146,7 @@ def _wrap_method(owner: type, name: str, wrapper: Callable[..., Any]) -> None:
         return wrapper(method, *args, **kwargs)
 
     if isinstance(method, FunctionType):
-        # torch.compile decides by its file whether a function is torch's own, which it leaves alone.
+        # torch.compile recognizes torch's own functions, which it does not trace, by their file.
         code = method.__code__
         inner = cast(FunctionType, wrapped)
         inner.__code__ = inner.__code__.replace(co_filename=code.co_filename, co_firstlineno=code.co_firstlineno)

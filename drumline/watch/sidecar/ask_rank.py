@@ -1,5 +1,5 @@
 """Asks a rank for its report (rank/self_report.py): through a pipe, which a thread of the rank answers, or by a signal,
-which it answers with Python's lock held too. None of this blocks, whatever the rank does."""
+which it answers even if the GIL is held. None of this blocks, whatever the rank does."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ OURS = "/drumline/"
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)$')
 _ANSWER = re.compile(r"^(Current thread |Stack )", re.MULTILINE)
 _NOT_HANDLED = ("SigPnd", "ShdPnd", "SigBlk")
-# Python has no name for tgkill, and the C library only since 2.30.
+# Python has no tgkill, and the C library only since 2.30.
 _TGKILL = {"x86_64": 234, "aarch64": 131}.get(platform.machine())
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SelfReport:
-    """What a rank wrote last (rank/self_report.py); one that fails writes a report by itself."""
+    """The last report of a rank (rank/self_report.py); a rank that fails writes one without being asked."""
 
     number: int | None = None  # the number of the question that it answers
     calls: tuple[tuple[str, int | None, str], ...] = ()
@@ -54,7 +54,7 @@ def read_report(folder: Path, rank: int) -> SelfReport:
 
 
 async def ask_report(folder: Path, rank: int, *, within_s: float = REPORT_WITHIN_S) -> tuple[bool | None, SelfReport]:
-    """Whether it answers, and its report. None: there is no pipe that somebody reads."""
+    """Whether it answers, and its report. None: there is no pipe with a reader."""
     number = ((read_report(folder, rank).number or 0) + 1) % 256
     if not _write_question(folder / f"rank-{rank:05d}.ask", number):
         return None, SelfReport()
@@ -87,7 +87,7 @@ async def ask_stack(
     pid: int, file: Path, *, within_s: float = STACK_WITHIN_S, signal: int = STACK_SIGNAL
 ) -> tuple[str, ...]:
     """The main thread's calls, the innermost first. Empty when the process cannot answer: it has no handler (the signal
-    would end it), is stopped or blocked in the kernel, or has exited. `signal`: WORKER_SIGNAL for what it forked."""
+    would end it), is stopped or blocked in the kernel, or has exited. `signal`: WORKER_SIGNAL for forked processes."""
     thread = _thread_to_ask(pid, signal)
     if thread is None:
         return ()
@@ -103,8 +103,8 @@ async def ask_stack(
 
 
 def _thread_to_ask(pid: int, signal: int) -> int | None:
-    """A main thread that runs gets the signal itself, so that its stack does not change; one that waits is left alone
-    where another thread can answer for it."""
+    """A running main thread gets the signal itself, so that its stack does not change; a waiting one is not interrupted
+    if another thread can answer."""
     status, stat = read_status(pid), read_stat(pid)
     if stat is None or stat.state in STOPPED or not has_signal(status, "SigCgt", signal):
         return None
@@ -115,7 +115,7 @@ def _thread_to_ask(pid: int, signal: int) -> int | None:
     own = read_status(pid, thread)
     if own.get("State", "D")[0] in ("D", *STOPPED, *EXITED):
         return None
-    # One that still waits to be handled is enough.
+    # A signal that is still pending is enough.
     return None if any(has_signal(own, kind, signal) for kind in _NOT_HANDLED) else thread
 
 
@@ -133,8 +133,8 @@ async def _has_handled(pid: int, thread: int, within_s: float, signal: int) -> b
 
 
 def in_fork_s(pid: int) -> float:
-    """For how long a process that a rank has forked sleeps without having left `fork`: it has the rank's handler, and
-    has not registered its own. 0: it has left, or runs."""
+    """How long a process that a rank has forked has been asleep in `fork`: it still has the rank's handler, and has not
+    registered its own. 0: it has left, or runs."""
     status, stat = read_status(pid), read_stat(pid)
     is_in = has_signal(status, "SigCgt", STACK_SIGNAL) and not has_signal(status, "SigCgt", WORKER_SIGNAL)
     if stat is None or stat.state != "S" or not is_in:
@@ -149,7 +149,7 @@ def stack_lines(pid: int, calls: Iterable[tuple[str, int | None, str]]) -> tuple
 
 
 def fatal_stack(file: Path) -> tuple[str, ...]:
-    """What a process that a fatal signal ended has left there, behind an answer that it gave before."""
+    """The stack that a process wrote when a fatal signal ended it, after any earlier answer."""
     try:
         text = file.read_bytes()[-MAX_BYTES:].decode(errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""What the kernel knows of a fault: its log, out-of-memory kills, and the state of a network interface."""
+"""The kernel's evidence of a fault: its log, out-of-memory kills, and the state of a network interface."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KERNEL_LOG = "/dev/kmsg"
 MAX_LINES = 20
 MAX_READ_S = 0.1
 SLACK_S = 1.0
-# What can end, stop or slow a rank, in the kernel's words.
+# Kernel messages about what can end, stop or slow a rank.
 _MATTERS = re.compile(
     r"out of memory|oom-kill:|invoked oom-killer|blocked for more than|soft lockup|hard lockup|I/O error"
     r"|not responding|NVRM: Xid|segfault at|link is (down|up)|link is not ready|carrier lost|machine check"
@@ -34,7 +34,7 @@ _OOM_KILL = re.compile(r"oom-kill:constraint=(?P<constraint>\w+).*task_memcg=(?P
 
 
 def kernel_lines(since: float) -> tuple[str, ...]:
-    """Lines that may matter since this time.monotonic(), the newest last. Empty where the log may not be read."""
+    """Relevant lines since this time.monotonic(), the newest last. Empty if the log may not be read."""
     # The log's clock is not adjusted by NTP as time.monotonic() is: on a machine that is up for months they differ by
     # minutes.
     age_s = time.monotonic() - since
@@ -73,7 +73,7 @@ def _log_records() -> list[bytes]:
 
 
 class OutOfMemoryCheck:
-    """Made while the process lives; asked when it has exited. The counter of its control group does not say which
+    """Created while the process runs; used when it has exited. The counter of its control group does not show which
     process was killed; the log does, by pids that are only valid outside of containers."""
 
     def __init__(self, pid: int) -> None:
@@ -84,8 +84,8 @@ class OutOfMemoryCheck:
         self._limit = tightest_limit(self._folder, self._top)
 
     def evidence(self) -> str:
-        """Whose memory was used up, when the kernel killed this process for it: `the limit of 512 MiB of its control
-        group`. Empty: nothing says so."""
+        """Which memory was used up, if the kernel killed this process for it: `the limit of 512 MiB of its control
+        group`. Empty: there is no such evidence."""
         found = [match for line in kernel_lines(self._since) if (match := _OOM_KILL.match(line))]
         knows_pids = NAMESPACE.exists() and NAMESPACE.stat().st_ino == FIRST_NAMESPACE
         mine = [match for match in found if knows_pids and int(match["pid"]) == self._pid]
@@ -107,7 +107,7 @@ def num_kills(folder: Path | None) -> int:
 
 
 def tightest_limit(folder: Path | None, top: Path | None) -> int | None:
-    """The smallest in force, of the group or one that it is in; None: there is none."""
+    """The smallest limit of the group and its parents, or None."""
     if folder is None or top is None:
         return None
     folders = [one for one in (folder, *folder.parents) if one.is_relative_to(top)]
@@ -117,7 +117,7 @@ def tightest_limit(folder: Path | None, top: Path | None) -> int | None:
 
 
 def memory_group(pid: int) -> tuple[str, Path | None, Path | None]:
-    """The name of its control group, where the kernel shows it, and the uppermost one above it that can be seen."""
+    """The name of its control group, its folder, and the topmost visible folder above it."""
     for line in _text(Path(f"/proc/{pid}/cgroup")).splitlines():
         _, controllers, name = line.split(":", 2)
         top = GROUPS / "memory" if "memory" in controllers.split(",") else GROUPS
@@ -141,7 +141,7 @@ def link_problem(address: str) -> str:
         family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
     except ValueError:
         return ""
-    # Whether the kernel lets somebody listen there: second addresses of an interface count as well.
+    # Whether the kernel allows to listen there: secondary addresses of an interface count as well.
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
             probe.bind((address, 0))

@@ -1,5 +1,5 @@
-"""The sidecar that leads knows the state of all nodes: it sees when something is wrong, has all nodes inspect their
-ranks, and decides what it is. Every hub follows the run as if it led."""
+"""The leading sidecar knows the state of all nodes: it notices when something is wrong, has all nodes inspect their
+ranks, and makes the diagnosis. Every hub follows the run in the same way, so that it can take over."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from drumline.watch.typed_json import from_json
 # Heartbeats come twice a second.
 LOST_AFTER_S = 1.5
 INSPECT_S = 2.0
-# Sidecars start after the rendezvous of all ranks, so nearly at once; on a busy host that takes a while.
+# Sidecars start after the rendezvous of all ranks, so nearly at the same time; on a busy host later.
 FIRST_CONNECTION_S = 30.0
 
 
 class Leader:
-    """What one sidecar knows of all nodes, and decides."""
+    """What one sidecar knows about all nodes, and its decisions."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Leader:
         reporter: SidecarReporter,
         act: Callable[[str, Diagnosis, str], None],
     ) -> None:
-        """`act`: send all nodes an alarm, and what to do about it."""
+        """`act`: sends all nodes an alarm, and what to do about it."""
         self.options = options
         self.local_ranks = local_ranks
         self.network = network
@@ -61,8 +61,8 @@ class Leader:
         self._has_checked_connections = False
         self.notices: list[Notice] = []
         self.is_urgent = False
-        """Whether a rank has exited or was stopped since the last decision: the next one need not wait."""
-        self.has_acted = False  # whether the run was ended: nothing that follows is news
+        """Whether a rank has exited or was stopped since the last decision: then the next one is made at once."""
+        self.has_acted = False  # whether the run was ended: what follows is not reported
 
     # What it receives
 
@@ -82,13 +82,13 @@ class Leader:
             self._inspected[node] = from_json(NodeState, message["state"])
 
     def cluster(self, inspected: Mapping[int, NodeState] | None = None) -> ClusterState:
-        """As of now; with what was inspected, where there is something."""
+        """The current state, with the results of inspections where there are any."""
         self._latest[self.options.node] = self.local_ranks.state
         nodes = {**self._latest, **(inspected or {})}
         open_s, connected = self.network.open_s(), self.network.heartbeat_ages()
         mine = replace(nodes[self.options.node], heartbeat_age_s=connected)
         nodes[self.options.node] = mine
-        # What a lost node sent last still holds, and may explain why it is lost.
+        # The last report of a lost node still counts, and may explain why it is lost.
         return ClusterState(
             me=self.options.node,
             nodes=tuple(state for _, state in sorted(nodes.items())),
@@ -97,8 +97,8 @@ class Leader:
                 for peer in self.options.peers
                 if peer.node not in self._left and connected.get(peer.node, 0.0) > LOST_AFTER_S
             ),
-            # They have not started yet, or have exited already. Later on their port is closed to us while their ranks
-            # train, which is a warning.
+            # They have not started yet, or have exited already. If they still have not connected later, while their
+            # ranks train, their port is closed to us, which is a warning.
             never_seen=tuple(
                 self._lost_node(peer, None, open_s)
                 for peer in self.options.peers
@@ -118,14 +118,14 @@ class Leader:
         )
 
     def all_have_left(self) -> bool:
-        """Whether every known rank is out of its loop; of a node without heartbeats nothing is known."""
+        """Whether every known rank is out of its loop; nothing is known about a node without heartbeats."""
         ranks = self.cluster().ranks
         return len(ranks) < self.options.world_size or all(rank.phase is Phase.LEFT for rank in ranks)
 
     # What it decides
 
     async def update(self, clock: Callable[[], float], *, leads: bool) -> None:
-        """`clock`: seconds in which this process was awake. `leads`: whether it reports and acts."""
+        """`clock`: the time in which this process had CPU time. `leads`: whether it reports and acts."""
         cluster, now = self.cluster(), clock()
         recovery = self._watchdog.observe(cluster, now)
         self.is_urgent = self._watchdog.is_in_grace
@@ -135,7 +135,7 @@ class Leader:
             found = recovery.diagnosis
             self._notify("stall", rank=found.rank, host=found.host, message=recovery.sentence)
         self.report_differences()
-        # With what scripts are seen to do, where ranks mark no phases themselves.
+        # With the observed activity of scripts, whose ranks mark no phases.
         nodes = tuple(replace(node, ranks=node.activity or node.ranks) for node in cluster.nodes)
         for one in self._stragglers.observe(replace(cluster, nodes=nodes), now):
             kind = "recovery" if one.is_over else "straggler"
@@ -146,7 +146,7 @@ class Leader:
             self._decide(diagnose(inspected), inspected, clock())
 
     def report_differences(self) -> None:
-        """How the ranks of a script differ, where that is new."""
+        """Report new differences between the ranks of a script."""
         if not self._has_new_scripts:
             return
         self._has_new_scripts = False
@@ -158,7 +158,7 @@ class Leader:
         self.notices.append(Notice(kind, message))
 
     def _check_connections(self, now: float) -> None:
-        """Warn once of nodes whose sidecar never connected though their ranks train: most often a closed port."""
+        """Warn once about nodes whose sidecar never connected although their ranks train: most often a closed port."""
         if self._has_checked_connections or now < FIRST_CONNECTION_S:
             return
         self._has_checked_connections = True
@@ -171,7 +171,7 @@ class Leader:
             return
         message = (
             f"warning: the sidecar on {self.options.host} has no connection with {join_names(names, most=3)}: "
-            "each side watches its own ranks alone, and may not know who holds up the run. Try: let the hosts reach "
+            "each side watches only its own ranks, and may not know which rank blocks the run. Try: let hosts reach "
             "each other on all TCP ports (drumline doctor --hosts finds those that cannot), or train without the "
             f"watchdog: {WITHOUT_WATCH}"
         )
@@ -195,7 +195,7 @@ class Leader:
             self._act(alarm, diagnosis, action)
 
     async def _inspect(self) -> dict[int, NodeState]:
-        """Every node that sends heartbeats, this one too."""
+        """Inspect every node that sends heartbeats, including this one."""
         self._inspection += 1
         self._inspected = {}
         asked = {

@@ -1,4 +1,4 @@
-"""The ranks of this node: what its sidecar observes of them, the reports of their scripts, and how they are killed."""
+"""The ranks of this node: their observed states, the reports of their scripts, and how they are killed."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from drumline.watch.sidecar.sidecar_network import SidecarNetwork
 from drumline.watch.sidecar.sidecar_options import SidecarOptions
 
 MAX_REPORT_BYTES = MAX_BYTES - 1024
-MAX_UNSENT_BYTES = 1 << 16  # what may be waiting on a connection that takes a script's report: heartbeats come first
+MAX_UNSENT_BYTES = 1 << 16  # a script's report is sent only if no more than this waits: heartbeats come first
 
 
 class LocalRanks:
-    """Observes them, and keeps the latest state."""
+    """Observes the ranks, and keeps their latest states."""
 
     def __init__(self, options: SidecarOptions, address: str = "") -> None:
         """`address`: where the other nodes reach this one."""
@@ -38,7 +38,7 @@ class LocalRanks:
         self.state = NodeState(node=options.node, host=options.host)
 
     def observe(self, now_s: float, heartbeat_age_s: Mapping[int, float]) -> NodeState:
-        """What is cheap to see; for each heartbeat of this node."""
+        """The cheap part of the state, for each heartbeat of this node."""
         ranks = [observer.observe(now_s) for observer in self._observers]
         activity = [observer.activity(now_s) for observer in self._observers]
         self.state = NodeState(
@@ -51,7 +51,7 @@ class LocalRanks:
         return self.state
 
     def observe_exits(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Observe a rank at once when it exits: how it did can be seen only until its parent has reaped it."""
+        """Observe a rank at once when it exits: its exit status is visible only until its parent has reaped it."""
 
         def observe(observer: RankObserver, fd: int) -> None:
             loop.remove_reader(fd)
@@ -64,7 +64,7 @@ class LocalRanks:
                 loop.add_reader(fd, observe, observer, fd)
 
     async def inspect(self, heartbeat_age_s: Mapping[int, float]) -> NodeState:
-        """All that can be found out; takes a second or two."""
+        """The complete state; takes a second or two."""
         return NodeState(
             node=self.options.node,
             host=self.options.host,
@@ -89,7 +89,7 @@ class LocalRanks:
         return self.have_started and all(rank.phase is Phase.LEFT for rank in self.state.ranks)
 
     def kill(self) -> None:
-        """At once, with all that they have started, but for this process: they are blocked, and some may be stopped."""
+        """Kill the ranks and their descendants, except this process, with SIGKILL: some may be stopped."""
         for rank in self.state.ranks:
             if rank.state not in EXITED:
                 pids = [rank.pid, *descendants(rank.pid)]
@@ -97,8 +97,8 @@ class LocalRanks:
 
 
 class ScriptReports:
-    """The latest report of each rank's script: read from its file, and sent to every sidecar that may lead; again where
-    it could not be sent, unless it is too long."""
+    """The latest report of each rank's script: read from its file, and sent to every sidecar that may lead; sent again
+    if that failed, unless it is too long."""
 
     def __init__(self, options: SidecarOptions) -> None:
         self._files = {rank: Path(options.folder, f"rank-{rank:05d}.script") for rank in options.ranks}
@@ -109,7 +109,7 @@ class ScriptReports:
         self._too_long: set[int] = set()
 
     def update(self, network: SidecarNetwork) -> Iterator[tuple[int, Any]]:
-        """Ranks whose reports have changed, with these as JSON has them."""
+        """Ranks whose reports have changed, with the reports as JSON values."""
         for rank, file in self._files.items():
             try:
                 changed = file.stat().st_mtime_ns

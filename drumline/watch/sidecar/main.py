@@ -1,5 +1,5 @@
-"""The sidecar: a process that the first rank of each node starts (rank/watched_rank.py); its options come on stdin.
-Nothing that happens to it affects the ranks."""
+"""The sidecar: a process that the first rank of each node starts (rank/watched_rank.py), with its options on stdin. Its
+failure does not affect the ranks."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ TICK_S = 0.2
 DECIDE_S = 0.4
 HEARTBEAT_S = 0.5
 STATUS_S = 1.0
-# Behind the ranks, where they leave no core free; when they hang, they do.
+# A lower priority than the ranks, which may use all cores; when they hang, cores are free.
 NICE = 5
-# In which this process did not run, and so could see nothing.
+# A longer gap means that this process had no CPU time, and observed nothing.
 LATE_S = 1.0
-# After the ranks of this node are done: for those of other nodes, and for what is still to be reported of a failure.
+# How long to wait after the ranks of this node are done: for those of other nodes, and for the report of a failure.
 LINGER_S = 6.0
 
 
@@ -138,7 +138,7 @@ class Sidecar:
     # Messages of other sidecars
 
     def _receive(self, node: int, message: dict[str, Any]) -> None:
-        """From a peer that knows the secret; what makes no sense comes from another version, and is ignored."""
+        """From a peer that knows the secret; an invalid message is from another version, and is ignored."""
         with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
             match message["kind"]:
                 case "heartbeat":
@@ -160,7 +160,7 @@ class Sidecar:
         return task
 
     def _report_error(self, task: asyncio.Task[None]) -> None:
-        """An error in the sidecar itself: once of a kind, and the next decision may be a better one."""
+        """Report an error in the sidecar itself, once per kind; it continues with the next decision."""
         if task.cancelled() or (error := task.exception()) is None:
             return
         where = traceback.extract_tb(error.__traceback__)[-1]
@@ -174,7 +174,7 @@ class Sidecar:
         self.network.send(node, {"kind": "inspected", "number": number, "state": asdict(state)})
 
     def _act(self, alarm: str, diagnosis: Diagnosis, action: str) -> None:
-        """As the leader: all nodes do the same, this one last."""
+        """As the leader: have all nodes act, this one last."""
         message = {"kind": "act", "alarm": alarm, "diagnosis": asdict(diagnosis), "action": action}
         for peer in self.options.peers:
             self.network.send(peer.node, message)
@@ -187,7 +187,7 @@ class Sidecar:
             self.leader.has_acted = True
             self.ranks.kill()
         elif alarm == "failure":
-            self.leader.has_acted = True  # or it would be reported once more when the leader has exited
+            self.leader.has_acted = True  # otherwise it would be reported again when the leader has exited
 
     async def _leave(self) -> None:
         self._share_scripts()
@@ -205,13 +205,13 @@ class Sidecar:
 
 class ExitCondition:
     """A sidecar exits when its ranks are done and that was reported, when not all of them ever started, or when its
-    folder is gone or another sidecar has taken it (a second group in the same processes starts one of its own)."""
+    folder was removed or another sidecar uses it (a second group in the same processes starts a new one)."""
 
     def __init__(self, folder: Path, ranks: LocalRanks, leader: Leader) -> None:
         self._pid_file = folder / SIDECAR
         self._ranks, self._leader = ranks, leader
         self.is_requested = False
-        """By SIGTERM, which a launcher may send to all of a job's processes: its ranks must end first."""
+        """Whether SIGTERM was received: a launcher may send it to all processes, and the ranks must exit first."""
         self.has_lost_starter = False  # the rank that started this process has exited, or is out of its loop
         self._done_since: float | None = None
 
@@ -227,7 +227,7 @@ class ExitCondition:
             return False
         if self._done_since is None:
             self._done_since = now
-        # Ranks that ended in order need no report; of others it must be said what happened.
+        # Ranks that exited without an error need no report; for others, the failure must be reported first.
         is_reported = self._leader.has_acted or (self._ranks.ended_well and self._leader.all_have_left())
         return is_reported or now - self._done_since > LINGER_S
 
@@ -240,10 +240,10 @@ def main() -> None:
     try:
         Path(options.folder, SIDECAR).write_text(str(os.getpid()), encoding="utf-8")
         if options.owns_folder:
-            hold(Path(options.folder))  # to the end
-    except FileNotFoundError:  # the job was over before this process was there
+            hold(Path(options.folder))  # until the exit
+    except FileNotFoundError:  # the job was over before this process started
         return
     asyncio.run(Sidecar(options).run())
     sys.stdout.flush()
-    # Without waiting for a thread that may be blocked in the run folder.
+    # Do not wait for a thread that may be blocked in the run folder.
     os._exit(0)

@@ -1,5 +1,5 @@
-"""What a sidecar observes of one rank on its node. `observe` is a few reads of /proc, five times a second; `inspect`
-asks the rank for its report, and takes a second and a half at most, whatever the rank does."""
+"""Observes one rank of this node. `observe` is a few reads of /proc, five times a second; `inspect` asks the rank for
+its report, and takes at most a second and a half, whatever the rank does."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from drumline.watch.sidecar.kernel_evidence import OutOfMemoryCheck
 
 STILL_AFTER_S = 1.0
 INSPECT_WITHIN_S = 1.7
-# Python gives its lock to another thread some milliseconds after it asks.
+# A thread gets the GIL some milliseconds after it requests it.
 ANSWERS_WITHIN_S = 0.5
 WORKER_STACK_S = 0.4
-# Observations that follow each other faster say nothing new of CPU time, which is counted in hundredths of a second.
+# CPU time is counted in hundredths of a second, so faster observations show nothing new.
 MIN_INTERVAL_S = 0.1
-# What a rank without progress uses is measured over so long: where others compute too, it gets the CPU now and then.
+# The CPU time of a rank without progress is measured over this long: on a busy machine it gets the CPU irregularly.
 MEASURED_S, MIN_MEASURED_S = 2.0, 0.8
-# Observations that are further apart than this have not seen what was in between.
+# Observations that are further apart than this have missed what happened between them.
 LATE_S = 1.0
-# A rank may have hundreds of threads, each with a list of its own of what it started.
+# A rank may have hundreds of threads, each with its own list of children.
 SEARCH_EVERY_S = 15.0
 COUNT_EVERY_S = 1.0
 
@@ -46,7 +46,7 @@ class RankObserver:
         self._process: RankProcess | None = None
 
     def fileno(self) -> int | None:
-        """Becomes readable when the rank exits: how it did can be seen only until its parent has reaped it."""
+        """Becomes readable when the rank exits: its exit status is visible only until its parent has reaped it."""
         return self._process.handle.exit_fd if self._process else None
 
     def observe(self, now_s: float) -> RankState | None:
@@ -82,7 +82,7 @@ class RankObserver:
         return None if record is None else self._state(record, now_s)
 
     async def inspect(self) -> RankState:
-        """All that can be found out. Never raises for a rank that exits meanwhile. One at a time for each rank."""
+        """The complete state. Never raises if the rank exits meanwhile. One at a time for each rank."""
         state = self.observe(time.monotonic())
         if state is None or self._process is None:
             return RankState(rank=self._rank, host=self._host, pid=0)
@@ -111,10 +111,10 @@ class RankObserver:
         answers: bool | None = False
         stack: tuple[str, ...] = ()
         report = SelfReport()
-        if state.state not in STOPPED:  # which would answer late, when it is continued
+        if state.state not in STOPPED:  # a stopped rank would answer when it is continued
             asked = asyncio.create_task(ask_report(self._folder, self._rank))
-            # A rank that answers reports its stack by itself. The signal is for one in which Python is blocked: to any
-            # other it is a danger (rank/self_report.py).
+            # A rank that answers reports its stack itself. The signal is only for a rank in which Python is blocked: it
+            # could crash any other (rank/self_report.py).
             await asyncio.wait({asked}, timeout=ANSWERS_WITHIN_S)
             calls = asked.result()[1].calls if asked.done() else ()
             file = self._file("stacks")
@@ -128,11 +128,11 @@ class RankObserver:
             return replace(state, state=latest.state, state_s=latest.state_s, answers=None)  # it was continued
         if latest is None or latest.state not in EXITED:
             return state
-        # It has exited meanwhile: that is why it did not answer.
+        # It did not answer because it has exited meanwhile.
         return replace(state, state=latest.state, exit=latest.exit, answers=None)
 
     async def _inspect_worker(self, number: int, pid: int, process: RankProcess, end: float) -> WorkerState:
-        """One after the other, because all write into the same file; without stacks when the time is over."""
+        """One after the other, because all write to the same file; without stacks when the time is over."""
         stack: tuple[str, ...] = ()
         if (left_s := min(end - time.monotonic(), WORKER_STACK_S)) > 0:
             stack = await ask_stack(pid, self._file("stacks"), within_s=left_s, signal=WORKER_SIGNAL)
@@ -167,14 +167,14 @@ class RankObserver:
         )
 
     def _exit(self, process: RankProcess) -> int | None:
-        """What the launcher wrote, which has it from the kernel; else what was seen of the process itself."""
+        """The exit code that the launcher recorded; otherwise what was observed of the process."""
         with suppress(OSError, ValueError):
             return int((self._folder / f"exit-{self._rank:05d}").read_text(encoding="utf-8"))
         return process.exit
 
 
 class RankProcess:
-    """Its state, and what it used since the last observation."""
+    """Its state, and its use of CPU and files since the last observation."""
 
     def __init__(self, pid: int) -> None:
         self.handle = ProcessHandle(pid)
@@ -192,7 +192,7 @@ class RankProcess:
         state = stat.state if stat else processes.GONE
         if state != self.state:
             self.state, self.state_since_s = state, now_s
-        # While this process was stopped itself, with the whole job perhaps, it has seen no state.
+        # While this process itself was stopped, perhaps with the whole job, it observed nothing.
         self.state_since_s += max(0.0, now_s - self._observed_s - LATE_S)
         self._observed_s = now_s
         if stat is None or state == "Z":
@@ -204,13 +204,13 @@ class RankProcess:
             self._measure(stat, now_s, is_still=is_still)
 
     def skip_answer(self, now_s: float) -> None:
-        """What the rank did to answer a question does not count as its work."""
+        """Do not count the CPU time of an answer as work of the rank."""
         if stat := self.handle.stat():
             self._readings = [(now_s, stat.cpu_ticks, io_bytes(self.handle.pid))]
         self.descendants.skip_answer()
 
     def _measure(self, stat: ProcessStat, now_s: float, *, is_still: bool) -> None:
-        # A rank that makes progress works, whatever its files and its workers do.
+        # A rank that makes progress needs no measurement of its files and workers.
         moved = io_bytes(self.handle.pid) if is_still else None
         self._readings = [*(self._readings if is_still else self._readings[-1:]), (now_s, stat.cpu_ticks, moved)]
         while len(self._readings) > 2 and now_s - self._readings[1][0] >= MEASURED_S:
@@ -228,7 +228,7 @@ class RankProcess:
 
 
 class Descendants:
-    """All that a rank started. Searched now and then, and only while the rank makes no progress."""
+    """The descendants of a rank. They are searched from time to time, and only while the rank makes no progress."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -243,7 +243,7 @@ class Descendants:
         self._io_bytes = {pid: io_bytes(pid) for pid in self._io_bytes}
 
     def count(self, now_s: float) -> None:
-        """What they use; once a second at most."""
+        """Measure their use of CPU and files, at most once a second."""
         if now_s - self._counted_s < COUNT_EVERY_S:
             return
         if now_s - self._searched_s >= SEARCH_EVERY_S:

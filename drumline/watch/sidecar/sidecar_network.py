@@ -1,5 +1,5 @@
-"""The sidecars' network: a connection between each hub (nodes 0, 1 and 2) and every other node. Nothing here waits for
-a peer, and nothing grows with what a peer, or anybody else, sends."""
+"""The sidecars' network: a connection between each hub (nodes 0, 1 and 2) and every other node. Nothing here blocks on
+a peer, and memory is bounded whatever a peer, or any other client, sends."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ DIAL_S = 1.5
 RETRY_S = 1.0
 CHECK_S = 0.25
 PROBE_AFTER_S = 1.1  # without a message; with DIAL_S the reason is known within 3 s
-CLOSE_AFTER_S = 6.0  # without a message; long enough for TCP to get over a short gap by itself
+CLOSE_AFTER_S = 6.0  # without a message; long enough for TCP to recover from a short cut
 LATE_S = 0.5
 MAX_PROBES = 32  # at once: sockets are few
 CLOSING_TURNS = 3
-"""Turns of the event loop: a connection that was being made when the network was closed is made by then, and ended."""
+"""Turns of the event loop after which a connection that was being made at the close is made, and ended."""
 REPLACED, CLOSED = "it connected again", "the network was closed"
 
 
 class SidecarNetwork:
-    """This node's connections. `peers` may hold this node too, which is skipped; `listener` is taken over."""
+    """This node's connections. `peers` may include this node, which is skipped; it owns `listener`."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class SidecarNetwork:
     ) -> None:
         self.me = me
         self.peers = {one.node: one for one in peers if one.node != me and min(one.node, me) < NUM_HUBS}
-        """Those that this node is connected with."""
+        """The nodes that this node is connected with."""
         self.refused: Counter[str] = Counter()  # connections that were closed for what arrived on them, by the reason
         self._secret, self._on_message = secret, on_message
         self._acceptor = None if listener is None else Acceptor(listener, self._make_connection)
@@ -72,7 +72,7 @@ class SidecarNetwork:
             self._run(self._keep_checking())
 
     async def close(self) -> None:
-        """No task, socket or timer is left. May be called twice."""
+        """Close everything: no task, socket or timer is left. May be called twice."""
         self._is_closed = True
         if self._acceptor is not None:
             await self._acceptor.close()
@@ -86,8 +86,8 @@ class SidecarNetwork:
             await asyncio.sleep(0)
 
     def send(self, node: int, message: dict[str, Any], *, max_unsent: int = MAX_UNSENT_BYTES) -> bool:
-        """Never waits. False: the message is dropped, because there is no connection or it takes no more for now.
-        `max_unsent`: bytes that may be waiting on the connection already."""
+        """Never blocks. False: the message is dropped, because there is no connection or its buffer is full.
+        `max_unsent`: bytes that may already wait on the connection."""
         connection = self._connections.get(node)
         try:
             return connection is not None and connection.send(message, max_unsent=max_unsent)
@@ -101,11 +101,11 @@ class SidecarNetwork:
         return {node: now - at for node, at in self._heard_at.items()}
 
     def open_s(self) -> float:
-        """For how long it has been open: a node without a message may not have had the time."""
+        """How long it has been open: a node may not have had time to connect."""
         return time.monotonic() - self._started_at
 
     def connect_result(self, node: int) -> str:
-        """What came of the last attempt to reach a lost node; empty while messages arrive."""
+        """The result of the last attempt to connect to a lost node; empty while messages arrive."""
         return self._results.get(node, "")
 
     # Called by connections
@@ -120,7 +120,7 @@ class SidecarNetwork:
     def connection_opened(self, connection: PeerConnection, node: int) -> None:
         self._pending.remove(connection)
         if (old := self._connections.get(node)) is not None:
-            old.end(REPLACED)  # the node was restarted, or knows better than we do that the old one is dead
+            old.end(REPLACED)  # the node was restarted, or has found that the old connection is dead
         self._connections[node] = connection
 
     def message_received(self, connection: PeerConnection, message: Message) -> None:
@@ -139,12 +139,12 @@ class SidecarNetwork:
         self._all_connections.discard(connection)
         node, why = connection.node, connection.why
         if connection.is_refused:
-            if not self.refused[why]:  # once of a kind: nobody must be able to fill the log
+            if not self.refused[why]:  # once per reason: a client must not be able to fill the log
                 log.warning(f"a connection with {connection.address} was closed: {why}")
             self.refused[why] += 1
         if node is not None and self._connections.get(node) is connection:
             del self._connections[node]
-            # A probe has a better reason than no answer.
+            # A probe finds a better reason than "no answer".
             if why != Reason.NO_ANSWER or node not in self._results:
                 self._results[node] = why
 
@@ -154,7 +154,7 @@ class SidecarNetwork:
         return PeerConnection(self, answer(self._secret, PURPOSE, self.me, self._diallers), is_ours=False)
 
     async def _keep_connected(self, peer: Peer) -> None:
-        """The higher node dials the lower one: whichever was restarted or cut off reconnects by itself."""
+        """The node with the higher number connects to the lower one, and reconnects after a restart or a cut."""
         while True:
             try:
                 await self._connected(peer)
@@ -178,7 +178,7 @@ class SidecarNetwork:
         while True:
             await asyncio.sleep(CHECK_S)
             now = time.monotonic()
-            # When this process itself did not run, what arrived meanwhile is still to be read.
+            # If this process had no CPU time, messages that arrived meanwhile must be read first.
             if now - last < CHECK_S + LATE_S:
                 for node, connection in list(self._connections.items()):
                     if now - max(connection.since, self._heard_at.get(node, 0.0)) > CLOSE_AFTER_S:
@@ -187,7 +187,7 @@ class SidecarNetwork:
             last = now
 
     def _probe_lost_nodes(self, now: float) -> None:
-        """To learn in which way they are unreachable; except those that are being dialled anyway."""
+        """Find out why lost nodes are unreachable; except those that are being connected to anyway."""
         for node, peer in self.peers.items():
             is_lost = now - self._heard_at.get(node, self._started_at) > PROBE_AFTER_S
             is_due = now - self._probed_at.get(node, -math.inf) > RETRY_S
@@ -197,7 +197,7 @@ class SidecarNetwork:
                 self._run(self._probe(peer))
 
     async def _probe(self, peer: Peer) -> None:
-        """The peer sees an unknown client that hangs up."""
+        """Connect and close; to the peer this is an unknown client."""
         begun = time.monotonic()
         result: str = Reason.NO_REPLY
         try:

@@ -1,4 +1,4 @@
-"""What a sidecar gets when it starts, as JSON on its stdin: nothing secret is on a command line."""
+"""The options of a sidecar, as JSON on its stdin, because they contain a secret."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class SidecarOptions:
     world_size: int
     run: str | None = None  # the run folder, where diagnoses are written
     on_hang: str = "restart"
-    hang_s: float | None = None  # None: what may be harmless is reported, and never acted on
+    hang_s: float | None = None  # None: a rank that may still continue is reported, and never acted on
     slow_factor: float = 2.0
     secret: str = field(default="", repr=False)
     peers: tuple[Peer, ...] = ()  # the other nodes
     listener: int | None = None
-    """The socket that it inherits from the first rank of its node, which keeps it open for the next sidecar."""
+    """The socket that it inherits from the first rank of its node, which keeps it open for a restarted sidecar."""

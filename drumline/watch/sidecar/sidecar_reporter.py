@@ -1,5 +1,5 @@
-"""Where a sidecar reports what it found: the terminal at once, the watch folder for the launcher, the run folder for
-later. That one may hang, so a thread of its own writes to it."""
+"""Where a sidecar reports: on the terminal at once, in the watch folder for the launcher, and in the run folder. The
+last one may hang, so a separate thread writes to it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DRAIN_S = 3.0
 
 
 class SidecarReporter:
-    """Prints, and queues what is to be written to the run folder."""
+    """Prints, and queues writes to the run folder."""
 
     def __init__(self, options: SidecarOptions) -> None:
         self._folder = Path(options.folder)
@@ -44,12 +44,12 @@ class SidecarReporter:
         threading.Thread(target=self._work, name="run-folder", daemon=True).start()
 
     def print(self, message: str) -> None:
-        """On lines of its own, whatever a display has on the terminal."""
-        with contextlib.suppress(OSError):  # nobody reads it any more
+        """Print on a new line, even if a display is on the terminal."""
+        with contextlib.suppress(OSError):  # the pipe has no reader
             print_message(*as_lines(message))
 
     def write_diagnosis(self, alarm: str, diagnosis: Diagnosis, cluster: ClusterState, action: str, at: float) -> None:
-        """In the run folder: the diagnosis with all that was observed, and the event."""
+        """In the run folder: the diagnosis with all observations, and the event."""
 
         def write(run: Path) -> None:
             if run.exists():
@@ -68,8 +68,8 @@ class SidecarReporter:
         replace_text(self._folder / DIAGNOSIS, json.dumps(record))
 
     def notify(self, kind: str, *, rank: int | None, host: str, message: str, what: str = "", step: int = 0) -> None:
-        """For rank 0 to report with its next log line. Where nobody does so (there is no such file: a script, a loop of
-        the user's own, or another node) it is printed here, and logged as an event."""
+        """For rank 0 to report with its next log line. If there is no notices file (a script, a user's own loop, or
+        another node), it is printed here, and logged as an event."""
         place = {"rank": rank, "host": host}
         record = {"kind": kind, "time": time.time(), **place, "message": message, "what": what}
         try:
@@ -81,7 +81,7 @@ class SidecarReporter:
             self._queue(lambda run: self._append_event(run, {"step": step, **record}))
 
     def write_status(self, record: Mapping[str, Any]) -> None:
-        """What `drumline watch` reads; skipped while the one before is still being written."""
+        """The file for `drumline watch`; skipped while the previous one is still being written."""
         if not self._jobs.unfinished_tasks:
             self._queue(lambda run: write_status_file(run, record))
 
@@ -100,7 +100,7 @@ class SidecarReporter:
             try:
                 job()
             except OSError as error:
-                # Once of a kind: a full disk is full every second.
+                # Once per kind: a full disk would fail every second.
                 if error.errno not in self._reported_errors:
                     self._reported_errors.add(error.errno)
                     self.print(f"the watchdog could not write to the run folder: {error}")

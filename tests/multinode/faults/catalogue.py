@@ -57,7 +57,7 @@ FAULTS = {
     "memory": Fault("out of memory", ("out_of_memory",)),
     "cut": Fault("link cut", ("unreachable",), names="either", is_outside=True),
     "one_way": Fault("one-way drop", ("unreachable",), names="either", is_outside=True),
-    "host_gone": Fault("host gone", ("unreachable",), names="host", is_outside=True),
+    "host_gone": Fault("host powered off", ("unreachable",), names="host", is_outside=True),
     # The rank that saves says it itself.
     "full_disk": Fault("full disk in a save", ("exception", "storage"), ranks=(0,)),
     "slow": Fault("slow rank (5x)", ("straggler",), steps=LONG, restarts=False),

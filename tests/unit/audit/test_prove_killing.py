@@ -212,6 +212,18 @@ def test_half_a_save_of_an_earlier_leg_is_not_this_one(tmp_path: Path) -> None:
     assert watch.has_begun(wanted)
 
 
+def test_a_leg_is_not_killed_before_there_is_a_checkpoint_to_resume_from(tmp_path: Path) -> None:
+    one, wanted = leg(tmp_path), kill("step", 3)
+    (one.folder / "trace").mkdir(parents=True)
+    (one.folder / "trace" / "rank-00000.jsonl").write_text('{"kind": "step", "step": 3}\n')
+    partial = one.folder / "checkpoints" / ".step-00000002.partial"
+    partial.mkdir(parents=True)
+    watch = LegProgress(one)
+    assert not watch.has_begun(wanted), "the save of step 2 is still being written"
+    partial.rename(partial.with_name("step-00000002"))
+    assert watch.has_begun(wanted)
+
+
 def test_two_legs_are_killed_in_the_same_save(tmp_path: Path) -> None:
     wanted = kill("save", 4)
     for _ in range(2):

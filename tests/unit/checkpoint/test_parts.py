@@ -153,7 +153,7 @@ def test_a_rank_that_holds_other_tensors_is_named_and_none_is_lost(
     other = {file: dict(group) for file, group in shares[1].items()}
     change(other["model-part-00001"])
     text = Job(tmp_path).failure(shares, written=other)
-    assert f"rank 1 on node-b has {said}: its model or optimizer is not that of rank 0 on node-a" in text
+    assert f"rank 1 on node-b has {said}: its model or optimizer differs from that of rank 0 on node-a" in text
     assert "try: build the same model and optimizer on every rank" in text
 
 

@@ -114,7 +114,7 @@ BROKEN_RULES = [
     ),
     (
         ["--optim.scale_lr", "linear"],
-        "the rate is scaled only where the batch grows with the world size: optim.scale_lr needs "
+        "the rate is scaled only if the batch grows with the world size: optim.scale_lr needs "
         "train.batch_size_per_rank: "
         "optim.scale_lr = 'linear' (--optim.scale_lr), "
         "train.batch_size_per_rank = none (train.batch_size is set)",
@@ -152,7 +152,7 @@ BROKEN_RULES = [
     ),
     (
         ["--train.deterministic", "--train.step", "auto"],
-        "auto chooses by measured time, so its choice may change between runs; with --train.deterministic name a step: "
+        "auto chooses by measured time, so its choice may differ between runs; with --train.deterministic name one: "
         "train.step = 'auto' (--train.step), "
         "train.deterministic = true (--train.deterministic)",
     ),
@@ -164,7 +164,7 @@ BROKEN_RULES = [
     ),
     (
         ["--train.deterministic", "--train.cudnn_benchmark"],
-        "cuDNN's search goes by measured time, so it may find another kernel in each run: "
+        "cuDNN's search uses measured times, so it may choose a different kernel in each run: "
         "train.cudnn_benchmark = true (--train.cudnn_benchmark), "
         "train.deterministic = true (--train.deterministic)",
     ),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from drumline.net.frames import FrameError, Message
-from drumline.net.handshake import NOT_TAKEN, STRANGE, WRONG_SECRET, Agreed, Handshake, RefusedError, answer, dial
+from drumline.net.handshake import NOT_TAKEN, UNKNOWN_NODE, WRONG_SECRET, Agreed, Handshake, RefusedError, answer, dial
 
 SECRET = b"a secret of these tests"
 
@@ -58,9 +58,9 @@ def test_a_proof_is_over_all_of_the_first_message(changes: dict[str, Any]) -> No
         ((b"other", "watch", 1, 0), (SECRET, "watch", 0, {1}), WRONG_SECRET),
         ((None, "watch", 1, 0), (SECRET, "watch", 0, {1}), WRONG_SECRET),
         ((SECRET, "watch", 1, 0), (None, "watch", 0, {1}), WRONG_SECRET),
-        ((SECRET, "doctor", 1, 0), (SECRET, "watch", 0, {1}), STRANGE),
-        ((SECRET, "watch", 1, 2), (SECRET, "watch", 0, {1}), STRANGE),
-        ((SECRET, "watch", 3, 0), (SECRET, "watch", 0, {1}), STRANGE),
+        ((SECRET, "doctor", 1, 0), (SECRET, "watch", 0, {1}), UNKNOWN_NODE),
+        ((SECRET, "watch", 1, 2), (SECRET, "watch", 0, {1}), UNKNOWN_NODE),
+        ((SECRET, "watch", 3, 0), (SECRET, "watch", 0, {1}), UNKNOWN_NODE),
     ],
 )
 def test_who_does_not_fit_is_refused(dialler: Any, listener: Any, kind: str) -> None:

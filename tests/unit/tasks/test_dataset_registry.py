@@ -63,6 +63,8 @@ def test_the_users_own_class_gets_the_settings_it_accepts(tmp_path: Path, monkey
     monkeypatch.setattr(sys, "path", [*sys.path])
     spec = f"{tmp_path / 'own_data_of_a_test.py'}"
     assert build_dataset(f"{spec}:Own", **SETTINGS).given == ("train", 4, "kept")
-    with pytest.raises(UsageError, match=r"the dataset .*:Greedy needs tokenizer, which nothing here provides"):
+    with pytest.raises(
+        UsageError, match=r"the dataset .*:Greedy needs tokenizer, which neither the dataset nor the settings provide"
+    ):
         build_dataset(f"{spec}:Greedy", **SETTINGS)
     del sys.modules["own_data_of_a_test"]

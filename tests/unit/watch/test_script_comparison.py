@@ -123,7 +123,7 @@ def test_facts_are_one_warning() -> None:
         "  - the code of train.py: ranks 0-2 (a and b): 12; rank 3 (b): 34. "
         "Try: set the same environment variables on every node before the ranks start; "
         "start the script with the same arguments on every node; "
-        "bring every node to the same code: the same commit, with no change of its own"
+        "use the same code on every node: the same commit, without local changes"
     ]
     assert sentences(everyone, comparison) == [], "once"
 

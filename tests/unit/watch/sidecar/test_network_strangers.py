@@ -34,7 +34,7 @@ def hello(**changes: Any) -> bytes:
     )
 
 
-STRANGE, NO_JSON, TOO_LONG = handshake.STRANGE, frames.NOT_JSON, frames.TOO_LONG
+UNKNOWN_NODE, NO_JSON, TOO_LONG = handshake.UNKNOWN_NODE, frames.NOT_JSON, frames.TOO_LONG
 JUNK = {
     b"GET / HTTP/1.1\r\nHost: node-a\r\n\r\n": NO_JSON,
     b"[]\n": NO_JSON,
@@ -46,18 +46,18 @@ JUNK = {
     b'{"node": ' + b"9" * 900 + b"}\n": NO_JSON,
     b"x" * 1025: TOO_LONG,
     b" " * 1025 + b"{}\n": TOO_LONG,
-    b"{}\n": STRANGE,
+    b"{}\n": UNKNOWN_NODE,
     hello(nonce="00"): NO_JSON,
     hello(nonce=nonce().upper().replace("0", "\u0660")): NO_JSON,
-    hello(node=0): STRANGE,
-    hello(node=7): STRANGE,
-    hello(node=-1): STRANGE,
-    hello(node=True): STRANGE,
-    hello(node="1"): STRANGE,
-    hello(node=1.0): STRANGE,
-    hello(node=[1]): STRANGE,
-    hello(to=1): STRANGE,
-    hello(drumline="doctor"): STRANGE,
+    hello(node=0): UNKNOWN_NODE,
+    hello(node=7): UNKNOWN_NODE,
+    hello(node=-1): UNKNOWN_NODE,
+    hello(node=True): UNKNOWN_NODE,
+    hello(node="1"): UNKNOWN_NODE,
+    hello(node=1.0): UNKNOWN_NODE,
+    hello(node=[1]): UNKNOWN_NODE,
+    hello(to=1): UNKNOWN_NODE,
+    hello(drumline="doctor"): UNKNOWN_NODE,
     hello(secret=False): handshake.WRONG_SECRET,
     hello() + b"{}\n": handshake.WRONG_SECRET,
     hello() + b'{"proof": "\\ud800"}\n': handshake.WRONG_SECRET,
