@@ -22,6 +22,7 @@ from drumline.engine.evaluation import evaluate
 from drumline.engine.job import Job, build_job
 from drumline.engine.resume import check_contents
 from drumline.engine.run_folder import RunFolder
+from drumline.engine.task_hooks import HOOKS_FILE, hooks_before_evaluation, make_hooks
 from drumline.errors import CheckpointError, UsageError
 from drumline.manager import DDPManager
 from drumline.tasks.base import Task
@@ -34,6 +35,8 @@ class SavedRun:
 
     checkpoint: Path
     step: int
+    epoch: int
+    """Counted from 1."""
     spec: str
     """The task as the user named it."""
     task: type[Task]
@@ -48,11 +51,13 @@ def open_run(
     `task`: in place of the one that the run was started with, say where its file has moved. `given`: settings that
     override those of the checkpoint."""
     checkpoint = find_checkpoint(run, which)
-    facts = _facts(checkpoint)
+    progress = catalog.read_document(checkpoint, "progress")
+    facts, cursor = progress["facts"], progress["cursor"]
     spec = task if isinstance(task, str) else str(facts["task"])
     found = task if isinstance(task, type) else load_task(spec)
     config = resolve_task(spec, found, Layers(given or Layer({}), _recorded(facts, found), Layer({})))
-    return SavedRun(checkpoint, catalog.check_sizes(checkpoint).step, spec, found, config)
+    epoch = max(1, cursor["epoch"] + (cursor["position"] > 0))
+    return SavedRun(checkpoint, progress["step"], epoch, spec, found, config)
 
 
 def find_checkpoint(run: Path, which: str | int) -> Path:
@@ -77,7 +82,7 @@ def find_checkpoint(run: Path, which: str | int) -> Path:
 
 
 def _best_step(root: Path, newest: Path) -> int:
-    facts = _facts(newest)
+    facts = catalog.read_document(newest, "progress")["facts"]
     # An earlier version did not record what is best.
     task = None if "best_metric" in facts else load_task(facts["task"])
     metric = str(facts["best_metric"] if task is None else task.best_metric)
@@ -89,11 +94,6 @@ def _best_step(root: Path, newest: Path) -> int:
             next_step="choose the last, or one by its step",
         )
     return step
-
-
-def _facts(checkpoint: Path) -> dict[str, Any]:
-    facts: dict[str, Any] = catalog.read_document(checkpoint, "progress")["facts"]
-    return facts
 
 
 def _recorded(facts: dict[str, Any], task: type[Task]) -> Layer:
@@ -127,7 +127,7 @@ def evaluate_run(saved: SavedRun, ddp: DDPManager) -> dict[str, Any]:
             raise UsageError(
                 f"{saved.task.__name__} has no evaluation data", next_step="return a dataset from its eval_data()"
             )
-        _load_weights(job, saved.checkpoint)
+        _restore(job, saved)
         started = time.perf_counter()
         metrics = evaluate(job)
         return {
@@ -142,10 +142,20 @@ def evaluate_run(saved: SavedRun, ddp: DDPManager) -> dict[str, Any]:
         job.close()
 
 
-def _load_weights(job: Job, checkpoint: Path) -> None:
-    """Collective: rank 0 reads, the others receive."""
+def _restore(job: Job, saved: SavedRun) -> None:
+    """Collective: the weights of the checkpoint, and what hooks make of them for an evaluation (EMA). Rank 0 reads, the
+    others receive."""
     device = job.ddp.device
-    read = store.read(checkpoint) if job.ddp.is_main_process() else None
-    document = broadcast_json(None if read is None else read.documents["model"], device=device)
-    tensors = broadcast_tensors(None if read is None else read.tensors["model"], device=device)
-    state.restore_model(store.Snapshot({"model": tensors}, {"model": document}), job.model)
+    read = store.read(saved.checkpoint) if job.ddp.is_main_process() else store.Snapshot({}, {})
+    files = [name for name in ("model", HOOKS_FILE) if name in read.tensors]
+    documents = {name: read.documents[name] for name in ("model", HOOKS_FILE) if name in read.documents}
+    files, documents = broadcast_json([files, documents], device=device)
+    tensors = {name: broadcast_tensors(read.tensors.get(name), device=device) for name in files}
+    snapshot = store.Snapshot(tensors, documents)
+    state.restore_model(snapshot, job.model)
+    run = saved.checkpoint.parents[1]
+    if (hooks := make_hooks(job, saved.config, run, lambda *_, **__: None, saved.step)) is not None:
+        hooks.restore(snapshot)
+        for hook in hooks_before_evaluation(hooks):
+            for moment in ("start", "before_evaluation"):
+                hooks.call(moment, step=saved.step, epoch=saved.epoch, metrics={}, only=hook)

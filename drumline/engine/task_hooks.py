@@ -147,6 +147,11 @@ def hooks_after_step(hooks: TaskHooks | None) -> list[Hook]:
     return [] if hooks is None else [hook for hook in hooks.hooks if _overrides(hook, "after_step")]
 
 
+def hooks_before_evaluation(hooks: TaskHooks) -> list[Hook]:
+    """Those that may change what is evaluated."""
+    return [hook for hook in hooks.hooks if _overrides(hook, "before_evaluation")]
+
+
 def _overrides(hook: Hook, method: str) -> bool:
     return getattr(type(hook), method) is not getattr(Hook, method)
 
