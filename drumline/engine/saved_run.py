@@ -75,7 +75,7 @@ def find_checkpoint(run: Path, which: str | int) -> Path:
     path = root / catalog.folder_name(int(which))
     if not path.is_dir():
         steps = ", ".join(map(str, catalog.list_steps(root)))
-        raise CheckpointError(f"{run} has no checkpoint of step {which}", next_step=f"choose one of its steps: {steps}")
+        raise UsageError(f"{run} has no checkpoint of step {which}", next_step=f"choose one of its steps: {steps}")
     catalog.verify(path)
     check_contents(path)
     return path
@@ -89,7 +89,7 @@ def _best_step(root: Path, newest: Path) -> int:
     higher = bool(facts["higher_is_better"] if task is None else task.higher_is_better)
     step = best(root, metric=metric, higher_is_better=higher)
     if step is None:
-        raise CheckpointError(
+        raise UsageError(
             f"no checkpoint in {root} was evaluated for {metric!r}, so none is the best",
             next_step="choose the last, or one by its step",
         )

@@ -92,7 +92,7 @@ def test_a_script_trains_its_own_task_and_evaluates_it(tmp_path: Path, warm: Non
     assert people.stdout.startswith("step 4: 360 samples on 1 rank in ")
     assert "\n  loss         " in people.stdout
     missing = run(tmp_path, "-m", "drumline", "evaluate", "runs/mine", "--which", "9", "--procs", "1")
-    assert (missing.returncode, missing.stdout) == (1, "")
+    assert (missing.returncode, missing.stdout) == (2, "")
     assert "runs/mine has no checkpoint of step 9" in missing.stderr
 
 
