@@ -39,7 +39,7 @@ exit codes: 0 success, 1 training failed (verify, watch, lint: problems were
             not be read), 3 stopped before the first step (doctor: something
             must be fixed), 70 hang, 75 preempted, and saved, 130 interrupted
 """
-UNEXPECTED = "try: report it as a bug, with the lines above, unless they name something that you can fix"
+UNEXPECTED = "report it as a bug, with the lines above, unless they name something that you can fix"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,8 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return ExitCode.INTERRUPTED
     except Exception as error:
         frames = traceback.format_exc().splitlines()
-        print_message(f"error: {type(error).__name__}: {error}", *frames, UNEXPECTED)
-        _hand_over(f"{type(error).__name__}: {error}", UNEXPECTED.removeprefix("try: "), Place(), "\n".join(frames))
+        print_message(f"error: {type(error).__name__}: {error}", *frames, f"try: {UNEXPECTED}")
+        _hand_over(f"{type(error).__name__}: {error}", UNEXPECTED, Place(), "\n".join(frames))
         return ExitCode.TRAINING_FAILED
 
 

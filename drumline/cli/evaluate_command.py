@@ -51,7 +51,7 @@ def run(argv: Sequence[str]) -> int:
         if topology is None and procs > 1:
             from drumline.launch.node.local import run_node
 
-            program = Program(("evaluate", *argv), is_task=True)
+            program = Program(("evaluate", *argv), is_task=True, can_resume=False)
             return run_node(NodePlan(num_procs=procs), program, Supervision())
         with loading():
             from drumline.cli.evaluate_rank import run_rank

@@ -5,6 +5,7 @@ Flags and files hold them as they were given until the task is loaded, which imp
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import sys
 from collections.abc import Mapping
@@ -15,7 +16,6 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from drumline.config.fields import TASK_SECTION, UNIONS, Field, Mismatch
 from drumline.config.flags import Layer, Setting, cannot_be_turned_off, missing_value
 from drumline.config.schema import Bounds
-from drumline.errors import did_you_mean
 
 PLAIN_TYPES = (int, float, bool, str)
 HOW_TO_DECLARE = (
@@ -80,8 +80,9 @@ def _checked(setting: Setting, fields: Mapping[str, Field], task: str) -> Settin
 def _hint(path: str, fields: Mapping[str, Field], task: str) -> str:
     if not fields:
         return f"{task} has no settings of its own; {HOW_TO_DECLARE}"
-    hint = did_you_mean(path, fields, known_as=f"{task} has")
-    return hint if hint.endswith("?") else f"{hint}; {HOW_TO_DECLARE}"
+    if near := difflib.get_close_matches(name_in_task(path), map(name_in_task, fields), n=1):
+        return f"did you mean '{TASK_SECTION}.{near[0]}'?"
+    return f"{task} has {', '.join(fields)}; {HOW_TO_DECLARE}"
 
 
 def _annotations(cls: type[Any]) -> dict[str, Any]:

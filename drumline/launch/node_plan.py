@@ -77,11 +77,8 @@ class Program:
     is_watched: bool = False
     run: str | None = None
     """The run folder of a task, as its settings name it; None where they were not read."""
-
-    @property
-    def trains(self) -> bool:
-        """Whether the same command would resume it: not so an evaluation."""
-        return self.is_task and self.words[:1] == ("train",)
+    can_resume: bool = True
+    """Whether the same command resumes a task: not so an evaluation."""
 
     def python_arguments(self) -> list[str]:
         if self.is_watched:

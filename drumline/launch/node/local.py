@@ -81,7 +81,9 @@ def _run_guarded(node: NodePlan, program: Program, supervision: Supervision, wat
         if is_here:
             # On several nodes it is rank 0's host that has the checkpoints.
             run = Path(program.run) if program.run and node.num_nodes == 1 else None
-            print_message(startup.interrupted(run, program.words) if program.trains else STOPPED)
+            print_message(
+                startup.interrupted(run, program.words) if program.is_task and program.can_resume else STOPPED
+            )
         return ExitCode.INTERRUPTED
     if not result.is_failed():
         return ExitCode.SUCCESS
@@ -112,7 +114,7 @@ def report_failure(rank: int, code: int, program: Program, diagnosis: SidecarDia
     if diagnosis is not None and diagnosis.explains_more(code, is_task=program.is_task):
         if not diagnosis.was_printed:
             print_message(diagnosis.sentence)
-        if diagnosis.is_hang and program.trains:
+        if diagnosis.is_hang and program.is_task and program.can_resume:
             print_message(HANG_ENDED)
         write_error(os.environ, ErrorRecord(diagnosis.sentence, None, Place()))
     elif not program.is_task:

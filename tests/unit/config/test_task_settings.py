@@ -115,9 +115,9 @@ def test_all_mistakes_are_reported_at_once_with_a_hint(tmp_path: Path) -> None:
 
 
 def test_what_is_no_setting_is_explained() -> None:
-    names = "task.augment, task.limit, task.norm, task.prefix, task.rate, task.sizes, task.width"
+    names = "task.width, task.rate, task.norm, task.augment, task.sizes, task.prefix, task.limit"
     assert problems_of(Mine, "--task.table", "3") == (
-        f"--task.table: unknown setting; Mine has: {names}; {HOW_TO_DECLARE}",
+        f"--task.table: unknown setting; Mine has {names}; {HOW_TO_DECLARE}",
     )
 
     class Bare(Task):
