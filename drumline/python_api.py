@@ -219,7 +219,8 @@ def error_of(code: int, error_file: Path, folder: Path) -> BaseException:
 def read_result(folder: Path) -> Result:
     paths = RunFolder(folder)
     events = list(read_events(paths.event_file(0)))
-    end = next((event for event in reversed(events) if event["kind"] == "end"), {})
+    ends: list[dict[str, Any]] = [event for event in events if event["kind"] == "end"]
+    end = ends[-1] if ends else {}
     step = end.get("best_step")
     best = None if step is None else paths.checkpoints / folder_name(step)
     return Result(folder, dict(end.get("metrics", {})), best, events)

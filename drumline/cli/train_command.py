@@ -115,7 +115,7 @@ def _help(task: str | None) -> str:
 
     width = shutil.get_terminal_size().columns
     of_task: dict[str, Any] = {}
-    if task in PRESETS:
+    if task is not None and task in PRESETS:
         of_task = {"task": task, "task_defaults": PRESETS[task].defaults}
     elif task is not None and is_class_spec(task):
         of_task = _help_of_own_task(task)

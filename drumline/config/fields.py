@@ -34,7 +34,7 @@ class Field:
 
 
 SECTIONS: Mapping[str, type[Any]] = {
-    name: cls for name, cls in get_type_hints(Config).items() if dataclasses.is_dataclass(cls)
+    name: cls for name, cls in get_type_hints(Config).items() if isinstance(cls, type) and dataclasses.is_dataclass(cls)
 }
 """The dataclass of each section, in the order of the schema."""
 

@@ -121,16 +121,16 @@ if __name__ == "__main__":
 def test_ctrl_c_stops_the_ranks_and_the_call(tmp_path: Path, warm: None) -> None:
     """As from a notebook: only the calling process gets the signal."""
     (tmp_path / "slow.py").write_text(SLOW)
-    process = subprocess.Popen(
-        [sys.executable, "slow.py"], cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
     shown = []
-    for line in process.stdout:
-        shown.append(line)
-        if "first step" in line:
-            process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=60) == 0, "".join(shown)
+    with subprocess.Popen(
+        [sys.executable, "slow.py"], cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            shown.append(line)
+            if "first step" in line:
+                process.send_signal(signal.SIGINT)
+    assert process.returncode == 0, "".join(shown)
     assert shown[-1] == "INTERRUPTED\n"
     assert any("interrupted before the first save" in line for line in shown)
     deadline = time.monotonic() + 10
