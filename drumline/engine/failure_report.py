@@ -139,8 +139,7 @@ def describe_failure(error: BaseException, place: Place, *, run: Path) -> str:
 
 def _hand_over(error: BaseException, place: Place, *, run: Path, environment: Mapping[str, str]) -> None:
     """The same to the Python program that has started this, if one has."""
-    frames = "".join(traceback.format_exception(error))
-    record = ErrorRecord(summary(error), None, place, frames)
+    record = ErrorRecord(summary(error), None, place, "\n".join(users_traceback(error)))
     if isinstance(error, OSError) and error.errno in REFUSALS:
         error = _explained(error, run).located(**vars(place))
     if isinstance(error, DrumlineError):
