@@ -293,9 +293,6 @@ class DDPManager:
         compare: bool = True,
     ) -> EvaluationLoader: ...
 
-    @overload
-    def loader(self, dataset: Any, *, batch_size: int, train: bool, **options: Any) -> Loader | EvaluationLoader: ...
-
     def loader(
         self,
         dataset: Any,

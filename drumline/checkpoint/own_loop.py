@@ -174,7 +174,7 @@ class Checkpoint:
             read = None if path is None else store.read(path)
             for corrupt, reason in skipped if path else ():
                 log.warning(f"the checkpoint {corrupt} was skipped: {reason}")
-        found = [None, []] if read is None else [read.documents, list(read.tensors)]
+        found: list[Any] = [None, []] if read is None else [read.documents, list(read.tensors)]
         documents, files, newest = broadcast_json([*found, skipped[0][1] if skipped else None], device=self._device)
         if documents is None and newest is not None:
             raise CheckpointError(
@@ -285,7 +285,7 @@ def parameters_of(optimizer: Optimizer) -> set[int]:
 def _check_contents(path: Path) -> None:
     """What the checksums do not show: whoever wrote them may have written anything."""
     found = store.read(path)
-    progress = found.documents.get("progress")
+    progress: Any = found.documents.get("progress")
     objects = progress.get("objects") if isinstance(progress, dict) else None
     if not isinstance(objects, dict):
         raise CorruptCheckpointError(path, "it was not saved by ddp.checkpoint")

@@ -26,7 +26,7 @@ def evaluate(job: Job) -> dict[str, Any]:
     Those of a set with a name are called `NAME/METRIC`."""
     job.heartbeat.mark(Phase.EVALUATION)
     LiveBuffers(job.model).broadcast()
-    found = {}
+    found: dict[str, Any] = {}
     with _evaluation_mode(job):
         for name, loader in job.eval_loaders.items():
             prefix = f"{name}/" if name else ""

@@ -55,7 +55,7 @@ def _parts(metric: Metric) -> dict[str, Metric]:
     if not isinstance(metric, nn.Module):
         return {"": metric}
     inside = {name: one for name, one in metric.named_modules() if hasattr(one, "merge_state")}
-    return {name: one for name, one in inside.items() if one.metric_state}  # type: ignore[misc]
+    return {name: one for name, one in inside.items() if one.metric_state}
 
 
 def update_metrics(metrics: Mapping[str, Metric], outputs: Any) -> None:
