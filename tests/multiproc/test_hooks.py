@@ -53,11 +53,13 @@ def test_every_moment_comes_in_the_order_of_the_list(tmp_path: Path) -> None:
 
 def test_one_rank_asks_to_stop_and_all_end_after_the_next_log_line_also_after_a_kill(tmp_path: Path) -> None:
     """Asked after step 3, killed before the log line of step 4."""
-    config = make_config(checkpoint=EVERY_STEP)
+    config, reason = make_config(checkpoint=EVERY_STEP), "rank 1 has seen enough"
+    whole = run_ranks(2, train_here, config, Stopped, tmp_path / "whole")
     interrupted_at(3, 2, config, Stopped, tmp_path)
     ends = run_ranks(2, train_here, config, Stopped, tmp_path)
-    reason = "rank 1 has seen enough"
-    assert [(end.step, end.stopped) for end in ends] == [(4, {"reason": reason, "total_steps": 10})] * 2
+    for end in (*whole, *ends):
+        assert (end.step, end.stopped) == (4, {"reason": reason, "total_steps": 10})
+    assert_same_bits(newest(tmp_path), newest(tmp_path / "whole"))
     assert [event["step"] for event in events_of(tmp_path, "evaluation")] == [4], "as at the end of any run"
     assert [event["stopped"] for rank in (0, 1) for event in events_of(tmp_path, "end", rank)] == [reason] * 2
     assert newest(tmp_path).documents["progress"]["step"] == 4
