@@ -194,7 +194,7 @@ def check_contents(path: Path) -> None:
         and isinstance(saved.get("stop_asked"), str | None)
     )
     if not is_complete:
-        raise CorruptCheckpointError(path, "progress.json does not say where the run was")
+        raise CorruptCheckpointError(path, "progress.json does not have the run's position")
     check_rng_file(path, found.tensors["rng"])
 
 

@@ -266,6 +266,9 @@ WRONG: list[Any] = [
     {"cursor": {"epoch": 0, "position": 2**70}},
     {"step": "3"},
     {"step": 3},
+    {"stopped": "yes"},
+    {"stopped": {"reason": "enough", "total_steps": "10"}},
+    {"stop_asked": 7},
 ]
 
 
