@@ -18,7 +18,7 @@ from drumline.manager import DDPManager
 from drumline.tasks.base import Metric, Task
 
 NEEDED = ("update", "compute", "reset", "metric_state", "merge_state")
-IN_SUMS = "give it as sums with Loss(metrics=...)"
+INSTEAD = "write a merge_state for it, give it as sums with Loss(metrics=...), or train on one rank"
 
 
 def make_metrics(task: Task, ddp: DDPManager) -> dict[str, Metric]:
@@ -41,13 +41,27 @@ def make_metrics(task: Task, ddp: DDPManager) -> dict[str, Metric]:
 
 
 def _check_merge(name: str, metric: Metric) -> None:
+    problem = _unweighted(metric)
     try:
         metric.merge_state(metric.metric_state)
     except (RuntimeError, NotImplementedError) as error:
-        raise UsageError(
-            f"the metric {name!r} cannot be merged over ranks: {error}", next_step=f"train on one rank, or {IN_SUMS}"
-        ) from error
+        problem = str(error)
     metric.reset()
+    if problem is not None:
+        raise UsageError(f"the metric {name!r} cannot be merged over ranks: {problem}", next_step=INSTEAD)
+
+
+def _unweighted(metric: Metric) -> str | None:
+    """What torchmetrics' own merge_state gets wrong: it does not know how many updates a mean is of, nor what a tensor
+    without a reduction is for."""
+    if getattr(type(metric).merge_state, "__module__", "") != "torchmetrics.metric":
+        return None
+    for key, reduction in getattr(metric, "_reductions", {}).items():
+        if getattr(reduction, "__name__", "") == "dim_zero_mean":
+            return f"its {key} is a mean, of which merge_state does not know the weight"
+        if reduction is None and isinstance(metric.metric_state[key], Tensor):
+            return f"its {key} has no dist_reduce_fx"
+    return None
 
 
 def _parts(metric: Metric) -> dict[str, Metric]:

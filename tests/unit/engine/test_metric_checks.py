@@ -28,7 +28,7 @@ def task_with(**metrics: Any) -> Any:
 class WholeState(Metric):
     """torchmetrics refuses to merge one like this."""
 
-    full_state_update = True
+    full_state_update: bool = True
 
     def update(self) -> None: ...
 
@@ -48,6 +48,33 @@ def test_what_cannot_be_merged_is_refused_on_several_ranks_alone() -> None:
     assert make_metrics(task_with(whole=metric), ALONE) == {"whole": metric}
     with pytest.raises(UsageError, match=r"the metric 'whole' cannot be merged over ranks: ``merge_state`` is not"):
         make_metrics(task_with(whole=metric), ONE_OF_TWO)
+
+
+class PartState(WholeState):
+    full_state_update = False
+
+
+class OwnMerge(PartState):
+    def merge_state(self, state: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("reduction", "problem"),
+    [
+        ("mean", "its value is a mean, of which merge_state does not know the weight"),
+        (None, "its value has no dist_reduce_fx"),
+        ("sum", None),
+    ],
+)
+def test_what_torchmetrics_would_merge_wrongly_is_refused(reduction: str | None, problem: str | None) -> None:
+    for kind in (PartState, OwnMerge):
+        metric = kind()
+        metric.add_state("value", torch.tensor(0.0), dist_reduce_fx=reduction)
+        if problem is None or kind is OwnMerge:
+            make_metrics(task_with(part=metric), ONE_OF_TWO)
+            continue
+        with pytest.raises(UsageError, match=f"the metric 'part' cannot be merged over ranks: {problem}"):
+            make_metrics(task_with(part=metric), ONE_OF_TWO)
 
 
 def test_the_trial_of_a_merge_leaves_nothing_behind() -> None:
