@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from drumline.errors import UsageError, did_you_mean
 
 _PACKAGE = str(Path(__file__).parent)
+_PYTHON = str(Path(inspect.__file__).parent)
 Built = TypeVar("Built")
 
 
@@ -26,11 +27,12 @@ def is_class_spec(name: str) -> bool:
 
 
 def is_users_file(filename: str) -> bool:
-    """Whether a frame of a traceback is in the user's code (or a library that it calls): not in Drumline, torch or code
-    that is in no file."""
+    """Whether a frame of a traceback is in the user's code, or in a library that it calls: not in Drumline, torch or
+    Python's own library."""
     torch = sys.modules.get("torch")
     of_torch = (str(Path(torch.__file__).parent),) if torch is not None and torch.__file__ else ()
-    return not filename.startswith(("<", _PACKAGE, *of_torch))
+    is_pythons = filename.startswith(_PYTHON) and "-packages" not in filename
+    return not is_pythons and not filename.startswith(("<", _PACKAGE, *of_torch))
 
 
 def load_class(spec: str, base: type[Any] = object) -> type[Any]:
@@ -70,7 +72,7 @@ def _load(spec: str, kind: str, example: str, is_one: Callable[[Any], bool], bas
         return known[name]
     # Suggest what a file defines before what it imports, such as a base class.
     fitting = {one: value for one, value in known.items() if base is object or issubclass(value, base)}
-    own = [one for one, value in fitting.items() if value.__module__ == module.__name__]
+    own = [one for one, value in fitting.items() if f"{value.__module__}.".startswith(f"{module.__name__}.")]
     choices = own or [one for one, value in fitting.items() if value is not base]
     none = "it defines none" if base is object else f"it defines no {base.__name__}"
     raise UsageError(f"{module_name} has no {kind} {name!r}; {did_you_mean(name, choices) if choices else none}")

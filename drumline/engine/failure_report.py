@@ -148,12 +148,12 @@ def _hand_over(error: BaseException, place: Place, *, run: Path, environment: Ma
 
 
 def users_traceback(error: BaseException) -> list[str]:
-    """Its lines, from the first frame of the user's code on, without those of Drumline and torch but for the last one;
-    all of them where no frame is the user's."""
+    """Its lines, from the first frame of the user's code on, without those of Drumline, torch and Python but for the
+    last one; all of them where no frame is the user's."""
     report = traceback.TracebackException.from_exception(error)
     num_left_out = sum(map(_leave_out, _chain(report)))
     first, *lines = "".join(report.format()).rstrip("\n").split("\n")
-    note = [f"  ({plural(num_left_out, 'frame')} of Drumline and torch left out)"] if num_left_out else []
+    note = [f"  ({plural(num_left_out, 'frame')} of Drumline, torch and Python left out)"] if num_left_out else []
     return [first, *note, *lines]
 
 

@@ -65,11 +65,12 @@ def _unweighted(metric: Metric) -> str | None:
 
 
 def _parts(metric: Metric) -> dict[str, Metric]:
-    """What holds states, by name: the wrappers of torchmetrics keep them in metrics inside them."""
-    if not isinstance(metric, nn.Module):
-        return {"": metric}
-    inside = {name: one for name, one in metric.named_modules() if hasattr(one, "merge_state")}
-    return {name: one for name, one in inside.items() if one.metric_state}
+    """What holds states, by name: the wrappers of torchmetrics have them in metrics inside them, whose `_defaults` some
+    of them share."""
+    modules = metric.named_modules() if isinstance(metric, nn.Module) else ()
+    inside = {id(vars(one)["_defaults"]): (name, one) for name, one in modules if vars(one).get("_defaults")}
+    holders: dict[str, Any] = dict(inside.values())
+    return holders or {"": metric}
 
 
 def update_metrics(metrics: Mapping[str, Metric], outputs: Any) -> None:

@@ -67,7 +67,7 @@ class Measured(Classify):
             "f1": MulticlassF1Score(CLASSES, average="macro"),
             "auroc": MulticlassAUROC(CLASSES),
             "confusion": MulticlassConfusionMatrix(CLASSES),
-            "recall": ClasswiseWrapper(MulticlassRecall(CLASSES, average=None), labels=["no", "yes"]),
+            "recall": ClasswiseWrapper(MulticlassRecall(CLASSES, average=None), labels=["no", "yes"], prefix="of-"),
             "margin": MedianMargin(),
         }
 
@@ -96,7 +96,7 @@ def test_metrics_are_those_of_scikit_learn_on_one_two_and_four_ranks() -> None:
         for one, again, _ in results:
             assert one == again == first  # on every rank, and the second time
     assert [name for name in first if name.startswith("plain/")] == [
-        f"plain/{name}" for name in ("loss", "f1", "auroc", "confusion", "recall/no", "recall/yes", "margin")
+        f"plain/{name}" for name in ("loss", "f1", "auroc", "confusion", "recall/of-no", "recall/of-yes", "margin")
     ]
     for name, both in outputs.items():
         scores, labels = map(torch.tensor, both)
@@ -108,7 +108,7 @@ def test_metrics_are_those_of_scikit_learn_on_one_two_and_four_ranks() -> None:
             "margin": float((scores[:, 1] - scores[:, 0]).median()),
         }
         recalls = sklearn_metrics.recall_score(labels, chosen, average=None)
-        expected |= {f"recall/{label}": recall for label, recall in zip(("no", "yes"), recalls, strict=True)}
+        expected |= {f"recall/of-{label}": recall for label, recall in zip(("no", "yes"), recalls, strict=True)}
         assert {key: first[f"{name}/{key}"] for key in expected} == pytest.approx(expected, rel=1e-6)
         loss = nn.functional.nll_loss(scores.log(), labels)
         assert first[f"{name}/loss"] == pytest.approx(float(loss))

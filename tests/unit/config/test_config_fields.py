@@ -31,8 +31,8 @@ def test_the_defaults_are_those_of_an_empty_config() -> None:
     }
 
 
-def test_only_model_options_is_a_table() -> None:
-    assert [path for path, field in FIELDS.items() if field.is_table] == ["model.options"]
+def test_options_are_tables() -> None:
+    assert [path for path, field in FIELDS.items() if field.is_table] == ["model.options", "optim.options"]
 
 
 def test_a_path_that_is_no_setting_has_no_type() -> None:
