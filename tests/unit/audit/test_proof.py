@@ -110,6 +110,14 @@ def test_proved(prove: Any) -> None:
     ]
 
 
+def test_a_run_that_a_hook_ends_early_is_compared_to_its_own_end(prove: Any) -> None:
+    stage = Stage()
+    assert prove(stage, at=(2,), rank="0", steps=STEPS + 3) == [
+        "proved: 4 steps, 4 samples, 1 tensor: the same bits after 1 kill"
+    ]
+    assert stage.said[1] == "a hook of the task ended it after step 4: so must the killed run"
+
+
 def test_a_cache_that_is_in_no_checkpoint_is_a_note(prove: Any) -> None:
     proved, note = prove(Stage(caches=True))
     assert proved.startswith("proved: ")
