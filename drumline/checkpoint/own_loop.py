@@ -18,26 +18,16 @@ from torch.optim import Optimizer
 from drumline.checkpoint import catalog, store
 from drumline.checkpoint.background_saver import BackgroundSaver, GatheredState
 from drumline.checkpoint.finite import first_non_finite
-from drumline.checkpoint.manifest import NAME, CorruptCheckpointError
+from drumline.checkpoint.named_objects import check_contents, check_objects, check_same_objects, parameters_of
 from drumline.checkpoint.optimizer_state import Models, encode_state, load_optimizer_state, optimizer_state
 from drumline.checkpoint.rank_states import gather_states, is_same_everywhere, rank_documents, state_of_rank
 from drumline.checkpoint.retention import prune
-from drumline.checkpoint.state import (
-    check_rng_file,
-    gather_rng,
-    model_state,
-    restore_model,
-    restore_own_rng,
-    translated,
-)
+from drumline.checkpoint.state import gather_rng, model_state, restore_model, restore_own_rng, translated
 from drumline.checkpoint.store import Snapshot, WritingRank
 from drumline.distributed.collectives import broadcast_json, broadcast_tensors
 from drumline.distributed.wrap import LiveBuffers, unwrap_model
-from drumline.errors import CheckpointError, CheckpointMismatchError, UsageError, as_list, log
-from drumline.text import join_names
+from drumline.errors import CheckpointError, CheckpointMismatchError, UsageError, log
 from drumline.untrusted import make_own_folder
-
-_OWN_FILES = ("manifest", "progress", "rng")
 
 
 class Checkpoint:
@@ -78,7 +68,7 @@ class Checkpoint:
             if (snapshot := self._read()) is None:
                 return 0
             progress, rng = snapshot.documents["progress"], snapshot.tensors["rng"]
-            self._check_names(progress["objects"])
+            check_same_objects(progress["objects"], self._kinds)
             for name in self._objects:
                 self._restore(name, snapshot)
             if progress["world_size"] != self._world_size and self._me.rank == 0:
@@ -170,7 +160,7 @@ class Checkpoint:
         read: Snapshot | None = None
         skipped: list[catalog.Skipped] = []
         if self._me.rank == 0:
-            path, skipped = catalog.newest_valid(self._root, _check_contents)
+            path, skipped = catalog.newest_valid(self._root, check_contents)
             read = None if path is None else store.read(path)
             for corrupt, reason in skipped if path else ():
                 log.warning(f"the checkpoint {corrupt} was skipped: {reason}")
@@ -198,22 +188,6 @@ class Checkpoint:
             else:
                 _load(one, state_of_rank(document, tensors, self._me.rank))
 
-    def _check_names(self, saved: Mapping[str, str]) -> None:
-        problems = [
-            *(f"{name} is not in the checkpoint" for name in self._kinds if name not in saved),
-            *(f"{name} is in the checkpoint and was not given" for name in saved if name not in self._kinds),
-            *(
-                f"{name} was {_PLAIN[saved[name]]} and is now {_PLAIN[kind]}"
-                for name, kind in self._kinds.items()
-                if saved.get(name, kind) != kind
-            ),
-        ]
-        if problems:
-            raise CheckpointMismatchError(
-                as_list("the checkpoint holds other objects than ddp.checkpoint was given:", problems),
-                next_step="give the objects that it was saved with, by the same names, or another folder",
-            )
-
     def _check_can_save(self, step: int) -> None:
         if not self._has_resumed:
             raise UsageError(
@@ -236,68 +210,6 @@ class Checkpoint:
 
     def _prune(self, newest: Path) -> None:
         prune(self._root, newest=newest, keep_last=self._keep_last, keep_best=0, metric="", higher_is_better=True)
-
-
-_PLAIN = {"model": "a model", "optimizer": "an optimizer", "state": "another object"}
-
-
-def check_objects(objects: Mapping[str, Any]) -> dict[str, str]:
-    """The kind of each object (model, optimizer or state), unless something cannot be saved."""
-    if not objects:
-        raise UsageError(
-            "ddp.checkpoint was given nothing to save",
-            next_step='name what to save: ddp.checkpoint("runs/mine", model=model, optimizer=optimizer)',
-        )
-    names: dict[int, str] = {}
-    for name, one in objects.items():
-        if name in _OWN_FILES or not NAME.fullmatch(name):
-            raise UsageError(
-                f"ddp.checkpoint cannot save an object as {name}: files are named so",
-                next_step=f"give it another name of ASCII letters; taken are {join_names(_OWN_FILES)}",
-            )
-        if not (callable(getattr(one, "state_dict", None)) and callable(getattr(one, "load_state_dict", None))):
-            raise UsageError(
-                f"ddp.checkpoint cannot save {name}: {type(one).__name__} has no state_dict() and load_state_dict()",
-                next_step="give models, optimizers, training loaders, or objects with both methods",
-            )
-        if (other := names.setdefault(id(one), name)) != name:
-            raise UsageError(
-                f"ddp.checkpoint was given one object by two names: {other} and {name}", next_step="give it once"
-            )
-    known = {id(one) for model in objects.values() if isinstance(model, nn.Module) for one in model.parameters()}
-    for name, one in objects.items():
-        if isinstance(one, Optimizer) and not parameters_of(one) <= known:
-            raise UsageError(
-                f"ddp.checkpoint cannot save {name}: it has parameters of a model that was not given",
-                next_step="give the models of every optimizer, too",
-            )
-    return {name: _kind(one) for name, one in objects.items()}
-
-
-def _kind(one: Any) -> str:
-    return "model" if isinstance(one, nn.Module) else "optimizer" if isinstance(one, Optimizer) else "state"
-
-
-def parameters_of(optimizer: Optimizer) -> set[int]:
-    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-
-
-def _check_contents(path: Path) -> None:
-    """What the checksums do not show: whoever wrote them may have written anything."""
-    found = store.read(path)
-    progress: Any = found.documents.get("progress")
-    objects = progress.get("objects") if isinstance(progress, dict) else None
-    if not isinstance(objects, dict):
-        raise CorruptCheckpointError(path, "it was not saved by ddp.checkpoint")
-    is_complete = (
-        "rng" in found.tensors
-        and progress["step"] == catalog.check_sizes(path).step
-        and type(progress.get("world_size")) is int
-        and all(kind in _PLAIN and name in found.documents for name, kind in objects.items())
-    )
-    if not is_complete:
-        raise CorruptCheckpointError(path, "it does not hold what progress.json names")
-    check_rng_file(path, found.tensors["rng"])
 
 
 def _load(one: Any, state: Any) -> None:
