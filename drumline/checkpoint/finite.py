@@ -22,7 +22,7 @@ def largest(tensors: Iterable[Tensor]) -> Tensor:
 
 @torch.no_grad()
 def first_non_finite(tensors: Mapping[str, Tensor]) -> str | None:
-    """The name of the first tensor with a NaN or an infinity in it. Waits for the device, once if there is none."""
+    """The name of the first tensor with a NaN or an infinity. Waits for the device, only once if there is none."""
     numbers = {
         name: torch.view_as_real(tensor) if tensor.is_complex() else tensor
         for name, tensor in tensors.items()

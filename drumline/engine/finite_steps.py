@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -11,6 +9,7 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import SGD, Optimizer
 
+from drumline.checkpoint.finite import largest
 from drumline.distributed.wrap import LiveBuffers
 from drumline.engine.optimizer import leaves_out_itself
 from drumline.metrics.meters import Meter
@@ -123,16 +122,6 @@ class FiniteSteps:
         self._buffers.put_back(
             [torch.where(is_skipped, kept, now) if kept.shape == now.shape else kept for kept, now in pairs]
         )
-
-
-def largest(tensors: Iterable[Tensor]) -> Tensor:
-    """The largest absolute value of all these numbers, on the device; NaN if one of them is."""
-    by_type: dict[tuple[torch.dtype, torch.device], list[Tensor]] = defaultdict(list)
-    for tensor in tensors:
-        if tensor.numel():
-            by_type[tensor.dtype, tensor.device].append(tensor)
-    found = [torch.stack(torch._foreach_norm(group, math.inf)).max() for group in by_type.values()]
-    return torch.stack([one.to(found[0].device).double() for one in found]).max()
 
 
 def _make_momentum(optimizer: Optimizer) -> None:

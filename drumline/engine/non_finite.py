@@ -5,7 +5,7 @@ all ranks run the batch of the first such step again and check the output of eve
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from drumline.checkpoint.finite import first_non_finite
 from drumline.checkpoint.state import capture
 from drumline.data.loader import IndexedLoader
 from drumline.distributed.collectives import all_sum, gather_json
-from drumline.engine.finite_steps import largest
 from drumline.engine.job import Job
 from drumline.engine.run_context import RunContext
 from drumline.engine.steps.eager import loss_function
@@ -153,16 +153,3 @@ def explain(job: Job, batches: Iterable[Any], reasons: list[str]) -> None:
 def _tensors(batch: Any) -> dict[str, Tensor]:
     leaves = enumerate(pytree.tree_leaves(batch))
     return {str(number): leaf for number, leaf in leaves if isinstance(leaf, Tensor)}
-
-
-@torch.no_grad()
-def first_non_finite(tensors: Mapping[str, Tensor]) -> str | None:
-    """The name of the first tensor with a NaN or an infinity. Waits for the device, only once if there is none."""
-    numbers = {
-        name: torch.view_as_real(tensor) if tensor.is_complex() else tensor
-        for name, tensor in tensors.items()
-        if (tensor.is_floating_point() or tensor.is_complex()) and tensor.numel()
-    }
-    if not numbers or math.isfinite(float(largest(numbers.values()))):
-        return None
-    return next(name for name, tensor in numbers.items() if not bool(torch.isfinite(tensor).all()))

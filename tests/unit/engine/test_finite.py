@@ -10,8 +10,9 @@ import torch
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
+from drumline.checkpoint.finite import largest
 from drumline.distributed.wrap import LiveBuffers
-from drumline.engine.finite_steps import FiniteSteps, largest
+from drumline.engine.finite_steps import FiniteSteps
 from drumline.metrics.meters import Meter
 
 CPU = torch.device("cpu")
