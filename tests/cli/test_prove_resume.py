@@ -251,7 +251,7 @@ def test_all_mistakes_come_at_once_and_before_torch(folder: Path) -> None:
         "--world: [2, 0], where 0 must be at least 1",
         "--steps: 'none' is not a whole number",
         "--kill-in: 'sav' is not one of step, save, evaluation, any; did you mean 'save'?",
-        "--train.epochs: --steps says how long to train here",
+        "--train.epochs: use --steps instead",
         "--optim.lr: -1.0 must be above 0",
         "--procs: give --world, the number of ranks of each leg",
         "--run: give --keep DIR to keep the run folders",

@@ -121,10 +121,10 @@ def test_what_may_be_proved_is_not_refused() -> None:
 @pytest.mark.parametrize(
     ("argv", "worlds", "problem"),
     [
-        (["--train.steps", "9"], (2, 2), "--train.steps: --steps says how long to train here"),
-        (["--train.epochs", "9"], (2, 2), "--train.epochs: --steps says how long to train here"),
+        (["--train.steps", "9"], (2, 2), "--train.steps: use --steps instead"),
+        (["--train.epochs", "9"], (2, 2), "--train.epochs: use --steps instead"),
         (["--no-log.trace"], (2, 2), "--log.trace: it is always on here"),
-        (["--log.display", "live"], (2, 2), "--log.display: what the runs print goes to files here"),
+        (["--log.display", "live"], (2, 2), "--log.display: the output of the runs goes to files here"),
         (["--train.exact", "world"], (4, 2), "--train.exact: world needs one number of ranks, and the legs have 4, 2"),
     ],
 )

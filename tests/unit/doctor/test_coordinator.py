@@ -84,7 +84,10 @@ HELLO = """print('{"doctor": "drumline", "form": 2}', flush=True)\n"""
         (HELLO + "input(); print('x' * 2_000_000, flush=True); input()", "it sent a line of over 1,048,576 bytes"),
         (HELLO + "input(); raise SystemExit('Killed')", "the doctor's program exited there: Killed"),
         ("""print('{"doctor": "drumline", "form": 0}')""", "its version of drumline is different"),
-        ("for _ in range(600): print('Welcome!')", "it prints a lot of text, but not what the doctor's program does"),
+        (
+            "for _ in range(600): print('Welcome!')",
+            "it prints a lot of text, but not the answer of the doctor's program",
+        ),
         (
             HELLO + """input(); print('{"id": 1, "ok": {"host": "b"}}', flush=True); input()""",
             "its answer is not that of the doctor: interfaces is None; list is needed",

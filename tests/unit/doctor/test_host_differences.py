@@ -239,7 +239,7 @@ def test_other_data_is_told_by_its_count_its_bytes_or_its_content(tmp_path: Path
     sampled = b / next(iter(facts["samples"]))
     content = sampled.read_bytes()
     sampled.write_bytes(content[:-1] + b"!")
-    assert said() == [f"{sampled.relative_to(b)} has other content"]
+    assert said() == [f"{sampled.relative_to(b)} has different content"]
     sampled.write_bytes(content)
     (b / "class-0" / "0000.bin").rename(b / "class-0" / "zero.bin")
     assert said() == ["names or sizes of files differ"]

@@ -43,8 +43,7 @@ NAMES = [
         "NCCL_ASYNC_ERROR_HANDLING",
         "1",
         "note",
-        "NCCL_ASYNC_ERROR_HANDLING=1 is an old name, which will be ignored one day; it is now "
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+        "NCCL_ASYNC_ERROR_HANDLING=1 is a deprecated name; it is now TORCH_NCCL_ASYNC_ERROR_HANDLING",
         "unset NCCL_ASYNC_ERROR_HANDLING; export TORCH_NCCL_ASYNC_ERROR_HANDLING=1",
     ),
     (
@@ -66,7 +65,7 @@ NAMES = [
         "NCCL_MAX_NRINGS",
         "4",
         "note",
-        "NCCL_MAX_NRINGS=4 is an old name, which will be ignored one day; it is now NCCL_MAX_NCHANNELS",
+        "NCCL_MAX_NRINGS=4 is a deprecated name; it is now NCCL_MAX_NCHANNELS",
         "unset NCCL_MAX_NRINGS; export NCCL_MAX_NCHANNELS=4",
     ),
     (
@@ -80,14 +79,14 @@ NAMES = [
         "NCCL_SOCKET_IFNAMES",
         "(set; not shown)",
         "warning",
-        "NCCL_SOCKET_IFNAMES is not a variable that we know; did you mean NCCL_SOCKET_IFNAME?",
+        "NCCL_SOCKET_IFNAMES is not a known variable; did you mean NCCL_SOCKET_IFNAME?",
         'export NCCL_SOCKET_IFNAME="$NCCL_SOCKET_IFNAMES"; unset NCCL_SOCKET_IFNAMES',
     ),
     (
         "CUDA_VISIBLE_DEVICE",
         "(set; not shown)",
         "warning",
-        "CUDA_VISIBLE_DEVICE is not a variable that we know; did you mean CUDA_VISIBLE_DEVICES?",
+        "CUDA_VISIBLE_DEVICE is not a known variable; did you mean CUDA_VISIBLE_DEVICES?",
         'export CUDA_VISIBLE_DEVICES="$CUDA_VISIBLE_DEVICE"; unset CUDA_VISIBLE_DEVICE',
     ),
 ]

@@ -92,7 +92,7 @@ WRONG: list[tuple[dict[str, Any], str, str, str]] = [
     (
         {"gpus": [gpu(0), gpu(1, name="NVIDIA A100"), gpu(2)]},
         "warning",
-        "the GPUs differ, and the slowest sets the pace: NVIDIA H100 80GB HBM3: 0 and 2; NVIDIA A100: 1",
+        "the GPUs differ, and the slowest one slows all of them: NVIDIA H100 80GB HBM3: 0 and 2; NVIDIA A100: 1",
         "export CUDA_VISIBLE_DEVICES=0,2",
     ),
     (
