@@ -116,8 +116,8 @@ def test_another_kind_of_gpu_is_a_warning(caplog: pytest.LogCaptureFixture) -> N
     with caplog.at_level(logging.WARNING, "drumline"):
         check_differences(facts, ["a", "a", "b"])
     assert caplog.messages == [
-        "ranks differ in the kind of GPU: ranks 0, 1 (a): H100; rank 2 (b): A100. The slowest sets the pace, and last "
-        "bits may differ."
+        "ranks differ in the kind of GPU: ranks 0, 1 (a): H100; rank 2 (b): A100. The slowest GPU slows all ranks, "
+        "and last bits may differ."
     ]
 
 
