@@ -28,7 +28,7 @@ def text(value: bytes) -> bytes:
     return struct.pack("=Q", len(value)) + value
 
 
-class Stranger:
+class StoreClient:
     """Speaks to the store without torch, as another user."""
 
     def __init__(self, port: int) -> None:
@@ -48,13 +48,13 @@ class Stranger:
 
 
 def attack(port: int, pids: list[int]) -> int:
-    """What the stranger could do: bit 1, they read the name of the rendezvous; bit 2, they read a secret."""
-    stranger = Stranger(port)
-    room = re.search(rb'"namespace": "([0-9a-f]+)"', stranger.get("drumline/rendezvous"))
+    """What another user could do: bit 1, they read the name of the rendezvous; bit 2, they read a secret."""
+    client = StoreClient(port)
+    room = re.search(rb'"namespace": "([0-9a-f]+)"', client.get("drumline/rendezvous"))
     name = room[1].decode() if room else "unknown"
     for key in ("preemption/request", "preemption/decision", "failure/first", "failure/count", "pid/x/0"):
         for value in (REQUEST, b"no JSON"):
-            stranger.set(f"drumline/{name}/{key}", value)
+            client.set(f"drumline/{name}/{key}", value)
     environments = []
     for pid in pids:
         with contextlib.suppress(OSError):

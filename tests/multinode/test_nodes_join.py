@@ -67,7 +67,7 @@ class Jobs:
         return host.start(*launch, *words, cwd=self.folder, env={"PYTHONPATH": str(Path.cwd())})
 
 
-def test_a_job_goes_on_with_fewer_nodes_and_names_who_is_missing(make_testbed: MakeTestbed, tmp_path: Path) -> None:
+def test_a_job_continues_with_fewer_nodes_and_names_who_is_missing(make_testbed: MakeTestbed, tmp_path: Path) -> None:
     a, b, c = make_testbed("a", "b", "c", warm=True).hosts
     jobs = Jobs(tmp_path, a, nodes="2:3", flags=("--last-call", "2", "--lost-after", "3"))
     on_a, on_b = jobs.start(a, 0), jobs.start(b, 1)

@@ -47,7 +47,7 @@ asyncio.run(main())
 """
 
 
-def test_ends_say_how_the_other_is_silent_and_meet_again(make_testbed: Callable[..., Testbed]) -> None:
+def test_ends_say_how_the_other_is_unreachable_and_reconnect(make_testbed: Callable[..., Testbed]) -> None:
     bed = make_testbed("a", "b", "c")
     a, b, c = bed.hosts
     jobs = {

@@ -183,12 +183,12 @@ def test_a_host_that_cannot_take_part_is_named_with_what_to_do(make_desk: MakeDe
     bare = tmp_path / "bare-python"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
     bare.chmod(0o755)
-    stranger = tmp_path / "config"
-    stranger.write_text(re.sub("IdentityFile .*", "IdentityFile none", desk.ssh.config.read_text()))
+    without_key = tmp_path / "config"
+    without_key.write_text(re.sub("IdentityFile .*", "IdentityFile none", desk.ssh.config.read_text()))
     cases = [
         (["--python", "/no/python"], "b: there is no Python at /no/python (env: "),
         (["--python", str(bare)], f"b: {bare} cannot import drumline there ("),
-        (["--ssh", f"ssh -F {stranger}"], "b: it rejected the ssh key (root@b: Permission denied"),
+        (["--ssh", f"ssh -F {without_key}"], "b: it rejected the ssh key (root@b: Permission denied"),
         (["--ssh", "/no/ssh"], "/no/ssh cannot be started: No such file or directory"),
         (["--logs", "/proc/logs"], "b: the log folder /proc/logs cannot be made: "),
     ]

@@ -31,12 +31,12 @@ def messages(rule: str, text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("rule", SAID)
-def test_what_is_said_of_the_snippet(rule: str) -> None:
+def test_the_text_about_the_snippet(rule: str) -> None:
     assert messages(rule, all_rules()[rule].RULE.bad) == [SAID[rule]]
 
 
 @pytest.mark.parametrize("rule", OTHERS)
-def test_what_else_is_said(rule: str) -> None:
+def test_what_else_is_reported(rule: str) -> None:
     line, message = OTHERS[rule]
     assert messages(rule, SCRIPT + line) == [message]
 

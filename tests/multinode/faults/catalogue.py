@@ -34,7 +34,7 @@ class Fault:
     is_script: bool = False
     """Strikes in a loop of the user's own (level 1)."""
     is_outside: bool = False
-    """Done to a host or its link, not inside a rank; mended by hand when it was told."""
+    """Made on a host or its link, not inside a rank; repaired when it was reported."""
     restarts: bool = True
 
 

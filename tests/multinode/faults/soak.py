@@ -86,7 +86,7 @@ def _names(text: str) -> list[str]:
 
 
 def _try(matrix: Matrix, case: Case) -> Result:
-    """A case, whatever becomes of it; a testbed that broke is not mended, but the next case says so too."""
+    """Run a case and record its result; a broken testbed is not repaired, and the next case reports it too."""
     try:
         result = matrix.run(case)
     except Exception:

@@ -60,7 +60,7 @@ def test_the_users_settings_are_passed_on() -> None:
     assert wanted.items() <= found.items()
 
 
-def test_a_file_is_passed_on_and_heeded(tmp_path: Path) -> None:
+def test_a_file_is_passed_on_and_obeyed(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text("[checkpoint]\nevery_steps = 4\n[optim]\nwarmup_steps = 5\n")
     found = settings(file=file)
@@ -75,7 +75,7 @@ def test_a_warm_up_that_is_longer_than_the_run_is_shortened() -> None:
     assert "optim.warmup_steps" not in settings()
 
 
-def test_how_often_the_job_saves_is_left_alone_where_it_can_be_proved(tmp_path: Path) -> None:
+def test_how_often_the_job_saves_is_not_touched_where_it_can_be_proved(tmp_path: Path) -> None:
     assert "checkpoint.every_steps" not in settings(task={"checkpoint.every_steps": 6})
     assert settings(task={"checkpoint.every_steps": 7})["checkpoint.every_steps"] == "2"
     assert settings("--checkpoint.every_steps", "0")["checkpoint.every_steps"] == "2"

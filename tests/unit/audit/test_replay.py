@@ -239,7 +239,7 @@ def test_damaged_lines_are_named(tmp_path: Path, damage: dict[str, Any], message
     assert f"ledger.jsonl, line 2: {message}" in job.texts(tmp_path)
 
 
-def test_a_ledger_without_its_start_says_so(tmp_path: Path) -> None:
+def test_a_ledger_without_its_start_is_reported(tmp_path: Path) -> None:
     job = two_epochs()
     del job.lines[0]
     texts = job.texts(tmp_path)

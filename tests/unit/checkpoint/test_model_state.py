@@ -71,7 +71,7 @@ def through_disk(model: nn.Module, root: Path) -> tuple[dict[str, torch.Tensor],
     return store.read(path).tensors["model"], catalog.read_document(path, "model")
 
 
-def test_comes_back_bit_for_bit(tmp_path: Path) -> None:
+def test_is_restored_bit_for_bit(tmp_path: Path) -> None:
     torch.manual_seed(1)
     model, other = Tied(), Tied()
     train_a_little(model)
@@ -89,7 +89,7 @@ def test_comes_back_bit_for_bit(tmp_path: Path) -> None:
     ],
     ids=["gpt", "mini_resnet"],
 )
-def test_our_own_models_come_back(tmp_path: Path, make: Callable[[], nn.Module]) -> None:
+def test_our_own_models_are_restored(tmp_path: Path, make: Callable[[], nn.Module]) -> None:
     model, other = make(), make()
     load_model_state(other, *through_disk(model, tmp_path))
     assert_same(model, other)

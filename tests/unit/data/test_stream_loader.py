@@ -280,7 +280,7 @@ def test_an_error_of_the_stream_names_the_sample(workers: int) -> None:
     assert "while reading sample 4 of Torn" in str(caught.value) + "".join(getattr(caught.value, "__notes__", []))
 
 
-def test_more_workers_than_one_are_told_off(caplog: pytest.LogCaptureFixture) -> None:
+def test_more_workers_than_one_are_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with closing(make(Numbers(7), workers=3)), closing(make(Numbers(7), workers=1)):
         (record,) = caplog.records
     assert record.message.startswith("a stream is read by 1 worker, not 3: several would split it")
@@ -336,7 +336,7 @@ def test_a_resumable_stream_starts_over_and_every_step_is_full(workers: int) -> 
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("taken", range(6))
-def test_a_resumable_stream_goes_on_after_the_last_step_that_was_taken(workers: int, taken: int) -> None:
+def test_a_resumable_stream_continues_after_the_last_step_that_was_taken(workers: int, taken: int) -> None:
     expected = list(itertools.islice(make(Counting(), batch_size=4, accumulate=2), 24))
     with closing(make(Counting(), batch_size=4, accumulate=2, workers=workers)) as loader:
         list(itertools.islice(loader, taken * 2))
@@ -349,7 +349,7 @@ def test_a_resumable_stream_goes_on_after_the_last_step_that_was_taken(workers: 
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_closed_loader_goes_on_where_it_was(workers: int) -> None:
+def test_a_closed_loader_continues_where_it_was(workers: int) -> None:
     expected = list(itertools.islice(make(Counting(), batch_size=4, accumulate=2), 8))
     found: list[torch.Tensor] = []
     with closing(make(Counting(), batch_size=4, accumulate=2, workers=workers)) as loader:

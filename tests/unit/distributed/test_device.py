@@ -57,7 +57,7 @@ def test_ranks_that_would_share_a_gpu_are_refused_on_all() -> None:
     assert "--gpus-per-task=1" in text
 
 
-def test_ranks_may_share_a_gpu_where_nccl_is_told_of_a_host_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_may_share_a_gpu_with_an_nccl_hostid_each(monkeypatch: pytest.MonkeyPatch) -> None:
     class Properties:
         uuid = "GPU-1"
 

@@ -88,7 +88,7 @@ def test_code_is_that_of_the_user_and_of_drumline_wherever_it_lies(
     monkeypatch.delitem(sys.modules, "some_user_code")
 
 
-def test_modules_that_load_when_they_are_touched_are_left_alone(
+def test_modules_that_load_at_the_first_access_are_not_accessed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = tmp_path / "lazy_user_code.py"

@@ -32,7 +32,7 @@ def test_a_harmless_setting_is_no_finding() -> None:
     assert said(CUDA_SOMETHING="1", NCCL_UNKNOWN_SETTING="1") == []
 
 
-def test_each_rule_is_told_with_its_value_and_a_fix() -> None:
+def test_each_rule_is_reported_with_its_value_and_a_fix() -> None:
     for name, value, level, what in every_rule():
         fix = "export NCCL_DEBUG=WARN" if name == "NCCL_DEBUG" else f"unset {name}"
         assert said(**{name: value.lower() or "x"}) == [(level, f"{name}={value.lower() or 'x'}: {what}", fix)]

@@ -29,7 +29,7 @@ def said(*, many_hosts: bool = False, **changes: Any) -> list[tuple[str, str, st
     return [(one.level, one.what, one.fix) for one in found]
 
 
-def test_nothing_is_said_of_a_healthy_machine() -> None:
+def test_nothing_is_reported_about_a_healthy_machine() -> None:
     assert said() == []
     assert said(many_hosts=True) == []
     assert said(gpus=[], cuda=None, driver=None, nccl=None) == []

@@ -45,7 +45,7 @@ def test_ranks_that_do_not_answer_are_named_by_the_one_that_asked_first(
     )
 
 
-def test_a_notice_that_the_others_do_not_answer_is_told_once_and_the_run_goes_on(
+def test_a_notice_that_the_others_do_not_answer_is_reported_once_and_the_run_continues(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     preemption: Any = Preemption()

@@ -45,7 +45,7 @@ def test_ranks_that_see_each_other_make_up_a_node(places: dict[int, Card], nodes
     assert group_by_node(places) == nodes
 
 
-def test_this_machine_is_told_by_what_it_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_this_machine_is_identified_by_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(this_machine()) > 36
     assert this_machine() == this_machine()
     monkeypatch.setattr("drumline.distributed.start.rank_rendezvous.BOOT", Path("/nowhere"))
