@@ -25,8 +25,8 @@ from typing import Self
 from tests.multinode import processes
 from tests.multinode.faults import inject, reading
 from tests.multinode.faults.catalogue import EVERY, HOSTS, RANKS_PER_HOST, Case, Fault
-from tests.multinode.faults.inject import Plan, fired_at
 from tests.multinode.faults.host_faults import HostFault
+from tests.multinode.faults.inject import Plan, fired_at
 from tests.multinode.hosts import Testbed
 from tests.multinode.job import Job
 

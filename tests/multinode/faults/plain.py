@@ -16,9 +16,9 @@ from pathlib import Path
 from tests.multinode import processes
 from tests.multinode.faults import reading
 from tests.multinode.faults.catalogue import EVERY, HOSTS, RANKS_PER_HOST, Case
+from tests.multinode.faults.host_faults import HostFault
 from tests.multinode.faults.inject import fired_at
 from tests.multinode.faults.matrix import END_S, HERE, Matrix, notes_of, remove_control_group
-from tests.multinode.faults.host_faults import HostFault
 from tests.multinode.job import Job
 
 CAP_S = 30.0
