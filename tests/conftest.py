@@ -74,6 +74,9 @@ def _state_and_parent(entry: Path) -> list[str]:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Four processes of this suite share two cores: threads of torch would mostly wait for each other, and do so busily.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Orphans of a test become children of this process rather than of init, where nobody would see them.
 PR_SET_CHILD_SUBREAPER = 36
 ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

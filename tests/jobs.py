@@ -13,7 +13,15 @@ from torch.nn import functional
 from torch.utils.data import Dataset
 
 from drumline.checkpoint import catalog, store
-from drumline.config.schema import CheckpointConfig, Config, DataConfig, LogConfig, OptimConfig, TrainConfig
+from drumline.config.schema import (
+    CheckpointConfig,
+    Config,
+    DataConfig,
+    LogConfig,
+    OptimConfig,
+    TrainConfig,
+    WatchConfig,
+)
 from drumline.engine.job import Progress, make_manager
 from drumline.engine.run_context import RunRequest
 from drumline.engine.train import train
@@ -21,6 +29,8 @@ from drumline.tasks.base import Loss, Task
 from tests.ranks import run_ranks
 
 NUM_SAMPLES = 37
+# To start a sidecar takes longer than most of these jobs train; jobs of real commands (tests/cli) have theirs.
+NO_SIDECAR = WatchConfig(sidecar="off")
 
 
 class Points(Dataset[tuple[Tensor, Tensor]]):
@@ -150,6 +160,7 @@ def make_config(
         train=TrainConfig(accumulate=accumulate, eval_batch_size=5, **sized, **lasting, **train_settings),
         checkpoint=checkpoint or CheckpointConfig(),
         log=LogConfig(every_steps=2, display="none"),
+        watch=NO_SIDECAR,
     )
 
 

@@ -178,7 +178,8 @@ def _become(request: dict[str, Any], files: list[int], program: str) -> NoReturn
         if file > 2:
             os.close(file)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
-    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    encoding = request["environment"].get("PYTHONIOENCODING")
+    sys.stdout = open(1, "w", closefd=False, encoding=encoding)  # noqa: SIM115
     sys.stderr = open(2, "w", closefd=False, buffering=1, errors="backslashreplace")  # noqa: SIM115
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)

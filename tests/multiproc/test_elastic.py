@@ -22,6 +22,7 @@ from drumline.manager import DDPManager
 from drumline.tasks.base import Loss, Task
 from tests.faults import Fault, die_at
 from tests.jobs import (
+    NO_SIDECAR,
     Classify,
     Everything,
     Strided,
@@ -178,7 +179,7 @@ def masks_of_two_steps() -> list[str]:
             masks.append(str(torch.rand(8).tolist()))
             return super().loss(model, batch)
 
-    with DDPManager() as ddp:
+    with DDPManager(watch=NO_SIDECAR) as ddp:
         masked = build_job(config, Masked(config), ddp)
         take_step = make_step(masked, config)
         for step in masked.loader.steps():

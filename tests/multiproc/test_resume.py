@@ -71,9 +71,8 @@ def test_killed_and_resumed_is_bit_identical(
 ) -> None:
     # BatchNorm needs two samples or more in each of 4 ranks' 2 micro-batches.
     config = hard_config(workers=workers, batch_size=16 if task is Normalised else 8)
-    train_on(world_size, config, task, tmp_path / "whole")
     interrupted_at(step, world_size, config, task, tmp_path / "killed")
-    train_on(world_size, config, task, tmp_path / "killed")
+    train_each_on(world_size, *((config, task, tmp_path / run) for run in ("killed", "whole")))
     assert_same_bits(newest(tmp_path / "killed"), newest(tmp_path / "whole"))
     events = read_events(tmp_path / "killed" / "events" / "rank-00000.jsonl")
     assert [event["step"] for event in events if event["kind"] == "resume"] == [step]
@@ -82,9 +81,8 @@ def test_killed_and_resumed_is_bit_identical(
 def test_a_static_graph_resumes_bit_for_bit(tmp_path: Path) -> None:
     """There DDP settles its buckets in the second backward pass only."""
     config = replace(hard_config(), dist=DistConfig(static_graph=True, bucket_cap_mb=0.0002))
-    train_on(3, config, Classify, tmp_path / "whole")
     interrupted_at(7, 3, config, Classify, tmp_path / "killed")
-    train_on(3, config, Classify, tmp_path / "killed")
+    train_each_on(3, *((config, Classify, tmp_path / run) for run in ("killed", "whole")))
     assert_same_bits(newest(tmp_path / "killed"), newest(tmp_path / "whole"))
 
 

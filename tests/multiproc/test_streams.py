@@ -14,7 +14,7 @@ from drumline.errors import CheckpointError, UsageError
 from drumline.metrics.events import read_events
 from drumline.tasks.base import Task
 from tests import stream_jobs
-from tests.jobs import assert_same_bits, make_config, newest, train_here, train_on
+from tests.jobs import assert_same_bits, make_config, newest, train_each_on, train_here, train_on
 from tests.multiproc.test_resume import ADAM, EVERY_STEP, interrupted_at
 from tests.ranks import RanksFailed, run_ranks
 from tests.stream_jobs import ClassifyOwn, ClassifyStream
@@ -66,9 +66,8 @@ def test_killed_and_resumed_is_bit_identical(
     tmp_path: Path, task: type[Task], world_size: int, step: int, workers: int
 ) -> None:
     config = hard_config(workers=workers)
-    train_on(world_size, config, task, tmp_path / "whole")
     interrupted_at(step, world_size, config, task, tmp_path / "killed")
-    train_on(world_size, config, task, tmp_path / "killed")
+    train_each_on(world_size, *((config, task, tmp_path / run) for run in ("killed", "whole")))
     assert_same_bits(newest(tmp_path / "killed"), newest(tmp_path / "whole"))
     assert [event["step"] for event in events(tmp_path / "killed", "resume")] == [step]
     assert ("data" in newest(tmp_path / "whole").documents) == (task is ClassifyOwn)
