@@ -25,6 +25,7 @@ from drumline.config.schema import (
 from drumline.engine.job import Progress, make_manager
 from drumline.engine.run_context import RunRequest
 from drumline.engine.train import train
+from drumline.launch.startup import load_compiler_late
 from drumline.tasks.base import Loss, Task
 from tests.ranks import run_ranks
 
@@ -169,6 +170,7 @@ def train_here(config: Config, task: type[Task], run: Path, *, fresh: bool = Fal
     progress = Progress()
     ddp = make_manager(replace(config, dist=replace(config.dist, start_timeout_s=60, train_timeout_s=30)))
     ddp.setup()
+    load_compiler_late()
     try:
         train(RunRequest(name, config, run, fresh, (name,)), task, ddp, progress)
     finally:

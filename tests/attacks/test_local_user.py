@@ -20,7 +20,19 @@ from drumline.errors import ExitCode
 LIMIT_S = 90.0
 VALIDATE, SET, GET = b"\0", b"\1", b"\3"  # of TCPStore's protocol
 MAGIC = struct.pack("=I", 0x3C85F7CE)
-TASK = "digits --model.widths 4 --train.steps 1000000 --train.batch_size 32 --checkpoint.every_steps 20 --run run"
+FLAGS = "--train.steps 1000000 --train.batch_size 32 --checkpoint.every_steps 20 --run run"
+# It takes its time: others need the cores.
+TASK = """
+import time
+from drumline.tasks import ImageClassification
+
+class Slow(ImageClassification):
+    defaults = {"data.name": "digits", "model.widths": [4]}
+
+    def loss(self, model, batch):
+        time.sleep(0.02)
+        return super().loss(model, batch)
+"""
 REQUEST = b'{"signal": "SIGTERM", "host": "x", "rank": 0, "time": 0}'
 
 
@@ -95,8 +107,9 @@ def store_port(pid: int) -> int:
 
 
 def test_another_user_neither_ends_a_run_nor_keeps_it_from_saving(other_user: int, tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(TASK)
     job = subprocess.Popen(
-        [sys.executable, "-m", "drumline", "train", *TASK.split(), "--procs", "2"],
+        [sys.executable, "-m", "drumline", "train", "slow.py:Slow", *FLAGS.split(), "--procs", "2"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(Path.cwd()), "GLOO_SOCKET_IFNAME": "lo"},
         stdout=subprocess.PIPE,
