@@ -168,7 +168,9 @@ def make_config(
 def train_here(config: Config, task: type[Task], run: Path, *, fresh: bool = False, name: str = "test") -> Progress:
     """Train as the rank that the environment says this process is, or alone."""
     progress = Progress()
-    ddp = make_manager(replace(config, dist=replace(config.dist, start_timeout_s=60, train_timeout_s=30)))
+    # To read and hash all code that is loaded here takes a while; tests/multiproc/test_preflight.py compares it.
+    dist = replace(config.dist, start_timeout_s=60, train_timeout_s=30, same_code=False)
+    ddp = make_manager(replace(config, dist=dist))
     ddp.setup()
     load_compiler_late()
     try:
