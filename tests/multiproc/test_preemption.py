@@ -17,7 +17,7 @@ import pytest
 
 from drumline.audit.verify import verify_run
 from drumline.checkpoint import catalog, store
-from drumline.config.schema import CheckpointConfig, Config, DistConfig, OptimConfig
+from drumline.config.schema import CheckpointConfig, Config, DistConfig, OptimConfig, WatchConfig
 from drumline.engine import hooks
 from drumline.engine import train as engine
 from drumline.engine.job import Progress, make_manager
@@ -120,7 +120,8 @@ def test_preempted_and_resumed_is_the_same_run(
 ) -> None:
     workers = 1 if where == "step" else 0
     run = tmp_path / "told"
-    ends = run_ranks(world_size, told, where, ranks, number, config(workers=workers), run)
+    beside_a_sidecar = replace(config(workers=workers), watch=WatchConfig())  # which has signals of its own for a rank
+    ends = run_ranks(world_size, told, where, ranks, number, beside_a_sidecar, run)
     assert [end[0] for end in ends] == [ExitCode.PREEMPTED] * world_size
     (step,) = {end[1] for end in ends}
     marker = json.loads((run / "preempted.json").read_text())
