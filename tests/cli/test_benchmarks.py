@@ -81,16 +81,16 @@ def test_the_table_with_loading_processes_is_made_by_its_command(tmp_path: Path)
 
 
 def test_a_way_that_fails_does_not_lose_the_others() -> None:
-    def endless(pass_on: object) -> None:
+    def endless(after_step: object) -> None:
         while True:
-            pass_on(3)  # type: ignore[operator]
+            after_step(3)  # type: ignore[operator]
 
-    def broken(pass_on: object) -> None:
-        pass_on(3)  # type: ignore[operator]
+    def broken(after_step: object) -> None:
+        after_step(3)  # type: ignore[operator]
         raise ValueError("no more\nof this")
 
     good, bad, over = measure(
-        [Way("good", endless), Way("bad", broken), Way("over", lambda pass_on: pass_on(1))],
+        [Way("good", endless), Way("bad", broken), Way("over", lambda after_step: after_step(1))],
         rounds=2,
         steps=5,
         warm_up=1,
@@ -107,9 +107,9 @@ def test_what_was_stopped_goes_on_when_the_rank_is_killed() -> None:
     """A worker that was forked from the rank holds all that the rank has open, and is stopped with the rest."""
     program = (
         "import os, signal, subprocess\n"
-        "from benchmarks.stopping import let_go_on, stop\n"
+        "from benchmarks.stopping import resume, stop\n"
         "other = subprocess.Popen(['sleep', '60'], stdout=subprocess.DEVNULL)\n"
-        "stop(other.pid), let_go_on(other.pid), stop(other.pid)\n"
+        "stop(other.pid), resume(other.pid), stop(other.pid)\n"
         "if (worker := os.fork()) == 0:\n"
         "    signal.pause()\n"
         "stop(worker)\n"
