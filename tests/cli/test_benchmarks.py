@@ -98,7 +98,7 @@ def test_a_way_that_fails_does_not_lose_the_others() -> None:
 
     assert (good.failure, good.samples) == (None, [15, 15])
     assert bad.failure == "ValueError: no more"
-    assert over.failure == "RuntimeError: the loop came to its end before enough steps were taken"
+    assert over.failure == "RuntimeError: the loop ended before enough steps were taken"
     table = Table("t", "title", "samples/s", [Row("good", good.per_second()), Row("bad", failure=bad.failure)], "how")
     assert "bad  failed: ValueError: no more" in text_of(table)
 

@@ -27,7 +27,7 @@ MESSAGES = {
     "DL003": [
         (
             WRAP + DATA + "loader = DataLoader(data, shuffle=True)\n" + TRAIN,
-            "every rank goes through all of data: no sampler shares it out",
+            "every rank trains on all of data: no sampler splits it",
         )
     ],
     "DL004": [
@@ -39,7 +39,7 @@ MESSAGES = {
     "DL005": [
         (
             WRAP + DATA + "loader = DataLoader(data, sampler=DistributedSampler(data))\n" + TRAIN,
-            "the DistributedSampler of data shuffles, but nobody calls its set_epoch: every epoch has the same order",
+            "the DistributedSampler of data shuffles, but set_epoch is never called: every epoch has the same order",
         )
     ],
     "DL006": [

@@ -101,12 +101,12 @@ def test_without_code_there_is_nothing_to_read() -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b'{"cells": [', "it is no JSON (Expecting value: line 1 column 12 (char 11))"),
-        (b"\xff", "it is no JSON ('utf-8' codec can't decode byte 0xff"),
-        (b"[" * 100_000, "it is no JSON (it is nested deeper than 200 levels"),
-        (b"[1]", "its JSON is no object"),
+        (b'{"cells": [', "it is not JSON (Expecting value: line 1 column 12 (char 11))"),
+        (b"\xff", "it is not JSON ('utf-8' codec can't decode byte 0xff"),
+        (b"[" * 100_000, "it is not JSON (it is nested deeper than 200 levels"),
+        (b"[1]", "its JSON is not an object"),
         (b"{}", "it has no cells"),
-        (b'{"cells": 3}', "its cells are no list"),
+        (b'{"cells": 3}', "its cells are not a list"),
     ],
 )
 def test_what_is_no_notebook_is_reported(data: bytes, message: str) -> None:

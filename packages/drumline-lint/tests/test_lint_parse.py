@@ -76,7 +76,7 @@ def test_line_ends_are_kept() -> None:
     [
         (b"x = 1\ny = (\n", "train.py:2:5: the code cannot be parsed: '(' was never closed"),
         (b"if x:\npass\n", "train.py:2:1: the code cannot be parsed: expected an indented block after"),
-        (b"x = 1\n\0\n", "train.py:2:1: the file has null bytes, so it is no text"),
+        (b"x = 1\n\0\n", "train.py:2:1: the file has null bytes, so it is not text"),
         (b"x = 1\ny = '\xff'\n", "train.py:2:1: the file is not utf-8: byte 0xff cannot be decoded"),
         (b"# coding: martian\n", "train.py:1:1: the encoding of the file is not known: unknown encoding: martian"),
         (b"# coding: hex\n", "train.py:1:1: the encoding of the file is not known: 'hex' is not a text encoding"),

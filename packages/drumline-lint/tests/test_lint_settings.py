@@ -139,7 +139,7 @@ def test_all_wrong_settings_are_reported_at_once(tmp_path: Path) -> None:
     in_file(tmp_path, "a = 1\nseverity = 2")
     with pytest.raises(ConfigError, match="2 problems in the configuration") as error:
         settings(tmp_path)
-    assert "try: docs/lint.md has all settings; --no-config goes without them" in str(error.value)
+    assert "try: docs/lint.md has all settings; --no-config ignores them" in str(error.value)
 
 
 @pytest.mark.parametrize(

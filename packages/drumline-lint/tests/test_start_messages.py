@@ -15,7 +15,7 @@ SAID = {
     "on",
     "DL044": "torch.cuda.device_count() counts the GPUs of this host, and dist.get_rank() the processes of all hosts",
     "DL025": "dist.init_process_group has no timeout: ranks wait for a stuck one for 10 minutes with NCCL",
-    "DL027": "MASTER_ADDR is set to 10.1.2.3, over what the launcher says",
+    "DL027": "MASTER_ADDR is set to 10.1.2.3, which overwrites the launcher's value",
 }
 SCRIPT = "import os\nimport torch.distributed as dist\n"
 OTHERS = {

@@ -32,7 +32,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             dataset = argument(call, 0, "dataset")
             of = "" if dataset is None else f" of {source.code(dataset)}"
             message = (
-                f"the DistributedSampler{of} shuffles, but nobody calls its set_epoch: every epoch has the same order"
+                f"the DistributedSampler{of} shuffles, but set_epoch is never called: every epoch has the same order"
             )
             yield RULE.at(source, call, message)
 

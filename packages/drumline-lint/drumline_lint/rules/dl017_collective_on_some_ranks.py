@@ -1,4 +1,4 @@
-"""DL017: some ranks call a collective, and wait for the others for ever."""
+"""DL017: only some ranks call a collective, and wait for the others forever."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def _file_names(program: Program, path: ast.expr | None) -> set[str]:
 
 
 def _is_of_sample(program: Program, call: ast.Call) -> bool:
-    """A dataset's files hold samples, which nobody saves from a GPU."""
+    """A dataset's files hold samples, which are not saved from a GPU."""
     function = enclosing_function(call)
     owner = None if function is None else enclosing_class(function)
     if owner is None:

@@ -1,4 +1,4 @@
-"""DL040: some ranks run a wrapped model, and its collectives find nobody on the others."""
+"""DL040: only some ranks run a wrapped model, so its collectives block."""
 
 from __future__ import annotations
 
