@@ -1,5 +1,5 @@
-"""Another user of the machine reaches the store of `train --procs` on the loopback: the run goes on, and still heeds a
-signal."""
+"""Another user of the machine reaches the store of `train --procs` on the loopback: the run continues, and still obeys
+a signal."""
 
 from __future__ import annotations
 

@@ -215,7 +215,7 @@ def test_an_error_comes_in_place_of_its_own_batch(number: int) -> None:
 
 
 class Boxed:
-    """A batch that moves itself, and cannot be told of another stream."""
+    """A batch that moves itself, and has no `record_stream`."""
 
     def __init__(self, inside: Tensor) -> None:
         self.inside = inside

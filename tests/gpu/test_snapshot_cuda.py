@@ -1,4 +1,4 @@
-"""On a GPU: a save stops for a copy, which holds exactly what there was, while the steps after it go on."""
+"""On a GPU: a save pauses for a copy, which has exactly the bits of its step, while later steps run."""
 
 from __future__ import annotations
 

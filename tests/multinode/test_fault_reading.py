@@ -1,4 +1,4 @@
-"""The fault matrix' own judgement: what counts as rightly told, as lost, as a new step. Without hosts."""
+"""How the fault matrix decides what is a correct report, a lost step, a new step. Without hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes that meet, or do not: who is missing is named, fewer nodes go on, and nobody waits in silence.
+"""Nodes that join, or do not: missing ones are named, fewer nodes continue, and every wait is reported.
 
 The hosts run `drumline launch --env-file`, as a person would type it on each.
 """
@@ -49,7 +49,7 @@ class Gated(ImageClassification):
 
 
 class Jobs:
-    """Starts `drumline launch --env-file` on hosts that meet at `first`."""
+    """Starts `drumline launch --env-file` on hosts with the rendezvous at `first`."""
 
     def __init__(self, folder: Path, first: Host, *, nodes: str, flags: tuple[str, ...]) -> None:
         self.folder, self.first, self.nodes, self.flags = folder, first, nodes, flags

@@ -78,7 +78,7 @@ class Desk:
         )
 
     def sleepers(self, *words: str) -> tuple[Job, str]:
-        """A job that would run for ever, up on all its ranks; and its marker."""
+        """A job that runs forever, started on all its ranks; and its marker."""
         (self.folder / "sleep.py").write_text(SLEEP)
         hosts = ",".join(host.name for host in self.bed)
         job = self.launch("--hosts", hosts, "--procs", "1", *words, "sleep.py")

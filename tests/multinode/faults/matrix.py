@@ -228,7 +228,7 @@ class Trial:
         self.left_behind: list[str] = []
 
     def go_through(self) -> None:
-        """Until each fault was told, and then until the run has ended."""
+        """Run until each fault was reported, and then until the run has ended."""
         for case, following in itertools.zip_longest(self._cases, self._cases[1:]):
             self._suffer(case, following)
         self.wait_for_the_end()

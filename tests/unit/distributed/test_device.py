@@ -34,7 +34,7 @@ def test_a_rank_takes_the_gpu_of_its_number_or_the_only_one_it_sees(monkeypatch:
 
 
 def meet(gpus: Sequence[str | None]) -> list[str]:
-    """What each of the ranks that meet is told; nothing when all is well."""
+    """The error of each rank at the rendezvous; empty when there is none."""
     store = SealedStore(dist.HashStore(), None)
 
     def rank(number: int) -> str:

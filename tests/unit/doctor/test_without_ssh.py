@@ -27,7 +27,7 @@ def place(node: int, *, nodes: int = 2, secret: str | None = None, wait_s: float
 
 
 def refused(master: NodeOptions, *nodes: NodeOptions) -> list[str]:
-    """What each node that tries to come is told; those that are welcome say so."""
+    """What each node that tries to join gets as an answer."""
     port = free_port()
     master = replace(master, port=port)
 

@@ -1,4 +1,4 @@
-"""Nodes are alive by what this one has seen, whatever their wall clocks say; torch's own state holder beside it."""
+"""Which nodes are alive does not depend on their wall clocks; compared with torch's own state holder."""
 
 from __future__ import annotations
 

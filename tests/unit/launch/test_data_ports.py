@@ -1,4 +1,4 @@
-"""Ports that are closed between nodes that have met: tried again, told with the rule to add, or only warned of."""
+"""Closed ports between nodes that have joined: retried, reported with the rule to add, or only a warning."""
 
 from __future__ import annotations
 

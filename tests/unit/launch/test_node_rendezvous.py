@@ -1,4 +1,4 @@
-"""How nodes that meet are numbered, and what is said when they do not; real hosts do it in `tests/multinode`."""
+"""How nodes are numbered, and the messages when some do not join; real hosts are in `tests/multinode`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`--sync` that is told to end in the middle; what it copies is looked at on real hosts, in `tests/multinode`."""
+"""`--sync` that is interrupted; what it copies is tested on real hosts, in `tests/multinode`."""
 
 from __future__ import annotations
 

@@ -500,7 +500,7 @@ def test_a_rank_that_was_left_behind_by_an_early_exit() -> None:
 
 
 def test_a_rank_that_left_calls_other_collectives() -> None:
-    """At the end of a run ranks meet once more: with the number that the others' bucket has."""
+    """At the end of a run ranks call one more collective, with the number of the others' bucket."""
     barrier = replace(reduced(4410, op="broadcast"), is_done=False)
     early = late_rank(3, Phase.LEFT, collectives=(*recorded(4409, waits=False), barrier))
     assert (found(cluster(early)).cause, found(cluster(early)).rank) == (Cause.LEFT_EARLY, 3)
@@ -584,7 +584,7 @@ def test_two_ranks_in_different_collectives_lean_on_what_came_before() -> None:
 
 
 def test_a_shape_mismatch_as_gloo_leaves_it() -> None:
-    """One rank got enough data to go on to the next number; the other two wait at the one that differs."""
+    """One rank got enough data to continue with the next number; the other two wait at the one that differs."""
     odd = blocked_rank(1, collectives=(*recorded(12, waits=False)[:-1], reduced(12, is_done=True), reduced(13, 3)))
     even = blocked_rank(2, collectives=(*recorded(12, waits=False)[:-1], reduced(12, is_done=True), reduced(13, 2)))
     ahead = blocked_rank(0, collectives=(reduced(12, is_done=True), reduced(13, 2, is_done=True), reduced(14)))
