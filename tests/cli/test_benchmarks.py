@@ -103,7 +103,7 @@ def test_a_way_that_fails_does_not_lose_the_others() -> None:
     assert "bad  failed: ValueError: no more" in text_of(table)
 
 
-def test_what_was_stopped_goes_on_when_the_rank_is_killed() -> None:
+def test_what_was_stopped_continues_when_the_rank_is_killed() -> None:
     """A worker that was forked from the rank holds all that the rank has open, and is stopped with the rest."""
     program = (
         "import os, signal, subprocess\n"

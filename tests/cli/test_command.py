@@ -308,7 +308,7 @@ def test_a_rank_that_is_killed_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("num_procs", [1, 2])
-def test_ctrl_c_ends_every_process_and_the_run_can_go_on(tmp_path: Path, num_procs: int) -> None:
+def test_ctrl_c_ends_every_process_and_the_run_can_continue(tmp_path: Path, num_procs: int) -> None:
     command = ["train", "digits", "--procs", str(num_procs), "--model.widths", "8", "--checkpoint.every_steps", "5"]
     command += ["--train.epochs", "500"]
     process = subprocess.Popen(

@@ -196,7 +196,7 @@ def event(run: Path, kind: str, *, age_s: float) -> None:
     (run / "events" / "rank-00000.jsonl").write_text(json.dumps(record) + "\n")
 
 
-def test_what_is_said_when_there_is_nothing_to_see(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_shown_when_there_is_nothing_to_see(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path, status(), age_s=FRESH_S + 5)
     look = RunStatusReader(tmp_path).read()
     assert (look.is_live, look.has_ended) == (False, False)

@@ -253,7 +253,7 @@ def test_a_batch_per_rank_keeps_its_bits_on_another_world(tmp_path: Path) -> Non
     assert digest(tmp_path / "same") == digest(tmp_path / "other")
 
 
-def test_ranks_on_unlike_machines_are_told_so(tmp_path: Path) -> None:
+def test_ranks_on_unlike_machines_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RanksFailed) as caught:
         run_ranks(2, train_on_another_machine, elastic(), tmp_path)
     for text in caught.value.errors.values():

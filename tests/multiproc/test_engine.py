@@ -257,7 +257,7 @@ class WantsAnother(Classify):
     best_metric = "acc"
 
 
-def test_a_best_metric_that_is_never_reported_is_told_at_the_first_evaluation(tmp_path: Path) -> None:
+def test_a_best_metric_that_is_never_reported_is_a_warning_at_the_first_evaluation(tmp_path: Path) -> None:
     train_here(make_config(epochs=3), WantsAnother, tmp_path)
     (warning,) = events(tmp_path, "warning")
     assert (warning["step"], warning["message"]) == (

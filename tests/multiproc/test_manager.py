@@ -40,7 +40,7 @@ def test_torchs_own_timeout_comes_after_the_watchs_patience() -> None:
     assert DDPManager(train_timeout_s=5, watch=WatchConfig(sidecar="off"))._train_timeout_s == 5
 
 
-def test_settings_of_the_watch_are_checked_before_anybody_meets() -> None:
+def test_settings_of_the_watch_are_checked_before_the_rendezvous() -> None:
     with pytest.raises(ConfigError) as caught:
         DDPManager(watch=WatchConfig(on_hang="restrat", hang_s=0))  # type: ignore[arg-type]
     assert [line.partition(" = ")[0].strip(" -") for line in str(caught.value).splitlines()[1:3]] == [
@@ -150,7 +150,7 @@ def average_gradient(length: int, batch_size: int) -> list[list[float]]:
 
 
 @pytest.mark.parametrize("length", [9, 11])
-def test_a_loop_of_ones_own_gets_the_gradient_of_the_whole_batch(length: int) -> None:
+def test_a_users_own_loop_gets_the_gradient_of_the_whole_batch(length: int) -> None:
     """Also when the last batch has fewer samples than there are ranks."""
     (alone,) = run_ranks(1, average_gradient, length, 4)
     for gradients in run_ranks(3, average_gradient, length, 4):
@@ -276,7 +276,7 @@ class DDPGuard:
         self.ddp.cleanup(broken=True)
 
 
-def test_a_group_that_was_taken_down_early_is_no_trouble() -> None:
+def test_a_group_that_was_taken_down_early_is_no_problem() -> None:
     assert run_ranks(1, leave_with_an_open_group) == [True]
     assert "RANK" not in os.environ
 

@@ -182,7 +182,7 @@ def come_twice(agent_port: int) -> str:
     return str(caught.value)
 
 
-def test_a_first_rank_that_never_comes_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_first_rank_that_never_joins_is_named(capfd: pytest.CaptureFixture[str]) -> None:
     port = free_port()
     agent = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
     place = {"master_addr": "127.0.0.1", "master_port": port, "agent_hosts_store": True}

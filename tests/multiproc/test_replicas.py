@@ -148,7 +148,7 @@ class Heard(logging.Handler):
 
 
 def repair(damaged: int) -> tuple[bool, bool, list[str]]:
-    """Whether the damage was undone, whether training goes on from there, and what was warned of."""
+    """Whether the damage was undone, whether training continues from there, and the warnings."""
     with DDPManager(watch=NO_SIDECAR) as ddp:
         replica = Replica(ddp, on_difference="broadcast")
         heard = Heard()
@@ -245,7 +245,7 @@ def test_damage_is_not_saved(tmp_path: Path) -> None:
             assert name in error
 
 
-def test_a_run_that_is_told_to_go_on_warns_and_trains_to_the_end(tmp_path: Path) -> None:
+def test_a_run_that_is_set_to_continue_warns_and_trains_to_the_end(tmp_path: Path) -> None:
     config = watched(replicas_every=1, on_difference="broadcast")
     for said, compared in run_ranks(3, train_damaged, config, tmp_path / "damaged", "4.weight", 4):
         assert said == "trained to the end"

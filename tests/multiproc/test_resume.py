@@ -108,7 +108,7 @@ class MeasuresMore(Classify):
         return Loss(loss.total, metrics={**loss.metrics, "more": loss.total.detach()})
 
 
-def test_another_layout_of_buckets_is_told(tmp_path: Path) -> None:
+def test_another_layout_of_buckets_is_reported(tmp_path: Path) -> None:
     train_here(make_config(steps=3), Classify, tmp_path)
     train_here(replace(make_config(steps=4), dist=DistConfig(bucket_cap_mb=1.0)), Classify, tmp_path)
     warnings = [
@@ -157,7 +157,7 @@ def test_a_corrupt_checkpoint_is_named_and_the_one_before_is_used(tmp_path: Path
         assert [event["step"] for event in events if event["kind"] == "resume"] == [3]
 
 
-def test_a_run_of_which_no_checkpoint_is_whole_does_not_start_over(tmp_path: Path) -> None:
+def test_a_run_without_a_complete_checkpoint_does_not_start_over(tmp_path: Path) -> None:
     train_here(make_config(epochs=1), Classify, tmp_path)
     (tmp_path / "checkpoints" / "step-00000005" / "model.safetensors").unlink()
     with pytest.raises(
@@ -167,7 +167,7 @@ def test_a_run_of_which_no_checkpoint_is_whole_does_not_start_over(tmp_path: Pat
     assert catalog.list_steps(tmp_path / "checkpoints") == [5]
 
 
-def test_a_finished_run_says_so_and_changes_nothing(tmp_path: Path) -> None:
+def test_a_finished_run_reports_it_and_changes_nothing(tmp_path: Path) -> None:
     config = make_config(epochs=1)
     train_here(config, Classify, tmp_path)
     before = newest(tmp_path)
@@ -179,7 +179,7 @@ def test_a_finished_run_says_so_and_changes_nothing(tmp_path: Path) -> None:
     assert notes == ["this run has finished; raise train.epochs or train.steps, or start a new one with --fresh"]
 
 
-def test_more_epochs_go_on_and_a_changed_setting_is_told(tmp_path: Path) -> None:
+def test_more_epochs_continue_and_a_changed_setting_is_reported(tmp_path: Path) -> None:
     train_here(make_config(epochs=1), Classify, tmp_path)
     optim = OptimConfig(lr=0.05, weight_decay=0.0, schedule="constant", clip_norm=0.5)
     assert train_here(make_config(epochs=2, optim=optim), Classify, tmp_path).step == 10

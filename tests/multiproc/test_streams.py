@@ -129,7 +129,7 @@ def logged(config: Config, task: type[Task], run: Path) -> list[str]:
     return lines
 
 
-def test_a_resumable_stream_that_is_the_same_everywhere_is_told_off(tmp_path: Path) -> None:
+def test_a_resumable_stream_that_is_the_same_everywhere_is_a_warning(tmp_path: Path) -> None:
     config = make_config(steps=2)
     first, second = run_ranks(2, logged, config, stream_jobs.ForgetsItsRank, tmp_path)
     assert second == []
