@@ -51,7 +51,7 @@ def config(*, workers: int = 0) -> Config:
 
 
 def told(where: str, ranks: tuple[int, ...], number: int, config: Config, run: Path) -> tuple[int, int, bool]:
-    """Train as one rank, and send these ranks a signal at that point; how and where it ended, and if it was reported."""
+    """Train as one rank, and send these ranks a signal at that point; how and where it ended, whether reported."""
     preemption, progress, sent = Preemption(), Progress(), []
     ddp = make_manager(config)
 
