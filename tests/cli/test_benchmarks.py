@@ -1,4 +1,4 @@
-"""The benchmarks run: every table comes to its end in small shapes, and leaves what docs/performance.md is made of.
+"""The benchmarks run: every table is made in small shapes, with the files for docs/performance.md.
 
 Whether anything is fast is not asked here. Without a group, and without peers: they are not among the tools of a
 developer, and the table then says so.

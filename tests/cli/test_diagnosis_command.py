@@ -1,4 +1,4 @@
-"""What `drumline launch` does when a sidecar has ended its ranks and says why.
+"""What `drumline launch` does when a sidecar has ended its ranks and reports why.
 
 The sidecar here is a stand-in, except where a script is watched by the real one.
 """

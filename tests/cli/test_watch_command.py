@@ -1,4 +1,4 @@
-"""`drumline watch` as a user types it, beside a process that holds a run folder and writes a status like a sidecar."""
+"""`drumline watch` as a user types it, with a process that locks a run folder and writes a status like a sidecar."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a manifest says each pod shall run, run on hosts in their place: Kubernetes itself puts the variables in."""
+"""The commands of a manifest's pods, run on test hosts, with the variables that Kubernetes would set."""
 
 from __future__ import annotations
 

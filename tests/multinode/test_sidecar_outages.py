@@ -1,4 +1,4 @@
-"""The sidecars' network between real hosts: what each end says of a way that closes, and that it opens by itself."""
+"""The sidecars' network between real hosts: how each end reports a cut link, and that it reconnects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The testbed does what it says: hosts are apart, faults hit what they name and nothing else, and nothing stays."""
+"""The testbed: hosts are isolated, faults affect only their target, and nothing is left behind."""
 
 from __future__ import annotations
 

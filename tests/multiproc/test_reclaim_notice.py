@@ -1,4 +1,4 @@
-"""A notice of reclaim on one node: all ranks save and leave as after a signal, and the marker says why."""
+"""A spot notice on one node: all ranks save and exit as after a signal, and preempted.json has the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The faults of the matrix, what may rightly be said of each, and where one strikes: all by a seed."""
+"""The faults of the matrix, the correct diagnoses of each, and where it happens, drawn from a seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One case of the fault matrix on real hosts: what was said of it, how soon, and what became of the run.
+"""One case of the fault matrix on real hosts: what was reported, how soon, and how the run ended.
 
     with Matrix(folder) as matrix:
         result = matrix.run(make_case("stopped", 3))

@@ -1,4 +1,4 @@
-"""The same faults under plain torchrun, with a script without Drumline: what is said, of whom, and how soon.
+"""The same faults under plain torchrun, with a script without Drumline: what is reported, about which rank, how soon.
 
 It gets some seconds, not the half hour that it would take: what was not said by then is told as "nothing".
 """

@@ -1,4 +1,4 @@
-"""What a run left: what was said, when its first new step was done, what was lost, and the bits of its end."""
+"""Reads a run folder: what was reported, when its first new step was done, what was lost, and its final bits."""
 
 from __future__ import annotations
 

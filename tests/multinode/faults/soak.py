@@ -1,4 +1,4 @@
-"""Hundreds of faults on real hosts, and a table of what was said of them, against plain torchrun on the same ones.
+"""Hundreds of faults on real hosts, and a table of how they were reported, compared with plain torchrun.
 
     python -m tests.multinode.faults --count 300 --seed 0          (make soak-faults)
     python -m tests.multinode.faults --only stopped,gil --count 4  one case again: --only NAME --seed S --count 1

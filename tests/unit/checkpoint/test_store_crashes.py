@@ -1,4 +1,4 @@
-"""Killed with SIGKILL while it writes, replaces or removes, the store never loses what it said was saved."""
+"""Killed with SIGKILL while it writes, replaces or removes, the store never loses a saved checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which GPU a rank takes, on machines with some: what torch says of them is given, as there are none here."""
+"""Which GPU a rank takes; torch's answers are simulated, as there are no GPUs here."""
 
 from __future__ import annotations
 

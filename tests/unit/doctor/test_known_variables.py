@@ -1,4 +1,4 @@
-"""What is said of NCCL's and torch's variables: bad, old and misspelt ones; and that the table holds together."""
+"""Findings about NCCL's and torch's variables: bad, old and misspelt ones; and that the table is consistent."""
 
 from __future__ import annotations
 

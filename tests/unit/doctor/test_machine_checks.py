@@ -1,4 +1,4 @@
-"""What the doctor says of one machine: the sentence and the fix of every finding, from facts made by hand."""
+"""The doctor's findings about one machine: the text and the fix of each, from hand-made facts."""
 
 from __future__ import annotations
 

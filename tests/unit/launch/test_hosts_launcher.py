@@ -1,4 +1,4 @@
-"""Whether a job on several hosts is started again when a part of it was lost: how often, where, and what is said."""
+"""Whether a job on several hosts is restarted when a host was lost: how often, where, and the messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is believed when replicas differ, and what is said of it."""
+"""Which replicas are the majority when they differ, and the message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rank or host holds up a run, and in what, from nothing but its beats; and that nobody is named for nothing."""
+"""Which rank or host slows a run, and in which phase, only from heartbeats; and no false alarms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real process that eats more than a real control group allows, and what the kernel says of its end."""
+"""A real process that uses more memory than its control group allows, and the kernel's evidence."""
 
 from __future__ import annotations
 

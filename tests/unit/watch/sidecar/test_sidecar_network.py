@@ -1,4 +1,4 @@
-"""The sidecars' network: who has a line to whom, who comes back, and what is said of one that is silent."""
+"""The sidecars' network: which nodes are connected, how they reconnect, and how a lost one is reported."""
 
 from __future__ import annotations
 

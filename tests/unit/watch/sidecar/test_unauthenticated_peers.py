@@ -1,4 +1,4 @@
-"""The sidecars' port: who does not know the secret gets nothing, changes nothing and keeps nobody out."""
+"""The sidecars' port: a client without the secret gets nothing, changes nothing and blocks no node."""
 
 from __future__ import annotations
 
