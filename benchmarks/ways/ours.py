@@ -93,7 +93,7 @@ def run_folder(folder: Path, name: str) -> Path:
 
 
 class _Followed(Progress):
-    """The progress of a run, which tells of each step: the loop moves the cursor once a step, right after it."""
+    """The progress of a run, which calls back after each step: the loop moves the cursor once a step."""
 
     def __init__(self, after_step: AfterStep, samples: int) -> None:
         super().__init__()

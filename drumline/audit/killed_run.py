@@ -74,7 +74,7 @@ def run_and_kill(leg: Leg, kill: Kill) -> bool:
 
 
 def failed(leg: Leg, code: int) -> RunFailedError:
-    """The error for a leg that failed by itself: its last lines, and its exit code."""
+    """The error for a leg that failed without a kill: its last lines, and its exit code."""
     lines = leg.log.read_text(errors="replace", encoding="utf-8").rstrip().splitlines()[-LAST_LINES:]
     quoted = [f"  | {one_line(line)}" for line in dedent("\n".join(lines)).splitlines()]
     has_advice = code in (ExitCode.USAGE, ExitCode.PREFLIGHT_FAILED)

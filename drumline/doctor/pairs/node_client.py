@@ -129,7 +129,7 @@ class NodeClient:
                 reply = self.session.decode(line)
                 answer = self._waiting.get(reply.get("id") or 0)
                 if answer is None or answer.done():
-                    continue  # nobody waits for it any more
+                    continue  # the request has timed out
                 if "error" in reply:
                     answer.set_exception(NodeRequestError(str(reply["error"])))
                 else:

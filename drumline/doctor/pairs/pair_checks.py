@@ -298,7 +298,7 @@ def _clocks(survey: Survey) -> Iterator[Finding]:
     if len(known) < 2:
         return
     first = next(iter(known))
-    # Of three and more, most are right; of two, nobody knows, and the first one counts.
+    # With three or more hosts the majority is right; with two, the first one is taken as right.
     usual = known[first] if len(known) == 2 else statistics.median_low(known.values())
     whose = f"{first}'s" if len(known) == 2 else "the other hosts'"
     for name, clock in known.items():

@@ -256,7 +256,7 @@ def test_a_stream_that_has_become_shorter_is_refused(position: int) -> None:
 def test_what_can_be_read_only_once_is_refused() -> None:
     with pytest.raises(UsageError, match="the generator can be read only once") as caught:
         make(number for number in range(9))
-    assert "whose __iter__ starts anew each time" in str(caught.value)
+    assert "whose __iter__ starts over each time" in str(caught.value)
 
 
 def test_a_loader_is_no_dataset() -> None:
@@ -398,4 +398,4 @@ def test_a_resumable_stream_that_is_empty_is_refused(workers: int) -> None:
     with closing(make(Counting(0), rank=1, world_size=2, workers=workers)) as loader:
         with pytest.raises(DataError, match="the stream Counting is empty in round 0 on rank 1") as caught:
             next(loader.steps())
-        assert "starts anew after its end" in str(caught.value)
+        assert "starts over after its end" in str(caught.value)

@@ -15,7 +15,7 @@ from drumline_lint.reading.source import Source
 
 MOST_WRITTEN = 400
 MOST_PARTS = 300
-"""So many expressions are looked at for one answer; generated code is not worth more."""
+"""The most expressions for one query: more occur only in generated code."""
 # Attributes of a path that are still a path; other attributes say nothing about their owner.
 _PARTS_OF_PATHS = ("parent", "name", "stem", "parents", "suffix")
 
@@ -144,7 +144,7 @@ def _all_filled(program: Program, source: Source) -> dict[tuple[ScopeNode, str],
 
 DEEPEST = 12
 LARGEST = 4000
-"""So many nodes are looked at for one answer; generated code is not worth more."""
+"""The most nodes for one query: more occur only in generated code."""
 
 
 def components(program: Program, expression: ast.expr | None, *, only_making: bool = False) -> Iterator[ast.AST]:
