@@ -11,6 +11,7 @@ one process.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
@@ -37,12 +38,13 @@ from drumline.distributed.start.rank_facts import rank_facts
 from drumline.distributed.start.rank_rendezvous import Rendezvous
 from drumline.distributed.wrap import small_batch_warning, unwrap_model, wrap_model
 from drumline.errors import ExitCode, Place, UsageError, log
-from drumline.launch.rank_environment import write_failure
+from drumline.launch.rank_environment import watch_settings_from, write_failure
 from drumline.launch.topology import Topology, topology_from
 from drumline.net.sealed_store import SealedStore
 from drumline.terminal import paragraph
 from drumline.watch.failure_kind import failure_kind
 from drumline.watch.heartbeat import HeartbeatWriter, LoopHeartbeats, Phase
+from drumline.watch.rank.node_watch import NodeWatch
 from drumline.watch.rank.progress_monitor import AFTER_PATIENCE_S, ProgressMonitor
 from drumline.watch.rank.watched_rank import WatchedRank, watch_rank
 
@@ -107,9 +109,11 @@ class DDPManager:
         if self._captures:
             os.environ.setdefault(*group.NO_REGISTRATION)
         self._device = choose_device(self._wanted_device, local_rank=self._topology.local_rank)
-        if topology is not None:
-            self._join(topology, self._device)
-        self._start_watchdog()
+        with self._node_watch() as node:
+            if topology is not None:
+                self._join(topology, self._device, node)
+            if node is not None:
+                self._start_watchdog(node)
         determinism.seed_shared(self._seed)
         return topology is not None
 
@@ -321,7 +325,15 @@ class DDPManager:
         write_failure(os.environ, (first or mine).record())
         return first
 
-    def _join(self, topology: Topology, device: torch.device) -> None:
+    def _node_watch(self) -> contextlib.AbstractContextManager[NodeWatch | None]:
+        """None: this rank is not to be watched."""
+        wanted = self._watch.sidecar
+        if wanted == "on" or (wanted == "auto" and self.world_size > 1):
+            given = watch_settings_from(os.environ)
+            return NodeWatch(self._topology, self._watch, folder=given.folder, run=self._run)
+        return contextlib.nullcontext()
+
+    def _join(self, topology: Topology, device: torch.device, node: NodeWatch | None) -> None:
         backend = choose_backend(self._wanted_backend, device=device)
         own = {
             "number of ranks": topology.world_size,
@@ -342,20 +354,12 @@ class DDPManager:
             train_timeout_s=self._train_timeout_s,
             facts=facts,
             environment=os.environ,
+            service=node,
         )
 
-    def _start_watchdog(self) -> None:
-        """Collective: from here on a sidecar watches this rank, if it should."""
-        wanted = self._watch.sidecar
-        if wanted == "on" or (wanted == "auto" and self.world_size > 1):
-            self._watched = watch_rank(
-                self._rendezvous,
-                self._topology,
-                self._watch,
-                run=self._run,
-                timeout_s=self._start_timeout_s,
-                environment=os.environ,
-            )
+    def _start_watchdog(self, node: NodeWatch) -> None:
+        """From here on a sidecar watches this rank, where it can."""
+        self._watched = watch_rank(node.options(self._rendezvous), node.listener, self.rank)
         if self._watched is not None:
             self.heartbeat = self._watched.heartbeat
             self.heartbeat.mark(Phase.USER)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import pytest
 import torch
@@ -38,6 +38,12 @@ def test_torchs_own_timeout_comes_after_the_watchs_patience() -> None:
     assert DDPManager(watch=WatchConfig(hang_s=900))._train_timeout_s == 990
     assert DDPManager(train_timeout_s=3600)._train_timeout_s == 3600
     assert DDPManager(train_timeout_s=5, watch=WatchConfig(sidecar="off"))._train_timeout_s == 5
+
+
+@pytest.mark.parametrize("sidecar", ["off", "auto", "on"])
+def test_nothing_is_made_for_a_watchdog_that_is_not_wanted(sidecar: Literal["off", "auto", "on"]) -> None:
+    with DDPManager(watch=WatchConfig(sidecar=sidecar))._node_watch() as node:
+        assert (node is not None) == (sidecar == "on"), "auto: there is a single rank"
 
 
 def test_settings_of_the_watch_are_checked_before_the_rendezvous() -> None:

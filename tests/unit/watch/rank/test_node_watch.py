@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import socket
 import tempfile
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
-from drumline.distributed.start.rank_rendezvous import Card, group_by_node, this_machine
+from drumline.config.schema import WatchConfig
+from drumline.distributed.start.rank_rendezvous import Card, Rendezvous, group_by_node, this_machine
 from drumline.errors import PreflightError
 from drumline.launch.node import watch_folder
-from drumline.net.interfaces import interfaces, outward_address
-from drumline.watch.rank.node_watch import listen_for_sidecars, make_watch_folder, sidecar_address
+from drumline.launch.topology import Topology
+from drumline.net.interfaces import LOOPBACK, interfaces, outward_address
+from drumline.net.sealed_store import SealedStore
+from drumline.watch.rank.node_watch import NodeWatch, listen_for_sidecars, make_watch_folder, sidecar_address
 
 
 def ranks(*given: tuple[str, int]) -> dict[int, Card]:
@@ -68,6 +74,30 @@ def test_the_folder_is_of_this_user_alone(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(PreflightError, match=r"no folder for the watchdog can be made in .*: No such file") as caught:
         make_watch_folder(None)
     assert "--watch.sidecar off" in str(caught.value)
+
+
+def test_a_folder_is_in_use_from_the_start_and_removed_when_the_start_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch_folder, "MEMORY", tmp_path)
+    new_node = functools.partial(NodeWatch, Topology(), WatchConfig(), run=None)
+    with new_node(folder=None) as node:
+        mine = Path(node.prepare()["folder"])
+        watch_folder.make_memory_folder()
+        assert mine.is_dir(), "another job leaves it alone"
+    watch_folder.make_memory_folder()
+    assert not mine.exists(), "as after a rank that was killed while it waited: the next job has removed it"
+
+    alone = Rendezvous(SealedStore(dist.HashStore(), None), ((0,),), ("a",), (LOOPBACK,), ({},))
+    given = tmp_path / "given"
+    for folder in (None, given):
+        with contextlib.suppress(KeyError), new_node(folder=folder) as node:
+            mine = Path(node.prepare()["folder"])
+            listening = node.listen(alone)
+            raise KeyError
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((listening["address"], listening["port"]))
+        assert mine.exists() == (folder is not None), "the launcher removes its own"
 
 
 def test_a_folder_that_others_could_use_is_refused(tmp_path: Path) -> None:
