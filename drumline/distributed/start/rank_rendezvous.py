@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import blake3
 
 from drumline.distributed.start.fact_differences import Facts, check_differences
-from drumline.distributed.start.rank_store import Decision, announce, announced, follow, outcome, value_of
+from drumline.distributed.start.rank_store import Decision, announce, follow, outcome, value_of
 from drumline.errors import PreflightError
 from drumline.launch.topology import Topology
 from drumline.net.dial import FIRST_NOTICE_S, WaitNotice
@@ -155,7 +155,8 @@ class _Joining:
         while True:
             if current := document(self.store.peek(CURRENT) or b"", namespace=str):
                 self._enter(current["namespace"])
-                if decision := announced(self.part, JOINED):
+                if found := self.part.peek(JOINED):
+                    decision: Decision = json.loads(found)
                     other, host = decision["names"].get(str(self.topology.rank), (None, ""))
                     if other == self.name or (other is None and "what" not in decision):
                         return decision

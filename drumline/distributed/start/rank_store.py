@@ -103,12 +103,6 @@ def announce(store: SealedStore, key: str, decide: Callable[[], Any], **more: An
     return decision
 
 
-def announced(store: SealedStore, key: str) -> Decision | None:
-    """On the other ranks: what rank 0 has decided, if it has."""
-    found = store.peek(key)
-    return None if found is None else json.loads(found)
-
-
 def follow(store: SealedStore, key: str, decision: Decision, *, num_readers: int = 0) -> Any:
     """What was decided, or the error. `num_readers`: on rank 0, which often runs the store, how many others it waits
     for, until they have read an error."""
