@@ -125,6 +125,17 @@ def test_a_folder_that_others_could_use_is_refused(tmp_path: Path) -> None:
         assert refused(Path("/usr")).startswith("belongs to user 0")
 
 
+def test_a_folder_that_the_first_rank_names_is_checked_by_the_others(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    second = Topology(rank=1, world_size=2, local_rank=1, local_world_size=2)
+    joined = Rendezvous(SealedStore(dist.HashStore(), None), ((0, 1),), ("a",), (None,), ({"folder": str(tmp_path)},))
+    node = NodeWatch(second, WatchConfig(), folder=None, run=None)
+    with pytest.raises(PreflightError, match=f"the watch folder {tmp_path} is open to others"):
+        node.options(joined)
+    tmp_path.chmod(0o700)
+    assert node.options(joined).folder == str(tmp_path)
+
+
 def test_a_node_listens_on_the_way_to_the_others_alone() -> None:
     assert outward_address({"GLOO_SOCKET_IFNAME": "lo"}, "127.0.0.1") == "127.0.0.1"
     assert outward_address({"NCCL_SOCKET_IFNAME": "=lo"}, "127.0.0.1") == "127.0.0.1"
