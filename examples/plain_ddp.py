@@ -23,7 +23,7 @@ def main() -> None:
         torch.cuda.set_device(device)
     torch.manual_seed(0)
 
-    train_data, test_data = spirals(2000, seed=1), spirals(500, seed=2)
+    train_data, test_data = spirals(1000, seed=1), spirals(500, seed=2)
     sampler = DistributedSampler(train_data)  # repeats samples when they do not divide evenly
     loader = DataLoader(train_data, batch_size=64 // world_size, sampler=sampler)
     # Repeats samples here too, so the accuracy is wrong; `drumline lint` reports it, so it is silenced here.
