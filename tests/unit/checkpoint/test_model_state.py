@@ -138,6 +138,7 @@ def test_under_ddp_names_are_the_model_s_own(tmp_path: Path) -> None:
     assert_same(wrapped.module, plain)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("group_of_one")
 def test_under_torch_compile_too() -> None:
     model = Tied()

@@ -32,6 +32,7 @@ values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(value=values)
 def test_anything_is_restored_as_it_was(value: Any) -> None:

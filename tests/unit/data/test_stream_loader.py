@@ -151,6 +151,7 @@ def test_shards_hold_the_same_on_any_world(length: int, batch_size: int, world_s
     assert by_shard(world_size) == by_shard(1)
 
 
+@pytest.mark.slow
 @given(st.integers(1, 30), st.integers(1, 8), st.data())
 def test_a_resume_at_any_cursor_continues_the_sequence(length: int, batch_size: int, data: st.DataObject) -> None:
     loader = make(Numbers(length), batch_size=batch_size)

@@ -53,6 +53,7 @@ def test_dozens_of_hosts_are_shown_in_letters_of_which_each_is_explained() -> No
     assert lines[-1] == ". fine; s slow; C data ports closed"
 
 
+@pytest.mark.slow
 def test_of_hundreds_only_the_rows_with_something_wrong() -> None:
     cluster = Cluster(66, closed={(7, 8), (7, 9), (7, 10), (7, 11)}, holes={(9, 1)}, down=[50])
     lines = list(plain_lines(matrix(examine(cluster))))

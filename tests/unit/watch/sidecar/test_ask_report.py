@@ -49,6 +49,7 @@ def answer_when_it_waits(folder: Path) -> None:
     write_report(folder, 1, number)
 
 
+@pytest.mark.slow
 def test_the_latest_collectives_of_a_rank_that_waits(tmp_path: Path) -> None:
     told = run_ranks(2, wait_in_a_collective, tmp_path)[0]
     assert told["before"] == {}, "there was no group yet"

@@ -194,6 +194,7 @@ def test_a_worker_in_fork_is_recognized_and_not_signalled(start_rank: StartRank,
     assert 0 < first.in_fork_s < later.in_fork_s
 
 
+@pytest.mark.slow
 def test_cpu_time_includes_descendants_when_a_rank_makes_no_progress(start_rank: StartRank, tmp_path: Path) -> None:
     start_rank("if os.fork() == 0:\n    while True: pass\nsay('ready')\nwait_forever()\n")
     observer = observer_of(tmp_path)
@@ -213,6 +214,7 @@ def test_cpu_time_includes_descendants_when_a_rank_makes_no_progress(start_rank:
         assert not state_seen(observer).has_io, "its answers to us are not its own work"
 
 
+@pytest.mark.slow
 def test_cpu_is_measured_over_an_interval(start_rank: StartRank, tmp_path: Path) -> None:
     """A rank that gets the CPU now and then, as on a busy machine; a look may find it without."""
     start_rank(

@@ -113,6 +113,7 @@ def run(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Run]:
     wait_for(lambda: not is_alive(one.sidecar()))
 
 
+@pytest.mark.slow
 def test_a_healthy_run_gets_no_message_about_its_sidecar_not_even_when_that_dies(run: Run) -> None:
     first = run.sidecar()
     os.kill(first, signal.SIGKILL)
