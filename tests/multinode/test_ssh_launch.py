@@ -273,7 +273,7 @@ def test_a_task_trains_with_code_that_is_copied_first_and_the_same_everywhere(
     fake.write_text("#!/bin/sh\necho 'sh: 1: rsync: not found' >&2\nexit 127\n")
     job = desk.launch(*words)
     assert job.wait() == 3
-    assert "error: b: rsync is not installed there\n  try: apt-get install rsync" in job.text()
+    assert "error: b: rsync is not installed there\n  try: install rsync (apt-get install rsync)" in job.text()
 
 
 RAISES = """
