@@ -1,1 +1,1 @@
-"""What Drumline costs and gains, measured; README.md says which command makes which table."""
+"""Measures what Drumline costs and gains; README.md lists which command makes which table."""

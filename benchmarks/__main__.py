@@ -1,4 +1,4 @@
-"""Make one table or several, each in processes of its own, so that one that fails does not lose the others.
+"""Make one table or several, each in its own processes, so that a failure does not affect the others.
 
 python -m benchmarks step images gpt save       (make bench-gpu)
 python -m benchmarks cpu                        (make bench)
@@ -36,7 +36,7 @@ def main() -> int:
 
 
 def _made(table: str, options: Options) -> bool:
-    """Whether all runs of a table came to their end: some are made on several numbers of ranks."""
+    """Whether all runs of a table succeeded: some tables are made on several numbers of ranks."""
     numbers = options.ranks or getattr(_module(table), "RANKS", "1")
     codes = []
     for number in numbers.split(","):
@@ -52,10 +52,10 @@ def _module(table: str) -> object:
 
 
 def measure_here(options: Options) -> None:
-    """Collective: on this rank, with a sidecar beside it."""
-    # DDP finds the strides of a 1x1 convolution's gradient odd; there is nothing to it.
+    """Collective: measure on this rank, with a sidecar."""
+    # DDP warns about the strides of a 1x1 convolution's gradient, which is harmless.
     warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
-    # A way that is at rest is silent for as long as the others take.
+    # A paused run makes no progress while the others run.
     watch = WatchConfig(sidecar="on", on_hang="report", hang_s=500.0)
     with DDPManager(seed=0, device=options.device, watch=watch, run=options.folder / "watch") as ddp:
         fast_arithmetic()

@@ -1,10 +1,9 @@
-"""How ways of doing the same work are timed: in turn, in blocks of steps, in one process.
+"""Times several ways of doing the same work: in turn, in blocks of steps, in one process.
 
-A way is a loop that takes steps and calls `pass_on` after each. All ways warm up; then they take
-turns, another one first in every round, so that what slows the machine down slows all of them. A block is timed from
-its first step to the moment when the device has done its last one; nothing waits for the device in between. A way that
-is not at work is at rest: its processes are stopped, and what it writes in the background is waited for, so that
-it neither works ahead nor gets in the way of the others.
+A way is a loop that takes steps and calls `after_step` after each. All ways warm up; then they take
+turns, a different one first in every round, so that a slow machine slows all of them. A block is timed from its first
+step until the device has finished its last one; nothing waits for the device in between. While a way is paused, its
+processes are stopped, after its background writes have finished, so that it neither works ahead nor slows the others.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from benchmarks.baton import Baton, PassOn
-from benchmarks.stopping import let_go_on, stop
+from benchmarks.paused_loop import AfterStep, PausedLoop
+from benchmarks.stopping import resume, stop
 
 
 @dataclass(frozen=True)
@@ -29,19 +28,19 @@ class Way:
     """One way to do the work of a table."""
 
     name: str
-    run: Callable[[PassOn], object]
-    """Takes steps without end."""
+    run: Callable[[AfterStep], object]
+    """The loop, which takes steps without end."""
     wake: Callable[[], None] = lambda: None
-    """Before its turn: starts what belongs to the way and was stopped."""
+    """Called before its turn: resumes the way's processes."""
     rest: Callable[[], None] = lambda: None
-    """After its turn: waits for what the way still does in the background, and stops what belongs to it."""
+    """Called after its turn: waits for the way's background work, and stops its processes."""
     warm_up: int | None = None
-    """Steps before anything is timed; None: as many as the table says."""
+    """Steps before the first timed block; None: the table's number."""
 
 
 @dataclass
 class Taken:
-    """What a way took."""
+    """The measurements of a way."""
 
     name: str
     seconds: list[float] = field(default_factory=list)
@@ -73,18 +72,18 @@ def synchronize() -> None:
 
 
 class _Runner:
-    """A way at work or at rest."""
+    """A way that can be paused and resumed."""
 
     def __init__(self, way: Way, steps: int) -> None:
         self.way = way
         self.taken = Taken(way.name, steps=steps)
-        self._baton = Baton(way.run)
+        self._loop = PausedLoop(way.run)
         self._workers: list[int] = []
 
     def warm_up(self, steps: int) -> None:
         before = set(multiprocessing.active_children())
         self.way.wake()
-        self._baton.take(self.way.warm_up or steps)
+        self._loop.take(self.way.warm_up or steps)
         synchronize()
         self._workers = [child.pid for child in multiprocessing.active_children() if child not in before and child.pid]
         self.rest()
@@ -93,7 +92,7 @@ class _Runner:
         self.wake()
         synchronize()
         begun = time.perf_counter()
-        samples = self._baton.take(self.taken.steps)
+        samples = self._loop.take(self.taken.steps)
         synchronize()
         self.taken.seconds.append(time.perf_counter() - begun)
         self.taken.samples.append(samples)
@@ -102,7 +101,7 @@ class _Runner:
     def wake(self) -> None:
         self.way.wake()
         for worker in self._workers:
-            let_go_on(worker)
+            resume(worker)
 
     def rest(self) -> None:
         self.way.rest()
@@ -111,11 +110,11 @@ class _Runner:
 
     def close(self) -> None:
         self.wake()
-        self._baton.close()
+        self._loop.close()
 
 
 def measure(ways: list[Way], *, rounds: int, steps: int, warm_up: int) -> list[Taken]:
-    """Let all ways take turns. One that fails is left out from there on, and says so in what it returns."""
+    """Let all ways take turns. One that fails is left out from then on, and has the error in its result."""
     runners = [_Runner(way, steps) for way in ways]
     try:
         # The last ones, ours, first: a graph is captured before others have threads that may touch the device.
@@ -150,10 +149,10 @@ def _try(runner: _Runner, work: Callable[[], None]) -> None:
     except Exception as error:
         traceback.print_exc()
         traceback.clear_frames(error.__traceback__)  # they hold the way's model
-        runner.taken.failure = told(error)
+        runner.taken.failure = error_line(error)
 
 
-def told(error: Exception) -> str:
-    """In one line of a table."""
+def error_line(error: Exception) -> str:
+    """The error as one line of a table."""
     text = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {text[:160]}"

@@ -2,11 +2,11 @@
 
     make bench-watch        (or: python -m benchmarks.heartbeats --pairs 60)
 
-Heartbeats are timed in blocks, by the processor's time, on ranks with a group and a record in shared memory; that a
-step has as many of them as are timed here is seen in the record of real steps. Then blocks of steps alternate in the
-same processes: on, with heartbeats in the record and the sidecar at work, its files in a run folder; off, without
-heartbeats and with the sidecar stopped. Each goes first in every other pair, so that what slows the machine down slows
-both. Printed are medians over blocks and over the ratios of pairs. Spread is the middle half.
+Heartbeats are timed in blocks, in CPU time, on ranks with a group and a record in shared memory; the number of
+heartbeats in a step is checked with the record of real steps. Then blocks of steps alternate in the same processes: on,
+with heartbeats in the record and a running sidecar, with its files in a run folder; off, without heartbeats and with
+the sidecar stopped. Each goes first in every other pair, so that a slow machine slows both. It prints medians over
+blocks and over the ratios of pairs, with the middle half.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from benchmarks.harness import time_steps
 from benchmarks.in_memory import MINI_RESNET, WORK, InMemoryTask
 from benchmarks.ranks import start_ranks
 from benchmarks.report import quartiles
-from benchmarks.stopping import let_go_on, stop
+from benchmarks.stopping import resume, stop
 from benchmarks.ways.ours import engine_steps
 from drumline.config.schema import WatchConfig
 from drumline.distributed.group import collective_counter
@@ -68,7 +68,7 @@ def time_heartbeats(ddp: DDPManager, path: Path, rounds: int) -> None:
     if ddp.is_main_process():
         for name, taken in times.items():
             print(f"{name:<19} {described(taken, 3)} us, n = {rounds} blocks of {HEARTBEATS_PER_BLOCK}")
-        told("a step's heartbeats", times["a step's heartbeats"], GOAL_US, "us")
+        print_goal("a step's heartbeats", times["a step's heartbeats"], GOAL_US, "us")
 
 
 def count_marks(ddp: DDPManager, path: Path) -> None:
@@ -85,7 +85,7 @@ def count_marks(ddp: DDPManager, path: Path) -> None:
 
 
 def run_rank(rounds: int, pairs: int, steps: int, device: str) -> None:
-    # DDP finds the strides of a 1x1 convolution's gradient odd; there is nothing to it.
+    # DDP warns about the strides of a 1x1 convolution's gradient, which is harmless.
     warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
     shared = Path("/dev/shm")
     with (
@@ -99,7 +99,7 @@ def run_rank(rounds: int, pairs: int, steps: int, device: str) -> None:
 
 
 class NoHeartbeat:
-    """What a step calls, and nothing happens."""
+    """The heartbeat's interface, without any effect."""
 
     def mark(self, phase: int) -> None: ...
 
@@ -124,17 +124,17 @@ def compare_steps(ddp: DDPManager, pairs: int, steps: int) -> None:
     times: dict[str, list[float]] = {"off": [], "on": []}
     for pair in range(pairs):
         for name in ("off", "on") if pair % 2 else ("on", "off"):
-            let_go_on(sidecar) if name == "on" else stop(sidecar)
+            resume(sidecar) if name == "on" else stop(sidecar)
             times[name].append(time_steps(ways[name], steps) * 1e3)
     watched.mark(Phase.LEFT)  # what follows is no run
-    let_go_on(sidecar)
+    resume(sidecar)
     if ddp.is_main_process():
         ratios = [on / off for on, off in zip(times["on"], times["off"], strict=True)]
         print(f"{NAME}, {ddp.world_size} ranks ({ddp.device.type}), n = {pairs} pairs of blocks of {steps} steps")
         for name, taken in times.items():
             print(f"  watch {name:<10} {described(taken, 2)} ms a step")
         print(f"  {'on / off':<16} {described(ratios, 4)}")
-        told("on / off", ratios, GOAL_RATIO, "")
+        print_goal("on / off", ratios, GOAL_RATIO, "")
 
 
 def described(values: Sequence[float], digits: int) -> str:
@@ -142,11 +142,11 @@ def described(values: Sequence[float], digits: int) -> str:
     return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
 
 
-def told(what: str, values: Sequence[float], goal: float, unit: str) -> None:
+def print_goal(what: str, values: Sequence[float], goal: float, unit: str) -> None:
     low, middle, high = quartiles(values)
-    verdict = "met" if middle <= goal else "MISSED"
+    result = "met" if middle <= goal else "MISSED"
     doubt = " (by the median; the middle half lies on both sides of it)" if low <= goal < high else ""
-    print(f"the goal for {what}, at most {goal:g}{unit and ' ' + unit}, is {verdict}{doubt}", flush=True)
+    print(f"the goal for {what}, at most {goal:g}{unit and ' ' + unit}, is {result}{doubt}", flush=True)
 
 
 def main() -> None:

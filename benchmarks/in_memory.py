@@ -47,7 +47,7 @@ TINY_WORK = {
 
 
 class InMemory:
-    """A dataset's samples and what it tells of itself."""
+    """A dataset's samples and its attributes."""
 
     def __init__(self, dataset: Any) -> None:
         self.inputs, self.targets = dataset.batch(np.arange(len(dataset)), None)

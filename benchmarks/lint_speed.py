@@ -4,7 +4,7 @@
 
 The files are generated: about 250 lines each, in projects of ten that import from one another: layers, data, three
 training loops with their saves, and a script that starts it all; right and wrong in places. The goals are below 10 s
-for 1,000 files, and below 0.2 s to start, in CPU seconds. `--parts` tells where the time goes, rule by rule.
+for 1,000 files, and below 0.2 s to start, in CPU seconds. `--parts` shows the time of each rule.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What may be said on the command line; it travels as it is to the processes that measure."""
+"""The options on the command line, which are passed on to the processes that measure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Options:
-    """For all tables; each takes what it needs."""
+    """For all tables; each uses what it needs."""
 
     tables: list[str]
     out: Path
@@ -23,7 +23,7 @@ class Options:
     limit: float | None
     only: str | None
     folder: Path
-    """For data and runs; gone when the table is made."""
+    """For data and runs; removed when the table is made."""
 
     def as_arguments(self, table: str, folder: str) -> list[str]:
         """For the ranks that make one of the tables."""

@@ -57,7 +57,7 @@ def parts_of(ddp: DDPManager) -> dict[str, Callable[[], object]]:
         found = rank_facts(os.environ, backend=ddp.backend or "", device=ddp.device, own=own, settings=flat(CONFIG))
         facts.update(found)
 
-    def meet() -> None:
+    def rendezvous() -> None:
         join_rendezvous(store, topology, deadline=time.monotonic() + 60, timeout_s=60, facts=facts)
 
     def compare_data() -> None:
@@ -65,7 +65,7 @@ def parts_of(ddp: DDPManager) -> dict[str, Callable[[], object]]:
 
     return {
         "facts (versions, settings, code)": collect,
-        "roll call and comparison": meet,
+        "rendezvous and comparison": rendezvous,
         "data": compare_data,
         "weights (MiniResNet)": lambda: check_same_weights(small, host=ddp.host, device=ddp.device),
         "besides: weights of a GPT, 9.5 M": lambda: check_same_weights(large, host=ddp.host, device=ddp.device),

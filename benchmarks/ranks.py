@@ -1,4 +1,4 @@
-"""Starting the processes that measure: torchrun on this machine alone, whose ranks share its cores."""
+"""Starts the processes that measure: torchrun on this machine, whose ranks share its cores."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import FrameType
 
 
 def start_ranks(num_ranks: int, module: str, *arguments: str, limit_s: float | None = None) -> int:
-    """Run a module on so many ranks; returns how it ended, which after too long a time is not well."""
+    """Run a module on this many ranks; returns the exit code, which is not 0 after a timeout."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
     threads = str(max(1, (os.cpu_count() or 1) // num_ranks))
     command = [sys.executable, *torchrun, "--nproc-per-node", str(num_ranks), "-m", module, *arguments]
@@ -22,9 +22,9 @@ def start_ranks(num_ranks: int, module: str, *arguments: str, limit_s: float | N
             print(f"{module} {arguments[0]}: not done after {limit_s:g} s", file=sys.stderr)
             return 1
         finally:
-            process.terminate()  # torchrun then ends its ranks, those that do not listen after 30 s
+            process.terminate()  # torchrun then ends its ranks, after 30 s with SIGKILL
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    """Out of what is waited for, so that nobody stays behind."""
+    """Leave the wait, so that no process is left."""
     sys.exit(128 + number)

@@ -54,7 +54,7 @@ def run_rank(size: float, rounds: int) -> None:
         def compare() -> None:
             if ddp.world_size > 1:
                 comparison.check(0)
-            else:  # nobody to compare with: what a rank does by itself is most of it
+            else:  # a single rank: only its own part, which is most of the time
                 tensors = replica_tensors(model, optimizer, include_buffers=True)
                 combine(hash_tensors(list(tensors.values()), ddp.device), list(tensors)).item()
 

@@ -1,6 +1,6 @@
-"""What a table says, and in which forms: text for people and for docs/performance.md, JSON, and a plot.
+"""The output of a table: text for the terminal and docs/performance.md, JSON, and a plot.
 
-Values are medians over blocks; the spread beside each is the middle half. A goal is said to be met or not by medians.
+Values are medians over blocks, with the middle half in parentheses. Medians decide whether a goal is met.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PEERS = ("lightning", "accelerate")
 
 @dataclass(frozen=True)
 class Row:
-    """A way, and what was measured of it, in the table's unit."""
+    """A way, and its measurements in the table's unit."""
 
     way: str
     values: list[float] = field(default_factory=list)
@@ -37,7 +37,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Goal:
-    """What was to be reached, and what was."""
+    """A goal, and what was reached."""
 
     text: str
     reached: float | None
@@ -78,7 +78,7 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def figure(value: float) -> str:
-    """Four digits that count, or all of a large number."""
+    """Four significant digits, or all digits of a large number."""
     if value >= 1000:
         return f"{value:,.0f}"
     return f"{value:.{3 if abs(value) < 10 else 2 if abs(value) < 100 else 1}f}"
@@ -95,7 +95,7 @@ def ratio(table_row: Row | None, other: Row | None) -> float | None:
 
 
 def machine() -> str:
-    """What the numbers were measured on and with."""
+    """The machine and the versions."""
     gpu = [torch.cuda.get_device_name()] if torch.cuda.is_available() else []
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     here = [*gpu, f"{cores} {platform.machine()} cores", f"{platform.system()} {platform.release()}"]
@@ -128,7 +128,7 @@ def text_of(table: Table) -> str:
 
 
 def publish(table: Table, folder: Path) -> None:
-    """Print the table, and leave it in the folder as text, JSON and SVG."""
+    """Print the table, and write it to the folder as text, JSON and SVG."""
     folder.mkdir(parents=True, exist_ok=True)
     text = text_of(table)
     print(f"\n{text}", flush=True)

@@ -25,7 +25,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-from benchmarks.heartbeats import described, told
+from benchmarks.heartbeats import described, print_goal
 from benchmarks.ranks import start_ranks
 from drumline.launch.topology import Topology
 from drumline.watch.heartbeat import HeartbeatWriter
@@ -110,7 +110,7 @@ def run_rank(pairs: int) -> None:
                     print(f"  observed {way:<7} {described(taken, 3)} ms a step")
                 ratios = [on / off for on, off in zip(times["on"], times["off"], strict=True)]
                 print(f"  {'on / off':<16} {described(ratios, 4)}")
-                told("on / off", ratios, GOAL_RATIO, "")
+                print_goal("on / off", ratios, GOAL_RATIO, "")
     dist.destroy_process_group()
 
 

@@ -1,7 +1,7 @@
-"""The work that all ways of a table do: one model with its loss, one optimizer, one supply of batches.
+"""The work that all ways of a table do: one model with its loss, one optimizer, one source of batches.
 
-Everyone gets the same: the model from drumline.models with the same seed, a fused optimizer whose weight decay spares
-biases and norms, bf16 autocast on CUDA, channels_last for images, TF32 and cuDNN's benchmark on.
+All have the same: the model from drumline.models with the same seed, a fused optimizer without weight decay for biases
+and norms, bf16 autocast on CUDA, channels_last for images, TF32 and cuDNN's benchmark on.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Work:
 
     config: Config
     facts: Mapping[str, int]
-    """What the data tells the model: channels and classes, or the vocabulary."""
+    """What the model needs to know about the data: channels and classes, or the vocabulary."""
     device: torch.device
     batches: Callable[[], Iterable[Batch]]
     """An epoch of them; or without end."""
@@ -74,7 +74,7 @@ class WithLoss(nn.Module):
 
 
 def plain_optimizer(module: nn.Module, config: Config) -> torch.optim.Optimizer:
-    """As a careful person makes it."""
+    """As in a careful hand-written script."""
     optim = config.optim
     groups = [
         {"params": [p for p in module.parameters() if p.ndim > 1], "weight_decay": optim.weight_decay},

@@ -37,7 +37,7 @@ from drumline.distributed.collectives import all_sum, check_same, check_same_wei
 from drumline.distributed.failure import Failure, summary
 from drumline.distributed.group import choose_backend, choose_device
 from drumline.distributed.start.rank_facts import rank_facts
-from drumline.distributed.start.rank_rendezvous import Rendezvous
+from drumline.distributed.start.rank_rendezvous import NodeService, Rendezvous
 from drumline.distributed.wrap import small_batch_warning, unwrap_model, wrap_model
 from drumline.errors import ExitCode, Place, UsageError, log
 from drumline.launch.topology import Topology, topology_from
@@ -104,11 +104,11 @@ class DDPManager:
         if self._captures:
             os.environ.setdefault(*group.NO_REGISTRATION)
         self._device = choose_device(self._wanted_device, local_rank=self._topology.local_rank)
-        if topology is not None:
-            self._connection.rendezvous = self._join(topology, self._device)
-        self._connection.watch(
-            self._watch, run=self._run, timeout_s=self._start_timeout_s, environment=os.environ, sign=self._versions
-        )
+        with self._connection.node_watch(self._watch, run=self._run, environment=os.environ) as node:
+            if topology is not None:
+                self._connection.rendezvous = self._join(topology, self._device, node)
+            if node is not None:
+                self._connection.start_watchdog(node, self._watch, sign=self._versions)
         determinism.seed_shared(self._seed)
         return topology is not None
 
@@ -393,7 +393,7 @@ class DDPManager:
         yield
         self._connection.heartbeat.mark(Phase.USER)
 
-    def _join(self, topology: Topology, device: torch.device) -> Rendezvous:
+    def _join(self, topology: Topology, device: torch.device, node: NodeService | None) -> Rendezvous:
         backend = choose_backend(self._wanted_backend, device=device)
         own = {
             "number of ranks": topology.world_size,
@@ -414,6 +414,7 @@ class DDPManager:
             train_timeout_s=self._train_timeout_s,
             facts=facts,
             environment=os.environ,
+            service=node,
         )
 
     def _versions(self) -> Hashable:

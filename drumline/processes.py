@@ -212,7 +212,7 @@ def ending_with_parent(command: Sequence[str]) -> list[str]:
 
 
 def _read(path: str) -> bytes:
-    """Empty when the process is gone or not ours to read."""
+    """Empty when the process has exited or may not be read."""
     try:
         with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - it starts fast
             return file.readall()

@@ -13,7 +13,7 @@ from drumline import DDPManager
 
 def main() -> None:
     with DDPManager(seed=0) as ddp:
-        train_data, test_data = spirals(2000, seed=1), spirals(500, seed=2)
+        train_data, test_data = spirals(1000, seed=1), spirals(500, seed=2)
         loader = ddp.loader(train_data, batch_size=64)
         test_loader = ddp.loader(test_data, batch_size=250, train=False)
         model = ddp.wrap(Net())

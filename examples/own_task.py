@@ -1,4 +1,4 @@
-"""Level 2: your own model, data and loss as a Task. Drumline brings the rest.
+"""Level 2: your own model, data and loss as a Task. Drumline does the rest.
 
 drumline train examples/own_task.py:Spirals --procs 2
 """

@@ -23,10 +23,10 @@ def main() -> None:
         torch.cuda.set_device(device)
     torch.manual_seed(0)
 
-    train_data, test_data = spirals(2000, seed=1), spirals(500, seed=2)
+    train_data, test_data = spirals(1000, seed=1), spirals(500, seed=2)
     sampler = DistributedSampler(train_data)  # repeats samples when they do not divide evenly
     loader = DataLoader(train_data, batch_size=64 // world_size, sampler=sampler)
-    # Repeats samples here too, so accuracy is off: `drumline lint` tells, and is told that it is known.
+    # Repeats samples here too, so the accuracy is wrong; `drumline lint` reports it, so it is silenced here.
     test_sampler = DistributedSampler(test_data, shuffle=False)  # noqa: DL033
     test_loader = DataLoader(test_data, batch_size=250, sampler=test_sampler)
     model = DistributedDataParallel(Net().to(device), device_ids=[device.index] if device.type == "cuda" else None)
@@ -51,7 +51,7 @@ def main() -> None:
     dist.all_reduce(correct)
     if rank == 0:
         print(f"accuracy {correct[0] / correct[1]:.3f}")
-    dist.barrier()  # without it gloo may hang below: its thread waits for Python to let go of the last tensor
+    dist.barrier()  # without it gloo may hang below: its thread needs the GIL to release the last tensor
     dist.destroy_process_group()  # never reached when something above raises
 
 

@@ -1,4 +1,4 @@
-"""The data and the network of the examples: three interleaved spirals of points, to be told apart."""
+"""The data and the network of the examples: points on three interleaved spirals, to be classified."""
 
 import torch
 from torch import Tensor, nn

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import signal
 import subprocess
@@ -74,9 +75,20 @@ def _state_and_parent(entry: Path) -> list[str]:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Four processes of this suite share two cores: threads of torch would mostly wait for each other, and do so busily.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# What is loaded for the tests stays to the end: the garbage collector need not look at it, now or later.
+gc.disable()
+
 # Orphans of a test become children of this process rather than of init, where nobody would see them.
 PR_SET_CHILD_SUBREAPER = 36
 ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def _gone(what: str, leftover: set[object]) -> None:

@@ -13,14 +13,25 @@ from torch.nn import functional
 from torch.utils.data import Dataset
 
 from drumline.checkpoint import catalog, store
-from drumline.config.schema import CheckpointConfig, Config, DataConfig, LogConfig, OptimConfig, TrainConfig
+from drumline.config.schema import (
+    CheckpointConfig,
+    Config,
+    DataConfig,
+    LogConfig,
+    OptimConfig,
+    TrainConfig,
+    WatchConfig,
+)
 from drumline.engine.job import Progress, make_manager
 from drumline.engine.run_context import RunRequest
 from drumline.engine.train import train
+from drumline.launch.startup import load_compiler_late
 from drumline.tasks.base import Loss, Task
 from tests.ranks import run_ranks
 
 NUM_SAMPLES = 37
+# To start a sidecar takes longer than most of these jobs train; jobs of real commands (tests/cli) have theirs.
+NO_SIDECAR = WatchConfig(sidecar="off")
 
 
 class Points(Dataset[tuple[Tensor, Tensor]]):
@@ -150,14 +161,18 @@ def make_config(
         train=TrainConfig(accumulate=accumulate, eval_batch_size=5, **sized, **lasting, **train_settings),
         checkpoint=checkpoint or CheckpointConfig(),
         log=LogConfig(every_steps=2, display="none"),
+        watch=NO_SIDECAR,
     )
 
 
 def train_here(config: Config, task: type[Task], run: Path, *, fresh: bool = False, name: str = "test") -> Progress:
     """Train as the rank that the environment says this process is, or alone."""
     progress = Progress()
-    ddp = make_manager(replace(config, dist=replace(config.dist, start_timeout_s=60, train_timeout_s=30)))
+    # To read and hash all code that is loaded here takes a while; tests/multiproc/test_preflight.py compares it.
+    dist = replace(config.dist, start_timeout_s=60, train_timeout_s=30, same_code=False)
+    ddp = make_manager(replace(config, dist=dist))
     ddp.setup()
+    load_compiler_late()
     try:
         train(RunRequest(name, config, run, fresh, (name,)), task, ddp, progress)
     finally:

@@ -1,4 +1,4 @@
-"""Which addresses and ports of a machine are open, as the kernel tells it."""
+"""Which addresses and ports of a machine are open, from the kernel."""
 
 from __future__ import annotations
 

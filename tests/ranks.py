@@ -17,10 +17,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 server_context = multiprocessing.get_context("forkserver")
-# torch loads its compiler when a model is first wrapped, and that takes longer than most tests. Tests import pytest.
-server_context.set_forkserver_preload(
-    ["torch", "torch._dynamo", "drumline.manager", "drumline.engine.train", "pytest", "tests.schedules"]
-)
+server_context.set_forkserver_preload(["tests.preloaded"])
 
 
 class RanksFailed(AssertionError):

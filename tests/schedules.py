@@ -1,4 +1,4 @@
-"""Random schedules of kills and resumes, each compared bit for bit with a run that nobody interrupted.
+"""Random schedules of kills and resumes, each compared bit for bit with an uninterrupted run.
 
     python -m tests.schedules --count 300        (make soak-exact)
 

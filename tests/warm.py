@@ -78,7 +78,7 @@ class _Served:
 
 
 def serve(control: Connection, address: str, program: str) -> None:
-    """Fork a process for everyone who connects, until told to end."""
+    """Fork a process for every client that connects, until asked to exit."""
     selector = selectors.DefaultSelector()
     with socket.socket(socket.AF_UNIX) as door:
         door.bind(address)
@@ -123,7 +123,7 @@ def _start(connection: socket.socket, selector: selectors.BaseSelector, program:
 
 
 def _attend(key: selectors.SelectorKey, selector: selectors.BaseSelector) -> None:
-    """Someone is told of the end of his process, or his process of a signal, or of the end of him."""
+    """Report the exit of a process to its client, and pass signals and the client's exit on to the process."""
     served: _Served = key.data
     if isinstance(key.fileobj, int):
         selector.unregister(key.fileobj)
@@ -178,7 +178,8 @@ def _become(request: dict[str, Any], files: list[int], program: str) -> NoReturn
         if file > 2:
             os.close(file)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
-    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    encoding = request["environment"].get("PYTHONIOENCODING")
+    sys.stdout = open(1, "w", closefd=False, encoding=encoding)  # noqa: SIM115
     sys.stderr = open(2, "w", closefd=False, buffering=1, errors="backslashreplace")  # noqa: SIM115
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)

@@ -12,10 +12,10 @@ import statistics
 import time
 from contextlib import suppress
 
-from benchmarks.baton import Enough
 from benchmarks.harness import Taken, time_steps
 from benchmarks.in_memory import SAVE_EVERY, TINY_WORK, WORK, InMemoryTask, plain_work
 from benchmarks.options import Options
+from benchmarks.paused_loop import LoopClosed
 from benchmarks.report import Goal, Row, Table, described
 from benchmarks.ways.by_hand import steps_by_hand
 from benchmarks.ways.ours import whole_run
@@ -61,10 +61,10 @@ def _pair(name: str, config: Config, options: Options, ddp: DDPManager, rounds: 
         num_blocks += 1
         way.wake()
         if num_blocks == rounds:
-            raise Enough
+            raise LoopClosed
         left, begun = SAVE_EVERY, time.perf_counter()
 
-    with suppress(Enough):
+    with suppress(LoopClosed):
         way.run(after_each_step)
     return [hand, ours]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from benchmarks.baton import PassOn
 from benchmarks.harness import Way, measure
 from benchmarks.in_memory import TINY_WORK, WORK, InMemoryTask
 from benchmarks.options import Options
+from benchmarks.paused_loop import AfterStep
 from benchmarks.report import Table
 from benchmarks.tables.cpu import pairs_table, ranks_text
 from benchmarks.ways.ours import engine_steps
@@ -32,9 +32,9 @@ def make(options: Options, ddp: DDPManager) -> Table:
     )
 
 
-def _steps(ddp: DDPManager, config: Config) -> Callable[[PassOn], None]:
-    def run(pass_on: PassOn) -> None:
+def _steps(ddp: DDPManager, config: Config) -> Callable[[AfterStep], None]:
+    def run(after_step: AfterStep) -> None:
         for samples in engine_steps(ddp, config, InMemoryTask(config)):
-            pass_on(samples)
+            after_step(samples)
 
     return run

@@ -112,17 +112,17 @@ def flops_per_token(model: ModelConfig, parameters: int) -> int:
 
 def _saves(taken: list[Taken], folder: Path, *, after: int) -> list[str]:
     """What the runs say themselves of those in the blocks that were timed."""
-    told = []
+    lines = []
     for way in taken:
         log = RunFolder(run_folder(folder, way.name)).event_file(0)
         found = read_events(log) if log.exists() else []
         stopped = [e["blocked_s"] * 1e3 for e in found if e["kind"] == "checkpoint" and e["step"] > after]
         if stopped:
-            told.append(
+            lines.append(
                 f"{way.name}: {len(stopped)} saves in {len(way.seconds)} blocks; by the run's own events each stopped "
                 f"it for {described(stopped).strip()} ms"
             )
-    return told
+    return lines
 
 
 def _table(taken: list[Taken], config: Config, parameters: int, how: str, *, saves: list[str]) -> Table:

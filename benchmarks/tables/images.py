@@ -60,7 +60,7 @@ class Samples(Dataset[tuple[Tensor, int]]):
 
 def make(options: Options, ddp: DDPManager) -> Table:
     folder = options.folder
-    count, size = (320, 16) if options.tiny else (50_000, 512)
+    count, size = (160, 16) if options.tiny else (50_000, 512)
     images, labels = write_cifar10(folder / "data", count)
     config = _config(options, ddp.device, folder / "data", size)
     workers = 1 if options.tiny else options.workers

@@ -27,9 +27,9 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict
 
-from benchmarks.baton import Baton, PassOn
-from benchmarks.harness import Way, synchronize, told
+from benchmarks.harness import Way, error_line, synchronize
 from benchmarks.options import Options
+from benchmarks.paused_loop import AfterStep, PausedLoop
 from benchmarks.report import Goal, Row, Table, described, figure, ratio
 from benchmarks.tables.gpt import Windows, gpt_config, write_tokens
 from benchmarks.ways.ours import whole_run
@@ -59,16 +59,16 @@ class Saving:
     failure: str | None = None
 
     def __post_init__(self) -> None:
-        self.baton = Baton(self._run)
+        self.baton = PausedLoop(self._run)
 
-    def _run(self, pass_on: PassOn) -> None:
+    def _run(self, after_step: AfterStep) -> None:
         """In the thread of the way, and on its stream."""
 
-        def mark_and_pass_on(samples: int) -> None:
+        def mark_and_continue(samples: int) -> None:
             self.marks.append(_mark())
-            pass_on(samples)
+            after_step(samples)
 
-        self.way.run(mark_and_pass_on)
+        self.way.run(mark_and_continue)
 
 
 def make(options: Options, ddp: DDPManager) -> Table:
@@ -115,7 +115,7 @@ def _try(saving: Saving, work: Callable[[], object]) -> None:
         work()
     except Exception as error:
         traceback.print_exc()
-        saving.failure = told(error)
+        saving.failure = error_line(error)
 
 
 def _time_save(saving: Saving, at_step: int, half: int) -> None:
@@ -164,7 +164,7 @@ def _by_hand(
     held: dict[str, Any] = {}
     target = folder / re.sub(r"\W+", "-", name)
 
-    def run(pass_on: PassOn) -> None:
+    def run(after_step: AfterStep) -> None:
         module = held["module"] = work.module()
         optimizer = held["optimizer"] = plain_optimizer(module, work.config)
         for inputs, targets in map(work.on_device, work.batches()):
@@ -174,7 +174,7 @@ def _by_hand(
             nn.utils.clip_grad_norm_(module.parameters(), work.clip_norm or 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-            pass_on(len(inputs))
+            after_step(len(inputs))
 
     def tidy() -> None:
         shutil.rmtree(target, ignore_errors=True)

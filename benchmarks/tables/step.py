@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.baton import PassOn
 from benchmarks.harness import Taken, Way, measure
 from benchmarks.options import Options
+from benchmarks.paused_loop import AfterStep
 from benchmarks.report import Goal, Row, Table, peer_versions, ratio
 from benchmarks.ways.by_hand import by_hand
 from benchmarks.ways.ours import engine_steps, steps_of
@@ -91,9 +91,9 @@ def _ours(ddp: DDPManager, config: Config, images: Images, batches: list[Batch])
         def eval_data(self) -> Any:
             return None
 
-    def run(pass_on: PassOn) -> None:
+    def run(after_step: AfterStep) -> None:
         for samples in engine_steps(ddp, config, Task(config), batches):
-            pass_on(samples)
+            after_step(samples)
 
     start = partial(ddp._connection.heartbeat.mark, Phase.START)
     return Way(f"ours, {config.train.step.replace('_', ' ')}", run, rest=start)

@@ -1,4 +1,4 @@
-"""A training loop as a careful person writes it with plain torch: DDP, autocast, a fused optimizer."""
+"""A careful hand-written training loop in plain torch: DDP, autocast, a fused optimizer."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.baton import PassOn
+from benchmarks.paused_loop import AfterStep
 from benchmarks.work import Work
 
 
-def by_hand(work: Work, pass_on: PassOn) -> None:
+def by_hand(work: Work, after_step: AfterStep) -> None:
     for samples in steps_by_hand(work):
-        pass_on(samples)
+        after_step(samples)
 
 
 def steps_by_hand(work: Work) -> Iterator[int]:
@@ -38,7 +38,7 @@ def steps_by_hand(work: Work) -> Iterator[int]:
 
 
 def wrapped(module: nn.Module, device: torch.device) -> nn.Module:
-    """Under DDP where there is a group."""
+    """Under DDP if there is a group."""
     if not dist.is_initialized():
         return module
     on = [device.index] if device.type == "cuda" else None

@@ -1,4 +1,4 @@
-"""Drumline's own steps: the engine's step alone, and a whole run with everything on."""
+"""Drumline's own steps: only the engine's step, and a complete run with everything on."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from benchmarks.baton import PassOn
 from benchmarks.harness import Way
-from benchmarks.stopping import let_go_on, stop
+from benchmarks.paused_loop import AfterStep
+from benchmarks.stopping import resume, stop
 from benchmarks.work import Batch
 from drumline.config.schema import Config
 from drumline.data.ledger import Ledger
@@ -79,12 +79,12 @@ def whole_run(
         log=replace(config.log, display="none"),
     )
 
-    def go(pass_on: PassOn) -> None:
+    def go(after_step: AfterStep) -> None:
         seed_shared(config.train.seed)
-        progress = _Followed(pass_on, samples)
+        progress = _Followed(after_step, samples)
         train(RunRequest(name, config, run, False, ()), task, ddp, progress)
 
-    return Way(name, go, wake=partial(_with_sidecar, ddp, let_go_on), rest=partial(_rest, ddp, run), warm_up=warm_up)
+    return Way(name, go, wake=partial(_with_sidecar, ddp, resume), rest=partial(_rest, ddp, run), warm_up=warm_up)
 
 
 def run_folder(folder: Path, name: str) -> Path:
@@ -93,22 +93,22 @@ def run_folder(folder: Path, name: str) -> Path:
 
 
 class _Followed(Progress):
-    """The progress of a run, which tells of each step: the loop moves the cursor once a step, right after it."""
+    """The progress of a run, which calls back after each step: the loop moves the cursor once a step."""
 
-    def __init__(self, pass_on: PassOn, samples: int) -> None:
+    def __init__(self, after_step: AfterStep, samples: int) -> None:
         super().__init__()
-        self._pass_on, self._samples = pass_on, samples
+        self._after_step, self._samples = after_step, samples
 
     def __setattr__(self, name: str, value: Any) -> None:
         before = self.cursor if name == "cursor" and hasattr(self, "_samples") else None
         super().__setattr__(name, value)
         if before is not None and value != before:
-            self._pass_on((value.position or self._samples) - before.position)
+            self._after_step((value.position or self._samples) - before.position)
 
 
 def _rest(ddp: DDPManager, run: Path) -> None:
-    """Until no checkpoint is being written; then the sidecar has nothing to watch. The heartbeat must not say
-    that a step has begun: it would be called a stall."""
+    """Wait until no checkpoint is being written. The heartbeat must not show a step that has begun: it would be
+    reported as a stall."""
     ddp._connection.heartbeat.mark(Phase.START)
     begun = time.monotonic()
     time.sleep(0.1)  # a save that was just asked for has begun by then
@@ -118,7 +118,7 @@ def _rest(ddp: DDPManager, run: Path) -> None:
 
 
 def _with_sidecar(ddp: DDPManager, act: Callable[[int], None]) -> None:
-    """It is part of our way, and of no other."""
+    """Only our own rows have a sidecar."""
     if ddp._connection.watch_folder is not None and (ddp._connection.watch_folder / "sidecar.pid").exists():
         act(int((ddp._connection.watch_folder / "sidecar.pid").read_text()))
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.baton import PassOn
 from benchmarks.harness import Way
+from benchmarks.paused_loop import AfterStep
 from benchmarks.work import Batch, Work
 
 
@@ -31,7 +31,7 @@ def peers(work: Work, *, suffix: str = "") -> list[Way]:
     return found
 
 
-def lightning(work: Work, pass_on: PassOn) -> None:
+def lightning(work: Work, after_step: AfterStep) -> None:
     from lightning.pytorch import Callback, LightningModule, Trainer
 
     _keep_quiet()
@@ -57,7 +57,7 @@ def lightning(work: Work, pass_on: PassOn) -> None:
 
     class HandOver(Callback):
         def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Batch, index: int) -> None:
-            pass_on(len(batch[0]))
+            after_step(len(batch[0]))
 
     trainer = Trainer(
         **_where(work),
@@ -72,7 +72,7 @@ def lightning(work: Work, pass_on: PassOn) -> None:
     trainer.fit(Module(), work.batches())
 
 
-def lightning_fabric(work: Work, pass_on: PassOn) -> None:
+def lightning_fabric(work: Work, after_step: AfterStep) -> None:
     from lightning.fabric import Fabric
 
     fabric = Fabric(**_where(work))
@@ -90,10 +90,10 @@ def lightning_fabric(work: Work, pass_on: PassOn) -> None:
                 nn.utils.clip_grad_norm_(module.parameters(), work.clip_norm)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-            pass_on(len(inputs))
+            after_step(len(inputs))
 
 
-def accelerate(work: Work, pass_on: PassOn) -> None:
+def accelerate(work: Work, after_step: AfterStep) -> None:
     """Its own DDP begins with two processes: with one, prepare() leaves the model as it is."""
     from accelerate import Accelerator
     from accelerate.utils import DataLoaderConfiguration
@@ -116,7 +116,7 @@ def accelerate(work: Work, pass_on: PassOn) -> None:
                 accelerator.clip_grad_norm_(model.parameters(), work.clip_norm)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-            pass_on(len(inputs))
+            after_step(len(inputs))
 
 
 def _where(work: Work) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def check_checkpoints(root: Path, section: Section, progress: Progress) -> list[
             complete[path] = found
     for name in sorted(filter(catalog.HIDDEN_NAME.fullmatch, names)):
         section.note(f"{root.name}/{name}", "left by a save that did not finish; the next save deletes it")
-    count = len(complete) + len(section.problems)  # one that a running job has just removed does not count
+    count = len(complete) + len(section.problems)  # without one that a running job has just removed
     num_bytes = sum(record.size for found in complete.values() for record in found.files.values())
     saved = [found.step for found in complete.values()]
     listed = ", ".join(map(str, saved)) if len(saved) <= 4 else f"{saved[0]} ... {saved[-1]}"
@@ -68,7 +68,7 @@ def _check(path: Path, section: Section) -> Manifest | None:
             found = catalog.verify(path)
             others = sorted({file.name for file in path.iterdir()} - found.files.keys() - {FILE_NAME})
         except (CorruptCheckpointError, OSError) as error:
-            # A running job may remove an old one, or replace this one, while it is read.
+            # A running job may remove or replace a checkpoint while it is read.
             if is_last_try and path.is_dir():
                 section.problem(where, f"corrupt or incomplete: {getattr(error, 'reason', error)}")
             continue
@@ -105,7 +105,7 @@ def check_newest_save(root: Path, section: Section, reported: EventSummary, *, i
         return
     newest = reported.saves[-1]
     name = catalog.folder_name(newest.step)
-    # Killed while it replaced one of the same step, a save leaves the earlier one under that name, to resume from.
+    # A save that was killed while it replaced a checkpoint of the same step leaves the earlier one under that name.
     if (root / name).exists() or (root / f".{name}.replaced").exists():
         return
     how = "saved it" if newest.kind == "checkpoint" else "resumed from it"

@@ -1,10 +1,10 @@
 """Checks the events of all ranks: none is missing or damaged, and each start resumes from a step that was reached.
 
-Numbers show a gap, not a lost tail. A lost tail shows in what all ranks do together: the mean in a `train` or
-`evaluation` event is summed over all ranks, so when one rank has reported it, every other one has reported the one
-before. A line of the ledger is gathered from all ranks, so each has reported what was due by that step; and rank 0
-reports each save before the next begins. A kill may come just before an event is written: where a lost event and one
-that was never written look the same, nothing is reported.
+Event numbers show a gap, but not a lost end. A lost end shows in what all ranks do together: the mean in a `train` or
+`evaluation` event is summed over all ranks, so if one rank has reported it, every other one has reported the previous
+one. A line of the ledger is gathered from all ranks, so each has reported what was due by that step; and rank 0 reports
+each save before the next begins. A kill may come just before an event is written: if a lost event and one that was
+never written look the same, nothing is reported.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ Key = tuple[int | None, int | None]
 
 @dataclass(frozen=True)
 class EventSummary:
-    """What the other checks need to know of the events."""
+    """What the other checks need from the events."""
 
     num_events: int
     has_started: bool
-    """Whether any rank reported its start, which is after environment.json is written."""
+    """Whether any rank reported its start, which it does after environment.json is written."""
     has_rank_0: bool
     """Whether rank 0's events could be read."""
     saves: list[SeenEvent]
@@ -49,7 +49,7 @@ class EventSummary:
 def check_events(
     folder: Path, section: Section, *, history: History | None, hosts: dict[int, str], is_at_work: bool
 ) -> EventSummary:
-    """Read all event files. `history`: the ledger, to compare with; `hosts`: of the ranks of the latest start."""
+    """Read all event files. `history`: the ledger, for comparison; `hosts`: by rank, of the latest start."""
     found = {}
     for path in sorted(folder.glob("rank-*.jsonl")):
         if (named := NAME.fullmatch(path.name)) is None:
@@ -88,7 +88,7 @@ def _check_no_file_is_missing(folder: str, found: Ranks, section: Section, hosts
 
 
 def _check_resumes(events: RankEvents, section: Section, saved: set[int]) -> None:
-    """A run resumes only from a step that was reached, or that the ledger has (killed between a save and its event)."""
+    """A run may resume only from a step that was reached, or is in the ledger (killed between a save and its event)."""
     reached = 0
     for attempt in events.attempts:
         for event in attempt.events:
@@ -98,11 +98,11 @@ def _check_resumes(events: RankEvents, section: Section, saved: set[int]) -> Non
             reached = max(reached, event.step)
 
 
-# Lost tails
+# Lost ends of attempts
 
 
 def _check_attempts(found: Ranks, section: Section, history: History | None, *, is_at_work: bool) -> None:
-    """Compare the ranks with the ledger and then, where that shows nothing, with each other."""
+    """Compare the ranks with the ledger and then, if that finds nothing, with each other."""
     groups = [{0: attempt} for attempt in _started(found[0])]
     for rank in sorted(found.keys() - {0}):
         theirs, mine = [group for group in groups if _has_rank(group[0], rank)], _started(found[rank])
@@ -111,7 +111,7 @@ def _check_attempts(found: Ranks, section: Section, history: History | None, *, 
     reported = set() if history is None else _check_against_ledger(found, groups, section, history)
     if not is_at_work:
         _check_counts(found, section)
-    # While a job is running, the files that are read later are ahead of those before.
+    # While a job is running, files that are read later are ahead.
     for group in groups[: len(groups) - is_at_work]:
         for rank in group:
             if id(group[rank]) not in reported and (what := _lacks(rank, group)) is not None:
@@ -131,8 +131,8 @@ def _key(attempt: Attempt) -> Key:
 
 
 def _pairs(left: list[Key], right: list[Key]) -> list[tuple[int, int]]:
-    """The places of those that belong together: in order if both sides have as many, which agree; else those whose key
-    is unique on both sides."""
+    """The positions of matching entries: in order if both sides have the same number and all agree; otherwise those
+    whose key is unique on both sides."""
     if len(left) == len(right) and all(map(_agree, left, right)):
         return [(place, place) for place in range(len(left))]
     num_left, num_right = Counter(left), Counter(right)
@@ -141,7 +141,7 @@ def _pairs(left: list[Key], right: list[Key]) -> list[tuple[int, int]]:
 
 
 def _agree(left: Key, right: Key) -> bool:
-    """World size and step; one that was killed early, or has lost its tail, does not have the step."""
+    """Whether world size and step agree; an attempt that was killed early, or lost its end, has no step."""
     return left[0] == right[0] and (left[1] == right[1] or None in (left[1], right[1]))
 
 
@@ -201,14 +201,14 @@ def _check_counts(found: Ranks, section: Section) -> None:
 
 
 def _lacks(rank: int, group: Group) -> str | None:
-    """What this rank must have reported, and has not."""
+    """What this rank must have reported, but has not, as a message."""
     shared = {
         other: [(event.step, event.kind) for event in attempt.events if event.kind in ("train", "evaluation")]
         for other, attempt in group.items()
     }
     ahead = max(group, key=lambda other: (max(shared[other], default=(0, ""))[0], len(shared[other])))
     needed, saved = shared[ahead], group[0].last_of("checkpoint")
-    # The last one counts if all ranks took part in something after it.
+    # The last event counts only if all ranks took part in a later one.
     is_past = saved is not None and bool(needed) and saved.step >= needed[-1][0]
     if not is_past and group[ahead].last_of("end") is None:
         needed = needed[:-1]
@@ -218,7 +218,7 @@ def _lacks(rank: int, group: Group) -> str | None:
     if group[rank].last_of("end", "error") is not None:
         return None
     for other, attempt in group.items():
-        # Rank 0 is the last to end, as it saves; killed in that save, it leaves the others' ends behind.
+        # Rank 0 ends last, because it saves; if it is killed in that save, only the others have reported their end.
         end = attempt.last_of("end")
         if end is not None and (other == 0 or (rank == 0 and end.step in group[0].steps_of("checkpoint"))):
             return f"the end is missing, which rank {other} reported"
@@ -226,7 +226,7 @@ def _lacks(rank: int, group: Group) -> str | None:
 
 
 def _stop(attempt: Attempt) -> str:
-    # The last line may be a checkpoint's, which is complete only some steps after its own.
+    # The last line may be a checkpoint event, which is written some steps after its own step.
     return f"the events stop at step {max(event.step for event in attempt.events):,}"
 
 

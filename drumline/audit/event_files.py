@@ -1,4 +1,4 @@
-"""Reads a rank's file of events: what each attempt of the job reported, and what is lost or damaged in the file.
+"""Reads a rank's event file: the events of each attempt of the job, and what is lost or damaged in the file.
 
 A process numbers its events from 0, so a file holds one attempt after another, each counting up. A process that is
 killed may leave an incomplete line at the end of its attempt; anywhere else an event was lost.
@@ -28,7 +28,7 @@ class SeenEvent(NamedTuple):
 
 @dataclass
 class Attempt:
-    """What one process reported."""
+    """The events of one process."""
 
     events: list[SeenEvent] = field(default_factory=list)
     next_number: int = 0
@@ -100,14 +100,14 @@ def _add(events: RankEvents, line: Line, unread: Line | None, section: Section) 
         section.note(f"{events.where}, line {unread.number}", "cut off by a kill, at the end of an attempt")
     elif unread is not None:
         section.problem(f"{events.where}, line {unread.number}", UNREADABLE)
-    missing = number - expected - (unread is not None)  # that line was one of them, and has been reported
+    missing = number - expected - (unread is not None)  # the unreadable line has been reported
     if begins and number > 0:
         section.problem(where, f"the first {plural(number, 'event')} are missing above it")
     elif not begins and missing > 0:
         what = f"{plural(missing, 'event')} missing above it: its number is {number}, not {expected}"
         section.problem(where, what)
     elif not begins and number == expected - 1:
-        section.problem(where, f"event {number} is there twice")
+        section.problem(where, f"event {number} occurs twice")
     elif not begins and number < expected:
         section.problem(where, f"the first {plural(number, 'event')} of an attempt are missing above it")
         begins = True
@@ -121,7 +121,7 @@ def _add(events: RankEvents, line: Line, unread: Line | None, section: Section) 
 
 
 def _damage(record: dict[str, Any]) -> str | None:
-    """What is wrong with a record: something that Drumline does not write."""
+    """What is wrong with a record: a value that Drumline does not write."""
     kind, world_size = record.get("kind"), record.get("world_size", 1)
     if not isinstance(kind, str):
         return f"kind is {kind!r}"

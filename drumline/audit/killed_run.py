@@ -30,7 +30,7 @@ LAST_LINES = 12
 
 
 class RunFailedError(DrumlineError):
-    """A run of the proof failed by itself."""
+    """A run of the proof failed without being killed."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def run_and_kill(leg: Leg, kill: Kill) -> bool:
 
 
 def failed(leg: Leg, code: int) -> RunFailedError:
-    """The error for a leg that failed by itself: its last lines, and its exit code."""
+    """The error for a leg that failed without a kill: its last lines, and its exit code."""
     lines = leg.log.read_text(errors="replace", encoding="utf-8").rstrip().splitlines()[-LAST_LINES:]
     quoted = [f"  | {one_line(line)}" for line in dedent("\n".join(lines)).splitlines()]
     has_advice = code in (ExitCode.USAGE, ExitCode.PREFLIGHT_FAILED)
@@ -99,10 +99,10 @@ def describe(kill: Kill, leg: Leg, last_step: int) -> str:
 
 
 def _await(kill: Kill, progress: LegProgress, job: JobProcesses) -> bool:
-    """Wait for the moment; False: the job ended before it, or it has already passed."""
+    """Wait for the moment; False: the job ended before, or the moment has already passed."""
     while job.exit_code is None:
         if progress.has_begun(kill) and len(progress.pids_of(kill.ranks)) == len(kill.ranks):
-            # Without a usual length: the time between the last two lines, which is about one step.
+            # If the usual length is unknown: the time between the last two lines, about one step.
             last_s = min(progress.seen_at[1] - progress.seen_at[0], MOST_WAIT_S)
             time.sleep(kill.wait * (last_s if kill.usual_s is None else kill.usual_s))
             is_evaluated = kill.moment == "evaluation" and progress.latest["evaluated"] >= kill.step
@@ -131,7 +131,7 @@ class Tail:
 
 
 class LegProgress:
-    """How far a leg is, by what its ranks write. To be made before the leg is started."""
+    """How far a leg is, from what its ranks write. Create it before the leg is started."""
 
     def __init__(self, leg: Leg) -> None:
         self._folder = RunFolder(leg.folder)
@@ -148,9 +148,10 @@ class LegProgress:
             self.latest[line["kind"]] = line["step"]
             self.seen_at = [self.seen_at[-1], time.monotonic()]
         if kill.moment != "save":
-            # Without a complete checkpoint, which a busy machine may write late, the next leg would not resume.
+            # There must be a complete checkpoint, which a busy machine may write late: otherwise the next leg cannot
+            # resume.
             return self.latest[kill.moment] >= kill.step and any(self._folder.checkpoints.glob("step-*"))
-        # A leg that was killed in the same save has left its folder: that one does not count.
+        # A folder that an earlier leg left when it was killed in the same save does not count.
         partial = self._folder.checkpoints / f".{folder_name(kill.step)}.partial"
         changed = _changed_at(partial)
         return self.latest["step"] >= kill.step and changed not in (None, self._left.get(partial))
@@ -170,11 +171,11 @@ def _changed_at(path: Path) -> int | None:
 
 
 class JobProcesses:
-    """A running command and all that it starts; none of it outlives the context."""
+    """A running command and its descendants; none outlives the context."""
 
     def __init__(self, command: Sequence[str], *, log: Path) -> None:
         with log.open("wb") as file:
-            # A session of its own: a Ctrl-C reaches only this process, which then ends the job in order.
+            # A new session: Ctrl-C reaches only this process, which then ends the job.
             self._root = subprocess.Popen(
                 ending_with_parent(command),
                 stdin=subprocess.DEVNULL,
@@ -183,7 +184,7 @@ class JobProcesses:
                 start_new_session=True,
             )
         self._known: dict[int, int] = {}
-        """By pid, when it was started: pids are reused."""
+        """The start time of each pid, since pids are reused."""
 
     def __enter__(self) -> Self:
         return self
@@ -200,12 +201,12 @@ class JobProcesses:
         return None
 
     def kill(self, pids: Sequence[int]) -> None:
-        """End some of its processes with SIGKILL. What they have started outlives them until the end of the context."""
+        """End some of its processes with SIGKILL. Their children run until the end of the context."""
         self._note_descendants()
         send_signal(pids, signal.SIGKILL)
 
     def __exit__(self, *_: object) -> None:
-        """End what is left; first by SIGTERM, on which torchrun's agent ends its ranks."""
+        """End the remaining processes; first with SIGTERM, on which torchrun's agent ends its ranks."""
         if self._root.poll() is None:
             self._note_descendants()
             self._root.terminate()

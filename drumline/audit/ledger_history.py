@@ -1,7 +1,7 @@
-"""Reads the ledger: the starts of the job and the ranges of steps, and which of these count.
+"""Reads the ledger: the starts of the job, the ranges of steps, and which of these are valid.
 
-After a kill a run resumes from its last checkpoint. Later steps that are recorded above that start are void: they are
-taken again, and recorded again below it.
+After a kill a run resumes from its last checkpoint. Later steps that are recorded before that start are void: they are
+repeated, and recorded again after it.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ class StepRange:
 
 @dataclass
 class History:
-    """The starts of a run, and the ranges of steps that count, in the order of their steps."""
+    """The starts of a run, and the valid ranges of steps, in the order of their steps."""
 
     starts: list[LedgerStart]
     ranges: list[StepRange]
     saves: list[list[int]] = field(default_factory=list)
-    """For each start the steps at which it was about to save, void or not."""
+    """For each start, the steps at which it was about to save, void or not."""
 
     @property
     def saved_steps(self) -> set[int]:
-        """Steps that a checkpoint may be of."""
+        """Steps of which there may be a checkpoint."""
         return {step for saves in self.saves for step in saves} | {start.step for start in self.starts}
 
     @property

@@ -44,7 +44,7 @@ class ProofOptions:
 
 
 def wrong_options(options: ProofOptions) -> Iterator[str]:
-    """A sentence for each option that is out of range."""
+    """A message for each option that is out of range."""
     kills, steps, at = options.num_kills, options.steps, options.at or ()
     if at and len(at) != kills:
         legs = ",".join(map(str, options.worlds))
@@ -58,7 +58,8 @@ def wrong_options(options: ProofOptions) -> Iterator[str]:
 
 
 def too_few_steps(options: ProofOptions, *, first_save: int) -> str | None:
-    """What is wrong, if anything: a kill before the first save is complete would leave nothing to resume from."""
+    """A message if there are too few steps: a kill before the first complete save would leave nothing to resume
+    from."""
     least = first_save + 1 + options.num_kills
     if options.steps >= least:
         return None
@@ -70,19 +71,19 @@ def too_few_steps(options: ProofOptions, *, first_save: int) -> str | None:
 
 # Settings
 
-# What the proof sets itself, and what the user gives instead.
+# Settings that the proof sets itself, and what to use instead.
 OWN = {
-    "train.steps": "--steps says how long to train here",
-    "train.epochs": "--steps says how long to train here",
+    "train.steps": "use --steps instead",
+    "train.epochs": "use --steps instead",
     "log.trace": "it is always on here",
-    "log.display": "what the runs print goes to files here",
+    "log.display": "the output of the runs goes to files here",
 }
 SAVES, WARM_UP = "checkpoint.every_steps", "optim.warmup_steps"
 SAVE_EVERY = 2
 
 
 def wrong_settings(layers: Layers, options: ProofOptions) -> Iterator[str]:
-    """A sentence for each flag that the proof sets itself, or that contradicts it."""
+    """A message for each flag that the proof sets itself, or that contradicts it."""
     flags = layers.flags.settings
     yield from (f"--{path}: {reason}" for path, reason in OWN.items() if path in flags)
     if options.is_elastic and "train.exact" in flags and flags["train.exact"].value != "elastic":
@@ -92,17 +93,17 @@ def wrong_settings(layers: Layers, options: ProofOptions) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class ProofSettings:
-    """The job's settings, and what is changed for the proof."""
+    """The job's settings, and the changes for the proof."""
 
     layers: Layers
     defaults: Mapping[str, Any]
-    """Those of the task."""
+    """The task's defaults."""
     options: ProofOptions
 
     def problems(self) -> Iterator[str]:
-        """A sentence for each setting that the proof cannot work with."""
+        """A message for each setting with which the proof is impossible."""
         every = self.changes().get(SAVES, self._value(SAVES))
-        # The end of an epoch is saved too, but when that is is known only once the job runs.
+        # The end of an epoch is saved too, but its step is known only when the job runs.
         by_epochs = "checkpoint.every_epochs" in self.layers.flags.settings
         if not by_epochs and (problem := too_few_steps(self.options, first_save=every)):
             yield problem
@@ -111,7 +112,7 @@ class ProofSettings:
             yield f"--world: {most} ranks cannot share {shards} shards (train.shards): some would have none"
 
     def changes(self) -> dict[str, Any]:
-        """Settings that are changed because the proof would be impossible or refused; flags are never changed."""
+        """Settings that are changed because the proof would otherwise be impossible; flags are never changed."""
         changes: dict[str, Any] = {}
         flags, steps, saves = self.layers.flags.settings, self.options.steps, self._value(SAVES)
         if saves == 0 or (SAVES not in flags and too_few_steps(self.options, first_save=saves)):
@@ -155,9 +156,9 @@ class Kill:
     """The leg is killed after this step, or in its save or evaluation."""
     ranks: tuple[int, ...]
     wait: float
-    """How long into that moment, as a fraction of its usual length."""
+    """How far into that moment, as a fraction of its usual length."""
     usual_s: float | None
-    """That length; None: as long as the step before."""
+    """That length; None: the length of the previous step."""
 
 
 def too_early(options: ProofOptions, pattern: RunPattern) -> str | None:
@@ -169,12 +170,12 @@ def too_early(options: ProofOptions, pattern: RunPattern) -> str | None:
 
 
 def draw_kills(options: ProofOptions, pattern: RunPattern, *, attempt: int = 0) -> list[Kill]:
-    """One kill for each leg but the last. A later attempt follows one whose kill came too late: it kills earlier, and
+    """One kill for each leg except the last. After an attempt whose kill came too late, the next one kills earlier, and
     the last attempt as early as possible."""
     draw = random.Random(options.seed)  # noqa: S311 - a schedule, not a secret
     moments: list[Moment] = [one for one in MOMENTS if one != "evaluation" or pattern["evaluation"]]
     first_save = min(pattern["save"])
-    # Each kill has a range of steps of its own, so that it comes after the one before.
+    # Each kill has its own range of steps, so that it comes after the previous one.
     length = (options.steps - 1 - first_save) / options.num_kills
     kills = []
     for number, world in enumerate(options.worlds[:-1]):
@@ -189,17 +190,17 @@ def draw_kills(options: ProofOptions, pattern: RunPattern, *, attempt: int = 0) 
             step, moment = earliest, "step"
         kill = _kill(moment, step, wait, pattern)
         if options.rank is None and kill.moment == "save" and kill.step == options.steps:
-            rank = 0  # the others have nothing left to do: if one is killed, rank 0 completes the save and the run
+            rank = 0  # the others are done: if one of them is killed, rank 0 still completes the save and the run
         ranks = tuple(range(world)) if options.rank == "all" else (int(options.rank or rank),)
         kills.append(replace(kill, ranks=ranks))
     return kills
 
 
 def _kill(moment: Moment, step: int, wait: float, pattern: RunPattern) -> Kill:
-    """In the next save or evaluation from this step on, if that is the moment; where there is none, after the step."""
+    """In the next save or evaluation from this step on, if that is the moment; if there is none, after the step."""
     times = pattern.get(moment, {})
     chosen = next((one for one in sorted(times) if one >= step), None)
     if chosen is None:
         return Kill("step", step, (), wait, None)
-    # In the first third: near its end it has often ended by itself.
+    # In the first third: near its end it has often finished already.
     return Kill(moment, chosen, (), wait / 3, times[chosen])

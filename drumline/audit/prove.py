@@ -28,7 +28,7 @@ from drumline.text import plural
 
 @dataclass(frozen=True)
 class Proof:
-    """Runs one job as often as needed, in folders below `root`, and shows what happens, line by line."""
+    """Runs one job as often as needed, in folders below `root`, and prints what it does."""
 
     options: ProofOptions
     arguments: Sequence[str]
@@ -53,7 +53,7 @@ class Proof:
         steps, kills = plural(options.steps, "step"), plural(options.num_kills, "kill")
         legs = self._killed_and_resumed(reference)
         compared = [compare(reference, leg) for leg in legs]
-        # In the last leg, if at all: no leg is started after one that differs.
+        # A difference is in the last leg: no leg is started after one that differs.
         difference = compared[-1].difference or self._missing(reference, legs)
         if difference is None:
             last = folder_name(options.steps)

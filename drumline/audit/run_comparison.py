@@ -33,9 +33,9 @@ class StepTrace:
     samples: dict[int, tuple[int | None, str]] = field(default_factory=dict)
     """By position in the epoch's order: the sample's index, if it has one, and the hash of its bits."""
     rests: dict[tuple[int, int], str] = field(default_factory=dict)
-    """By micro-batch: the hash of what belongs to no single sample."""
+    """By micro-batch: the hash of everything that does not belong to a single sample."""
     num_ranks: int = 0
-    """How many ranks have written it; in the last step of a killed attempt some may be missing."""
+    """How many ranks have written it; some may be missing in the last step of a killed attempt."""
     state: TensorHashes | None = None
 
 
@@ -48,7 +48,7 @@ class RunTrace:
     start: TensorHashes
     steps: Mapping[int, StepTrace]
     evaluations: Mapping[int, Mapping[str, str]]
-    """The metrics of those that came to their end, by step, each number as text that has all its bits."""
+    """The metrics of completed evaluations, by step, each number as text with all its digits."""
 
     def is_complete(self, step: int) -> bool:
         return step in self.steps and self.steps[step].num_ranks == self.world_size
@@ -64,7 +64,7 @@ class RunTrace:
 
 
 def read_trace(folder: Path) -> RunTrace:
-    """The one attempt whose trace is in this folder."""
+    """The attempt whose trace is in this folder."""
     ranks = [list(read_events(file)) for file in sorted(folder.glob("rank-*.jsonl"))]
     if not ranks or not ranks[0] or ranks[0][0]["kind"] != "start":
         raise TrainingError(
@@ -100,31 +100,31 @@ NOTHING = TensorHashes({}, {})
 class RunDifference:
     kind: Kind
     step: int
-    """0: before the first."""
+    """0: before the first step."""
     sentence: str
     name: str
     """The sample, tensor or metric."""
     unsaved: tuple[str, ...] = ()
-    """Buffers with persistent=False that differ too, or did before."""
+    """Buffers with persistent=False that also differ, or differed before."""
     of_a_stream: bool = False
-    """Its samples have no index."""
+    """Whether it is a stream, whose samples have no index."""
 
 
 @dataclass(frozen=True)
 class Comparison:
     difference: RunDifference | None
-    """The first."""
+    """The first difference, if there is one."""
     unsaved: tuple[str, ...]
-    """Buffers with persistent=False that differ. Alone they are no difference of the runs: a cache that is filled at
-    the first use is such a buffer."""
+    """Buffers with persistent=False that differ. Alone they do not count as a difference: such a buffer may be a cache
+    that is filled at its first use."""
 
 
 def compare(reference: RunTrace, other: RunTrace) -> Comparison:
-    """Between a complete run and an attempt, which may have begun later and ended earlier."""
+    """Compare a complete run and an attempt, which may have begun later and ended earlier."""
     found = next(_differences(reference, other), None)
     last = max(other.steps, default=0) if found is None else found.step
     pairs = [(one.unsaved, two.unsaved) for number, one, two in _states(reference, other) if number <= last]
-    # Those that differ last come first: they are the likelier cause.
+    # Those that differed last come first: they are more likely the cause.
     unsaved = tuple(dict.fromkeys(name for one, two in reversed(pairs) for name in _unequal(one, two)))
     return Comparison(found and replace(found, unsaved=unsaved), unsaved)
 
@@ -144,7 +144,7 @@ def _differences(reference: RunTrace, other: RunTrace) -> Iterator[RunDifference
 
 
 def _states(reference: RunTrace, other: RunTrace) -> Iterator[tuple[int, TensorHashes, TensorHashes]]:
-    """What must be equal, by step: at the start of the attempt, and after each of its steps."""
+    """The states that must be equal, by step: at the start of the attempt, and after each of its steps."""
     first = reference.steps[other.from_step].state if other.from_step else reference.start
     yield other.from_step, first or NOTHING, other.start
     for number, step in other.steps.items():
@@ -186,7 +186,7 @@ def _tensors(wanted: Mapping[str, str], found: Mapping[str, str], step: int, whe
 
 
 def _metrics(wanted: Mapping[str, str] | None, found: Mapping[str, str] | None, step: int) -> Iterator[RunDifference]:
-    """Compares the evaluation after a step. A killed attempt may lack its last."""
+    """Compares the evaluation after a step. A killed attempt may lack its last one."""
     if wanted is None or found is None:
         return
     for name in _unequal(wanted, found):
@@ -199,12 +199,12 @@ def _unequal(wanted: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
     return [name for name in {**wanted, **found} if wanted.get(name) != found.get(name)]
 
 
-# The manifest has the time of the save; of progress.json only the step and the cursor must be equal.
+# The manifest contains the time of the save; in progress.json only the step and the cursor must be equal.
 MANIFEST, PROGRESS, RANDOM = "manifest.json", "progress.json", "rng.safetensors"
 
 
 def compare_checkpoints(reference: Path, other: Path, step: int, *, same_world: bool) -> RunDifference | None:
-    """Between the folders of one step. `same_world`: the random state of every rank must be equal too."""
+    """Compare the folders of one step. `same_world`: the random state of every rank must be equal too."""
     names = {file.name for folder in (reference, other) for file in folder.iterdir()}
     for name in sorted(names - {MANIFEST} - (set() if same_world else {RANDOM})):
         one, two = (_read_comparable(folder / name) for folder in (reference, other))
@@ -235,16 +235,16 @@ class DifferenceCause:
 
 
 GENERATORS = "the global generators of torch, numpy or random"
-REMEMBERS = "without kills it gives the same bits twice, so it remembers something that a new process does not have"
+REMEMBERS = "without kills it gives the same bits twice, so it keeps something in memory that a new process lacks"
 
 
 def not_repeatable(found: RunDifference) -> DifferenceCause:
-    """Two runs of the same command differ, both without a kill."""
+    """The cause if two runs of the same command differ, both without a kill."""
     if found.kind in ("sample", "batch"):
         return DifferenceCause(
             f"unseeded randomness in the dataset: {found.name} is not the same twice, even without a kill",
-            f"draw from {GENERATORS}, which are seeded anew for every sample, or from the draws that a BatchDataset "
-            "is given; seed a generator of your own from the index",
+            f"draw from {GENERATORS}, which are seeded for every sample, or from the draws that a BatchDataset "
+            "is given; seed your own generator from the index",
         )
     if found.kind == "order":
         return DifferenceCause(
@@ -260,12 +260,13 @@ def not_repeatable(found: RunDifference) -> DifferenceCause:
     return DifferenceCause(
         f"a non-deterministic kernel, or randomness in {where} that is not from {GENERATORS}: the {same} are the "
         f"same twice, but {found.name} is not, even without a kill",
-        f"try --train.deterministic; draw what is random in {where} from {GENERATORS}, whose state is saved",
+        f"try --train.deterministic; draw random numbers in {where} from {GENERATORS}, whose state is saved",
     )
 
 
 def lost_in_the_kill(found: RunDifference, *, worlds: tuple[int, int]) -> DifferenceCause:
-    """Only the run that was killed differs. `worlds`: ranks of the run without kills, and of the leg that differs."""
+    """The cause if only the killed run differs. `worlds`: ranks of the run without kills, and of the leg that
+    differs."""
     if found.kind == "order":
         return DifferenceCause(
             "the dataset changed between the legs: the order of samples depends on its length, the seed and the epoch",
@@ -291,10 +292,10 @@ def lost_in_the_kill(found: RunDifference, *, worlds: tuple[int, int]) -> Differ
     if found.unsaved:
         return DifferenceCause(
             f"state outside the checkpoint{used}: the buffer {found.unsaved[0]} has persistent=False and is not saved",
-            "register it without persistent=False, or compute it anew from what is saved",
+            "register it without persistent=False, or compute it again from what is saved",
         )
     return DifferenceCause(
         f"state outside the checkpoint{used or ', in the model, the task or the optimizer'}: {REMEMBERS}",
         f"keep what {'evaluation' if used else 'the loss'} depends on in a buffer of the model (register_buffer) or in "
-        "the optimizer's state; counters and caches that are plain attributes of the task or the model start anew",
+        "the optimizer's state; plain attributes of the task or the model, such as counters and caches, are not saved",
     )

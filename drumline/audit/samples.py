@@ -1,7 +1,7 @@
 """Replays the sample ledger: every sample exactly once an epoch, over all restarts and world sizes.
 
-Where the samples of all ranks make up one global batch after another, one piece covers all these steps, and nothing is
-checked step by step. Where they do not, each rank has a piece for each step, so that what is wrong can be named.
+If the samples of all ranks form one global batch after another, one piece covers all these steps, and they are not
+checked one by one. Otherwise each rank has a piece for each step, so that the fault can be located.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from drumline.data.ledger import LedgerEntry
 from drumline.text import join_names, plural, span
 
 MAX_IRREGULAR_PIECES = 100_000
-"""After so many, enough is known to be wrong, and the rest is treated as regular."""
+"""After this many irregular steps the rest is treated as regular: enough faults are known."""
 NAMED_FAULTS, NAMED_SAMPLES = 5, 5
 
 
@@ -34,7 +34,7 @@ class EpochPiece:
     first: int
     stride: int
     is_regular: bool
-    """Whether all ranks together made up the global batch of every step."""
+    """Whether the samples of all ranks form the global batch of every step."""
     runs: tuple[tuple[int, LedgerEntry], ...]
     """By rank."""
     start: LedgerStart
@@ -54,7 +54,7 @@ class EpochPiece:
     def who(self, low: int, high: int) -> str:
         """The steps and ranks that covered these positions."""
         first, last = self.step_at(low), self.step_at(high - 1)
-        steps = range(first, min(last, first + 2) + 1)  # three steps in a row show every rank there is
+        steps = range(first, min(last, first + 2) + 1)  # three consecutive steps include every rank
         moved = [(rank, run.slice(step - self.first, 1)) for rank, run in self.runs for step in steps]
         ranks = sorted({rank for rank, run in moved if max(run.low, low) < min(run.high, high)})
         named = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
@@ -82,7 +82,7 @@ def check_samples(path: Path, section: Section, checkpoints: list[SavedPosition]
         return None
     for steps in history.ranges:
         for first, runs in _blocks(steps):
-            if not any(run.high > run.low for run in runs):  # no run takes such a step, and no piece has it
+            if not any(run.high > run.low for run in runs):  # a valid run has no such step, and no piece includes it
                 section.problem(f"{FILE}, line {steps.line}", f"step {first:,} had no samples")
     epochs: dict[int, list[EpochPiece]] = defaultdict(list)
     pieces = list(pieces_of(history.ranges))
@@ -121,7 +121,7 @@ def pieces_of(ranges: list[StepRange]) -> Iterator[EpochPiece]:
 
 
 def _blocks(steps: StepRange) -> Iterator[tuple[int, list[LedgerEntry]]]:
-    """Steps during which every rank is in one run: the first of them, and the ranks' runs cut to their number."""
+    """Blocks of steps in which every rank has one entry: the first step, and the ranks' entries cut to the block."""
     left = [list(runs) for runs in steps.ranks]
     first = steps.first
     while all(left):
@@ -134,7 +134,7 @@ def _blocks(steps: StepRange) -> Iterator[tuple[int, list[LedgerEntry]]]:
 
 
 def _makes_up_batches(runs: list[LedgerEntry]) -> bool:
-    """All move alike, so if the first step is right, all of them are."""
+    """Whether the entries form global batches. All advance in the same way, so it is enough to check the first step."""
     if len({(run.epoch, run.stride) for run in runs}) > 1:
         return False
     batch_parts = sorted((run.low, run.high) for run in runs if run.high > run.low)
@@ -146,7 +146,7 @@ def _makes_up_batches(runs: list[LedgerEntry]) -> bool:
 
 
 def _check_epoch(epoch: int, pieces: list[EpochPiece], section: Section, *, is_last: bool) -> None:
-    """Each position exactly once: all of a finished epoch, the last one as far as it got."""
+    """Each position exactly once: of a finished epoch all, of the last one those that were reached."""
     num_problems = len(section.problems)
     start = pieces[-1].start
     ordered = sorted(pieces, key=lambda piece: (piece.low, piece.high))
@@ -171,7 +171,7 @@ def _check_order_stayed(epoch: int, pieces: list[EpochPiece], section: Section) 
         if before.seed != now.seed:
             changed.append(f"the seed {before.seed} {when}, {now.seed} after")
         for change in changed:
-            what = f"the order of epoch {epoch + 1} changed, so samples may be missing or come twice: {change}"
+            what = f"the order of epoch {epoch + 1} changed, so samples may be missing or repeated: {change}"
             section.problem(f"{FILE}, line {now.line}", what)
 
 
@@ -224,7 +224,7 @@ def _named_samples(epoch: int, fault: CoverageFault, start: LedgerStart) -> str:
 
 
 def _check_steps(epoch: int, pieces: list[EpochPiece], section: Section) -> None:
-    """Each position came once; check that each step had its own global batch, in the right order."""
+    """Each position was covered once; check that each step had its own global batch, in the right order."""
     for piece in pieces:
         if not piece.is_regular:
             section.problem(piece.where, f"step {piece.first:,}: the ranks' samples are not one global batch")

@@ -1,4 +1,4 @@
-"""What the check of one part of a run folder found: a summary line, problems and notes."""
+"""The result of checking one part of a run folder: a summary line, problems and notes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 class Remark:
     part: str
     where: str
-    """A path inside the run folder, with a line where there is one."""
+    """A path inside the run folder, with a line number if there is one."""
     what: str
 
     def __str__(self) -> str:
@@ -23,7 +23,7 @@ class Section:
     counts: dict[str, int] = field(default_factory=dict)
     problems: list[Remark] = field(default_factory=list)
     notes: list[Remark] = field(default_factory=list)
-    """What is allowed, but good to know."""
+    """Facts that are not problems."""
 
     def problem(self, where: str, what: str) -> None:
         self.problems.append(Remark(self.name, where, what))

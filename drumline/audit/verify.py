@@ -26,7 +26,7 @@ class RunReport:
     run: Path
     sections: list[Section]
     job_at_work: str | None
-    """The job that is training in it, if any: then it was checked as far as it is written."""
+    """The job that is training in it, if any: then it was checked as far as it was written."""
     last_valid_step: int | None
     """The step of the newest checkpoint that is complete and finite."""
 
@@ -45,7 +45,7 @@ def verify_run(run: Path, progress: Progress) -> RunReport:
     holder = job_at_work(folder)
     is_at_work = holder is not None
     checkpoints, samples, events, settings = map(Section, ("checkpoints", "samples", "events", "settings"))
-    # In this order, because a running job keeps writing: ledger before checkpoint, events after both.
+    # In this order, because a running job continues to write: the ledger before a checkpoint, events after both.
     saved = check_checkpoints(folder.checkpoints, checkpoints, progress)
     last = max((position.step for position in saved if position.is_finite), default=None)
     if saved and all(position.in_own_loop for position in saved):

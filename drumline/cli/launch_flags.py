@@ -50,7 +50,7 @@ OF_WATCH: FlagTable = {
         Positive,
         "SECONDS",
         "How long a rank that may still continue (a download, a slow disk) may block the others before --on-hang is "
-        "applied [no limit: it is only reported]; what cannot continue by itself is handled at once.",
+        "applied [no limit: it is only reported]; a rank that cannot continue (it is stopped) is handled at once.",
     ),
 }
 OF_HOSTS: FlagTable = {

@@ -257,7 +257,8 @@ class WatchConfig:
     --max-restarts allows. `stop`: end it. `report`: only report it."""
     hang_s: Positive = 600.0
     """How long one rank may block the others before `watch.on_hang` applies. A stall is reported after some seconds,
-    and again at growing intervals. What cannot recover by itself (a stopped rank, a lost host) is handled at once."""
+    and again at growing intervals. A rank that cannot recover (it is stopped, or its host is lost) is handled at
+    once."""
     slow_factor: Annotated[float, Bounds(above=1)] = 2.0
     """Report a rank whose own work takes this many times as long as that of the others."""
     notice: str | None = None

@@ -127,7 +127,7 @@ def check_stream(stream: object) -> None:
     if hasattr(type(stream), "__next__") and not is_resumable(stream):
         raise UsageError(
             f"the {name} can be read only once, but every epoch reads its stream from the beginning",
-            next_step="give an object whose __iter__ starts anew each time, such as a torch IterableDataset",
+            next_step="give an object whose __iter__ starts over each time, such as a torch IterableDataset",
         )
 
 

@@ -213,7 +213,7 @@ class RankStreamReader(StreamReader):
             if taken == 0:
                 raise DataError(
                     f"the stream {self._name} is empty in round {round} on rank {self._sharding.rank}",
-                    next_step="check what it reads on this rank, and that its __iter__ starts anew after its end",
+                    next_step="check what it reads on this rank, and that its __iter__ starts over after its end",
                 )
             taken = 0
             self._set_epoch(round + 1)

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 
-from drumline.distributed.start.rank_rendezvous import Rendezvous, join_rendezvous
+from drumline.distributed.start.rank_rendezvous import NodeService, Rendezvous, join_rendezvous
 from drumline.distributed.start.rank_store import open_store
 from drumline.distributed.start.reachability import check_reachability
 from drumline.errors import PreflightError, log
@@ -84,10 +84,12 @@ def join_group(
     train_timeout_s: float,
     facts: Mapping[str, Mapping[str, Any]],
     environment: Mapping[str, str],
+    service: NodeService | None = None,
 ) -> Rendezvous:
     """Collective: join all other ranks. The returned store still works when the group is broken.
 
     `facts`: what must be the same on all ranks (`rank_facts`). `environment`: names the backend's network.
+    `service`: what else runs once on each node.
     """
     deadline = time.monotonic() + start_timeout_s
     store = open_store(topology, timeout_s=start_timeout_s)
@@ -100,9 +102,12 @@ def join_group(
             facts=facts,
             gpu=nccl_gpu(device, environment) if backend == "nccl" else None,
             environment=environment,
+            service=service,
         )
         if len(rendezvous.nodes) > 1:
-            check_reachability(rendezvous, topology, environment, backend=backend, deadline=deadline)
+            rendezvous = check_reachability(
+                rendezvous, topology, environment, backend=backend, deadline=deadline, service=service
+            )
     except dist.DistStoreError as error:
         what = f"not all of the {topology.world_size} ranks continued the start within {start_timeout_s:g} s"
         raise PreflightError(what, next_step="read the other ranks' output") from error

@@ -1,1 +1,1 @@
-"""Before a run: is this machine, and every pair of hosts, fit for the job?"""
+"""Before a run: checks whether this machine, or every pair of hosts, is ready for the job."""

@@ -1,4 +1,4 @@
-"""Calls that may never return, as to a file server or a name server that is down, run in daemon threads."""
+"""Runs calls that may never return, to a file server or a name server that is down, in daemon threads."""
 
 from __future__ import annotations
 
@@ -28,6 +28,6 @@ def in_background(call: Callable[[], T]) -> Future[T]:
 
 
 def resolve_ipv4(name: str) -> list[str]:
-    """Its addresses, as gloo, NCCL and torchrun look it up; OSError when it does not resolve."""
+    """Its addresses, resolved as gloo, NCCL and torchrun do; OSError when it does not resolve."""
     answers = socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)
     return list(dict.fromkeys(str(answer[4][0]) for answer in answers))

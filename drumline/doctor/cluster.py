@@ -1,4 +1,4 @@
-"""The examination of several hosts from start to findings: over ssh, or without it, with this process as node 0."""
+"""Checks several hosts, from the start to the findings: over ssh, or without it, with this process as node 0."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from drumline.launch.ssh.client import ssh_words
 from drumline.launch.ssh.hosts_job import variables_for_ranks
 
 NODE_SERVER = "drumline.doctor.pairs.node_server"
-# Within the time that a host has to answer, so that ssh itself reports what is wrong: it knows best.
+# Shorter than the time limit for a host's answer, so that ssh itself reports what is wrong.
 SSH_CONNECT_S = 6
 
 
@@ -54,7 +54,7 @@ class DoctorResult:
 async def check_over_ssh(
     hosts: Sequence[Host], options: DoctorOptions, *, port: int, client: Sequence[str], python: str, progress: Progress
 ) -> DoctorResult:
-    """From anywhere that reaches the hosts by ssh."""
+    """From any machine that reaches the hosts by ssh."""
     survey = Survey([HostRecord(host.name, host.address) for host in hosts], port)
     ssh = [*client, "-o", f"ConnectTimeout={SSH_CONNECT_S}"]
     command, here = [python, "-m", NODE_SERVER], Path.cwd()
@@ -79,7 +79,7 @@ async def check_as_node_zero(node: NodeOptions, options: DoctorOptions, progress
 
 
 def _joined_host(number: int, rendezvous: DoctorRendezvous) -> HostRecord:
-    """Absent where it has not joined."""
+    """The record of a node, marked absent if it has not joined."""
     node = rendezvous.options
     host = HostRecord(f"node {number}", "", address=rendezvous.addresses.get(number))
     if number in rendezvous.joined:
@@ -103,7 +103,7 @@ async def _examine(
 ) -> DoctorResult:
     settings = options.settings
     sent = {
-        # What ranks on other hosts get from their launcher: the doctor checks what they will see.
+        # The variables that `drumline launch` passes to ranks on other hosts: the doctor checks with the same.
         "variables": variables_for_ranks([], settings.environment),
         "run_folder": settings.run_folder,
         "code": settings.code,
@@ -138,13 +138,13 @@ def check_facts(survey: Survey) -> tuple[list[Finding], list[ComparedValue]]:
         try:
             found = machine_findings(host.facts, many_hosts=len(survey.hosts) > 1)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            what = f"its facts have another form ({error!r}): its version of drumline is different"
+            what = f"its facts cannot be read ({error!r}): its version of drumline is different"
             fix = "install the same drumline on all hosts"
             findings.append(Finding("problem", "version", host.name, what, fix))
-            host.facts = None  # nobody else should read them
+            host.facts = None  # must not be used
             continue
         known[host.name] = host.facts
-        # Whether others reach the network that a library uses was tried; how it looks from inside says less.
+        # For hosts that others have probed, the probe of gloo's and NCCL's network replaces the local check.
         kept = [one for one in found if one.check != "network" or number not in reached]
         findings += [replace(one, where=host.name) for one in kept]
     if len(known) < 2:

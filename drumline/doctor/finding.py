@@ -1,4 +1,4 @@
-"""What the doctor found: one line that names the host or the pair of hosts, and how to fix it."""
+"""A finding of the doctor: one line that names the host or the pair of hosts, and how to fix it."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any, Literal
 Level = Literal["problem", "warning", "note"]
 LEVELS: tuple[Level, ...] = ("problem", "warning", "note")
 Fault = tuple[Level, str, str]
-"""Level, what and fix of a finding, where the caller knows what was checked and where."""
+"""Level, what and fix of a finding; the caller adds what was checked and where."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem must be fixed, a warning may hurt, a note is good to know."""
+    """A problem must be fixed, a warning may slow or break a run, a note is for information."""
 
     level: Level
-    check: str  # what was checked, in words that programs may rely on: `data ports`, `shared memory`
+    check: str  # what was checked, a fixed name for programs: `data ports`, `shared memory`
     where: str  # a host, or a pair of hosts as `a -> b`
     what: str
     fix: str = ""  # what to do or type; a problem always has one
-    rank: int | None = None  # the rank that it is about, where it is about one
+    rank: int | None = None  # the rank that it is about, if any
 
     def line(self) -> str:
         """`problem: b -> a: data ports ...`."""

@@ -21,7 +21,7 @@ COMPARED = ("NCCL_", "TORCH_NCCL_", "TORCH_DISTRIBUTED_", "FI_PROVIDER")
 
 @dataclass(frozen=True)
 class ComparedValue:
-    """One thing that was compared: each value with its hosts, the most common first."""
+    """One compared fact: each value with its hosts, the most common first."""
 
     name: str
     groups: tuple[tuple[str, tuple[str, ...]], ...]
@@ -36,7 +36,7 @@ class ComparedValue:
 
     @property
     def odd_hosts(self) -> tuple[str, ...]:
-        """Those with another value than most."""
+        """The hosts whose value differs from that of most."""
         return tuple(host for _, hosts in self.groups[1:] for host in hosts)
 
     def as_json(self) -> dict[str, Any]:
@@ -56,7 +56,7 @@ class ComparedValue:
 def compare_values(
     name: str, values: Mapping[str, Hashable], show: Callable[[Any], str] = str, *, unset: str = "none"
 ) -> ComparedValue:
-    """Hosts grouped by value; of two values that are as common, the first host's comes first."""
+    """Hosts grouped by value; of two equally common values, the first host's comes first."""
     hosts: dict[Hashable, list[str]] = {}
     for host, value in values.items():
         hosts.setdefault(value, []).append(host)
@@ -78,7 +78,7 @@ def _mtu(facts: Facts) -> str | None:
     return next((str(one["mtu"]) for one in facts["interfaces"] if one["name"] == chosen), None)
 
 
-# What hosts should share: its name, its value, and the level and fix of a difference.
+# Facts that should be the same on all hosts: name, value, and the level and fix of a difference.
 TRAITS: tuple[tuple[str, Callable[[Facts], str | None], Level, str], ...] = (
     ("Python", lambda facts: facts["python"], "warning", SAME_ENVIRONMENT),
     ("torch", lambda facts: facts["torch"], "problem", SAME_ENVIRONMENT),
@@ -111,7 +111,7 @@ def _compare_traits(facts: Mapping[str, Facts]) -> Iterator[ComparedValue | Find
         row = compare_values(name, {host: value_of(one) for host, one in facts.items()})
         yield row
         if row.differs:
-            # Pythons that differ only in their last number work together.
+            # Versions of Python that differ only in the patch number are compatible.
             minors = {tuple(one["python"].split(".")[:2]) for one in facts.values()}
             yield row.finding("problem" if name == "Python" and len(minors) > 1 else level, fix)
 
@@ -120,14 +120,14 @@ def _compare_traits(facts: Mapping[str, Facts]) -> Iterator[ComparedValue | Find
 
 
 def _compare_packages(facts: Mapping[str, Facts]) -> Iterator[ComparedValue | Finding]:
-    """One finding per set of odd hosts, so that an old environment is one line and not forty."""
+    """One finding per set of differing hosts, so that an old environment is one line and not forty."""
     names = sorted({name for one in facts.values() for name in one["packages"]} - {"torch", "drumline"})
     rows = [compare_values(name, {host: one["packages"].get(name) for host, one in facts.items()}) for name in names]
     by_hosts: dict[tuple[str, ...], list[ComparedValue]] = {}
     for row in (row for row in rows if row.differs):
         yield row
         by_hosts.setdefault(row.odd_hosts, []).append(row)
-    # Most differences first; a package that differs everywhere says the least.
+    # Most differences first; packages that differ on every host last.
     ordered = sorted(by_hosts.items(), key=lambda item: (-len(item[1]), len(item[0])))
     for hosts, found in ordered[:MAX_FINDINGS]:
         shown = "; ".join(f"{row.name} {row.text()}" for row in found[:MAX_PACKAGES])
@@ -155,7 +155,7 @@ def _compare_variables(facts: Mapping[str, Facts]) -> Iterator[ComparedValue | F
 def _compare_code(facts: Mapping[str, Facts]) -> Iterator[ComparedValue | Finding]:
     """The first files that differ are named."""
     known = _known(facts, "code")
-    # Up to where the first host stopped reading, if one did.
+    # Compare only up to where the first host stopped reading, if one did.
     until = min((one["until"] for one in known.values() if one["until"]), key=sort_key, default=None)
     files = {
         host: {name: short for name, short in one["files"].items() if until is None or sort_key(name) < sort_key(until)}
@@ -175,14 +175,14 @@ def _compare_code(facts: Mapping[str, Facts]) -> Iterator[ComparedValue | Findin
 
 
 def _compare_data(facts: Mapping[str, Facts]) -> Iterator[ComparedValue | Finding]:
-    """Where a host could not read all of it in time, the files that all hosts have read are compared."""
+    """If a host could not read all of it in time, only the files that all hosts have read are compared."""
     known = _known(facts, "data")
     partly = [host for host, one in known.items() if not one["complete"]]
     fewest = min((one["files"] for one in known.values()), default=0)
     mark = str(1 << (fewest.bit_length() - 1)) if fewest else "0"
 
     def key(data: Facts) -> Hashable:
-        """What is shown, then what else distinguishes it."""
+        """The text that is shown, and what else distinguishes the data."""
         if partly:
             return f"the first {mark} files: {data['marks'].get(mark, 'none')}", ""
         shown = f"{data['files']} files, {memory_size(data['bytes'])}, {data['hash']}"
@@ -196,7 +196,7 @@ def _compare_data(facts: Mapping[str, Facts]) -> Iterator[ComparedValue | Findin
                     yield f"{here[name]} {name} instead of {right[name]}"
         for name, short in right["samples"].items():
             if here["samples"].get(name, short) != short:
-                yield f"{name} has other content"
+                yield f"{name} has different content"
 
     row = compare_values("data", {host: key(one) for host, one in known.items()}, show=lambda key: str(key[0]))
     yield from _compare_folders("data", row, known, changes, "copy it again, or mount the same volume")
@@ -206,7 +206,7 @@ def _compare_data(facts: Mapping[str, Facts]) -> Iterator[ComparedValue | Findin
 
 
 def _known(facts: Mapping[str, Facts], name: str) -> dict[str, Facts]:
-    """The hosts that have the folder; what the others lack is a finding of their own."""
+    """The hosts that have the folder; a missing folder is a separate finding."""
     found = {host: one.get(name) for host, one in facts.items()}
     return {host: one for host, one in found.items() if one and "files" in one}
 
@@ -214,7 +214,8 @@ def _known(facts: Mapping[str, Facts], name: str) -> dict[str, Facts]:
 def _compare_folders(
     name: str, row: ComparedValue, known: Mapping[str, Facts], changes: Callable[[str, str], Iterator[str]], fix: str
 ) -> Iterator[ComparedValue | Finding]:
-    """One finding for each code or dataset that is not that of most hosts. `changes`: between two hosts."""
+    """One finding for each version of the code or data that differs from that of most hosts. `changes`: between two
+    hosts."""
     if not known:
         return
     yield row

@@ -1,4 +1,4 @@
-"""What the doctor shows: the matrix, what differs, each finding with its fix, and the result; or all as JSON."""
+"""The doctor's report: the matrix, what differs, each finding with its fix, and the result; or all as JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from drumline.doctor.pairs.survey import Survey
 from drumline.terminal import make_console, one_line, show_lines
 from drumline.text import join_names, plural
 
-# A cause that hits hundreds of hosts need not be read hundreds of times.
+# One cause on hundreds of hosts is not printed hundreds of times.
 MAX_OF_A_CHECK = 12
 COLOURS = {"problem": "bold red", "warning": "yellow", "note": "dim", "result": "bold"}
 
@@ -65,7 +65,7 @@ def report(
 
 
 def finding_lines(findings: Sequence[Finding]) -> Iterator[tuple[str, str]]:
-    """Level and text of each line, problems first; of one check no more than can be read."""
+    """Level and text of each line, problems first; a limited number for each check."""
     counts: Counter[tuple[str, str]] = Counter()
     for finding in once_each(findings):
         kind = (finding.level, finding.check)
@@ -80,7 +80,7 @@ def finding_lines(findings: Sequence[Finding]) -> Iterator[tuple[str, str]]:
 
 
 def once_each(findings: Sequence[Finding]) -> list[Finding]:
-    """The same on several hosts is one finding."""
+    """Merge the same finding on several hosts."""
     places: dict[Finding, list[str]] = {}
     for finding in sorted_findings(findings):
         places.setdefault(replace(finding, where=""), []).append(finding.where)
@@ -121,5 +121,5 @@ def _draw(tables: Sequence[Matrix], lines: Sequence[tuple[str, str]], width: int
         for note in shown.notes:
             console.print(one_line(note))
     for level, text in lines:
-        # A fix is there to be copied: the terminal folds it, and no line break gets into it.
+        # A fix can be copied: the terminal wraps it, without line breaks in the text.
         console.print(one_line(text), style=COLOURS.get(level), soft_wrap=level == "fix")

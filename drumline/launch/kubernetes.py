@@ -77,7 +77,7 @@ def manifest_text(job: KubernetesJob, api: Api) -> str:
     if job.has_secret:
         namespace = f" --namespace {job.namespace}" if job.namespace else ""
         comments += [
-            f"First create its secret, so that nobody else in the cluster can end or misdirect the job ({SECRET_ENV}):",
+            f"First create its secret, so that no other pod can end or misdirect the job ({SECRET_ENV}):",
             f"  openssl rand -hex 32 | tr -d '\\n' | kubectl create secret generic {job.secret}{namespace} "
             f"--from-file={SECRET_KEY}=/dev/stdin",
         ]

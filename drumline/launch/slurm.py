@@ -2,7 +2,7 @@
 
 srun starts every rank itself, or one task on each node (`drumline launch --srun`), which starts that node's ranks. The
 rendezvous is at the step's first host, at a port that follows from the job's number: two jobs on one host do not
-collide. To Slurm a job that exits by itself, as after a preemption (code 75), has failed and is not started again, so
+collide. To Slurm a job that exits, as after a preemption (code 75), has failed and is not started again, so
 the batch file requeues itself.
 """
 

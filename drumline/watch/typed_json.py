@@ -2,46 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from enum import Enum
 from functools import cache
 from types import NoneType
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints, is_typeddict
 
 T = TypeVar("T")
+# An int is a float too.
+_PLAIN = {int: int, str: str, bool: bool, float: int | float}
+_fields = cache(get_type_hints)
 
 
 def from_json(kind: type[T], value: Any) -> T:
     """A dataclass, from `asdict` of one, or a TypedDict. Raises TypeError, KeyError, ValueError or AttributeError for
     anything else."""
-    read: Callable[[Any], T] = _reader(cast(Any, kind))
-    return read(value)
+    return cast(T, _read(kind, value))
 
 
-@cache
-def _reader(kind: Any) -> Callable[[Any], Any]:
-    origin, arguments = get_origin(kind), get_args(kind)
+def _read(kind: Any, value: Any) -> Any:
+    if kind in _PLAIN:
+        return _checked(_PLAIN[kind], value)
     if is_typeddict(kind):
-        fields = {name: _reader(hint) for name, hint in get_type_hints(kind).items()}
-        return lambda value: {**value, **{name: read(value[name]) for name, read in fields.items()}}
+        return {**value, **{name: _read(hint, value[name]) for name, hint in _fields(kind).items()}}
     if hasattr(kind, "__dataclass_fields__"):
-        fields = {name: _reader(hint) for name, hint in get_type_hints(kind).items()}
-        return lambda value: kind(**{name: fields[name](one) for name, one in value.items()})
+        hints = _fields(kind)
+        return kind(**{name: _read(hints[name], one) for name, one in value.items()})
+    if (origin := get_origin(kind)) is not None:
+        return _read_parts(kind, origin, get_args(kind), value)
+    return value if kind is Any else kind(value) if issubclass(kind, Enum) else _checked(kind, value)
+
+
+def _read_parts(kind: Any, origin: Any, arguments: tuple[Any, ...], value: Any) -> Any:
     if NoneType in arguments:
-        read = _reader(arguments[0])
-        return lambda value: None if value is None else read(value)
+        assert len(arguments) == 2, f"{kind} has more than one type besides None"
+        return None if value is None else _read(arguments[0], value)
     if origin is Mapping:
-        of_key, of_value = int if arguments[0] is int else _reader(arguments[0]), _reader(arguments[1])
-        return lambda value: {of_key(key): of_value(one) for key, one in value.items()}
+        of_key, of_value = arguments
+        return {int(key) if of_key is int else _read(of_key, key): _read(of_value, one) for key, one in value.items()}
     if origin is list or arguments[1:] == (...,):
-        of_item = _reader(arguments[0])
-        return lambda value: origin(map(of_item, _checked(list | tuple, value)))
-    if origin is tuple:
-        readers = [_reader(one) for one in arguments]
-        return lambda value: tuple(read(one) for read, one in zip(readers, value, strict=True))
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return kind
-    return lambda value: value if kind is Any else _checked(int | float if kind is float else kind, value)
+        return origin(_read(arguments[0], one) for one in _checked(list | tuple, value))
+    assert origin is tuple, kind
+    return tuple(_read(one, part) for one, part in zip(arguments, value, strict=True))
 
 
 def _checked(kind: Any, value: Any) -> Any:

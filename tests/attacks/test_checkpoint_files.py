@@ -305,7 +305,7 @@ def test_resume_skips_a_checkpoint_with_a_forged_content(run: RunFolder) -> None
     assert len(reasons) == 1 + len(states) + len(WRONG)
 
 
-def test_a_run_goes_on_from_the_newest_checkpoint_that_is_its_own(tmp_path: Path) -> None:
+def test_a_run_continues_from_the_newest_checkpoint_that_is_its_own(tmp_path: Path) -> None:
     config = make_config(steps=3)
     train_here(config, Classify, tmp_path)
     save(RunFolder(tmp_path), 50, {**SAVED, "step": 50, "facts": {}}, {"rank-00000": capture_rng(CPU)})

@@ -81,7 +81,7 @@ def test_a_notebook_is_read_in_linear_time(cell: str) -> None:
 def test_a_notebook_that_is_hard_to_decode_is_a_problem(text: str) -> None:
     with bounded():
         (said,) = read_bytes(Path("a.ipynb"), text.encode("utf-8", "surrogatepass")).problems
-    assert said.message.startswith("the notebook cannot be read: it is no JSON")
+    assert said.message.startswith("the notebook cannot be read: it is not JSON")
 
 
 def test_settings_that_are_hard_to_decode_are_an_error(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""Another user of the machine reaches the store of `train --procs` on the loopback: the run goes on, and still heeds a
-signal."""
+"""Another user of the machine reaches the store of `train --procs` on the loopback: the run continues, and still obeys
+a signal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,19 @@ from drumline.errors import ExitCode
 LIMIT_S = 90.0
 VALIDATE, SET, GET = b"\0", b"\1", b"\3"  # of TCPStore's protocol
 MAGIC = struct.pack("=I", 0x3C85F7CE)
-TASK = "digits --model.widths 4 --train.steps 1000000 --train.batch_size 32 --checkpoint.every_steps 20 --run run"
+FLAGS = "--train.steps 1000000 --train.batch_size 32 --checkpoint.every_steps 20 --run run"
+# It takes its time: others need the cores.
+TASK = """
+import time
+from drumline.tasks import ImageClassification
+
+class Slow(ImageClassification):
+    defaults = {"data.name": "digits", "model.widths": [4]}
+
+    def loss(self, model, batch):
+        time.sleep(0.02)
+        return super().loss(model, batch)
+"""
 REQUEST = b'{"signal": "SIGTERM", "host": "x", "rank": 0, "time": 0}'
 
 
@@ -28,7 +40,7 @@ def text(value: bytes) -> bytes:
     return struct.pack("=Q", len(value)) + value
 
 
-class Stranger:
+class StoreClient:
     """Speaks to the store without torch, as another user."""
 
     def __init__(self, port: int) -> None:
@@ -48,13 +60,13 @@ class Stranger:
 
 
 def attack(port: int, pids: list[int]) -> int:
-    """What the stranger could do: bit 1, they read the name of the rendezvous; bit 2, they read a secret."""
-    stranger = Stranger(port)
-    room = re.search(rb'"namespace": "([0-9a-f]+)"', stranger.get("drumline/rendezvous"))
+    """What another user could do: bit 1, they read the name of the rendezvous; bit 2, they read a secret."""
+    client = StoreClient(port)
+    room = re.search(rb'"namespace": "([0-9a-f]+)"', client.get("drumline/rendezvous"))
     name = room[1].decode() if room else "unknown"
     for key in ("preemption/request", "preemption/decision", "failure/first", "failure/count", "pid/x/0"):
         for value in (REQUEST, b"no JSON"):
-            stranger.set(f"drumline/{name}/{key}", value)
+            client.set(f"drumline/{name}/{key}", value)
     environments = []
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -95,8 +107,9 @@ def store_port(pid: int) -> int:
 
 
 def test_another_user_neither_ends_a_run_nor_keeps_it_from_saving(other_user: int, tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(TASK)
     job = subprocess.Popen(
-        [sys.executable, "-m", "drumline", "train", *TASK.split(), "--procs", "2"],
+        [sys.executable, "-m", "drumline", "train", "slow.py:Slow", *FLAGS.split(), "--procs", "2"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(Path.cwd()), "GLOO_SOCKET_IFNAME": "lo"},
         stdout=subprocess.PIPE,

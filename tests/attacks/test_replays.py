@@ -1,4 +1,4 @@
-"""A stranger puts back what the job itself has sealed and written earlier, or deletes it: nobody is misled for long."""
+"""An unauthenticated client replays or deletes sealed values of the job: it is restored within seconds."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def wait_for(what: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
-def test_a_word_of_a_node_that_has_ended_does_not_bring_it_back(base: dist.HashStore) -> None:
+def test_a_heartbeat_of_a_node_that_has_exited_does_not_bring_it_back(base: dist.HashStore) -> None:
     first, second = rolls(base)
     recorded = []
     for state in (RUNNING, RUNNING, DONE):
@@ -52,7 +52,7 @@ def test_a_word_of_a_node_that_has_ended_does_not_bring_it_back(base: dist.HashS
         assert first.is_alive(1, DONE)
 
 
-def test_an_old_word_of_a_node_does_not_silence_it(base: dist.HashStore) -> None:
+def test_an_old_heartbeat_of_a_node_does_not_make_it_lost(base: dist.HashStore) -> None:
     first, second = rolls(base)
     base.set("drumline/membership/members", "0 1 ")
     second.set_state(RUNNING)
@@ -122,7 +122,7 @@ def test_what_nodes_said_in_an_earlier_round_does_not_fit_into_the_next(base: di
     assert later.peek("claim/1") is None
 
 
-def test_nobody_waits_for_what_was_there_a_moment_ago() -> None:
+def test_a_deleted_value_is_not_waited_for() -> None:
     """In torch's own store, whose `get` waits."""
     server = dist.TCPStore("127.0.0.1", free_port(), is_master=True, wait_for_workers=False)
     store = SealedStore(server, SECRET)

@@ -54,7 +54,7 @@ def base() -> dist.HashStore:
 
 
 @pytest.mark.parametrize("value", GARBAGE, ids=NAMES)
-def test_what_a_stranger_writes_is_not_there(
+def test_what_an_unauthenticated_client_writes_is_not_there(
     base: dist.HashStore, value: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = SealedStore(base, SECRET, "drumline/part")
@@ -84,7 +84,7 @@ def test_what_was_written_elsewhere_or_earlier_is_not_taken(base: dist.HashStore
     assert not ours.resealed(derived(SECRET, "ranks", "the next round")).check(["key"])
 
 
-def test_one_side_without_the_secret_is_told(base: dist.HashStore) -> None:
+def test_one_side_without_the_secret_is_reported(base: dist.HashStore) -> None:
     Membership(base, NodePlan(num_nodes=2, endpoint="a:1"), SECRET).check_job()
     with pytest.raises(PreflightError) as caught:
         Membership(base, NodePlan(num_nodes=2, node_rank=1, endpoint="a:1")).check_job()
@@ -113,7 +113,7 @@ def test_what_was_recorded_of_an_earlier_launch_with_the_same_secret_does_not_fi
 
 @pytest.mark.parametrize("value", GARBAGE, ids=NAMES)
 @pytest.mark.parametrize("key", ["request", "decision", "proposal/0", "position/0/1"])
-def test_no_stranger_stops_a_run_and_it_still_heeds_a_signal(base: dist.HashStore, key: str, value: bytes) -> None:
+def test_no_unknown_client_stops_a_run_and_it_obeys_a_signal(base: dist.HashStore, key: str, value: bytes) -> None:
     store = SealedStore(base, SECRET, "drumline/room")
     votes = [StopVote(store, rank=rank, world_size=2, step=lambda: 7) for rank in range(2)]
     base.set(f"drumline/room/preemption/{key}", value)  # type: ignore[arg-type]
@@ -128,7 +128,7 @@ def test_no_stranger_stops_a_run_and_it_still_heeds_a_signal(base: dist.HashStor
 
 
 @pytest.mark.parametrize("value", GARBAGE, ids=NAMES)
-def test_a_failure_is_claimed_by_a_rank_and_by_nobody_else(base: dist.HashStore, value: bytes) -> None:
+def test_a_failure_is_claimed_by_a_rank_and_by_no_other(base: dist.HashStore, value: bytes) -> None:
     store = SealedStore(base, SECRET, "drumline/room")
     base.set("drumline/room/failure/first", value)  # type: ignore[arg-type]
     mine = Failure(Place(host="a", rank=1), "ValueError: x", 1)
@@ -139,7 +139,7 @@ def test_a_failure_is_claimed_by_a_rank_and_by_nobody_else(base: dist.HashStore,
 
 
 class Touch:
-    """What a stranger pickles: it notes that it was loaded."""
+    """A pickle of an attacker: it records that it was loaded."""
 
     was_loaded = False
 
@@ -206,7 +206,7 @@ def test_a_state_travels_whole() -> None:
         lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     )
 )
-def test_whatever_json_a_stranger_writes_is_a_state_or_none(value: object) -> None:
+def test_whatever_json_an_unauthenticated_client_writes_is_a_state_or_none(value: object) -> None:
     decode(json.dumps(value).encode())
     whole = json.loads(encode(_RendezvousState()))
     for name in whole:
@@ -222,7 +222,7 @@ def test_whatever_bytes_are_a_document_or_none(text: bytes) -> None:
 @pytest.mark.parametrize("secret", [SECRET, None], ids=["with a secret", "without"])
 @pytest.mark.parametrize("value", GARBAGE, ids=NAMES)
 @pytest.mark.parametrize("key", ["members", "node/0", "node/1", "failed-code"])
-def test_the_list_of_nodes_outlives_what_a_stranger_writes(
+def test_the_list_of_nodes_outlives_what_an_unauthenticated_client_writes(
     base: dist.HashStore, key: str, value: bytes, secret: str | None
 ) -> None:
     first, second = (
@@ -246,7 +246,7 @@ def test_the_list_of_nodes_outlives_what_a_stranger_writes(
         membership.leave()
 
 
-def test_only_with_the_secret_can_a_stranger_end_the_job_of_others(base: dist.HashStore) -> None:
+def test_only_with_the_secret_can_a_client_end_the_job_of_others(base: dist.HashStore) -> None:
     membership = Membership(base, NodePlan(num_nodes=2, node_rank=0, endpoint="a:1"), SECRET)
     base.set("drumline/membership/failed", "node 1 ended the job: give up")
     assert membership.failure() is None
@@ -263,12 +263,12 @@ def test_who_listens_in_place_of_the_first_node_is_found_out(base: dist.HashStor
 
 
 def test_a_secret_is_wrapped_for_one_alone() -> None:
-    one, other, stranger = KeyPair(), KeyPair(), KeyPair()
+    one, other, attacker = KeyPair(), KeyPair(), KeyPair()
     secret = new_secret()
     wrapped = one.wrap(secret, other.public, "for other")
     assert wrapped is not None
     assert other.wrap(wrapped, one.public, "for other") == secret
-    for reader, public in ((stranger, one.public), (stranger, other.public)):
+    for reader, public in ((attacker, one.public), (attacker, other.public)):
         assert reader.wrap(wrapped, public, "for other") != secret
     assert other.wrap(wrapped, one.public, "for another") != secret
 

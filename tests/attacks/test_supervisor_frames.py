@@ -1,4 +1,4 @@
-"""A host that was taken over sends the controller what it likes: the controller goes on, with the others."""
+"""A compromised host sends the controller arbitrary data: the controller continues with the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmarks run: every table comes to its end in small shapes, and leaves what docs/performance.md is made of.
+"""The benchmarks run: every table is made in small shapes, with the files for docs/performance.md.
 
 Whether anything is fast is not asked here. Without a group, and without peers: they are not among the tools of a
 developer, and the table then says so.
@@ -69,8 +69,10 @@ def test_a_table_is_made(name: str, tmp_path: Path, capsys: pytest.CaptureFixtur
 
 @pytest.mark.usefixtures("warm")
 def test_the_table_with_loading_processes_is_made_by_its_command(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks", "images", "--tiny", "--device", "cpu", "--limit", "120"]
-    done = subprocess.run([*command, "--out", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "benchmarks", "images", "--tiny", "--rounds", "1", "--device", "cpu"]
+    done = subprocess.run(
+        [*command, "--limit", "120", "--out", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "images.json").read_text())["rows"]
     assert {"by hand", "ours, data on the host", "ours, data on the device"} <= {row["way"] for row in rows}
@@ -79,16 +81,16 @@ def test_the_table_with_loading_processes_is_made_by_its_command(tmp_path: Path)
 
 
 def test_a_way_that_fails_does_not_lose_the_others() -> None:
-    def endless(pass_on: object) -> None:
+    def endless(after_step: object) -> None:
         while True:
-            pass_on(3)  # type: ignore[operator]
+            after_step(3)  # type: ignore[operator]
 
-    def broken(pass_on: object) -> None:
-        pass_on(3)  # type: ignore[operator]
+    def broken(after_step: object) -> None:
+        after_step(3)  # type: ignore[operator]
         raise ValueError("no more\nof this")
 
     good, bad, over = measure(
-        [Way("good", endless), Way("bad", broken), Way("over", lambda pass_on: pass_on(1))],
+        [Way("good", endless), Way("bad", broken), Way("over", lambda after_step: after_step(1))],
         rounds=2,
         steps=5,
         warm_up=1,
@@ -96,18 +98,18 @@ def test_a_way_that_fails_does_not_lose_the_others() -> None:
 
     assert (good.failure, good.samples) == (None, [15, 15])
     assert bad.failure == "ValueError: no more"
-    assert over.failure == "RuntimeError: the loop came to its end before enough steps were taken"
+    assert over.failure == "RuntimeError: the loop ended before enough steps were taken"
     table = Table("t", "title", "samples/s", [Row("good", good.per_second()), Row("bad", failure=bad.failure)], "how")
     assert "bad  failed: ValueError: no more" in text_of(table)
 
 
-def test_what_was_stopped_goes_on_when_the_rank_is_killed() -> None:
+def test_what_was_stopped_continues_when_the_rank_is_killed() -> None:
     """A worker that was forked from the rank holds all that the rank has open, and is stopped with the rest."""
     program = (
         "import os, signal, subprocess\n"
-        "from benchmarks.stopping import let_go_on, stop\n"
+        "from benchmarks.stopping import resume, stop\n"
         "other = subprocess.Popen(['sleep', '60'], stdout=subprocess.DEVNULL)\n"
-        "stop(other.pid), let_go_on(other.pid), stop(other.pid)\n"
+        "stop(other.pid), resume(other.pid), stop(other.pid)\n"
         "if (worker := os.fork()) == 0:\n"
         "    signal.pause()\n"
         "stop(worker)\n"

@@ -1,4 +1,4 @@
-"""What `drumline launch` does when a sidecar has ended its ranks and says why.
+"""What `drumline launch` does when a sidecar has ended its ranks and reports why.
 
 The sidecar here is a stand-in, except where a script is watched by the real one.
 """
@@ -237,7 +237,7 @@ class DiesAlways(ImageClassification):
 """
 
 
-def test_a_task_that_fails_at_the_same_step_three_times_stops_and_says_so(tmp_path: Path) -> None:
+def test_a_task_that_fails_at_the_same_step_three_times_stops_and_reports_it(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(DIES_ALWAYS)
     code, output, errors = finish(start("--procs", "2", "--max-restarts", "9", "mine.py:DiesAlways", cwd=tmp_path))[0]
     assert code == 70, errors

@@ -81,7 +81,7 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize(("who", "procs"), [("launcher", "2"), ("launcher", "1"), ("rank", "2")])
-def test_an_interrupt_that_python_would_drop_is_heeded(tmp_path: Path, who: str, procs: str) -> None:
+def test_an_interrupt_that_python_would_drop_is_obeyed(tmp_path: Path, who: str, procs: str) -> None:
     process = start(tmp_path, "--procs", procs, WHO=who)
     num_ranks = int(procs) if who == "rank" else 1
     wait_for(process, lambda: len(list(tmp_path.glob("importing-*"))) == num_ranks)

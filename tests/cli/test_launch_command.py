@@ -178,7 +178,7 @@ def test_two_nodes_started_by_hand_and_a_restart_of_both(tmp_path: Path, script:
 
 
 @pytest.mark.usefixtures("warm")
-def test_a_node_that_gives_up_is_named_on_the_other_which_would_not_have_known(tmp_path: Path) -> None:
+def test_a_node_that_fails_is_named_on_the_other_node(tmp_path: Path) -> None:
     port = free_port()
     # Rank 0 ends, on the node that keeps the store; rank 1 does something else, and would do so for long.
     (tmp_path / "apart.py").write_text(
@@ -195,7 +195,7 @@ def test_a_node_that_gives_up_is_named_on_the_other_which_would_not_have_known(t
 
 
 @pytest.mark.usefixtures("warm")
-def test_a_first_node_whose_port_is_taken_says_so(tmp_path: Path, script: str) -> None:
+def test_a_first_node_whose_port_is_taken_reports_it(tmp_path: Path, script: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         file = env_file(tmp_path, ".env", nodes=2, rank=0, port=taken.getsockname()[1])
         code, _, errors = launch("--env-file", file, script, str(tmp_path), cwd=tmp_path)

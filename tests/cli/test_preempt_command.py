@@ -1,4 +1,4 @@
-"""Signals to a launcher, to a rank, to a script: all leave, none is started again, and the exit code says so."""
+"""Signals to a launcher, to a rank, to a script: all ranks exit, none is restarted, and the exit code shows it."""
 
 from __future__ import annotations
 

@@ -151,6 +151,7 @@ def test_two_kills_in_one_save_and_a_cache_that_is_not_saved(folder: Path) -> No
     assert lines[-1].startswith("  note: the buffer table (persistent=False) is not in checkpoints")
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize(
     ("task", "difference", "cause"),
     [
@@ -176,11 +177,7 @@ def test_two_kills_in_one_save_and_a_cache_that_is_not_saved(folder: Path) -> No
         ),
     ],
 )
-def test_what_breaks_it_is_named(
-    folder: Path, task: str, difference: str, cause: str, request: pytest.FixtureRequest
-) -> None:
-    if task != "Remembering":  # one proof with a kill and a resume is of cold processes
-        request.getfixturevalue("warm")
+def test_what_breaks_it_is_named(folder: Path, task: str, difference: str, cause: str) -> None:
     result = drumline("prove-resume", f"tasks.py:{task}", *KILL, cwd=folder)
     assert result.returncode == 1, result.stdout + result.stderr
     assert not result.stderr
@@ -195,8 +192,8 @@ def test_what_breaks_it_is_named(
     assert (root / "killed" / "trace-leg-1" / "rank-00000.jsonl").exists()
 
 
-@pytest.mark.usefixtures("warm")
 def test_a_job_that_fails_by_itself_is_shown(folder: Path) -> None:
+    """The one proof here whose processes start cold."""
     result = drumline("prove-resume", "tasks.py:Failing", *KILL, cwd=folder)
     assert result.returncode == 1
     assert "drumline: error: the reference run failed by itself with exit code 1:" in result.stderr
@@ -217,6 +214,8 @@ def test_nothing_is_left_of_a_proof_that_is_broken_off(folder: Path, number: sig
             str(world),
             "--steps",
             "5000",
+            "--model.widths",
+            "8",
             "--dist.device",
             "cpu",
         ],
@@ -251,7 +250,7 @@ def test_all_mistakes_come_at_once_and_before_torch(folder: Path) -> None:
         "--world: [2, 0], where 0 must be at least 1",
         "--steps: 'none' is not a whole number",
         "--kill-in: 'sav' is not one of step, save, evaluation, any; did you mean 'save'?",
-        "--train.epochs: --steps says how long to train here",
+        "--train.epochs: use --steps instead",
         "--optim.lr: -1.0 must be above 0",
         "--procs: give --world, the number of ranks of each leg",
         "--run: give --keep DIR to keep the run folders",

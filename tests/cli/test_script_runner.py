@@ -1,4 +1,4 @@
-"""A script under `drumline launch --watch` behaves as under Python itself: what it sees, what it says, how it ends."""
+"""A script under `drumline launch --watch` behaves as under Python itself: environment, output and exit code."""
 
 from __future__ import annotations
 

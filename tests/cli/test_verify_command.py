@@ -1,4 +1,4 @@
-"""`drumline verify` as a user types it: what it says, in text and in JSON, and its exit codes."""
+"""`drumline verify` as a user types it: its text, its JSON, and its exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`drumline watch` as a user types it, beside a process that holds a run folder and writes a status like a sidecar."""
+"""`drumline watch` as a user types it, with a process that locks a run folder and writes a status like a sidecar."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def event(run: Path, kind: str, *, age_s: float) -> None:
     (run / "events" / "rank-00000.jsonl").write_text(json.dumps(record) + "\n")
 
 
-def test_what_is_said_when_there_is_nothing_to_see(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_shown_when_there_is_nothing_to_see(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path, status(), age_s=FRESH_S + 5)
     look = RunStatusReader(tmp_path).read()
     assert (look.is_live, look.has_ended) == (False, False)

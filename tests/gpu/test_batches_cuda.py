@@ -108,7 +108,7 @@ def test_resident_data_has_the_bits_of_the_host(tmp_path: Path, name: str) -> No
     check_same(epochs(make(dataset, CPU), 2), epochs(loader, 2), count=2 * len(loader))
 
 
-def test_a_cursor_set_anew_and_a_preview_drop_what_was_made_ahead(tmp_path: Path) -> None:
+def test_a_cursor_set_again_and_a_preview_drop_what_was_made_ahead(tmp_path: Path) -> None:
     dataset = dataset_named("digits", tmp_path)
     plain, ahead = make(dataset, CPU), make(dataset, GPU)
     for loader in (plain, ahead):
@@ -215,7 +215,7 @@ def test_an_error_comes_in_place_of_its_own_batch(number: int) -> None:
 
 
 class Boxed:
-    """A batch that moves itself, and cannot be told of another stream."""
+    """A batch that moves itself, and has no `record_stream`."""
 
     def __init__(self, inside: Tensor) -> None:
         self.inside = inside

@@ -41,7 +41,7 @@ OPTIONS: list[dict[str, Any]] = [{"foreach": False}, {}, {"fused": True}, {"capt
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_goes_on_bit_for_bit_on_the_gpu(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_continues_bit_for_bit_on_the_gpu(tmp_path: Path, options: dict[str, Any]) -> None:
     model, optimizer = make(GPU, **options)
     train(model, optimizer)
     path = save(tmp_path, model, optimizer)
@@ -101,7 +101,7 @@ def test_a_rate_on_the_gpu_stays_there(tmp_path: Path) -> None:
     assert (rate.item(), rate.device) == (0.5, GPU)
 
 
-def test_the_scale_of_fp16_goes_on(tmp_path: Path) -> None:
+def test_the_scale_of_fp16_continues(tmp_path: Path) -> None:
     model, optimizer = make(GPU)
     scaler = torch.amp.GradScaler("cuda", init_scale=2.0**10, growth_interval=2)
     for step in range(5):

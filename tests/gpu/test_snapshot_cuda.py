@@ -1,4 +1,4 @@
-"""On a GPU: a save stops for a copy, which holds exactly what there was, while the steps after it go on."""
+"""On a GPU: a save pauses for a copy, which has exactly the bits of its step, while later steps run."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def write(root: Path, copied: Copy) -> Path:
 
 @pytest.mark.parametrize("options", [{}, {"fused": True}, {"capturable": True}], ids=str)
 @pytest.mark.parametrize("kind", ["device", "pinned", "host"])
-def test_a_copy_holds_the_bits_of_its_step_while_steps_go_on(
+def test_a_copy_holds_the_bits_of_its_step_while_steps_continue(
     tmp_path: Path, kind: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, optimizer = make(**options)

@@ -125,7 +125,7 @@ def test_sync_batchnorm_sees_the_batches_of_all_ranks() -> None:
         assert means == pytest.approx(expected)
 
 
-def test_a_gpu_run_goes_on_on_the_cpu(tmp_path: Path) -> None:
+def test_a_gpu_run_continues_on_the_cpu(tmp_path: Path) -> None:
     config = digits("fp32")
     run_ranks(1, train_on_gpu, config, tmp_path)
     longer = Config(**{**vars(digits("fp32", steps=16)), "dist": DistConfig(device="cpu")})

@@ -50,7 +50,7 @@ def drop_larger(host: Host, num_bytes: int, *, but_port: int | None = None) -> N
 
 
 def drop_everything(host: Host) -> None:
-    """Both ways; the host's own loopback goes on."""
+    """Both directions; the host's own loopback still works."""
     _add(host, "incoming iifname != lo drop", "outgoing oifname != lo drop")
 
 

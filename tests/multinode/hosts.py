@@ -199,7 +199,7 @@ class Host:
         self._switch.configure(["ip", "link", "set", self._port, "master", "bridge"])
 
     def set_mtu(self, num_bytes: int) -> None:
-        """At both ends of the link; for one that is not told to the host see `firewall.drop_larger`."""
+        """At both ends of the link; for an MTU that the host does not know see `firewall.drop_larger`."""
         self.space.configure(["ip", "link", "set", "eth0", "mtu", str(num_bytes)])
         self._switch.configure(["ip", "link", "set", self._port, "mtu", str(num_bytes)])
 

@@ -19,7 +19,7 @@ def everyone() -> list[int]:
 
 
 def stat_fields(pid: int) -> list[str]:
-    """What /proc tells after the name: state, parent, ...; nothing for a process that is gone."""
+    """The fields of /proc/PID/stat after the name: state, parent, ...; empty for a process that has exited."""
     with contextlib.suppress(*GONE):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return []

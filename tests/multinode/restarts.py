@@ -1,4 +1,4 @@
-"""Restart after restart: a rank ends in the middle of a job, all are started again, and they must meet every time.
+"""Repeated restarts: a rank exits in the middle of a job, all are restarted, and must join every time.
 
 Under gloo plain torchrun loses more than half of its restarts on two hosts: the store outlives an attempt, and ranks
 find the addresses of the one before in it. `make soak-restarts` runs many of them, `test_nodes_join.py` a few.

@@ -1,4 +1,4 @@
-"""A set of namespaces and the process that holds them: when that one ends, all in them ends, and they are gone.
+"""A set of namespaces and the process that holds them: when it exits, so do all processes in them.
 
 The kernel does the cleaning: the holder is process 1 of its own process namespace, so its end is the end of every
 process in there, and with the last process go the mounts and links. It is told to end when the process that made it

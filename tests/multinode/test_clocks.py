@@ -1,4 +1,4 @@
-"""Wall clocks that differ, or that jump while the job runs: nobody is lost, and the hosts are named."""
+"""Wall clocks that differ, or that jump while the job runs: no node is lost, and the hosts are named."""
 
 from __future__ import annotations
 

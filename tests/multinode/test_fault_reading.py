@@ -1,4 +1,4 @@
-"""The fault matrix' own judgement: what counts as rightly told, as lost, as a new step. Without hosts."""
+"""How the fault matrix decides what is a correct report, a lost step, a new step. Without hosts."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_what_was_said_and_done_is_read_from_the_events(tmp_path: Path) -> None:
     assert sentences_on([f"noise\n[b 3] {slow}\nhang: one\n"]) == ["hang: one"]
 
 
-def test_a_case_that_went_wrong_is_told_in_full() -> None:
+def test_a_case_that_went_wrong_is_reported_in_full() -> None:
     fine = Result("stopped", 1, 3, "b", 20, [vars(STOPPED)], is_right=True, diagnosis_s=2.5, new_step_s=9.0)
     fine.has_right_bits = True
     assert is_fine(fine)

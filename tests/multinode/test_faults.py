@@ -20,7 +20,7 @@ CHAIN = ("stopped", "dataset", "host_gone")
 
 
 @pytest.mark.skipif(needs.missing() is not None, reason=needs.missing() or "")
-def test_faults_are_told_and_survived(tmp_path: Path) -> None:
+def test_faults_are_reported_and_survived(tmp_path: Path) -> None:
     with Matrix(tmp_path / "matrix", hang_s=5.0, warm=True) as matrix:
         results = matrix.run_chain(make_chain(CHAIN, 1))
     for result in results:

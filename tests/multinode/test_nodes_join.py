@@ -1,4 +1,4 @@
-"""Nodes that meet, or do not: who is missing is named, fewer nodes go on, and nobody waits in silence.
+"""Nodes that join, or do not: missing ones are named, fewer nodes continue, and every wait is reported.
 
 The hosts run `drumline launch --env-file`, as a person would type it on each.
 """
@@ -49,7 +49,7 @@ class Gated(ImageClassification):
 
 
 class Jobs:
-    """Starts `drumline launch --env-file` on hosts that meet at `first`."""
+    """Starts `drumline launch --env-file` on hosts with the rendezvous at `first`."""
 
     def __init__(self, folder: Path, first: Host, *, nodes: str, flags: tuple[str, ...]) -> None:
         self.folder, self.first, self.nodes, self.flags = folder, first, nodes, flags
@@ -67,7 +67,7 @@ class Jobs:
         return host.start(*launch, *words, cwd=self.folder, env={"PYTHONPATH": str(Path.cwd())})
 
 
-def test_a_job_goes_on_with_fewer_nodes_and_names_who_is_missing(make_testbed: MakeTestbed, tmp_path: Path) -> None:
+def test_a_job_continues_with_fewer_nodes_and_names_who_is_missing(make_testbed: MakeTestbed, tmp_path: Path) -> None:
     a, b, c = make_testbed("a", "b", "c", warm=True).hosts
     jobs = Jobs(tmp_path, a, nodes="2:3", flags=("--last-call", "2", "--lost-after", "3"))
     on_a, on_b = jobs.start(a, 0), jobs.start(b, 1)

@@ -1,4 +1,4 @@
-"""What a manifest says each pod shall run, run on hosts in their place: Kubernetes itself puts the variables in."""
+"""The commands of a manifest's pods, run on test hosts, with the variables that Kubernetes would set."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def pod_words(container: dict[str, Any], *, number: int, host: Host) -> list[str
     return ["env", f"PYTHONPATH={ROOT}", *variables, sys.executable, "-m", "drumline", *words[1:]]
 
 
-def test_pods_meet_as_one_job(make_testbed: Callable[..., Testbed], tmp_path: Path) -> None:
+def test_pods_join_as_one_job(make_testbed: Callable[..., Testbed], tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     program = Program(("script.py",))
     manifest = KubernetesJob(name="job", image="i", program=program, num_nodes=2, num_procs=2, min_nodes=1)

@@ -95,7 +95,7 @@ def test_absent_and_different_nodes_are_named_by_host(make_testbed: MakeTestbed,
         place.mkdir()
         (place / "user_model.py").write_text(f"width = {2 if host.name == 'c' else 1}\n")
     assert re.match(
-        r"error: ranks differ in the code of user_model: ranks 0, 1 \(a and b\): \w+; rank 2 \(c\): \w+\n  try: bring",
+        r"error: ranks differ in the code of user_model: ranks 0, 1 \(a and b\): \w+; rank 2 \(c\): \w+\n  try: use",
         told(fly(bed, {host.name: {"code": str(tmp_path / f"code-{host.name}")} for host in bed})),
     )
 

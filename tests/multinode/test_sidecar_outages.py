@@ -1,4 +1,4 @@
-"""The sidecars' network between real hosts: what each end says of a way that closes, and that it opens by itself."""
+"""The sidecars' network between real hosts: how each end reports a cut link, and that it reconnects."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ asyncio.run(main())
 """
 
 
-def test_ends_say_how_the_other_is_silent_and_meet_again(make_testbed: Callable[..., Testbed]) -> None:
+def test_ends_say_how_the_other_is_unreachable_and_reconnect(make_testbed: Callable[..., Testbed]) -> None:
     bed = make_testbed("a", "b", "c")
     a, b, c = bed.hosts
     jobs = {

@@ -78,7 +78,7 @@ class Desk:
         )
 
     def sleepers(self, *words: str) -> tuple[Job, str]:
-        """A job that would run for ever, up on all its ranks; and its marker."""
+        """A job that runs forever, started on all its ranks; and its marker."""
         (self.folder / "sleep.py").write_text(SLEEP)
         hosts = ",".join(host.name for host in self.bed)
         job = self.launch("--hosts", hosts, "--procs", "1", *words, "sleep.py")
@@ -183,12 +183,12 @@ def test_a_host_that_cannot_take_part_is_named_with_what_to_do(make_desk: MakeDe
     bare = tmp_path / "bare-python"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
     bare.chmod(0o755)
-    stranger = tmp_path / "config"
-    stranger.write_text(re.sub("IdentityFile .*", "IdentityFile none", desk.ssh.config.read_text()))
+    without_key = tmp_path / "config"
+    without_key.write_text(re.sub("IdentityFile .*", "IdentityFile none", desk.ssh.config.read_text()))
     cases = [
         (["--python", "/no/python"], "b: there is no Python at /no/python (env: "),
         (["--python", str(bare)], f"b: {bare} cannot import drumline there ("),
-        (["--ssh", f"ssh -F {stranger}"], "b: it rejected the ssh key (root@b: Permission denied"),
+        (["--ssh", f"ssh -F {without_key}"], "b: it rejected the ssh key (root@b: Permission denied"),
         (["--ssh", "/no/ssh"], "/no/ssh cannot be started: No such file or directory"),
         (["--logs", "/proc/logs"], "b: the log folder /proc/logs cannot be made: "),
     ]
@@ -273,7 +273,7 @@ def test_a_task_trains_with_code_that_is_copied_first_and_the_same_everywhere(
     fake.write_text("#!/bin/sh\necho 'sh: 1: rsync: not found' >&2\nexit 127\n")
     job = desk.launch(*words)
     assert job.wait() == 3
-    assert "error: b: rsync is not installed there\n  try: apt-get install rsync" in job.text()
+    assert "error: b: rsync is not installed there\n  try: install rsync (apt-get install rsync)" in job.text()
 
 
 RAISES = """

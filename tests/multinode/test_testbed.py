@@ -1,4 +1,4 @@
-"""The testbed does what it says: hosts are apart, faults hit what they name and nothing else, and nothing stays."""
+"""The testbed: hosts are isolated, faults affect only their target, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_command_says_how_it_ended(make_testbed: MakeTestbed, tmp_path: Path) 
     processes.wait_until(lambda: not a.space.pids(), "the end of the command that took too long")
 
 
-def test_a_dropped_port_is_silent_and_others_answer(make_testbed: MakeTestbed) -> None:
+def test_a_dropped_port_gives_no_answer_and_others_do(make_testbed: MakeTestbed) -> None:
     a, b = make_testbed("a", "b").hosts
     serve(b, 5000, 5001)
     firewall.drop_port(b, 5000)
@@ -178,7 +178,7 @@ def test_bandwidth_is_less_when_limited_and_whole_again_after(make_testbed: Make
     assert limited > 3 * max(free, free_again), (free, limited, free_again)
 
 
-def test_a_cut_link_is_silence_and_a_restored_one_goes_on(make_testbed: MakeTestbed) -> None:
+def test_a_cut_link_gives_no_answer_and_a_restored_one_works(make_testbed: MakeTestbed) -> None:
     a, b = make_testbed("a", "b").hosts
     listener = b.start(sys.executable, "-c", LISTEN)
     listener.wait_for("ready")
@@ -216,7 +216,7 @@ def test_freezing_and_killing_hit_those_with_the_marker(make_testbed: MakeTestbe
         a.kill("RANK=1")
 
 
-def test_a_job_that_was_frozen_still_tells_its_end(make_testbed: MakeTestbed, tmp_path: Path) -> None:
+def test_a_job_that_was_frozen_still_reports_its_end(make_testbed: MakeTestbed, tmp_path: Path) -> None:
     (a,) = make_testbed("a").hosts
     # Each is asleep before it is frozen; the first one ends by itself once it is told to.
     script = f"echo asleep; until [ -e {tmp_path}/go ]; do sleep 0.05; done"
@@ -232,7 +232,7 @@ def test_a_job_that_was_frozen_still_tells_its_end(make_testbed: MakeTestbed, tm
     assert jobs["left"].is_running()  # the fixture ends it
 
 
-def test_a_host_goes_down_and_comes_back(make_testbed: MakeTestbed) -> None:
+def test_a_host_goes_down_and_is_restored(make_testbed: MakeTestbed) -> None:
     a, b = make_testbed("a", "b").hosts
     job = serve(b, 5000)
     assert answers(a, b, 5000)

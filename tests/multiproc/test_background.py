@@ -1,4 +1,4 @@
-"""Checkpoints written while training goes on: the same bits, one at a time, nothing lost when something fails."""
+"""Checkpoints written while training continues: the same bits, one at a time, nothing lost when something fails."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ def test_a_best_metric_without_an_evaluation_is_a_warning_at_the_start(tmp_path:
 
 
 @pytest.mark.parametrize(("saved", "now"), [(SGD, ADAMW), (ADAMW, SGD)])
-def test_another_optimizer_is_refused_by_name_and_may_be_started_anew(
+def test_another_optimizer_is_refused_by_name_and_may_be_started_again(
     tmp_path: Path, saved: OptimConfig, now: OptimConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = {"sgd": "SGD", "adamw": "AdamW"}

@@ -59,7 +59,7 @@ def test_an_operation_that_is_refused_is_named_with_what_to_do(tmp_path: Path) -
     text = caught.value.errors[0]
     assert TrainingError.__name__ in text
     assert "put_ does not have a deterministic implementation on this device" in text
-    assert "use another operation in its place, or leave --train.deterministic" in text
+    assert "use another operation, or leave --train.deterministic" in text
 
 
 def test_a_resume_with_other_threads_says_that_bits_may_differ(tmp_path: Path) -> None:

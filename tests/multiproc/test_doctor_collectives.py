@@ -92,7 +92,7 @@ def not_wrapped() -> Any:
     return examined(NotWrapped(backend="gloo", device="cpu"))
 
 
-def test_a_wrong_value_is_told_by_the_rank_that_got_it() -> None:
+def test_a_wrong_value_is_reported_by_the_rank_that_got_it() -> None:
     first, second = run_ranks(2, wrong_value)
     assert first == []
     assert second == [
@@ -126,7 +126,7 @@ def never_met() -> Any:
     return alone, no_gpu, examined(DDPManager(backend="gloo", device="cpu"))
 
 
-def test_a_rank_that_never_came_is_told_and_so_is_a_missing_launcher() -> None:
+def test_a_rank_that_never_joined_is_reported_and_so_is_a_missing_launcher() -> None:
     ((alone, no_gpu, no_launcher),) = run_ranks(1, never_met)
     assert alone == [
         (

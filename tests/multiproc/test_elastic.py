@@ -22,6 +22,7 @@ from drumline.manager import DDPManager
 from drumline.tasks.base import Loss, Task
 from tests.faults import Fault, die_at
 from tests.jobs import (
+    NO_SIDECAR,
     Classify,
     Everything,
     Strided,
@@ -178,7 +179,7 @@ def masks_of_two_steps() -> list[str]:
             masks.append(str(torch.rand(8).tolist()))
             return super().loss(model, batch)
 
-    with DDPManager() as ddp:
+    with DDPManager(watch=NO_SIDECAR) as ddp:
         masked = build_job(config, Masked(config), ddp)
         take_step = make_step(masked, config)
         for step in masked.loader.steps():
@@ -252,7 +253,7 @@ def test_a_batch_per_rank_keeps_its_bits_on_another_world(tmp_path: Path) -> Non
     assert digest(tmp_path / "same") == digest(tmp_path / "other")
 
 
-def test_ranks_on_unlike_machines_are_told_so(tmp_path: Path) -> None:
+def test_ranks_on_unlike_machines_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RanksFailed) as caught:
         run_ranks(2, train_on_another_machine, elastic(), tmp_path)
     for text in caught.value.errors.values():

@@ -23,6 +23,7 @@ from drumline.manager import DDPManager
 from drumline.metrics.events import read_events
 from drumline.tasks.base import Loss
 from tests.jobs import (
+    NO_SIDECAR,
     Classify,
     Normalised,
     Points,
@@ -44,7 +45,7 @@ def events(run: Path, kind: str, rank: int = 0) -> list[dict[str, Any]]:
 def count_reductions(accumulate: int) -> list[tuple[int, int]]:
     """Per step: micro-batches, and buckets that were reduced."""
     config = make_config(accumulate=accumulate, samples=32)
-    with DDPManager() as ddp:
+    with DDPManager(watch=NO_SIDECAR) as ddp:
         job = build_job(config, Classify(config), ddp)
         reduced = 0
 
@@ -239,8 +240,8 @@ def test_a_resume_that_fails_leaves_the_old_config_to_be_read(tmp_path: Path) ->
 
 def test_a_static_graph_goes_with_accumulation_and_with_weights(tmp_path: Path) -> None:
     config = make_config(epochs=1, accumulate=2)
-    train_on(2, replace(config, dist=DistConfig(static_graph=True)), WeighTokens, tmp_path / "static")
-    train_on(2, config, WeighTokens, tmp_path / "usual")
+    static = replace(config, dist=DistConfig(static_graph=True))
+    train_each_on(2, (static, WeighTokens, tmp_path / "static"), (config, WeighTokens, tmp_path / "usual"))
     torch.testing.assert_close(*(newest(tmp_path / run).tensors["model"] for run in ("static", "usual")))
 
 
@@ -256,7 +257,7 @@ class WantsAnother(Classify):
     best_metric = "acc"
 
 
-def test_a_best_metric_that_is_never_reported_is_told_at_the_first_evaluation(tmp_path: Path) -> None:
+def test_a_best_metric_that_is_never_reported_is_a_warning_at_the_first_evaluation(tmp_path: Path) -> None:
     train_here(make_config(epochs=3), WantsAnother, tmp_path)
     (warning,) = events(tmp_path, "warning")
     assert (warning["step"], warning["message"]) == (

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.ranks import free_port, rank_environment
 
 ROOT = Path(__file__).parents[2]
+# Torch is loaded once; then every program runs in a fork, to the end of Python.
+FORKS = """
+import json, os, sys
+from drumline.distributed.group import limit_exit
+pids = []
+for program in json.loads(sys.argv[1]):
+    if (pid := os.fork()) == 0:
+        break
+    pids.append(pid)
+else:
+    print("codes", *(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids))
+    sys.exit()
+exec(program)
+"""
 STUCK = """
 import sys, time
 class Stuck:
     def __del__(self, wait=time.sleep):
         wait(600)
 """
-LIMITED = "from drumline.distributed.group import limit_exit\nlimit_exit({}, failed={})\n"
 # Another one that exits late: with torch loaded, Python leaves some objects alone at its end.
 LEAVES = """
 import atexit, threading, time
@@ -32,31 +44,23 @@ with DDPManager() as ddp:
     pass
 print("trained")
 """
+PROGRAMS = {
+    STUCK + "limit_exit(0.3, failed=False); stuck = Stuck()": 0,
+    STUCK + "limit_exit(0.3, failed=True); stuck = Stuck()": 1,
+    STUCK + "limit_exit(0.3, failed=False); stuck = Stuck(); raise ValueError": 1,
+    STUCK + "limit_exit(60, failed=False); sys.exit(3)": 3,
+    LEAVES: 0,
+}
 
 
-def run(program: str, **variables: str) -> tuple[int, str]:
+def test_an_exit_that_blocks_is_cut_short() -> None:
+    """Also that of a manager whose group is not destroyed."""
     done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
+        [sys.executable, "-c", FORKS, json.dumps(list(PROGRAMS))],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **rank_environment(0, 1, free_port())},
         capture_output=True,
         text=True,
         timeout=120,
     )
-    return done.returncode, done.stdout
-
-
-@pytest.mark.parametrize(
-    ("program", "code"),
-    [
-        (LIMITED.format(0.3, False) + "stuck = Stuck()", 0),
-        (LIMITED.format(0.3, True) + "stuck = Stuck()", 1),
-        (LIMITED.format(0.3, False) + "stuck = Stuck(); raise ValueError", 1),
-        (LIMITED.format(60, False) + "sys.exit(3)", 3),
-    ],
-)
-def test_an_exit_that_blocks_is_cut_short(program: str, code: int) -> None:
-    assert run(STUCK + program) == (code, "")
-
-
-def test_a_manager_whose_group_is_not_destroyed_limits_the_exit() -> None:
-    assert run(LEAVES, **rank_environment(0, 1, free_port())) == (0, "trained\n")
+    codes = " ".join(map(str, PROGRAMS.values()))
+    assert (done.returncode, done.stdout) == (0, f"trained\ncodes {codes}\n"), done.stderr

@@ -1,4 +1,4 @@
-"""How ranks meet, talk and agree, on real groups."""
+"""How ranks join, communicate and compare, on real groups."""
 
 from __future__ import annotations
 

@@ -242,7 +242,7 @@ def own_loop(folder: Path) -> dict[str, list[tuple[str, int, int]]]:
     return onlooker.seen
 
 
-def test_a_loop_of_ones_own_has_the_beats_of_its_loaders(tmp_path: Path) -> None:
+def test_a_users_own_loop_has_the_heartbeats_of_its_loaders(tmp_path: Path) -> None:
     for rank, seen in enumerate(run_ranks(2, own_loop, tmp_path)):
         phases = {place: {phase for phase, *_ in looks} for place, looks in seen.items()}
         assert phases["data"] == phases["evaluation data"] == phases["stream"] == {"DATA"}
@@ -303,7 +303,7 @@ def test_a_loop_with_torchs_own_loader_is_seen_to_move(tmp_path: Path) -> None:
         (SystemExit(0), Phase.LEFT, ""),
     ],
 )
-def test_the_last_word_of_a_loop_of_ones_own(tmp_path: Path, error: BaseException, phase: Phase, failure: str) -> None:
+def test_the_last_heartbeat_of_a_users_loop(tmp_path: Path, error: BaseException, phase: Phase, failure: str) -> None:
     def leave() -> None:
         with DDPManager() as ddp:
             ddp._connection.heartbeat = HeartbeatWriter(tmp_path / "heartbeat")
@@ -317,7 +317,7 @@ def test_the_last_word_of_a_loop_of_ones_own(tmp_path: Path, error: BaseExceptio
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
-def test_how_a_forked_child_ends_is_no_word_of_its_rank(tmp_path: Path) -> None:
+def test_the_exit_of_a_forked_child_is_not_its_ranks(tmp_path: Path) -> None:
     def fork_in_the_loop() -> None:
         with DDPManager() as ddp:
             ddp._connection.heartbeat = HeartbeatWriter(tmp_path / "heartbeat")

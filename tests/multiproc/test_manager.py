@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from typing import Any, cast, get_overloads
+from typing import Any, Literal, cast, get_overloads
 
 import pytest
 import torch
@@ -56,7 +56,13 @@ def test_torchs_own_timeout_comes_after_the_watchs_patience() -> None:
     assert DDPManager(train_timeout_s=5, watch=WatchConfig(sidecar="off"))._train_timeout_s == 5
 
 
-def test_settings_of_the_watch_are_checked_before_anybody_meets() -> None:
+@pytest.mark.parametrize("sidecar", ["off", "auto", "on"])
+def test_nothing_is_made_for_a_watchdog_that_is_not_wanted(sidecar: Literal["off", "auto", "on"]) -> None:
+    with DDPManager(watch=WatchConfig(sidecar=sidecar))._node_watch() as node:
+        assert (node is not None) == (sidecar == "on"), "auto: there is a single rank"
+
+
+def test_settings_of_the_watch_are_checked_before_the_rendezvous() -> None:
     with pytest.raises(ConfigError) as caught:
         DDPManager(watch=WatchConfig(on_hang="restrat", hang_s=0))  # type: ignore[arg-type]
     assert [line.partition(" = ")[0].strip(" -") for line in str(caught.value).splitlines()[1:3]] == [
@@ -170,7 +176,7 @@ def average_gradient(length: int, batch_size: int, accumulate: int = 1) -> list[
 
 
 @pytest.mark.parametrize(("length", "batch_size", "accumulate"), [(9, 4, 1), (11, 4, 1), (29, 12, 2)])
-def test_a_loop_of_ones_own_gets_the_gradient_of_the_whole_batch(length: int, batch_size: int, accumulate: int) -> None:
+def test_a_users_own_loop_gets_the_gradient_of_the_whole_batch(length: int, batch_size: int, accumulate: int) -> None:
     """Also when the last batch has fewer samples than there are ranks."""
     (alone,) = run_ranks(1, average_gradient, length, batch_size)
     for gradients in run_ranks(3, average_gradient, length, batch_size, accumulate):
@@ -296,7 +302,7 @@ class DDPGuard:
         self.ddp.cleanup(broken=True)
 
 
-def test_a_group_that_was_taken_down_early_is_no_trouble() -> None:
+def test_a_group_that_was_taken_down_early_is_no_problem() -> None:
     assert run_ranks(1, leave_with_an_open_group) == [True]
     assert "RANK" not in os.environ
 

@@ -139,7 +139,7 @@ def test_a_run_without_a_nan_has_the_same_bits_whatever_is_set(tmp_path: Path) -
         assert_same_bits(snapshots[0], other)
 
 
-def test_warn_goes_on_but_keeps_the_finite_checkpoint_and_resumes_from_it(tmp_path: Path) -> None:
+def test_warn_continues_but_keeps_the_finite_checkpoint_and_resumes_from_it(tmp_path: Path) -> None:
     bad = step_of_the_marked()
     train_here(config_of("warn"), Breaks, tmp_path)
     place = f"[rank 0 on {socket.gethostname()}, step {bad}]"
@@ -264,7 +264,7 @@ class BreaksInAStream(Breaks):
         return None
 
 
-def test_of_a_stream_no_batch_is_said_to_be_finite(tmp_path: Path) -> None:
+def test_of_a_stream_no_batch_is_called_finite(tmp_path: Path) -> None:
     with pytest.raises(TrainingError) as caught:
         train_here(config_of("stop", steps=4, epochs=None), BreaksInAStream, tmp_path)
     assert caught.value.what == "the loss is not finite"

@@ -17,7 +17,7 @@ import pytest
 
 from drumline.audit.verify import verify_run
 from drumline.checkpoint import catalog, store
-from drumline.config.schema import CheckpointConfig, Config, DistConfig, OptimConfig
+from drumline.config.schema import CheckpointConfig, Config, DistConfig, OptimConfig, WatchConfig
 from drumline.engine import actions
 from drumline.engine import train as engine
 from drumline.engine.job import Progress, make_manager
@@ -51,7 +51,7 @@ def config(*, workers: int = 0) -> Config:
 
 
 def told(where: str, ranks: tuple[int, ...], number: int, config: Config, run: Path) -> tuple[int, int, bool]:
-    """Train as one rank, and send these ranks a signal at that point; how it ended, where, and whether it was told."""
+    """Train as one rank, and send these ranks a signal at that point; how and where it ended, whether reported."""
     preemption, progress, sent = Preemption(), Progress(), []
     ddp = make_manager(config)
 
@@ -95,7 +95,7 @@ WholeRuns = Callable[[int], str]
 
 @pytest.fixture(scope="module")
 def whole_runs(tmp_path_factory: pytest.TempPathFactory) -> WholeRuns:
-    """Digests of runs that nobody told anything, by their number of ranks."""
+    """Digests of uninterrupted runs, by their number of ranks."""
 
     @functools.cache
     def digest_of(world_size: int) -> str:
@@ -120,7 +120,8 @@ def test_preempted_and_resumed_is_the_same_run(
 ) -> None:
     workers = 1 if where == "step" else 0
     run = tmp_path / "told"
-    ends = run_ranks(world_size, told, where, ranks, number, config(workers=workers), run)
+    beside_a_sidecar = replace(config(workers=workers), watch=WatchConfig())  # which has signals of its own for a rank
+    ends = run_ranks(world_size, told, where, ranks, number, beside_a_sidecar, run)
     assert [end[0] for end in ends] == [ExitCode.PREEMPTED] * world_size
     (step,) = {end[1] for end in ends}
     marker = json.loads((run / "preempted.json").read_text())
@@ -179,8 +180,8 @@ def test_preempted_while_a_save_is_written_it_waits_for_it_and_saves_again(tmp_p
     assert verify_run(tmp_path, lambda text: None).problems == []
 
 
-def told_twice(config: Config, run: Path) -> None:
-    """The only rank that takes part in a collective is told, and told again once the first word is no longer news."""
+def signalled_twice(config: Config, run: Path) -> None:
+    """The only rank in a collective gets a signal, and another one that counts as the second."""
     preemption, progress = Preemption(), Progress()
     ddp = make_manager(config)
     preemption.listen(prints=False)
@@ -191,7 +192,7 @@ def told_twice(config: Config, run: Path) -> None:
         while shared is not None and not shared.check(["never"]):  # until rank 0, which runs the store, is gone
             time.sleep(0.05)
     os.kill(os.getpid(), signal.SIGTERM)
-    os.kill(os.getpid(), signal.SIGTERM)  # the same word: a launcher that passes it on
+    os.kill(os.getpid(), signal.SIGTERM)  # counts as the same signal: a launcher that passes it on
     while not preemption.is_asked:
         time.sleep(0.01)
     Path(f"{run}.asked").touch()
@@ -209,7 +210,7 @@ def told_twice(config: Config, run: Path) -> None:
 
 def test_a_second_signal_ends_a_rank_at_once_in_the_middle_of_a_collective(tmp_path: Path) -> None:
     with pytest.raises(RanksFailed) as caught:
-        run_ranks(2, told_twice, config(), tmp_path / "run", timeout_s=60)
+        run_ranks(2, signalled_twice, config(), tmp_path / "run", timeout_s=60)
     assert caught.value.errors[0] == "the process ended without a word"
     assert (tmp_path / "run.asked").exists()
     assert (tmp_path / "run.patient").exists()

@@ -21,6 +21,7 @@ from drumline import DDPManager
 from drumline.distributed.start.rank_rendezvous import join_rendezvous
 from drumline.distributed.start.rank_store import open_store
 from drumline.errors import PreflightError
+from drumline.launch.node import watch_folder
 from drumline.launch.topology import Topology, topology_from
 from tests.ranks import free_port, run_ranks
 
@@ -40,29 +41,31 @@ def load_own_module(folder: Path, name: str, text: str) -> None:
     importlib.import_module(name)
 
 
-def refused(ddp: DDPManager) -> str:
+def refused(ddp: DDPManager, folder: Path) -> str:
+    watch_folder.MEMORY = folder / "shm"
     with pytest.raises(PreflightError) as caught:
         ddp.setup()
     return str(caught.value)
 
 
-def with_other_settings(_: Path) -> str:
+def with_other_settings(folder: Path) -> str:
     settings = {"optim": {"lr": on_rank_1(0.2, 0.1)}, "loss": nn.CrossEntropyLoss(), "where": object()}
-    return refused(DDPManager(settings=settings))
+    return refused(DDPManager(settings=settings), folder)
 
 
-def with_other_versions(_: Path) -> str:
+def with_other_versions(folder: Path) -> str:
     os.environ["TORCH_DISTRIBUTED_DEBUG"] = on_rank_1("DETAIL", "OFF")
     torch.__version__ = on_rank_1("2.11.0", torch.__version__)
-    return refused(DDPManager(seed=on_rank_1(8, 7)))
+    return refused(DDPManager(seed=on_rank_1(8, 7)), folder)
 
 
 def with_other_code(folder: Path) -> str:
     load_own_module(folder, "a_module_of_ours", f"size = {on_rank_1(2, 1)}")
-    return refused(DDPManager())
+    return refused(DDPManager(), folder)
 
 
 def test_settings_versions_and_code_are_compared_with_the_value_of_each_rank(tmp_path: Path) -> None:
+    (tmp_path / "shm").mkdir()
     texts = []
     for differ in (with_other_settings, with_other_versions, with_other_code):
         first, second = run_ranks(2, differ, tmp_path)
@@ -82,6 +85,7 @@ def test_settings_versions_and_code_are_compared_with_the_value_of_each_rank(tmp
     assert "try: install the same versions on every node; set the same environment variables on" in lines[4]
     assert code.startswith(f"ranks differ in the code of a_module_of_ours: rank 0 ({HOST}): ")
     assert "try: use the same code on every node: the same commit" in code
+    assert list((tmp_path / "shm").iterdir()) == [], "the watch folder is removed"
 
 
 def run_alike(folder: Path) -> list[str]:
@@ -182,7 +186,7 @@ def come_twice(agent_port: int) -> str:
     return str(caught.value)
 
 
-def test_a_first_rank_that_never_comes_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_first_rank_that_never_joins_is_named(capfd: pytest.CaptureFixture[str]) -> None:
     port = free_port()
     agent = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
     place = {"master_addr": "127.0.0.1", "master_port": port, "agent_hosts_store": True}

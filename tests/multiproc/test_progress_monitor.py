@@ -1,4 +1,4 @@
-"""A rank that marks no phases is seen to move from beside it: by its collectives, or by its parameters."""
+"""The progress of a rank that marks no phases is seen by its collectives, or by its parameters."""
 
 from __future__ import annotations
 

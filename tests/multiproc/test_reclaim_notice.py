@@ -1,4 +1,4 @@
-"""A notice of reclaim on one node: all ranks save and leave as after a signal, and the marker says why."""
+"""A spot notice on one node: all ranks save and exit as after a signal, and preempted.json has the reason."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from drumline.checkpoint import catalog
-from drumline.config.schema import CheckpointConfig, Config, WatchConfig
+from drumline.config.schema import CheckpointConfig, Config
 from drumline.engine import preemption as preempting
 from drumline.engine import train as engine
 from drumline.engine.actions import Save
@@ -77,7 +77,7 @@ def test_a_notice_is_a_reason_to_save_and_leave(tmp_path: Path, world_size: int)
         (tmp_path / "my_own_probe.py").write_text(PROBE.format(folder=str(tmp_path)))
         notice = f"{tmp_path}/my_own_probe.py:ask"
     config = make_config(steps=2000, checkpoint=CheckpointConfig(every_epochs=0), eval_every_epochs=1000)
-    config = replace(config, watch=WatchConfig(notice=notice))
+    config = replace(config, watch=replace(config.watch, notice=notice))
     ends = run_ranks(world_size, noticed, config, run)
     assert {code for code, _ in ends} == {ExitCode.PREEMPTED}
     (step,) = {step for _, step in ends}

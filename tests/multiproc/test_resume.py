@@ -104,9 +104,8 @@ def assert_average_by_hand(snapshot: store.Snapshot) -> None:
 def test_a_static_graph_resumes_bit_for_bit(tmp_path: Path) -> None:
     """There DDP settles its buckets in the second backward pass only."""
     config = replace(hard_config(), dist=DistConfig(static_graph=True, bucket_cap_mb=0.0002))
-    train_on(3, config, Classify, tmp_path / "whole")
     interrupted_at(7, 3, config, Classify, tmp_path / "killed")
-    train_on(3, config, Classify, tmp_path / "killed")
+    train_each_on(3, *((config, Classify, tmp_path / run) for run in ("killed", "whole")))
     assert_same_bits(newest(tmp_path / "killed"), newest(tmp_path / "whole"))
 
 
@@ -132,7 +131,7 @@ class MeasuresMore(Classify):
         return Loss(loss.total, metrics={**loss.metrics, "more": loss.total.detach()})
 
 
-def test_another_layout_of_buckets_is_told(tmp_path: Path) -> None:
+def test_another_layout_of_buckets_is_reported(tmp_path: Path) -> None:
     train_here(make_config(steps=3), Classify, tmp_path)
     train_here(replace(make_config(steps=4), dist=DistConfig(bucket_cap_mb=1.0)), Classify, tmp_path)
     warnings = [
@@ -181,7 +180,7 @@ def test_a_corrupt_checkpoint_is_named_and_the_one_before_is_used(tmp_path: Path
         assert [event["step"] for event in events if event["kind"] == "resume"] == [3]
 
 
-def test_a_run_of_which_no_checkpoint_is_whole_does_not_start_over(tmp_path: Path) -> None:
+def test_a_run_without_a_complete_checkpoint_does_not_start_over(tmp_path: Path) -> None:
     train_here(make_config(epochs=1), Classify, tmp_path)
     (tmp_path / "checkpoints" / "step-00000005" / "model.safetensors").unlink()
     with pytest.raises(
@@ -191,7 +190,7 @@ def test_a_run_of_which_no_checkpoint_is_whole_does_not_start_over(tmp_path: Pat
     assert catalog.list_steps(tmp_path / "checkpoints") == [5]
 
 
-def test_a_finished_run_says_so_and_changes_nothing(tmp_path: Path) -> None:
+def test_a_finished_run_reports_it_and_changes_nothing(tmp_path: Path) -> None:
     config = make_config(epochs=1)
     train_here(config, Classify, tmp_path)
     before = newest(tmp_path)
@@ -203,7 +202,7 @@ def test_a_finished_run_says_so_and_changes_nothing(tmp_path: Path) -> None:
     assert notes == ["this run has finished; raise train.epochs or train.steps, or start a new one with --fresh"]
 
 
-def test_more_epochs_go_on_and_a_changed_setting_is_told(tmp_path: Path) -> None:
+def test_more_epochs_continue_and_a_changed_setting_is_reported(tmp_path: Path) -> None:
     train_here(make_config(epochs=1), Classify, tmp_path)
     optim = OptimConfig(lr=0.05, weight_decay=0.0, schedule="constant", clip_norm=0.5)
     assert train_here(make_config(epochs=2, optim=optim), Classify, tmp_path).step == 10

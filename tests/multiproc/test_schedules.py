@@ -1,4 +1,4 @@
-"""A slice of the soak: random schedules of kills and resumes end with the bits of a run that nobody interrupted."""
+"""A slice of the soak: random schedules of kills and resumes end with the bits of an uninterrupted run."""
 
 from __future__ import annotations
 

@@ -128,6 +128,7 @@ def events(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for file in files for line in file.read_text().splitlines()]
 
 
+@pytest.mark.usefixtures("warm")
 def test_two_nodes_that_differ_in_everything(tmp_path: Path) -> None:
     """In a job on two nodes: another learning rate, dataset, variable and script, and one ten times slower."""
     master = f"127.0.0.1:{free_port()}"

@@ -14,7 +14,7 @@ from drumline.errors import CheckpointError, UsageError
 from drumline.metrics.events import read_events
 from drumline.tasks.base import Task
 from tests import stream_jobs
-from tests.jobs import assert_same_bits, make_config, newest, train_here, train_on
+from tests.jobs import assert_same_bits, make_config, newest, train_each_on, train_here, train_on
 from tests.multiproc.test_resume import ADAM, EVERY_STEP, interrupted_at
 from tests.ranks import RanksFailed, run_ranks
 from tests.stream_jobs import ClassifyOwn, ClassifyStream
@@ -66,9 +66,8 @@ def test_killed_and_resumed_is_bit_identical(
     tmp_path: Path, task: type[Task], world_size: int, step: int, workers: int
 ) -> None:
     config = hard_config(workers=workers)
-    train_on(world_size, config, task, tmp_path / "whole")
     interrupted_at(step, world_size, config, task, tmp_path / "killed")
-    train_on(world_size, config, task, tmp_path / "killed")
+    train_each_on(world_size, *((config, task, tmp_path / run) for run in ("killed", "whole")))
     assert_same_bits(newest(tmp_path / "killed"), newest(tmp_path / "whole"))
     assert [event["step"] for event in events(tmp_path / "killed", "resume")] == [step]
     assert ("data" in newest(tmp_path / "whole").documents) == (task is ClassifyOwn)
@@ -130,7 +129,7 @@ def logged(config: Config, task: type[Task], run: Path) -> list[str]:
     return lines
 
 
-def test_a_resumable_stream_that_is_the_same_everywhere_is_told_off(tmp_path: Path) -> None:
+def test_a_resumable_stream_that_is_the_same_everywhere_is_a_warning(tmp_path: Path) -> None:
     config = make_config(steps=2)
     first, second = run_ranks(2, logged, config, stream_jobs.ForgetsItsRank, tmp_path)
     assert second == []

@@ -1,4 +1,4 @@
-"""`log.trace`: what two ranks write down, that a resume goes on with it, and that without it there is nothing."""
+"""`log.trace`: what two ranks write, that a resume continues the file, and that nothing is written without it."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_placeholder_is_no_sample(tmp_path: Path) -> None:
     assert [len(lines(tmp_path, rank, "step")[-1]["batches"]) for rank in (0, 1)] == [1, 0]
 
 
-def test_a_resumed_run_goes_on_in_the_same_file(tmp_path: Path) -> None:
+def test_a_resumed_run_continues_in_the_same_file(tmp_path: Path) -> None:
     keep = CheckpointConfig(every_steps=3, keep_last=9)
     train_here(traced(steps=3, checkpoint=keep), Classify, tmp_path)
     trace = tmp_path / "trace" / "rank-00000.jsonl"
@@ -96,14 +96,14 @@ def test_buffers_that_no_checkpoint_holds_are_listed_apart(tmp_path: Path) -> No
     assert "scratch" not in line["tensors"]
 
 
-def test_a_full_disk_is_told(tmp_path: Path, small_disk: Callable[..., Path]) -> None:
+def test_a_full_disk_is_reported(tmp_path: Path, small_disk: Callable[..., Path]) -> None:
     (small_disk("size=4k", "trace") / "filler").write_bytes(bytes(4096))
     with pytest.raises(TrainingError, match=r"trace/rank-00000\.jsonl could not be written: No space left") as caught:
         train_here(traced(steps=1), Classify, tmp_path)
     assert "without --log.trace" in str(caught.value)
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
     (tmp_path / "trace").write_text("a file")
     with pytest.raises(UsageError, match=r"cannot be used: it is a file, not a folder \(trace\)"):
         train_here(traced(steps=1), Classify, tmp_path)

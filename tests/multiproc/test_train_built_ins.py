@@ -14,7 +14,10 @@ from drumline.metrics.events import read_events
 from drumline.tasks.built_in import BUILT_IN, load_task
 from tests.jobs import train_on
 
-SHORT = "--train.steps 3 --train.batch_size 8 --optim.warmup_steps 0 --log.every_steps 1 --log.display none"
+SHORT = (
+    "--train.steps 3 --train.batch_size 8 --optim.warmup_steps 0 --log.every_steps 1 --log.display none "
+    "--watch.sidecar off"
+)
 SMALL = {
     "digits": "--model.widths 4 --data.augment",
     "cifar10": "--model.widths 4 --model.blocks 1 --log.tensorboard",
@@ -66,7 +69,8 @@ def test_a_built_in_task_trains(tmp_path: Path, name: str) -> None:
 
 def accuracy_of_the_demo(run: Path, *flags: str) -> float:
     """What `make demo` trains, to its end."""
-    layers = read_layers(read_flags(["--log.display", "none", *flags]), config_file=None, environment={})
+    quiet = ["--log.display", "none", "--watch.sidecar", "off"]
+    layers = read_layers(read_flags([*quiet, *flags]), config_file=None, environment={})
     train_on(2, resolve(layers, PRESETS["digits"].defaults, task="digits"), load_task("digits"), run)
     (end,) = [e for e in read_events(run / "events" / "rank-00000.jsonl") if e["kind"] == "end"]
     return float(end["metrics"]["accuracy"])

@@ -247,7 +247,7 @@ def test_what_a_killed_save_leaves_is_a_note(run: Path) -> None:
     assert "step-00000012.partial: left by a save that did not finish" in str(report.notes[0])
 
 
-def test_a_checkpoint_that_does_not_say_where_it_stands_is_named(run: Path) -> None:
+def test_a_checkpoint_that_does_not_say_its_position_is_named(run: Path) -> None:
     from drumline.checkpoint import store
 
     store.write(run / "checkpoints", 10, tensors={}, documents={"progress": {"step": 10}}, metrics={})
@@ -264,7 +264,7 @@ def test_a_checkpoint_that_does_not_say_where_it_stands_is_named(run: Path) -> N
     ]
 
 
-def test_a_run_at_work_is_said_to_be(run: Path) -> None:
+def test_a_run_at_work_is_reported(run: Path) -> None:
     with locked(RunFolder(run)):
         (report,) = run_ranks(1, verify, run)
     assert report.job_at_work == f"process {os.getpid()} on {os.uname().nodename}"

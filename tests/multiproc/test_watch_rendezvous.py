@@ -1,29 +1,32 @@
-"""How the sidecars of a run find each other, on real ranks."""
+"""How the sidecars of a run find each other, on real ranks: by the rendezvous of these."""
 
 from __future__ import annotations
 
 import os
 import socket
+import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from drumline.distributed.start import rank_store
+from drumline.config.schema import WatchConfig
 from drumline.distributed.start.rank_rendezvous import Rendezvous, join_rendezvous
 from drumline.distributed.start.rank_store import open_store
+from drumline.distributed.start.reachability import check_reachability
 from drumline.errors import PreflightError
 from drumline.launch.node import watch_folder
 from drumline.launch.topology import Topology, topology_from
-from drumline.watch.rank import watch_rendezvous
-from drumline.watch.rank.watch_rendezvous import join_watch
+from drumline.watch.rank import node_watch
+from drumline.watch.rank.node_watch import NodeWatch
 from drumline.watch.sidecar.sidecar_options import SidecarOptions
 from tests.ranks import run_ranks
 
 HOST = socket.gethostname()
-Watch = tuple[SidecarOptions, socket.socket | None]
+Joined = tuple[Rendezvous, SidecarOptions, socket.socket | None]
 TWO_NODES = {"local_rank": (0, 1, 0, 1), "local_world_size": (2, 2, 2, 2)}
+NO_LOCAL_RANK_0 = {"local_rank": (1, 2, 1, 2)}
 
 
 class Rank:
@@ -35,20 +38,31 @@ class Rank:
         self.topology: Topology = found
         self.rank = found.rank
         self.store = open_store(replace(found, secret="of the launcher"), timeout_s=30)
-        self.room = self.store
 
-    def join(self, room: str, changed: Mapping[str, Any] | None = None) -> Rendezvous:
-        self.room = self.store.under(room)
+    def join(self, name: str, changed: Mapping[str, Any] | None = None, *, folder: Path | None = None) -> Joined | str:
+        """As `join_group`, without a group."""
         changes = {name: values[self.rank] for name, values in (changed or {}).items()}
-        self.topology = replace(self.topology, **changes)
-        return join_rendezvous(
-            self.room, self.topology, deadline=time.monotonic() + 30, timeout_s=30, environment=os.environ
-        )
-
-    def watch(self, rendezvous: Rendezvous, *, folder: Path | None = None, timeout_s: float = 30.0) -> Watch | str:
+        topology, deadline = replace(self.topology, **changes), time.monotonic() + 30
         try:
-            return join_watch(rendezvous, self.topology, folder=folder, timeout_s=timeout_s)
+            with NodeWatch(topology, WatchConfig(), folder=folder, run=None) as node:
+                joined = join_rendezvous(
+                    self.store.under(name),
+                    topology,
+                    deadline=deadline,
+                    timeout_s=30,
+                    environment=os.environ,
+                    service=node,
+                )
+                if len(joined.nodes) > 1:
+                    joined = check_reachability(
+                        joined, topology, os.environ, backend="gloo", deadline=deadline, service=node
+                    )
+                options = node.options(joined)
+                if self.rank == options.ranks[0]:
+                    watch_folder.hold(Path(options.folder))  # as `WatchedRank` does
+                return joined, options, node.listener
         except PreflightError as error:
+            assert node.listener is None or node.listener.fileno() == -1, "it is closed"
             return str(error)
 
     def wait_for_all(self, name: str) -> None:
@@ -59,10 +73,10 @@ class Rank:
             time.sleep(0.01)
 
 
-def facts(met: Watch | str) -> dict[str, Any]:
+def facts(met: Joined | str) -> dict[str, Any]:
     """What can travel to the test; the folder and the socket are let go."""
     assert isinstance(met, tuple), met
-    options, listener = met
+    _, options, listener = met
     port = None
     if listener is not None:
         port = listener.getsockname()
@@ -73,32 +87,26 @@ def facts(met: Watch | str) -> dict[str, Any]:
 
 def watched(open_folder: Path, memory: Path) -> dict[str, Any]:
     me, found = Rank(), {}
-    watch_folder.MEMORY = memory  # others use the real one at the same time
-    # How long rank 0 waits for ranks to read an error that are not there; all else takes no time.
-    rank_store.READ_S = watch_rendezvous.DECISION_GRACE_S = 0.3
+    # Others use the real ones at the same time.
+    watch_folder.MEMORY, tempfile.tempdir = memory, str(memory)
 
-    found["one node"] = facts(me.watch(me.join("one node")))
+    found["one node"] = facts(me.join("one node"))
 
-    joined = me.join("two nodes", TWO_NODES)
-    two_nodes = me.watch(joined)
+    two_nodes = me.join("two nodes", TWO_NODES)
     assert isinstance(two_nodes, tuple), two_nodes
-    for peer in two_nodes[0].peers:
+    for peer in two_nodes[1].peers:
         socket.create_connection((peer.address, peer.port), timeout=10).close()
     me.wait_for_all("connected")
     found["two nodes"] = facts(two_nodes)
+    keys = ("decision/joined", "decision/reachability", f"card/{me.rank}")
+    found["in the store"] = [two_nodes[0].store.raw.get(key).decode() for key in keys]
 
-    found["in the store"] = [
-        joined.store.raw.get(key).decode() for key in ("watch/decision/sidecars", f"card/{me.rank}")
-    ]
+    found["no local rank 0"] = facts(me.join("no local rank 0", NO_LOCAL_RANK_0))
 
-    found["open folder"] = me.watch(me.join("open folder"), folder=open_folder if me.rank == 2 else None)
-
-    silent = me.join("one is silent")
-    if me.rank != 2:
-        found["one is silent"] = me.watch(silent, timeout_s=0.5)
-    silent = me.join("rank 0 is silent")
-    if me.rank != 0:
-        found["rank 0 is silent"] = me.watch(silent, timeout_s=0.5)
+    found["open folder"] = me.join("open folder", TWO_NODES, folder=open_folder if me.rank == 2 else None)
+    if me.rank == 2:
+        node_watch.sidecar_address = lambda node, addresses: "192.0.2.1"  # an address for examples
+    found["no network"] = me.join("no network", TWO_NODES)
     me.wait_for_all("the end")
     me.store.add("gone", 1)
     while me.rank == 0 and me.store.add("gone", 0) < 4:  # it runs the store
@@ -136,20 +144,21 @@ def test_sidecars_find_each_other(tmp_path: Path) -> None:
     (secret,) = {found["two nodes"]["secret"] for found in four}
     assert not {secret, "of the launcher"} & set(str([found["in the store"] for found in four]).split('"'))
 
+    none = [found["no local rank 0"] for found in four]
+    assert [(met["ranks"], met["mode"]) for met in none] == [((0, 1), 0o700)] * 2 + [((2, 3), 0o700)] * 2
+    assert none[0]["folder"] == none[1]["folder"] != none[2]["folder"] == none[3]["folder"]
+
     (said,) = {found["open folder"] for found in four}
     assert said.startswith(f"the watch folder {open_folder} is open to others (mode 777, 700 is needed), on {HOST}")
-    (said,) = {four[rank]["one is silent"] for rank in (0, 1, 3)}
-    assert said == (
-        f"rank 2 on {HOST} did not publish within 0.5 s where its sidecar is\n  try: look at its own output"
-    )
-    (said,) = {four[rank]["rank 0 is silent"] for rank in (1, 2, 3)}
-    assert said == ("rank 0 did not publish within 0.5 s where the sidecars are\n  try: look at rank 0's own output")
-    names = ("one node", "two nodes")
-    made = {found[name]["folder"] for found in four for name in names}
+    assert "leave DRUMLINE_WATCH_DIR to the launcher" in said
+    (said,) = {found["no network"] for found in four}
+    assert said.startswith(f"the watchdog cannot listen at 192.0.2.1: Cannot assign requested address, on {HOST}")
+    made = {found[name]["folder"] for found in four for name in ("one node", "two nodes", "no local rank 0")}
     assert set(memory.iterdir()) == made, "what came to nothing leaves no folder"
 
 
 def test_alone_nothing_is_opened(tmp_path: Path) -> None:
-    options, listener = join_watch(None, Topology(), folder=tmp_path / "watch", timeout_s=30.0)
-    assert (options.folder, options.peers, listener, options.ranks) == (str(tmp_path / "watch"), (), None, (0,))
+    with NodeWatch(Topology(), WatchConfig(), folder=tmp_path / "watch", run=None) as node:
+        options = node.options(None)
+    assert (options.folder, options.peers, node.listener, options.ranks) == (str(tmp_path / "watch"), (), None, (0,))
     assert not options.owns_folder

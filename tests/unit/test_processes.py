@@ -54,7 +54,7 @@ def test_a_name_may_hold_anything() -> None:
     assert (stat.cpu_ticks, stat.num_threads, stat.start_ticks, stat.exit_status) == (42, 3, 99, 9)
 
 
-def test_a_process_that_is_gone() -> None:
+def test_a_process_that_has_exited() -> None:
     child = subprocess.Popen(["true"])
     child.wait()
     assert read_stat(child.pid) is None

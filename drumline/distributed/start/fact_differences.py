@@ -21,7 +21,7 @@ NEXT_STEPS = {
     "arguments": "start the script with the same arguments on every node",
     "packages": "install the same versions on every node",
     "script": "use the same code on every node: the same commit, without local changes",
-    "machine": "The slowest sets the pace, and last bits may differ.",
+    "machine": "The slowest GPU slows all ranks, and last bits may differ.",
 }
 # Groups in which a difference is only a warning.
 WARNINGS = {"machine"}

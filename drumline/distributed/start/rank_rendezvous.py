@@ -13,12 +13,12 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import blake3
 
 from drumline.distributed.start.fact_differences import Facts, check_differences
-from drumline.distributed.start.rank_store import Decision, announce, announced, follow
+from drumline.distributed.start.rank_store import Decision, announce, follow, outcome, value_of
 from drumline.errors import PreflightError
 from drumline.launch.topology import Topology
 from drumline.net.dial import FIRST_NOTICE_S, WaitNotice
@@ -50,6 +50,21 @@ class Rendezvous:
     """The host of each node."""
     addresses: tuple[str | None, ...]
     """By which other nodes reach each one; None: it is the host of rank 0's store, or unknown."""
+    services: tuple[Mapping[str, Any], ...]
+    """What the `NodeService` of each node returned; empty where there is none."""
+
+    def node_of(self, rank: int) -> int:
+        return next(node for node, ranks in enumerate(self.nodes) if rank in ranks)
+
+
+class NodeService(Protocol):
+    """What else runs once on each node. All ranks get what it returns; its PreflightError is raised on every rank."""
+
+    def prepare(self) -> Mapping[str, Any]:
+        """On local rank 0, before the rendezvous."""
+
+    def listen(self, rendezvous: Rendezvous) -> Mapping[str, Any]:
+        """On the first rank of each of several nodes, after it: only then are their addresses known."""
 
 
 def join_rendezvous(
@@ -61,6 +76,7 @@ def join_rendezvous(
     facts: Facts | None = None,
     gpu: str | None = None,
     environment: Mapping[str, str] | None = None,
+    service: NodeService | None = None,
 ) -> Rendezvous:
     """Collective: wait until every rank has joined, and compare what they are about to run.
 
@@ -68,6 +84,8 @@ def join_rendezvous(
     """
     rank = _Joining(store, topology, timeout_s, facts or {})
     rank.card |= {"gpu": gpu, "address": outward_address(environment or {}, topology.master_addr)}
+    if service is not None and topology.local_rank == 0:
+        rank.card["service"] = outcome(service.prepare, host=topology.host)
     is_first = topology.rank == 0
     decision = rank.lead(deadline) if is_first else rank.follow_rank_0(deadline)
     value = follow(rank.part, JOINED, decision, num_readers=len(decision["names"]) - 1 if is_first else 0)
@@ -78,7 +96,11 @@ def join_rendezvous(
             next_step="start every node with the same number of nodes and ranks",
         )
     return Rendezvous(
-        rank.sealed_part(decision), tuple(map(tuple, value["nodes"])), tuple(value["hosts"]), tuple(value["addresses"])
+        store=rank.sealed_part(decision),
+        nodes=tuple(map(tuple, value["nodes"])),
+        hosts=tuple(value["hosts"]),
+        addresses=tuple(value["addresses"]),
+        services=tuple(value["services"]),
     )
 
 
@@ -133,7 +155,8 @@ class _Joining:
         while True:
             if current := document(self.store.peek(CURRENT) or b"", namespace=str):
                 self._enter(current["namespace"])
-                if decision := announced(self.part, JOINED):
+                if found := self.part.peek(JOINED):
+                    decision: Decision = json.loads(found)
                     other, host = decision["names"].get(str(self.topology.rank), (None, ""))
                     if other == self.name or (other is None and "what" not in decision):
                         return decision
@@ -182,6 +205,7 @@ class _Joining:
             "nodes": nodes,
             "hosts": [card["host"] for card in firsts],
             "addresses": [card.get("address") for card in firsts],
+            "services": [value_of(card.get("service", {"value": {}})) for card in firsts],
         }
 
     def _cards(self) -> dict[int, dict[str, Any]]:

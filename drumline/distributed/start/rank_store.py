@@ -98,28 +98,33 @@ def agree(store: SealedStore, topology: Topology, key: str, decide: Callable[[],
 
 def announce(store: SealedStore, key: str, decide: Callable[[], Any], **more: Any) -> Decision:
     """On rank 0: decide, and publish it. `more`: what the others should know in any case."""
-    try:
-        decision = {**more, "value": decide()}
-    except PreflightError as error:
-        decision = {**more, "what": error.what, "next": error.next_step}
+    decision = {**more, **outcome(decide)}
     store.set(key, json.dumps(decision))
     return decision
-
-
-def announced(store: SealedStore, key: str) -> Decision | None:
-    """On the other ranks: what rank 0 has decided, if it has."""
-    found = store.peek(key)
-    return None if found is None else json.loads(found)
 
 
 def follow(store: SealedStore, key: str, decision: Decision, *, num_readers: int = 0) -> Any:
     """What was decided, or the error. `num_readers`: on rank 0, which often runs the store, how many others it waits
     for, until they have read an error."""
-    if "what" not in decision:
-        return decision["value"]
-    read = f"{key}/read"
-    store.add(read, 0 if num_readers else 1)
-    until = time.monotonic() + READ_S
-    while num_readers and store.add(read, 0) < num_readers and time.monotonic() < until:
-        time.sleep(POLL_S)
-    raise PreflightError(decision["what"], next_step=decision["next"])
+    if "what" in decision:
+        read = f"{key}/read"
+        store.add(read, 0 if num_readers else 1)
+        until = time.monotonic() + READ_S
+        while num_readers and store.add(read, 0) < num_readers and time.monotonic() < until:
+            time.sleep(POLL_S)
+    return value_of(decision)
+
+
+def outcome(make: Callable[[], Any], *, host: str = "") -> Decision:
+    """What it returns, or the PreflightError that it raises, for other ranks. `host`: where that is."""
+    try:
+        return {"value": make()}
+    except PreflightError as error:
+        return {"what": f"{error.what}, on {host}" if host else error.what, "next": error.next_step}
+
+
+def value_of(found: Decision) -> Any:
+    """The other side of `outcome`: raises the error."""
+    if "what" in found:
+        raise PreflightError(found["what"], next_step=found["next"])
+    return found["value"]

@@ -13,12 +13,12 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from typing import Any
 
-from drumline.distributed.start.rank_rendezvous import Rendezvous
-from drumline.distributed.start.rank_store import agree
+from drumline.distributed.start.rank_rendezvous import NodeService, Rendezvous
+from drumline.distributed.start.rank_store import Decision, agree, outcome, value_of
 from drumline.errors import PreflightError, as_list, log
 from drumline.launch.topology import Topology
 from drumline.net.dial import ProbeListener, ProbeTarget, explained_closed, probe_hosts
@@ -40,28 +40,38 @@ CLOCK_WARNING_S = 1.0
 
 
 def check_reachability(
-    rendezvous: Rendezvous, topology: Topology, environment: Mapping[str, str], *, backend: str, deadline: float
-) -> None:
-    """Collective: raise the same on every rank if data cannot go between two hosts."""
+    rendezvous: Rendezvous,
+    topology: Topology,
+    environment: Mapping[str, str],
+    *,
+    backend: str,
+    deadline: float,
+    service: NodeService | None = None,
+) -> Rendezvous:
+    """Collective: raise the same on every rank if data cannot go between two hosts. Returns the rendezvous with what
+    the service of each node returns when it listens."""
     store, firsts = rendezvous.store, [ranks[0] for ranks in rendezvous.nodes]
     with contextlib.ExitStack() as on_exit:
         if topology.rank in firsts:
-            if listener := _listen(store, topology, environment, backend):
+            served = outcome(lambda: service.listen(rendezvous) if service else {}, host=topology.host)
+            if listener := _listen(store, topology, environment, backend, served):
                 on_exit.callback(listener.close)
             _probe_others(store, topology, firsts, deadline)
-        warnings = agree(
+        found = agree(
             store,
             topology,
             "decision/reachability",
             lambda: _examine(store, firsts, backend, deadline),
             deadline=deadline,
         )
-    for text in warnings if topology.rank == 0 else ():
+    for text in found["warnings"] if topology.rank == 0 else ():
         log.warning(text)
+    services = zip(rendezvous.services, found["services"], strict=True)
+    return replace(rendezvous, services=tuple({**prepared, **listens} for prepared, listens in services))
 
 
 def _listen(
-    store: SealedStore, topology: Topology, environment: Mapping[str, str], backend: str
+    store: SealedStore, topology: Topology, environment: Mapping[str, str], backend: str, served: Decision
 ) -> ProbeListener | None:
     """Listen on this host, and publish where; None where the backend has no network to use."""
     found = interfaces()
@@ -72,6 +82,7 @@ def _listen(
         "named": environment.get(VARIABLES.get(backend, "")),
         "source": towards and towards.address,
         "networks": [one.name for one in found],
+        "service": served,
     }
     listener = None
     with contextlib.suppress(OSError):  # an address may just be removed; the others must know of it all the same
@@ -96,8 +107,8 @@ def _probe_others(store: SealedStore, topology: Topology, firsts: Sequence[int],
     store.set(f"probed/{topology.rank}", json.dumps(found))
 
 
-def _examine(store: SealedStore, firsts: Sequence[int], backend: str, deadline: float) -> list[str]:
-    """On rank 0: the warnings."""
+def _examine(store: SealedStore, firsts: Sequence[int], backend: str, deadline: float) -> dict[str, Any]:
+    """On rank 0: the warnings, and what the services of all nodes returned."""
     facts, probed = _read(store, "listener", firsts, deadline), _read(store, "probed", firsts, deadline)
     for rank, fact in facts.items():
         if "target" not in fact:
@@ -110,7 +121,8 @@ def _examine(store: SealedStore, firsts: Sequence[int], backend: str, deadline: 
     ]
     hosts = {rank: fact["host"] for rank, fact in facts.items()}
     ahead = {int(rank): seconds for rank, seconds in probed[firsts[0]]["clocks"].items()}
-    return [*check_closed_paths(closed, backend=backend), *clock_warnings(hosts, ahead)]
+    warnings = [*check_closed_paths(closed, backend=backend), *clock_warnings(hosts, ahead)]
+    return {"warnings": warnings, "services": [value_of(fact["service"]) for fact in facts.values()]}
 
 
 def _no_network(fact: Mapping[str, Any], working: str | None, backend: str) -> PreflightError:

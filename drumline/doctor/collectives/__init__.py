@@ -1,1 +1,1 @@
-"""A real process group: collectives and a DDP step whose results are known. Only here the doctor imports torch."""
+"""A real process group: collectives and a DDP step with known results. Only this part of the doctor imports torch."""

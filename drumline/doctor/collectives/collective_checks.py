@@ -1,4 +1,4 @@
-"""What every rank checks: collectives whose results are known, one step under DDP, and the speed of all_reduce."""
+"""The checks of every rank: collectives with known results, one step under DDP, and the speed of all_reduce."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ ROUNDS = 5
 # Weights of ranks stay small, so that sums over thousands of ranks are still exact in float32.
 WEIGHTS = 16
 BATCH, INPUTS, OUTPUTS, WIDTH = 16, 8, 4, 16
-# In float64 an average of thousands of gradients is right to many digits, in whatever order it was added up.
+# In float64 an average of thousands of gradients is exact to many digits, in any order of addition.
 TOLERANCE = 1e-9
 LEARNING_RATE = 0.1
 VALUE_FIX = "test memory and links of that host (nvidia-smi -q -d ECC; dmesg), and leave it out until then"
-# torch 2.13 gave it a new name, and warns about the old one, which is all that earlier versions have.
+# torch 2.13 renamed it, and warns about the old name, which earlier versions need.
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class Collectives:
-    """The collectives themselves, on one device; tests replace it by a faulty one."""
+    """The collectives on one device; tests replace it with a faulty one."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -93,7 +93,7 @@ class CollectiveCheck:
 
 
 def known_results(collectives: Collectives, *, rank: int, world_size: int) -> Iterator[CollectiveCheck]:
-    """Sums of all sizes first, since gradients need them."""
+    """The checks, sums of all sizes first, since gradients need them."""
     device = collectives.device
     weights = [other % WEIGHTS + 1 for other in range(world_size)]
     for dtype in (torch.float32, torch.int64):
@@ -122,7 +122,7 @@ def known_results(collectives: Collectives, *, rank: int, world_size: int) -> It
 
 
 def pattern(size: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Neighbours differ, so that a value in the wrong place is seen."""
+    """Neighbours differ, so that a value in the wrong place is found."""
     return (torch.arange(size) % 7 + 1).to(dtype)
 
 
@@ -131,7 +131,7 @@ def _amount(size: int, dtype: torch.dtype = torch.float32) -> str:
 
 
 def _fault(check: CollectiveCheck, collectives: Collectives) -> str | None:
-    """Collective: the first value that is wrong; None also for a collective that the backend does not have."""
+    """Collective: a message about the first wrong value; None also for a collective that the backend lacks."""
     try:
         on_device = check.run()
         collectives.wait()

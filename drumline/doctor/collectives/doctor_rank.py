@@ -1,4 +1,4 @@
-"""One rank of the collectives: joins the others, runs the checks, and prints one line of JSON, whatever happens.
+"""One rank of the collectives: joins the others, runs the checks, and always prints one line of JSON.
 
     RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=... MASTER_PORT=... python -m drumline.doctor.collectives.doctor_rank
 
@@ -28,9 +28,9 @@ from drumline.manager import DDPManager
 DEVICES = {"auto": "auto", "gloo": "cpu", "nccl": "cuda"}
 START_TIMEOUT_S = 60.0
 LIMIT_S = 15.0
-# torch's own timeouts name nobody, so they come last.
+# torch's own timeouts name no rank, so they are longer.
 AFTER_OURS_S = 60.0
-# Rank 0 runs the store in which the others look for the rank that blocks them; its exit would close their connections.
+# Rank 0 runs the store in which the others search for the rank that blocks them, so it exits last.
 LINGER_S = 3.0
 GRACE_AFTER_START_S = 10.0
 
@@ -49,7 +49,8 @@ class RankReport:
         self.findings.append(Finding("problem", "collectives", host, what, fix, rank))
 
     def print(self) -> ExitCode:
-        """The one line. The second caller, of the rank and its timer, blocks until the first one exits the process."""
+        """Print the line. The rank and its timer may both call it: the second blocks until the first exits the
+        process."""
         self._once.acquire()
         is_wrong = has_problems(self.findings)
         result = {
@@ -63,7 +64,7 @@ class RankReport:
         return ExitCode.PREFLIGHT_FAILED if is_wrong else ExitCode.SUCCESS
 
     def give_up(self, findings: list[Finding]) -> None:
-        """A phase does not end, so this process would not either."""
+        """Called when a phase does not end: print the findings and exit."""
         self.findings += findings
         code = self.print()
         sys.stdout.flush()
@@ -85,7 +86,7 @@ def check_rank(
             what = f"NCCL needs a GPU per rank, and this host has {num_gpus} for {ddp.local_world_size} ranks"
             report.add(what, f"--procs {num_gpus}, or --backend gloo")
         else:
-            report.add(error.what, error.next_step or "look at the other ranks' findings")
+            report.add(error.what, error.next_step or "read the other ranks' findings")
         return
     except (dist.DistError, RuntimeError) as error:
         report.add(f"the ranks could not connect: {_reason(error)}", NO_CONNECTION_FIX)
@@ -97,11 +98,11 @@ def check_rank(
     try:
         report.numbers = run_checks(ddp, timer, make_collectives(ddp.device), report.add)
     except (DrumlineError, dist.DistError, RuntimeError) as error:
-        report.add(f"{timer.current} failed: {_reason(error)}", "look at the rank that failed first")
+        report.add(f"{timer.current} failed: {_reason(error)}", "find out which rank failed first")
 
 
 def _reason(error: BaseException) -> str:
-    """Its first line; of NCCL's errors, the one that follows `Last error:`."""
+    """Its first line; for NCCL's errors, the one that follows `Last error:`."""
     text = str(error).partition("Last error:")[2].strip() or str(error).strip() or type(error).__name__
     return text.splitlines()[0].strip()
 
@@ -111,11 +112,11 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--backend", choices=DEVICES, default="auto")
     parser.add_argument("--limit-s", type=float, default=LIMIT_S, help="for each collective")
     options = parser.parse_args(argv)
-    # DDP loads torch's compiler when first used, which takes seconds: not in a phase that others wait in.
+    # DDP loads torch's compiler at its first use, which takes seconds: load it before a phase that others wait in.
     import torch._dynamo  # noqa: F401
 
     ddp = DDPManager(
-        watch=WatchConfig(sidecar="off"),  # our own timer knows better what takes too long
+        watch=WatchConfig(sidecar="off"),  # PhaseTimer replaces it
         device=DEVICES[options.backend],
         backend=options.backend,
         start_timeout_s=START_TIMEOUT_S,
@@ -126,7 +127,7 @@ def main(argv: Sequence[str]) -> int:
     check_rank(report, timer)
     code = report.print()
     sys.stdout.flush()
-    # All is printed; a group that cannot be destroyed must not undo that.
+    # The result is printed; a group that cannot be destroyed must not change it.
     exit_timer = threading.Timer(LINGER_S, os._exit, [code])
     exit_timer.daemon = True
     exit_timer.start()

@@ -1,7 +1,7 @@
-"""A time limit for every phase of the collectives; when one is over, the rank that holds it up is named.
+"""A time limit for every phase of the collectives; when one is exceeded, the rank that blocks it is named.
 
-A collective that hangs cannot report itself, and torch's timeouts name nobody. So each rank writes its phase into the
-store, and a timer checks, when a phase takes too long, who is behind and who does not respond.
+A collective that hangs cannot report itself, and torch's timeouts name no rank. So each rank writes its phase to the
+store, and when a phase takes too long, a timer checks which ranks are behind and which do not respond.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from drumline.net.sealed_store import SealedStore
 from drumline.text import join_names
 
 POLL_S = 0.1
-# What is late on one rank is late on all, but for the difference of their starts.
+# Ranks start at slightly different times, so all are late within this time.
 LATE_START_S = 2.0
 NO_CONNECTION_FIX = "open high ports between hosts, and check which network they use: drumline doctor --hosts"
 LOST_FIX = "find the pair of hosts that loses large messages (MTU, firewall): drumline doctor --hosts"
@@ -31,7 +31,7 @@ INSPECT_FIX = "inspect that process (py-spy dump, dmesg), and check its host: dr
 
 class PhaseTimer:
     def __init__(self, *, limit_s: float, place: Callable[[], Place], on_late: Callable[[list[Finding]], None]) -> None:
-        """`place`: which rank this is, as far as is known yet."""
+        """`place`: this rank and its host, as far as known."""
         self._limit_s, self._place, self._on_late = limit_s, place, on_late
         self._store: SealedStore | None = None
         self._rank, self._world_size, self._host = 0, 1, ""
@@ -44,7 +44,7 @@ class PhaseTimer:
 
     @contextlib.contextmanager
     def phase(self, name: str, *, limit_s: float | None = None) -> Iterator[None]:
-        """`on_late` is called where it takes longer than the limit."""
+        """`on_late` is called if it takes longer than the limit."""
         self._number += 1
         self.current = name
         self._write("at", name)

@@ -20,7 +20,7 @@ from drumline.text import signal_name
 PROGRAM = ("-m", "drumline.doctor.collectives.doctor_rank")
 # How long ranks wait for each other in one collective before they report.
 PHASE_LIMIT_S = 15.0
-# For the others to report which rank they wait for, once the first has failed.
+# How long the others may take to report which rank they wait for, after the first has failed.
 AFTER_FAILURE_S = 12.0
 MAX_OUTPUT_BYTES = 1 << 18
 POLL_S = 0.05
@@ -48,7 +48,7 @@ class HostRanks:
             "LOCAL_WORLD_SIZE": str(self.num_procs),
             "MASTER_ADDR": self.address,
             "MASTER_PORT": str(self.port),
-            # What a launcher may have set belongs to another group.
+            # Variables of another launcher belong to another group.
             "TORCHELASTIC_USE_AGENT_STORE": "False",
             "OMP_NUM_THREADS": "1",
         }
@@ -82,7 +82,7 @@ class RankProcesses:
                 file.close()
 
     def kill(self) -> None:
-        """Kill what runs, and start nothing any more."""
+        """Kill the running processes, and start no more."""
         with self._lock:
             self._is_over = True
             for process in self._running:
@@ -100,7 +100,7 @@ class RankProcesses:
                 self._running.append(process)
 
     def _wait(self, ranks: HostRanks, outputs: Sequence[IO[bytes]]) -> None:
-        """Until all have exited, or time is up. After the first failure, only for ranks that no finding is about."""
+        """Wait until all have exited, or time is up. After the first failure, wait only for ranks without a finding."""
         deadline, has_failed = time.monotonic() + ranks.limit_s, False
         while time.monotonic() < deadline:
             codes = [process.poll() for process in self._running]
@@ -109,7 +109,7 @@ class RankProcesses:
                 if not has_failed:
                     has_failed = True
                     deadline = min(deadline, time.monotonic() + PHASE_LIMIT_S + AFTER_FAILURE_S)
-                # Only the output of those that have exited: one that still writes shares its file position with us.
+                # Only the output of ranks that have exited: a running rank shares its file position with us.
                 exited = [number for number, code in enumerate(codes) if code is not None]
                 results = [read_result(_text(outputs[number])) or {"findings": []} for number in exited]
                 awaited -= {found.get("rank") for result in results for found in result["findings"]}
@@ -119,7 +119,7 @@ class RankProcesses:
 
 
 def read_result(text: str) -> dict[str, Any] | None:
-    """A rank's line, among what NCCL and torch print."""
+    """The line of a rank, found in the output of NCCL and torch."""
     for line in reversed(text.splitlines()):
         try:
             result = json.loads(line)

@@ -1,4 +1,4 @@
-"""Starts the collectives on this machine or on all hosts, and turns what the ranks print into findings and numbers."""
+"""Starts the collectives on this machine or on all hosts, and turns the ranks' output into findings and numbers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOCAL_LIMIT_S = 120.0
 LIMIT_S = 90.0
 ANSWER_MARGIN_S = 10.0
 
-# Of one rank, from `RankProcesses.run`, with its host.
+# The result of one rank from `RankProcesses.run`, with its host.
 RankOutcome = Mapping[str, Any]
 
 
@@ -72,9 +72,9 @@ async def collectives_on_hosts(
 
 
 def collective_findings(outcomes: Sequence[RankOutcome], names: Mapping[str, str]) -> list[Finding]:
-    """What the ranks found, each thing once, and the ranks that printed nothing and that no finding is about.
+    """The ranks' findings, each once, and the ranks that printed nothing and have no finding.
 
-    `names`: what the user calls each host, by its own host name."""
+    `names`: the user's name for each host, by its host name."""
     found = [Finding(**one) for result in _results(outcomes) for one in result["findings"]]
     explained = {one.rank for one in found}
     named = [replace(one, where=names.get(one.where, one.where)) for one in found]
@@ -113,7 +113,7 @@ def numbers_text(numbers: Mapping[str, float]) -> str:
         return ""
     size, rate = memory_size(int(numbers["all_reduce_bytes"])), numbers["all_reduce_gb_per_s"]
     smallest = f"the smallest in {numbers['all_reduce_latency_us']:.0f} us"
-    # One rank alone moves nothing.
+    # A single rank sends nothing.
     return f"all_reduce of {size} at {rate:.3g} GB/s, {smallest}" if rate else f"all_reduce: {smallest}"
 
 

@@ -1,1 +1,1 @@
-"""What one machine is, and what is wrong with it. Nothing here loads torch."""
+"""The facts of one machine, and what is wrong with it. Nothing here loads torch."""

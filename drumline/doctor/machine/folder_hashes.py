@@ -1,6 +1,6 @@
 """Hashes of a run's code and data, so that hosts can be compared and a difference can name the file.
 
-Files are read in an order that is the same on every host, so hosts are comparable even where one had to stop early.
+Files are read in the same order on every host, so hosts are comparable even if one had to stop early.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class FileEntry(NamedTuple):
 def code_facts(folder: Path, *, skip: Collection[Path] = ()) -> dict[str, Any]:
     """A short hash of each source and settings file, and one of them all.
 
-    Of a file over 1 MiB, the first MiB and the size count. `until` is the file where reading stopped, after 2,000
-    files or a second; None when it was complete."""
+    For a file over 1 MiB, only the first MiB and the size are hashed. `until` is the file where reading stopped, after
+    2,000 files or a second; None when it was complete."""
     if not folder.is_dir():
         return {"folder": str(folder), "missing": True}
     skipped = {str(path.resolve()) for path in skip}
@@ -68,8 +68,8 @@ def hash_of_files(files: dict[str, str]) -> str:
 def data_facts(folder: Path) -> dict[str, Any]:
     """The number of files and bytes, a hash of all names and sizes, and the content of a few files.
 
-    Bytes that change elsewhere in a file of the same size go unseen. A folder that takes over a second is read in
-    part; `marks` are the hashes after 1, 2, 4, ... files, up to which two such readings can be compared."""
+    Changes elsewhere in a file of the same size are not found. A folder that takes over a second is read partly;
+    `marks` are the hashes after 1, 2, 4, ... files, up to which two partial readings can be compared."""
     if not folder.exists():
         return {"folder": str(folder), "missing": True}
     digest = hashlib.blake2b(digest_size=8)
@@ -140,7 +140,7 @@ def files_below(folder: Path, *, enters: Callable[[os.DirEntry[str]], bool]) -> 
 
 
 def _is_code_folder(folder: os.DirEntry[str], skipped: set[str]) -> bool:
-    """Not hidden, not an environment, and not what tools and runs leave behind."""
+    """Whether it is not hidden, not an environment, and not a folder of caches or runs."""
     if folder.name.startswith(".") or folder.name in SKIPPED or folder.name.endswith(".egg-info"):
         return False
     path = Path(folder.path)

@@ -1,6 +1,6 @@
-"""GPUs, driver and the processes on the GPUs, from nvidia-smi, which can be given up on when the driver hangs.
+"""GPUs, driver and the processes on the GPUs, from nvidia-smi, with a time limit because the driver may hang.
 
-It lists all GPUs, whatever CUDA_VISIBLE_DEVICES says.
+It lists all GPUs, regardless of CUDA_VISIBLE_DEVICES.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DRIVER_FOLDER = Path("/proc/driver/nvidia")
 
 
 class NvidiaSmi:
-    """Started at once, beside everything else: without persistence mode the driver takes seconds to wake up."""
+    """Started at once, in parallel: without persistence mode the driver takes seconds to start."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         program = shutil.which("nvidia-smi", path=environment.get("PATH"))
@@ -76,7 +76,7 @@ def read_nvidia_smi(gpus: str, processes: str) -> dict[str, Any]:
 
 
 def read_driver_files(folder: Path) -> dict[str, Any]:
-    """What /proc knows when nvidia-smi does not answer: neither memory nor processes."""
+    """The facts in /proc, for when nvidia-smi does not answer: without memory and processes."""
     driver = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", file_text(folder / "version"))
     found = []
     for index, gpu in enumerate(sorted(folder.glob("gpus/*"))):
@@ -88,7 +88,7 @@ def read_driver_files(folder: Path) -> dict[str, Any]:
 
 
 def _process(row: Mapping[str, str]) -> dict[str, Any]:
-    # Only the program's name: arguments may hold secrets.
+    # Only the program's name: arguments may contain secrets.
     words = row["process_name"].split()
     name = PurePath(words[0]).name if words and not words[0].startswith("[") else "?"
     return {"pid": _number(row["pid"]), "name": name, "memory_bytes": _mib(row["used_memory"])}

@@ -24,7 +24,7 @@ REMOVED: Mapping[str, str] = _TABLES["removed"]
 RULES: Mapping[Level, Mapping[str, str]] = _TABLES["rules"]
 MUST_AGREE, MAY_DIFFER = frozenset(_TABLES["must_agree"]), tuple(_TABLES["may_differ"])
 FIXES = {"NCCL_DEBUG": "export NCCL_DEBUG=WARN"}
-# Only of these do we know all names that matter; CUDA_ and FI_ have hundreds more.
+# Prefixes for which we know all relevant names; CUDA_ and FI_ have hundreds more.
 SPELL_CHECKED = ("NCCL_", "GLOO_", "TORCH_NCCL_", "TORCH_DISTRIBUTED_", "CUDA_VISIBLE", "OMP_NUM")
 SIMILARITY = 0.85
 # NCCL's own limit, over all helper threads of a connection.
@@ -32,7 +32,7 @@ MAX_SOCKETS = 64
 
 
 def shown_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Those that are set, by name; the value only where it is known to be harmless."""
+    """The variables that are set, by name; the value only of variables that we know."""
     shown = {}
     for name in sorted(name for name in environment if name.startswith(PREFIXES)):
         is_known = name in MEANING or name in RENAMED or name in REMOVED
@@ -57,14 +57,14 @@ def variable_faults(facts: Mapping[str, Any]) -> Iterator[Fault]:
             level, what = broken
             yield level, f"{name}={value}: {what}", FIXES.get(name, f"unset {name}")
         elif new := RENAMED.get(name):
-            what = f"{name}={value} is an old name, which will be ignored one day; it is now {new}"
+            what = f"{name}={value} is a deprecated name; it is now {new}"
             yield "note", what, f"unset {name}; export {new}={value}"
         elif name in REMOVED:
             see = f"; see {REMOVED[name]}" if REMOVED[name] else ""
             yield "warning", f"{name}={value} has no effect any more{see}", f"unset {name}"
         elif name not in MEANING and name.startswith(SPELL_CHECKED):
             for near in difflib.get_close_matches(name, MEANING, n=1, cutoff=SIMILARITY):
-                what = f"{name} is not a variable that we know; did you mean {near}?"
+                what = f"{name} is not a known variable; did you mean {near}?"
                 yield "warning", what, f'export {near}="${name}"; unset {name}'
     threads, sockets = (variables.get(name, "") for name in ("NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD"))
     if threads.isdigit() and sockets.isdigit() and int(threads) * int(sockets) > MAX_SOCKETS:

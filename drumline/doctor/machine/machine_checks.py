@@ -1,4 +1,4 @@
-"""What is wrong with one machine, from its facts alone, so that a remote host is judged in the same words."""
+"""What is wrong with one machine, from its facts only, so that local and remote hosts get the same messages."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from drumline.text import GIB, MIB, join_names, memory_size, plural
 
 MIN_PYTHON = (3, 11)
 MIN_TORCH = (2, 11)
-# The oldest driver of each CUDA: from 11 on, one that runs the first of a major version runs them all.
+# The oldest driver for each major version of CUDA.
 MIN_DRIVERS = {11: (450, 80, 2), 12: (525, 60, 13), 13: (580,)}
 BUSY_BYTES = GIB
 SHM = "/dev/shm"  # noqa: S108 - inspected, not written to
-# Docker's default of 64 MiB does not hold one batch of 256 images (147 MiB), and NCCL puts about 10 MiB there for each
-# pair of GPUs: with GPUs it ends in a bus error. A small job on CPUs gets by with that, but not with half of it.
+# Docker's default of 64 MiB is too small for one batch of 256 images (147 MiB), and NCCL uses about 10 MiB for each
+# pair of GPUs: with GPUs it ends in a bus error. For a small job on CPUs 64 MiB are enough, but not half of it.
 SHM_WITH_GPUS = 128 * MIB
 SHM_WITHOUT_GPUS = 32 * MIB
 # Four workers with two batches each.
@@ -38,7 +38,7 @@ VOLATILE = {
     "tmpfs": "in memory, and lost when the machine stops",
     "overlay": "in the container's own layer, and lost with the container",
 }
-# Bridges of containers and virtual machines, which reach no other host.
+# Bridges of containers and virtual machines, which do not reach other hosts.
 BRIDGES = ("docker", "br-", "virbr", "veth", "cni", "podman", "lxcbr", "lxdbr")
 
 Facts = Mapping[str, Any]
@@ -95,7 +95,7 @@ def _torch(facts: Facts) -> Iterator[Fault]:
 def _driver(facts: Facts) -> Iterator[Fault]:
     cuda, driver = facts["cuda"], facts["driver"]
     if facts["gpu_error"]:
-        # Without persistence mode it may only be slow to wake up; /proc has listed the GPUs.
+        # Without persistence mode it may only be slow to start; /proc has listed the GPUs.
         fix = "where it is slow: nvidia-smi -pm 1; where it fails: dmesg | grep -i nvrm, and restart the machine"
         yield "problem" if cuda and not facts["gpus"] else "warning", facts["gpu_error"], fix
     needed = MIN_DRIVERS.get(_numbers(cuda)[0]) if cuda else None
@@ -137,7 +137,7 @@ def _words(value: str) -> list[str]:
 
 
 def _num_known(words: list[str], gpus: list[dict[str, Any]]) -> int:
-    """How many of these come before the first that is no GPU of this machine."""
+    """How many of these come before the first that is not a GPU of this machine."""
     for place, word in enumerate(words):
         is_uuid = word.startswith("GPU-") and any(gpu["uuid"].startswith(word) for gpu in gpus)
         is_index = word.isdigit() and int(word) < len(gpus)
@@ -155,7 +155,7 @@ def _gpus(facts: Facts) -> Iterator[Fault]:
         shown = "; ".join(f"{name}: {join_names(places)}" for name, places in models.items())
         most = max(models.values(), key=len)
         fix = f"export {VISIBLE_GPUS}={','.join(most)}"
-        yield "warning", f"the GPUs differ, and the slowest sets the pace: {shown}", fix
+        yield "warning", f"the GPUs differ, and the slowest one slows all of them: {shown}", fix
     busy = [gpu for gpu in facts["gpus"] if gpu["processes"] or (gpu["used_bytes"] or 0) > BUSY_BYTES]
     if busy:
         free = ",".join(str(gpu["index"]) for gpu in facts["gpus"] if gpu not in busy)
@@ -265,7 +265,7 @@ def _host_name(facts: Facts, *, many_hosts: bool) -> Iterator[Fault]:
 
 
 def _interface(facts: Facts, *, library: str, variable: str, many_hosts: bool) -> Iterator[Fault]:
-    """The one that gloo or NCCL would use. For a job on this machine alone, the loopback is as good as any."""
+    """The interface that gloo or NCCL would use. For a job on this machine only, the loopback is fine."""
     value, outer = facts["variables"].get(variable), _outer_interface(facts)
     if library == "NCCL" and not facts["gpus"] and value is None:
         return
@@ -289,7 +289,7 @@ def _interface(facts: Facts, *, library: str, variable: str, many_hosts: bool) -
 
 
 def _outer_interface(facts: Facts) -> dict[str, Any] | None:
-    """The first that looks as if it reached other hosts."""
+    """The first interface that probably reaches other hosts."""
     for one in facts["interfaces"]:
         is_inner = (one["address"] or "127.").startswith("127.") or one["name"].startswith(BRIDGES)
         if one["is_up"] and not is_inner:

@@ -1,8 +1,8 @@
-"""The facts of one machine as plain JSON, judged by `machine_checks.py` and compared by `host_differences.py`.
+"""The facts of one machine as plain JSON, for `machine_checks.py` and `host_differences.py`.
 
-Nothing is changed. What may be slow runs side by side, each with a time limit. In a container a process may have less
-than the machine has, and the smaller number counts. Packages are read from their files: importing torch alone would
-take seconds.
+Nothing is changed. Slow parts run in parallel, each with a time limit. In a container the limits of the container are
+used if they are smaller than the machine's. Versions of packages are read from their files: importing torch would take
+seconds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from drumline.doctor.machine.gpus import NvidiaSmi, file_text
 from drumline.doctor.machine.known_variables import VISIBLE_GPUS, shown_variables
 from drumline.net.interfaces import GLOO_VARIABLE, gloo_interface, interfaces, nccl_interface
 
-# All of it takes under two seconds, so that is the limit of the slowest part.
+# The limit of the slowest part, so that all of it takes under two seconds.
 TIME_LIMIT_S = 1.8
 NAME_TIMEOUT_S = 1.0
 CGROUPS = Path("/sys/fs/cgroup")
@@ -86,12 +86,12 @@ def _left(deadline: float) -> float:
     return max(0.05, deadline - time.monotonic())
 
 
-# What a process has
+# Resources of a process
 
 
 def _process_facts() -> dict[str, Any]:
-    """`memory` with the container's `limit_bytes`, where that is lower than the machine's memory; `cpus`, with the
-    container's `quota`; `shm`, None where there is none; `open_files`, with how far a process may raise the limit."""
+    """`memory` with the container's `limit_bytes`, if that is lower than the machine's memory; `cpus`, with the
+    container's `quota`; `shm`, or None; `open_files`, with the hard limit."""
     meminfo = (line.partition(":") for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines())
     memory = {name: int(value.split()[0]) * 1024 for name, _, value in meminfo}
     total = memory["MemTotal"]
@@ -128,8 +128,8 @@ def _space(folder: Path) -> dict[str, int]:
 
 
 def _is_clock_synchronized() -> bool | None:
-    """Whether the kernel reports the clock as synchronized; None: it does not say."""
-    # Zeros: nothing is set, only read.
+    """Whether the kernel reports the clock as synchronized; None: unknown."""
+    # Zeros mean that nothing is set, only read.
     buffer = ctypes.create_string_buffer(TIMEX_BYTES)
     try:
         state = ctypes.CDLL(None).adjtimex(buffer)
@@ -142,7 +142,7 @@ def _is_clock_synchronized() -> bool | None:
 
 
 def installed_packages() -> dict[str, str]:
-    """Versions by name; of two with one name, the one that would be imported."""
+    """Versions by name; if there are two of the same name, the one that would be imported."""
     versions: dict[str, str] = {}
     for folder in map(Path, sys.path):
         try:
@@ -167,7 +167,7 @@ def torch_facts(packages: Mapping[str, str]) -> dict[str, str | None]:
         spec = None
     if spec is None or spec.origin is None:
         return {"torch": None, "cuda": None, "nccl": None}
-    # torch's own version.py says more than the name of its package: `2.13.0+cu128`.
+    # torch's own version.py has more than the package's metadata: `2.13.0+cu128`.
     values = dict(TEXT_CONSTANT.findall(file_text(Path(spec.origin).with_name("version.py"))))
     cuda = values.get("cuda")
     nccl = [packages[name] for name in packages if re.fullmatch(r"nvidia-nccl(-cu\d+)?", name)]
@@ -192,7 +192,7 @@ def _network_facts(resolving: Future[list[str]], environment: Mapping[str, str])
     except OSError as found:
         error = found.strerror or str(found)
     found_here = interfaces()
-    # gloo resolves the name as well, and would block as long.
+    # gloo resolves the name as well, and would also block.
     is_known = not timed_out or environment.get(GLOO_VARIABLE)
     gloo = gloo_interface(found_here, environment) if is_known else None
     nccl = nccl_interface(found_here, environment)
@@ -206,7 +206,7 @@ def _network_facts(resolving: Future[list[str]], environment: Mapping[str, str])
 
 
 def _folder_facts(facts: Future[Any], folder: str | None, deadline: float) -> Any:
-    """A folder on a file server that is down never answers."""
+    """The facts, or why they are missing: a call to a file server that is down never returns."""
     left = _left(deadline)
     try:
         return facts.result(left)

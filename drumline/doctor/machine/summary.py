@@ -1,4 +1,4 @@
-"""A machine's facts as lines for the screen: a label, and a few words."""
+"""A machine's facts as rows for the screen: a label and a short text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CLOCK = {True: "synchronized", False: "not synchronized", None: "?"}
 
 
 def machine_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """In the order of the questions that people ask."""
+    """The most important facts first."""
     cpus, memory, disk = facts["cpus"], facts["memory"], facts["disk"]
     visible, open_files = facts["visible_gpus"], facts["open_files"]["soft"]
     built = f"CUDA {facts['cuda']}, NCCL {facts['nccl'] or '?'}" if facts["cuda"] else "for the CPU"

@@ -1,1 +1,1 @@
-"""Every pair of hosts: what gets through between them, and how fast. Nothing here loads torch."""
+"""Checks every pair of hosts: names, ports, packet sizes and speed. Nothing here loads torch."""

@@ -1,6 +1,6 @@
 """Starts the doctor on all hosts, asks them together, and keeps track of those that do not answer.
 
-A host that has not answered by its limit is absent from there on; what is known about it stays.
+A host that has not answered by its limit is absent from then on; what is known about it is kept.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from drumline.doctor.pairs.survey import Survey
 from drumline.launch.ssh.client import SshProblem, known_problem, last_line
 from drumline.net.frames import WRONG_FIELD, FrameError, Message, read_field, read_list
 
-# A login and a start of Python, on a busy host; the whole answer has 15 s when a host is missing.
+# For a login and a start of Python on a busy host; with a missing host the whole check takes 15 s at most.
 START_S = 8.0
 ANSWER_S = 6.0
 CLOCK_READS = 4
@@ -29,12 +29,12 @@ Progress = Callable[[str], None]
 
 
 class Coordinator:
-    """All hosts of one examination; `clients` has those that were started, by their places in the survey."""
+    """All hosts of one check; `clients` has those that were started, by their numbers in the survey."""
 
     def __init__(
         self, survey: Survey, settings: Mapping[str, Any], progress: Progress, *, python: str = sys.executable
     ) -> None:
-        """`settings`: of the run on the hosts (`HostSettings`), as JSON."""
+        """`settings`: the `HostSettings` for the hosts, as JSON."""
         self.survey, self.settings, self.progress, self.python = survey, settings, progress, python
         self.clients: dict[int, NodeClient] = {}
         self._keeping_alive: asyncio.Task[None] | None = None
@@ -57,7 +57,7 @@ class Coordinator:
         self._keeping_alive = asyncio.create_task(self._keep_alive())
 
     async def close(self, **last: Any) -> None:
-        """`last`: what every host is sent with the request to exit."""
+        """`last`: sent to every host with the request to exit."""
         if self._keeping_alive is not None:
             self._keeping_alive.cancel()
         await asyncio.gather(*(client.close(**last) for client in self.clients.values()))
@@ -70,7 +70,7 @@ class Coordinator:
         return {number: answer for number, answer in zip(numbers, answers, strict=True) if answer is not None}
 
     async def ask(self, number: int, action: str, limit_s: float, /, **arguments: Any) -> Any:
-        """None where the host is lost or the request failed; the survey has the reason."""
+        """The answer; None if the host is lost or the request failed: the survey has the reason."""
         try:
             return await self.clients[number].ask(action, limit_s, **arguments)
         except NodeLostError as error:
@@ -81,7 +81,7 @@ class Coordinator:
 
     @contextlib.contextmanager
     def reading_answer(self, number: int) -> Iterator[None]:
-        """A host of another version, or another program, may answer in any form: then the host becomes absent."""
+        """If the answer has an unexpected form, from another version or program, the host becomes absent."""
         try:
             yield
         except (FrameError, LookupError, TypeError, ValueError, AttributeError) as error:
@@ -126,17 +126,17 @@ class Coordinator:
 
     def _lose(self, number: int, error: NodeLostError) -> None:
         host, said = self.survey.hosts[number], error.stderr.splitlines()
-        cause = SshProblem(error.what, f"look at what {host.name} is doing, and run the doctor again")
+        cause = SshProblem(error.what, f"check what {host.name} is doing, and run the doctor again")
         if error.code is not None or said:
             unknown = f"the doctor's program exited there: {last_line(said, error.code)}"
             cause = known_problem(host.name, error.code, said, python=self.python, cwd=str(Path.cwd())) or SshProblem(
-                unknown, f"look at the output of ssh {host.name} {self.python} -V"
+                unknown, f"read the output of ssh {host.name} {self.python} -V"
             )
         host.absent, host.absent_fix = cause
 
 
 async def _clock_offset(client: NodeClient) -> float:
-    """How far the node's clock is ahead of ours, by the fastest answer, which is half of its time old."""
+    """How far the node's clock is ahead of ours, by the fastest answer, minus half of its round trip."""
     reads = []
     for _ in range(CLOCK_READS):
         begin, begun = time.time(), time.monotonic()

@@ -1,4 +1,4 @@
-"""Examines every pair of hosts, in a time that is bounded whatever is closed or missing.
+"""Checks every pair of hosts, in bounded time, whatever is closed or missing.
 
 1. All hosts are started at once, and asked for their facts.
 2. Names: what every host's name resolves to on every other.
@@ -22,16 +22,16 @@ from drumline.net.dial import Reason
 from drumline.net.frames import read_field, read_list
 
 PROBE_S = 12.0
-# Folders have 2 s on the host itself; a slow volume gets some more, and then the rest is reported without.
+# Folders have 2 s on the host itself; with a slow volume it takes a little longer, and its facts are left out.
 FACTS_S = 8.0
 MEASURE_S = 8.0
-# A host of containers may have dozens of bridges; those that gloo and NCCL would use come first.
+# A host with containers may have dozens of bridges; the interfaces of gloo and NCCL come first.
 MAX_OTHER_ADDRESSES = 4
 DATA_PORTS = 2
-# All transfers together, whatever the number of hosts; each is bounded too: below 20 ms TCP is still warming up.
+# The time for all transfers, for any number of hosts; each is bounded too: below 20 ms TCP has not reached its speed.
 SPEED_BUDGET_S = 6.0
 SHORTEST_S, LONGEST_S = 0.02, 0.15
-# Measured again before it is called slow: on a shared host a single short transfer may just have been unlucky.
+# A slow link is measured again: on a shared host a single short transfer may be slow by chance.
 AGAIN_SHARE = 0.3
 AGAIN_TIMES = 2
 # The open ports of each host, by their kinds.
@@ -77,9 +77,9 @@ async def _resolve_names(hosts: Coordinator) -> None:
 
 
 def choose_addresses(survey: Survey) -> None:
-    """What its name resolves to, when the host has that address; else where ssh reached it; else its first.
+    """What its name resolves to, if the host has that address; otherwise where ssh reached it; otherwise its first.
 
-    Without ssh nobody uses names: there the address counts from which it connected to node 0."""
+    Without ssh names are not used: the address from which it connected to node 0 is taken."""
     votes: dict[int, Counter[str]] = {number: Counter() for number in survey.present()}
     for (_, target), edge in survey.edges.items():
         if target in votes:
@@ -95,7 +95,7 @@ def choose_addresses(survey: Survey) -> None:
 
 
 def other_addresses(survey: Survey, number: int) -> list[str]:
-    """Further addresses to listen on: a library may choose one, or one may be the one that works."""
+    """Further addresses to listen on: a library may choose one, or only one of them may work."""
     host = survey.hosts[number]
     chosen = [one["address"] for one in (host.gloo, host.nccl) if one]
     ranked = sorted(host.reachable_addresses(), key=lambda address: address not in chosen)
@@ -155,7 +155,7 @@ def targets_of(survey: Survey, source: int, ports: Ports) -> Iterator[tuple[str,
         for address, port in opened["others"].items():
             yield address, {"node": target, "address": address, "port": port}
         if "rendezvous_port" in opened:
-            # Where the name leads from there, as for a rank.
+            # At the address that the name resolves to there, as for a rank.
             named = survey.edge(source, target).addresses or [host.address or ""]
             yield "rendezvous", {"node": target, "address": named[0], "port": opened["rendezvous_port"]}
 
@@ -170,7 +170,7 @@ async def _measure_speed(hosts: Coordinator, ports: Ports) -> None:
     begun = time.monotonic()
     await _measure_in_rounds(hosts, ports, links, "speed")
     for _ in range(AGAIN_TIMES):
-        # Links so slow that they took all the time need no second try.
+        # Links so slow that they took all the time are not measured again.
         if time.monotonic() - begun > SPEED_BUDGET_S:
             return
         limit = AGAIN_SHARE * survey.usual_speed()
@@ -189,7 +189,7 @@ async def _measure_in_rounds(hosts: Coordinator, ports: Ports, links: Collection
             request = {"node": target, "address": other.address, "port": ports[target]["data"][0]}
             result = await hosts.ask(source, "measure", MEASURE_S, target=request, seconds=seconds)
             with hosts.reading_answer(source):
-                # The best that was seen: nothing makes a link look faster than it is.
+                # The best measurement: nothing makes a link look faster than it is.
                 edge, result = hosts.survey.edge(source, target), result or {}
                 edge.error = result.get("error")
                 if "bytes_per_s" in result:
@@ -212,7 +212,7 @@ def rounds(count: int, links: Iterable[Pair]) -> list[list[Pair]]:
     Two transfers at once on one host would halve each other. All pairs take `count` - 1 rounds (`count` when it is
     odd), which is the fewest possible."""
     wanted = {(min(link), max(link)) for link in links}
-    # The circle method: one stays, the others move on by one seat each round, and those who face each other are pairs.
+    # The circle method: one host stays, the others move on by one place each round; opposite places are pairs.
     seats = list(range(count + count % 2))
     planned = []
     for _ in range(len(seats) - 1):

@@ -1,4 +1,4 @@
-"""The matrix of all links, as it fits a screen: numbers for a few hosts, one letter per link for dozens, and for
+"""The matrix of all links, sized for a screen: numbers for a few hosts, one letter per link for dozens, and for
 hundreds only the rows in which something is wrong. Rows send, columns receive.
 """
 
@@ -99,7 +99,7 @@ def _cell(edge: Edge | None, letter: str) -> str:
 
 
 def _bad_rows(names: Sequence[str], letters: Sequence[str]) -> list[list[str]]:
-    """What is the same in a whole column is shown once, and not in every row."""
+    """What is the same in a whole column is shown once, not in every row."""
     columns = [set(column) - set(" -") for column in zip(*letters, strict=True)]
     shared = "".join(next(iter(column)) if len(column) == 1 else "." for column in columns)
     masked = [

@@ -1,4 +1,4 @@
-"""Our end of one host: a request to its `node_server.py`, and the answer, over ssh or a connection."""
+"""The client of one host: sends requests to its `node_server.py`, over ssh or a connection."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class NodeRequestError(PreflightError):
 
 
 class NodeClient:
-    """One node. `process` carries the frames (ssh, or the program itself), when it is a process of ours."""
+    """One node. `process`: the process that carries the frames (ssh, or the program itself), if we started it."""
 
     def __init__(self, reader: StreamReader, writer: StreamWriter, process: Process | None = None) -> None:
         self.reader, self.writer, self.process = reader, writer, process
-        self.session = Session()  # sealed where both have a secret
+        self.session = Session()  # sealed if both sides have a secret
         self.lost: NodeLostError | None = None
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Any]] = {}
@@ -52,7 +52,7 @@ class NodeClient:
         return cls(process.stdout, process.stdin, process)
 
     async def wait_for_hello(self) -> None:
-        """Returns at once where it has arrived already. The caller sets the limit."""
+        """Returns at once if it has already arrived. The caller sets the limit."""
         if self._has_started:
             return
         if self.process is not None and self.process.stderr is not None:
@@ -72,7 +72,7 @@ class NodeClient:
                 return
             if reply.get("doctor") == HELLO["doctor"]:
                 raise NodeLostError("its version of drumline is different")
-        raise NodeLostError("it prints a lot of text, but not what the doctor's program does")
+        raise NodeLostError("it prints a lot of text, but not the answer of the doctor's program")
 
     async def ask(self, action: str, limit_s: float, /, **arguments: Any) -> Any:
         if self.lost is not None:
@@ -129,12 +129,12 @@ class NodeClient:
                 reply = self.session.decode(line)
                 answer = self._waiting.get(reply.get("id") or 0)
                 if answer is None or answer.done():
-                    continue  # nobody waits for it any more
+                    continue  # the request has timed out
                 if "error" in reply:
                     answer.set_exception(NodeRequestError(str(reply["error"])))
                 else:
                     answer.set_result(reply.get("ok"))
-            self._lose(await self._exited("it exited during the examination"))
+            self._lose(await self._exited("it exited during the check"))
         except PreflightError as error:  # not a frame, or too long a line
             self._lose(NodeLostError(error.what))
 

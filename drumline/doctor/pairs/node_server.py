@@ -1,9 +1,9 @@
 """The doctor's program on each host: answers requests until its caller disconnects.
 
-`python -m drumline.doctor.pairs.node_server` is started over ssh, which carries the frames on stdin and stdout: that
-works when every other port is closed. `drumline doctor --node-rank K` runs the same over a connection to node 0
-(`without_ssh.py`). A frame names one of the fixed actions below, with arguments that are checked; nothing that arrives
-is executed. torch is not imported here, only in the ranks of the collectives.
+`python -m drumline.doctor.pairs.node_server` is started over ssh, with frames on stdin and stdout: that works when
+every other port is closed. `drumline doctor --node-rank K` runs the same over a connection to node 0
+(`without_ssh.py`). A frame names one of the fixed actions below, with checked arguments; nothing that is received is
+executed. torch is not imported here, only in the ranks of the collectives.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from drumline.net.frames import WRONG_FIELD, FrameError, FrameReader, Message, r
 from drumline.net.interfaces import Interface, gloo_interface, interfaces, nccl_interface
 from drumline.terminal import print_message
 
-# The caller sends something every few seconds. Without it the network is broken, and ssh's server would keep us for
-# hours.
+# The caller sends a message every few seconds. If none arrives, the network is broken, and sshd would keep us running
+# for hours.
 SILENCE_S = 30.0
 MAX_NODES = 4096
 MAX_TARGETS = 16384
@@ -44,8 +44,8 @@ class NodeServer:
     def __init__(self, source: FrameReader, target: int, settings: HostSettings, *, here: str | None = None) -> None:
         """`here`: this host's address on the connection to node 0; None over ssh."""
         self.source, self.target, self.settings = source, target, settings
-        # Over ssh the caller is the user. A caller at a TCP port chooses neither which folders are read, nor where this
-        # host listens beyond its own addresses, nor which of its own ports are tried.
+        # Over ssh the caller is the user. A caller at a TCP port must not choose which folders are read, make this host
+        # listen at other than its own addresses, or make it connect to its own ports.
         self.here = here
         self.ranks = RankProcesses()
         self.listeners: Listeners | None = None
@@ -65,7 +65,7 @@ class NodeServer:
     def serve(self) -> Message | None:
         """The caller's last frame; None when it disconnected without one.
 
-        Every action has its own thread, so that the clock and the end are answered while others run."""
+        Every action has its own thread, so that `clock` and the exit are answered while others run."""
         try:
             self._send(HELLO)
             while (message := self.source.next(SILENCE_S)) is not None:
@@ -98,7 +98,7 @@ class NodeServer:
     # The actions
 
     def _begin(self, message: Message) -> dict[str, Any]:
-        """Over ssh, take the caller's settings; return what this host is."""
+        """Over ssh, use the caller's settings; return the identity and interfaces of this host."""
         if self.here is None:
             given = read_field(message, "variables", dict)
             if not all(isinstance(value, str) for value in given.values()):
@@ -120,7 +120,7 @@ class NodeServer:
         }
 
     def _listen(self, message: Message) -> dict[str, Any]:
-        """High ports at the address that others use, one at every other, and the rendezvous port if it is here."""
+        """Open high ports at the main address, one at every other address, and the rendezvous port if it is here."""
         token = bytes.fromhex(read_field(message, "token", str))
         if len(token) != TOKEN_BYTES:
             raise FrameError(WRONG_FIELD, f"token has {len(token)} bytes; {TOKEN_BYTES} are needed")
@@ -193,7 +193,7 @@ class NodeServer:
             raise FrameError(WRONG_FIELD, f"{address!r} is not an address of another host")
 
     def _is_elsewhere(self, address: str) -> bool:
-        """Whether it may be tried: not an address of this host, unless all nodes are on it."""
+        """Whether this host may connect to it: not one of its own addresses, unless all nodes are on it."""
         if self.here is None or _is_loopback(self.here):
             return True
         try:
@@ -240,7 +240,7 @@ def main() -> None:
     except FrameError as error:
         print_message(f"doctor: {error}")
         os._exit(2)
-    # Threads may hang in the resolver or in a large file; whatever they do is of no use to anybody now.
+    # Threads may hang in the resolver or in a large file; their results are not needed any more.
     os._exit(0)
 
 

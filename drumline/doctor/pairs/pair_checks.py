@@ -1,7 +1,7 @@
 """Findings about every pair of hosts: one per cause, with the host or the pair, and the fix.
 
-A cause shows on many links. What holds for all links into a host, or out of it, is reported once, for that host; only
-the rest is reported pair by pair.
+One cause affects many links. If all links into a host, or out of it, are affected, that is reported once, for that
+host; only the rest is reported pair by pair.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from drumline.net.dial import OPEN_DATA, OPEN_RENDEZVOUS, explained_closed
 from drumline.net.interfaces import GLOO_VARIABLE, NCCL_VARIABLE
 from drumline.text import bit_rate, join_names
 
-# What tunnels leave of the usual 1500 bytes; used when no size at all was seen to pass.
+# What tunnels leave of the usual 1500 bytes; used when no packet size was seen to pass.
 USUAL_TUNNEL_MTU = 1400
-# A link at a tenth of the others' speed (1 Gbit/s negotiated instead of 10) must be found; a neighbour on a shared line
-# takes a half, seldom two thirds. A measurement is repeated before it counts.
+# A link at a tenth of the others' speed (1 Gbit/s negotiated instead of 10) must be found; other traffic on a shared
+# line takes half, seldom two thirds. A measurement is repeated before it counts.
 SLOW_SHARE = 0.25
-# Log lines of hosts whose clocks differ by this much are read in the wrong order.
+# Log lines of hosts whose clocks differ by this much appear in the wrong order.
 CLOCK_WARNING_S = 1.0
 # Signed requests to storage are refused after minutes, and files of a shared volume seem to be from the future.
 CLOCK_PROBLEM_S = 60.0
@@ -70,7 +70,7 @@ def group_links(survey: Survey, bad: Collection[Pair]) -> Iterator[LinkGroup]:
     closed_out = [number for number, pairs in out.items() if len(pairs) == num_others > 1]
     reported: set[Pair] = set()
     for number in closed_in:
-        # Where nothing comes out either, that has the same cause.
+        # If nothing gets out either, that has the same cause.
         reported.update(into[number], out[number] if number in closed_out else ())
         yield LinkGroup(number, tuple(into[number]), names[number], "from every other host")
     for number in (number for number in closed_out if number not in closed_in):
@@ -109,7 +109,7 @@ def _absent_hosts(survey: Survey) -> Iterator[Finding]:
 
 
 def _double_hosts(survey: Survey) -> Iterator[Finding]:
-    """One machine under two names; then another, which one of them should be, was never examined."""
+    """One machine under two names; then the machine that one of them should be was not checked."""
     same: dict[tuple[str, ...], list[str]] = {}
     for host in (survey.hosts[number] for number in survey.present()):
         if host.hostname and host.interfaces:
@@ -117,13 +117,13 @@ def _double_hosts(survey: Survey) -> Iterator[Finding]:
     for (hostname, *addresses), names in same.items():
         if len(names) > 1:
             what = f"they are one host, {hostname}, with {join_names(addresses)}"
-            check = f"to see where they lead: for host in {' '.join(names)}; do ssh $host hostname; done"
+            check = f"to see which host each is: for host in {' '.join(names)}; do ssh $host hostname; done"
             fix = f"name each host once; {check}" if survey.by_ssh else "start one node on each host"
             yield Finding("problem" if survey.by_ssh else "warning", "name", join_names(names), what, fix)
 
 
 def _names(survey: Survey) -> Iterator[Finding]:
-    """By the host that is looked up; without ssh, where addresses are used, they are only good to know."""
+    """By the host that is looked up; without ssh, where addresses are used, these are only notes."""
     level: Level = "problem" if survey.by_ssh else "note"
     for group in group_links(survey, {pair for pair, edge in survey.edges.items() if edge.addresses == []}):
         sources = _sources(survey, group)
@@ -147,7 +147,7 @@ def _sources(survey: Survey, group: LinkGroup) -> str:
 
 
 def _resolves_elsewhere(survey: Survey, pair: Pair) -> bool:
-    """To an address that the host does not have; one that is translated on the way leads there all the same."""
+    """Whether it resolves to an address that the host does not have; a translated address (NAT) may still work."""
     edge, own = survey.edges[pair], [one["address"] for one in survey.hosts[pair[1]].interfaces]
     return bool(edge.addresses and own) and edge.rendezvous != OPEN and (edge.addresses or [""])[0] not in own
 
@@ -163,7 +163,7 @@ def _rendezvous_port(survey: Survey) -> Iterator[Finding]:
         yield Finding("problem", check, first.name, what, fix)
         return
     tried = {pair: edge.rendezvous for pair, edge in survey.edges.items() if edge.rendezvous is not None}
-    # What is closed at the wrong address is not this host's.
+    # A closed port at a wrong address does not belong to this host.
     closed = {pair for pair, how in tried.items() if how != OPEN and not _resolves_elsewhere(survey, pair)}
     for group in group_links(survey, closed):
         what = f"the rendezvous port {port} is closed {group.phrase} ({_why(tried[pair] for pair in group.pairs)})"
@@ -188,7 +188,7 @@ def _data_ports(survey: Survey) -> Iterator[Finding]:
 
 
 def _other_direction(survey: Survey, group: LinkGroup, closed: Collection[Pair]) -> str:
-    """A security group differs from a dead line by it."""
+    """Whether the other direction is open, which distinguishes a firewall from a dead line."""
     back = [(target, source) for source, target in group.pairs]
     if set(back) == set(group.pairs):
         return ""
@@ -206,14 +206,14 @@ def _why(outcomes: Iterable[str | None]) -> str:
 
 
 def _interfaces(survey: Survey) -> Iterator[Finding]:
-    """Hosts whose gloo or NCCL would use a network that reaches nobody: a container's bridge, or the loopback."""
+    """Hosts whose gloo or NCCL would use a network without other hosts: a container's bridge, or the loopback."""
     for number in survey.present() if len(survey.present()) > 1 else ():
         host = survey.hosts[number]
         found = (survey.edges.get((source, number)) for source in survey.present())
         edges = [edge for edge in found if edge is not None]
         reached = [address for edge in edges for address, how in (edge.others or {}).items() if how == OPEN]
         works = host.address if any(edge.data == OPEN for edge in edges) else next(iter(reached), None)
-        # Where all is closed, that is reported as such. Without a GPU nobody uses NCCL.
+        # If all ports are closed, that is reported elsewhere. Without a GPU NCCL is not used.
         has_gpus = host.facts is not None and host.facts.get("gpus")
         for library, variable, chosen in (("gloo", GLOO_VARIABLE, host.gloo), ("NCCL", NCCL_VARIABLE, host.nccl)):
             if works is not None and (library == "gloo" or has_gpus):
@@ -233,7 +233,7 @@ def _interface(
     if chosen is None or (address := str(chosen["address"])) == works:
         return
     seen = [edge.others[address] for edge in edges if edge.others and address in edge.others]
-    # One that nobody has tried may be reached, but the loopback never is.
+    # An address that was not tried may be reachable, but the loopback never is.
     if OPEN not in seen and (seen or ipaddress.ip_address(address).is_loopback):
         why = f", set by {variable}={value}" if value is not None else ""
         what = f"{library} uses {chosen['name']} ({chosen['address']}{why}), which no other host reaches; "
@@ -261,7 +261,7 @@ def _slow_links(survey: Survey) -> Iterator[Finding]:
     for (source, target), edge in survey.edges.items():
         if edge.error is not None and edge.bytes_per_s is None:
             what = f"it opened, but could not be measured: {edge.error}"
-            fix = "run the doctor again; a connection that drops in the middle is a fault of its own"
+            fix = "run the doctor again; if the connection is lost again, check the link"
             yield Finding("problem", "bandwidth", f"{names[source]} -> {names[target]}", what, fix)
     speeds = {pair: edge.bytes_per_s for pair, edge in survey.edges.items() if edge.bytes_per_s}
     usual = survey.usual_speed()
@@ -271,7 +271,7 @@ def _slow_links(survey: Survey) -> Iterator[Finding]:
     for number in survey.present():
         sides = [side for side in (into.get(number), out.get(number)) if side and slow.issuperset(side)]
         pairs = {pair for side in sides for pair in side}
-        # One link alone may be slow by its other end; links to hosts that are slow themselves say nothing of this one.
+        # A single slow link may be caused by its other end; links to slow hosts do not count for this one.
         if max(map(len, sides), default=0) < 2 or not pairs & left:
             continue
         left -= pairs
@@ -298,7 +298,7 @@ def _clocks(survey: Survey) -> Iterator[Finding]:
     if len(known) < 2:
         return
     first = next(iter(known))
-    # Of three and more, most are right; of two, nobody knows, and the first one counts.
+    # With three or more hosts the majority is right; with two, the first one is taken as right.
     usual = known[first] if len(known) == 2 else statistics.median_low(known.values())
     whose = f"{first}'s" if len(known) == 2 else "the other hosts'"
     for name, clock in known.items():

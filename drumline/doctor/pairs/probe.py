@@ -1,7 +1,7 @@
-"""Both sides of the tests between hosts: one opens ports (`Listeners`), the others try them. So each learns what names
-resolve to, which ports are open, whether a large message arrives, and how fast it is.
+"""Both sides of the tests between hosts: one opens ports (`Listeners`), the others connect. So each finds out what
+names resolve to, which ports are open, whether a large message arrives, and how fast the link is.
 
-Many are tried at once, each on its own thread: dropped packets get no answer, so a closed port costs the whole limit.
+Many are tried at once, each in its own thread: dropped packets get no answer, so a closed port takes the whole limit.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from drumline.doctor.pairs.survey import OPEN
 from drumline.net.dial import CONNECT_S, Reason, reason_of
 
 TOKEN_BYTES = 16
-# The call: the token, the action, and for how many bytes and seconds. The reply: the number of the node.
+# The request: the token, the action, and a number of bytes and seconds. The reply: the number of the node.
 CALL = struct.Struct("!16scQd")
 REPLY = struct.Struct("!I")
 PING, LARGE, SPEED = b"P", b"L", b"S"
 PING_BYTES = 16
 COUNT = struct.Struct("!Q")
 COUNT_AND_SECONDS = struct.Struct("!Qd")
-# A large message that has not moved for so long is not slow: TCP retransmits after 0.2 s, 0.4 s, ...
+# A large message without progress for this long is lost, not slow: TCP retransmits after 0.2 s, 0.4 s, ...
 STALLED_S = 1.2
-# Nobody may hold a thread of ours: an examination of two hosts takes fractions of a second.
+# A caller may not block a thread of ours: a test between two hosts takes fractions of a second.
 IDLE_S = 3.0
 MAX_CALLS = 2048
 BUFFER_BYTES = 1 << 20
-# The resolver's own limit is 5 s a try and more; nobody who starts a job waits that long for a name.
+# The resolver's own limit is 5 s or more per attempt, which is too long to wait for a name.
 RESOLVE_S = 3.0
-# Some full-size packets, also of 9000 bytes; and little enough to be sent to 255 hosts at once.
+# A few full-size packets, even of 9000 bytes; and small enough to be sent to 255 hosts at once.
 LARGE_BYTES = 1 << 16
-# Tried when large packets vanish, to find those that pass: usual MTUs, also of tunnels and jumbo frames.
+# Tried when large packets are lost, to find a size that passes: usual MTUs, also of tunnels and jumbo frames.
 MTUS = (8900, 1500, 1450, 1400, 1280, 1000, 576)
 HEADERS_BYTES = 52  # IPv4, and TCP with time stamps
 MAX_THREADS = 1024
 PINGS = 20
 PINGS_LIMIT_S = 0.3
-# One thread cannot send over 100 Gbit/s; enough for that in the time it has, and an end for those who are faster.
+# One thread cannot send over 100 Gbit/s: this is enough for that speed, and ends the transfer if it is faster.
 MAX_SPEED_BYTES = 2 << 30
 CHUNK_BYTES = 1 << 20
 
@@ -67,9 +67,9 @@ class Target:
 class Listeners:
     """The open ports of this node, each bound to one address, never to all.
 
-    A caller must know the token of this examination, which travels over the control channel alone; other callers are
-    cut off without a reply. The reply names the node, since a name or an address may lead to another host. All a caller
-    can have is an echo, and its bytes counted.
+    A caller must know the token of this check, which is sent only over the control channel; other callers are
+    disconnected without a reply. The reply names the node, since a name or an address may belong to another host. A
+    caller can only get an echo, and the count of its bytes.
     """
 
     def __init__(self, token: bytes, node: int) -> None:
@@ -86,7 +86,7 @@ class Listeners:
 
     def close(self) -> None:
         for listener in self._sockets:
-            # Close alone would leave the thread in accept, and with it the port open.
+            # Only closing it would leave the thread in accept, and so the port open.
             with contextlib.suppress(OSError):
                 listener.shutdown(socket.SHUT_RDWR)
             listener.close()
@@ -132,7 +132,7 @@ def read_exactly(call: socket.socket, num_bytes: int) -> bytes:
 
 
 def _count_bytes(call: socket.socket, num_bytes: int) -> int:
-    """How many arrive before it stalls: none at all when large packets vanish on the way."""
+    """How many bytes arrive before it stalls: none when large packets are lost."""
     call.settimeout(STALLED_S)
     buffer, taken = bytearray(1 << 16), 0
     with contextlib.suppress(TimeoutError):
@@ -143,7 +143,7 @@ def _count_bytes(call: socket.socket, num_bytes: int) -> int:
 
 
 def _time_bytes(call: socket.socket, num_bytes: int, seconds: float) -> None:
-    """Read for a while, then send how much arrived and how long it took, counted from the first bytes."""
+    """Read for a while, then send how many bytes arrived and how long it took, from the first bytes on."""
     buffer, taken = bytearray(BUFFER_BYTES), len(call.recv(1))
     begin = time.monotonic()
     elapsed = 0.0
@@ -151,7 +151,7 @@ def _time_bytes(call: socket.socket, num_bytes: int, seconds: float) -> None:
         taken += new
         elapsed = time.monotonic() - begin
     call.sendall(COUNT_AND_SECONDS.pack(taken, elapsed))
-    # Closing with unread bytes would reset the connection, and the answer could be lost with it.
+    # Closing with unread bytes would reset the connection, and the answer could be lost.
     while call.recv_into(buffer):
         pass
 
@@ -161,7 +161,7 @@ def _time_bytes(call: socket.socket, num_bytes: int, seconds: float) -> None:
 
 def resolve_all(names: Iterable[str], *, limit_s: float = RESOLVE_S) -> dict[str, dict[str, Any]]:
     """For each name its `addresses` or an `error`."""
-    # The resolver cannot be interrupted; threads that hang in it are left behind.
+    # The resolver cannot be interrupted; threads that hang in it are abandoned.
     resolving = {name: in_background(partial(resolve_ipv4, name)) for name in set(names)}
     deadline = time.monotonic() + limit_s
     found: dict[str, dict[str, Any]] = {}
@@ -199,7 +199,7 @@ def probe(target: Target, token: bytes) -> dict[str, Any]:
         return {"outcome": outcome, "received": received}
 
     def passes(mtu: int) -> bool:
-        # One packet of that size: the kernel would merge several into a large one on its way.
+        # One packet of that size: the kernel may merge several into a larger one.
         return bool(_send_large(target, token, mtu - HEADERS_BYTES))
 
     with ThreadPoolExecutor(len(MTUS)) as pool:
@@ -219,14 +219,14 @@ def _connect(target: Target, token: bytes) -> str:
             line.sendall(bytes(PING_BYTES))
             read_exactly(line, PING_BYTES)
     except OSError:
-        # Connected, and then no reply of ours: some other program, or another host, has that address and port.
+        # Connected, but without our reply: another program or host has that address and port.
         return Reason.WRONG_HOST
     return OPEN
 
 
 @contextlib.contextmanager
 def _call(target: Target, token: bytes, action: bytes, size: int = 0, seconds: float = 0.0) -> Iterator[socket.socket]:
-    """A new connection to the port of that very node, ready for the action."""
+    """A new connection to the port of that node, ready for the action."""
     with socket.create_connection((target.address, target.port), timeout=CONNECT_S) as line:
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         line.settimeout(IDLE_S)
@@ -241,7 +241,7 @@ def _send_large(target: Target, token: bytes, num_bytes: int) -> int | None:
     """How many bytes arrived, as the other side counted them; None when it could not reply."""
     try:
         with _call(target, token, LARGE, num_bytes) as line:
-            # The whole fits into the send buffer; the kernel sends it while we wait for the count.
+            # The message fits into the send buffer; the kernel sends it while we wait for the count.
             line.sendall(bytes(num_bytes))
             return int(COUNT.unpack(read_exactly(line, COUNT.size))[0])
     except OSError:
@@ -263,12 +263,12 @@ def measure(target: Target, token: bytes, seconds: float) -> dict[str, Any]:
                 read_exactly(line, PING_BYTES)
                 times.append(time.monotonic() - sent)
         with _call(target, token, SPEED, MAX_SPEED_BYTES, seconds) as line:
-            # Until the other side replies that it has enough: our own send buffer takes megabytes at once.
+            # Until the other side replies that it has enough: our own send buffer accepts megabytes at once.
             _send_until_answered(line, deadline=time.monotonic() + seconds + IDLE_S)
             line.settimeout(IDLE_S)
             taken, elapsed = COUNT_AND_SECONDS.unpack(read_exactly(line, COUNT_AND_SECONDS.size))
-            # What is still in the send buffer is dropped: on a slow line it would take half a minute, and delay the
-            # next transfer.
+            # Drop what is still in the send buffer: on a slow line it would take half a minute, and delay the next
+            # transfer.
             line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     except OSError as error:
         return {"error": str(error) or type(error).__name__}

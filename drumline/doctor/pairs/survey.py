@@ -1,6 +1,6 @@
-"""What is known about the hosts and the links between them: filled by the examination, read by checks and reports.
+"""What is known about the hosts and the links between them: filled by `examination.py`, read by checks and reports.
 
-A host is known by its place in the list, so that 256 hosts are a table of 256 by 256.
+A host is identified by its position in the list.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ OPEN = "open"
 
 @dataclass(slots=True)
 class Edge:
-    """What one host sees of another; None: not tried."""
+    """The results of one host's tests with another; None: not tried."""
 
     addresses: list[str] | None = None  # what the other's name resolves to; empty when it does not resolve
     name_error: str | None = None
@@ -32,7 +32,7 @@ class Edge:
 
     @property
     def has_hole(self) -> bool:
-        """Small messages arrive, and nothing of a large one does."""
+        """Whether small messages arrive, but nothing of a large one does."""
         return self.data == OPEN and self.received == 0
 
     def as_json(self) -> dict[str, Any]:
@@ -42,9 +42,9 @@ class Edge:
 
 @dataclass
 class HostRecord:
-    name: str  # what the user calls it
-    called: str  # what other hosts call it: a name or an address
-    absent: str | None = None  # why it does not take part, or no longer
+    name: str  # the user's name for it
+    called: str  # the name or address by which other hosts look it up
+    absent: str | None = None  # why it does not take part, or no longer does
     absent_fix: str = ""
     hostname: str = ""
     address: str | None = None  # the address that others use
@@ -58,7 +58,7 @@ class HostRecord:
     errors: list[str] = field(default_factory=list)  # requests that failed there
 
     def reachable_addresses(self) -> list[str]:
-        """Those that others might reach; on a machine that has none, the loopback, which is all there is."""
+        """The addresses that others might reach; the loopback if there is no other."""
         up = [str(one["address"]) for one in self.interfaces if one["address"] and one["is_up"]]
         return [address for address in up if not address.startswith("127.")] or up
 
@@ -90,9 +90,9 @@ class Survey:
         return ((source, target) for source in present for target in present if source != target)
 
     def usual_speed(self) -> float:
-        """Bytes per second of a link when nothing is wrong with it: the upper quartile, or 0.
+        """The bytes per second of a good link: the upper quartile, or 0.
 
-        Not the median: one slow host of three is on four links out of six."""
+        Not the median: with three hosts, one slow host affects four of six links."""
         speeds = sorted(edge.bytes_per_s for edge in self.edges.values() if edge.bytes_per_s)
         return speeds[math.ceil(0.75 * (len(speeds) - 1))] if speeds else 0.0
 

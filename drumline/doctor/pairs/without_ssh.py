@@ -1,8 +1,8 @@
 """Without ssh, nodes connect to node 0: `join` is a node's side, `DoctorRendezvous` is node 0's.
 
-People, srun and pods start nodes in any order, so a node retries for a while; one that cannot connect reports why
-itself, since nobody else would know. Node 0 listens at the master's address alone, and a node proves that it knows the
-secret, where there is one.
+Nodes may start in any order, so a node retries for a while; a node that cannot connect reports the reason itself, since
+node 0 cannot know it. Node 0 listens only at the master's address, and if there is a secret, a node proves that it
+knows it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class NodeOptions:
 
 
 def join(options: NodeOptions, settings: HostSettings) -> Message:
-    """Answer node 0 until it ends the examination; returns its last frame."""
+    """Answer node 0 until it ends the check; returns its last frame."""
     with _connect(options) as line:
         line.settimeout(None)
         frames = _prove(line, options)
@@ -69,7 +69,7 @@ def join(options: NodeOptions, settings: HostSettings) -> Message:
     if last is None:
         raise PreflightError(
             f"node 0 at {options.endpoint} closed the connection before the end",
-            next_step="look at its output, and start all nodes again",
+            next_step="read its output, and start all nodes again",
         )
     return last
 
@@ -92,7 +92,7 @@ def _connect(options: NodeOptions) -> socket.socket:
 
 
 def _prove(line: socket.socket, options: NodeOptions) -> FrameReader:
-    """The handshake; returns the reader of what node 0 sends after it, some of which may have been read already."""
+    """The handshake; returns the reader of node 0's frames, some of which may already have been read."""
     frames = FrameReader(line.fileno())
     handshake = dial(options.key, PURPOSE, options.node, 0, nodes=options.nodes)
     message = next(handshake)
@@ -130,7 +130,7 @@ class DoctorRendezvous:
         self._is_complete = asyncio.Event()
 
     async def wait(self, progress: Callable[[str], None]) -> None:
-        """Until all nodes have joined, or their time is over."""
+        """Wait until all nodes have joined, or their time is over."""
         listener = listen(self.options)
         self.address = listener.getsockname()[0]
         server = await asyncio.start_server(self._accept, sock=listener, limit=MAX_BYTES + SEAL_BYTES + 1)
@@ -145,13 +145,13 @@ class DoctorRendezvous:
                 except TimeoutError:
                     left -= PROGRESS_S
         finally:
-            server.close()  # those that have joined stay connected
+            server.close()  # nodes that have joined stay connected
 
     def missing(self) -> list[int]:
         return [number for number in range(1, self.options.nodes) if not self._has_joined(number)]
 
     def _has_joined(self, number: int) -> bool:
-        """One that joined and was lost may join again."""
+        """Whether it is connected; a node that was lost may join again."""
         return number in self.joined and self.joined[number].lost is None
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -187,7 +187,7 @@ class DoctorRendezvous:
         return int(hello["node"])
 
     async def _add(self, client: NodeClient, agreed: Agreed) -> None:
-        """It has joined once its hello is here: from then on its end is noticed."""
+        """It has joined when its hello has arrived: from then on its exit is noticed."""
         number, client.session = agreed.node, agreed.session
         self._joining.add(number)
         try:
@@ -203,7 +203,7 @@ class DoctorRendezvous:
         nodes, number = self.options.nodes, hello["node"]
         if hello.get("nodes") != nodes:
             what = f"it has --nodes {hello.get('nodes')}, node 0 has {nodes}"
-            raise RefusedError(what, next_step="give the same --nodes everywhere")
+            raise RefusedError(what, next_step="give the same --nodes on all nodes")
         if not 0 < number < nodes or number in self._joining or self._has_joined(number):
             next_step = f"give each node its own --node-rank, 0 to {nodes - 1}"
             raise RefusedError(f"there is a node {number} already", next_step=next_step)
@@ -219,7 +219,7 @@ def listen(options: NodeOptions) -> socket.socket:
         what = f"{master} does not resolve on {here}: {error.strerror}"
         raise PreflightError(what, next_step=f"give an address of this machine: {own}") from error
     address = str(found[0][4][0])
-    # Debian maps a host to 127.0.1.1 in its own /etc/hosts, which nobody else can reach.
+    # Debian maps a host to 127.0.1.1 in its own /etc/hosts, which other hosts cannot reach.
     if address.startswith("127.") and options.master != "localhost" and not options.master.startswith("127."):
         what = f"{master} resolves to {address} on {here}, which no other host reaches"
         raise PreflightError(what, next_step=f"give the address instead: {own}")

@@ -105,7 +105,7 @@ def find_left_early(evidence: Evidence) -> Diagnosis | None:
     # Left without an error, or aborted by gloo in a collective after the loop.
     left = [rank for rank in ranks if is_done(rank) or (rank.phase in OUT_OF_LOOP and rank.exit == -signal.SIGABRT)]
     inside = [rank for rank in ranks if rank not in left]
-    if not left or not any(_needs(rank, left) for rank in inside):
+    if not left or not any(_is_stopped_by(left, rank) for rank in inside):
         return None
     lost = [rank for rank in inside if rank.failure]
     who = names(lost) if len(lost) < 4 else plural(len(lost), "rank")
@@ -126,18 +126,21 @@ def find_left_early(evidence: Evidence) -> Diagnosis | None:
     return evidence.diagnosis(first, Cause.LEFT_EARLY, what, next_step, is_certain=True, since_s=since_s)
 
 
-def _needs(rank: RankState, left: list[RankState]) -> bool:
-    """Whether it cannot continue: it is in a collective that the others did not enter, or lost its connection."""
+def _is_stopped_by(left: list[RankState], rank: RankState) -> bool:
+    """Whether this rank cannot continue without those that left the loop."""
     if rank.failure:
         return rank.failure_kind is FailureKind.LOST_PEER
     if has_exited(rank):
         return False
-    if (waits := pending(rank)) is not None:
-        # This collective, and not another with the same number.
-        wanted = (waits.group, waits.number, _signature(waits))
-        return any(wanted not in ((one.group, one.number, _signature(one)) for one in far.collectives) for far in left)
+    if (entered := pending(rank)) is not None:
+        return any(_identity(entered) not in map(_identity, other.collectives) for other in left)
     # A rank in no collective may have work to do alone, such as a last report.
     return rank.phase not in _ALONE and not is_busy(rank) and is_blocked(rank)
+
+
+def _identity(one: Collective) -> tuple[str, int, Signature]:
+    """Its number alone is not enough: another rank may have entered another collective under the same one."""
+    return one.group, one.number, _signature(one)
 
 
 def find_teardown(evidence: Evidence) -> Diagnosis | None:

@@ -52,7 +52,7 @@ class _ObservedModule:
         """The step to compare at, if this backward pass is the first after it."""
         if self.version is not None and version != self.version:
             self.num_updates += 1
-            # Each rank trains by itself for a while, and their weights are averaged now and then.
+            # Local SGD: each rank trains alone for a while, and weights are averaged at intervals.
             self.diverges |= self.was_no_sync
         self.version, self.was_no_sync = version, is_no_sync
         self.num_passes += 1

@@ -6,16 +6,18 @@ DDPManager has one. The engine uses it too; to a user's script it is private.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from drumline.config.schema import WatchConfig
 from drumline.distributed.failure import Failure, claim_failure, summary
 from drumline.distributed.start.rank_rendezvous import Rendezvous
-from drumline.launch.rank_environment import write_failure
+from drumline.launch.rank_environment import watch_settings_from, write_failure
 from drumline.launch.topology import Topology
 from drumline.net.sealed_store import SealedStore
 from drumline.watch.failure_kind import failure_kind
 from drumline.watch.heartbeat import HeartbeatWriter, Phase
+from drumline.watch.rank.node_watch import NodeWatch
 from drumline.watch.rank.progress_monitor import ProgressMonitor
 from drumline.watch.rank.watched_rank import WatchedRank, watch_rank
 
@@ -39,21 +41,17 @@ class JobConnection:
         """Where this node's sidecar and its ranks exchange files; None: there is no sidecar."""
         return None if self._watched is None else self._watched.folder
 
-    def watch(
-        self,
-        config: WatchConfig,
-        *,
-        run: Path | None,
-        timeout_s: float,
-        environment: Mapping[str, str],
-        sign: Callable[[], Hashable],
-    ) -> None:
-        """Collective: from here on a sidecar watches this rank, if it should. `sign` changes as the rank makes
-        progress."""
+    def node_watch(
+        self, config: WatchConfig, *, run: Path | None, environment: Mapping[str, str]
+    ) -> AbstractContextManager[NodeWatch | None]:
+        """For the rendezvous. None: this rank is not to be watched."""
         if config.sidecar == "on" or (config.sidecar == "auto" and self.topology.world_size > 1):
-            self._watched = watch_rank(
-                self.rendezvous, self.topology, config, run=run, timeout_s=timeout_s, environment=environment
-            )
+            return NodeWatch(self.topology, config, folder=watch_settings_from(environment).folder, run=run)
+        return nullcontext()
+
+    def start_watchdog(self, node: NodeWatch, config: WatchConfig, *, sign: Callable[[], Hashable]) -> None:
+        """From here on a sidecar watches this rank, where it can. `sign` changes as the rank makes progress."""
+        self._watched = watch_rank(node.options(self.rendezvous), node.listener, self.topology.rank)
         if self._watched is not None:
             self.heartbeat = self._watched.heartbeat
             self.heartbeat.mark(Phase.USER)

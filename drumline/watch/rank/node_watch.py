@@ -1,20 +1,97 @@
-"""What a rank needs before it starts the sidecar of its node: the watch folder, and where the sidecar listens."""
+"""The watch folder of a node and the socket of its sidecar: made by the node's first rank, and carried to all ranks by
+their rendezvous."""
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
+import shutil
 import socket
 import stat
+import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
+from drumline.config.schema import WatchConfig
 from drumline.errors import PreflightError
-from drumline.launch.node.watch_folder import MEMORY, make_memory_folder
-from drumline.launch.rank_environment import WITHOUT_WATCH, WatchSettings
+from drumline.launch.node.watch_folder import MEMORY, PREFIX, hold, make_memory_folder
+from drumline.launch.rank_environment import WITHOUT_WATCH, WatchSettings, sidecar_secret
 from drumline.launch.topology import Topology
 from drumline.net.interfaces import LOOPBACK, interface_towards, interfaces
+from drumline.net.secrets import new_secret
 from drumline.watch.sidecar.sidecar_options import Peer, SidecarOptions
+
+if TYPE_CHECKING:
+    from drumline.distributed.start.rank_rendezvous import Rendezvous
+
+
+class NodeWatch:
+    """A `NodeService`, and a context: what it made is removed when an error leaves that."""
+
+    def __init__(self, topology: Topology, watch: WatchConfig, *, folder: Path | None, run: Path | None) -> None:
+        """`folder`: the launcher's, if it gave any."""
+        self.rank, self._given = topology.rank, folder
+        self._folder: Path | None = None
+        self._lock: int | None = None
+        self.listener: socket.socket | None = None
+        self._alone = SidecarOptions(
+            folder="",
+            owns_folder=folder is None,
+            node=0,
+            host=topology.host,
+            ranks=(0,),
+            world_size=topology.world_size,
+            run=None if run is None else str(run.absolute()),
+            on_hang=watch.on_hang,
+            hang_s=watch.hang_s,
+            slow_factor=watch.slow_factor,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+        if kind is not None and self.listener is not None:
+            self.listener.close()
+        if kind is not None and self._folder is not None and self._given is None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def prepare(self) -> dict[str, Any]:
+        self._folder = make_watch_folder(self._given)
+        if self._given is None:
+            with contextlib.suppress(OSError):  # if this rank is killed while it waits, the next job removes the folder
+                self._lock = hold(self._folder)
+        return {"folder": str(self._folder)}
+
+    def listen(self, rendezvous: Rendezvous) -> dict[str, Any]:
+        address = sidecar_address(rendezvous.node_of(self.rank), rendezvous.addresses)
+        self.listener = listen_for_sidecars(address)
+        return {"address": address, "port": self.listener.getsockname()[1]}
+
+    def options(self, rendezvous: Rendezvous | None) -> SidecarOptions:
+        """For this node's sidecar, after the rendezvous; None: there is a single rank."""
+        if rendezvous is None:
+            return replace(self._alone, folder=self.prepare()["folder"], secret=new_secret())
+        node, store, services = rendezvous.node_of(self.rank), rendezvous.store, rendezvous.services
+        # Where no rank of this node has local rank 0, nobody has made one.
+        other = Path(tempfile.gettempdir(), f"{PREFIX}{Path(store.prefix).name}-{node}")
+        return replace(
+            self._alone,
+            folder=str(self._folder or make_watch_folder(Path(services[node].get("folder", other)))),
+            secret=sidecar_secret(store.secret, store.prefix) or "",
+            peers=tuple(
+                Peer(number, rendezvous.hosts[number], service["address"], service["port"])
+                for number, service in enumerate(services)
+                if number != node
+            ),
+            node=node,
+            ranks=rendezvous.nodes[node],
+        )
 
 
 def options_from_launcher(

@@ -15,22 +15,17 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import drumline
-from drumline.config.schema import WatchConfig
 from drumline.launch.node.watch_folder import hold
 from drumline.launch.rank_environment import WITHOUT_WATCH, watch_settings_from
-from drumline.launch.topology import Topology, topology_from
+from drumline.launch.topology import topology_from
 from drumline.terminal import print_message
 from drumline.watch.failure_kind import FailureKind, failure_kind
 from drumline.watch.heartbeat import HeartbeatWriter, Phase
 from drumline.watch.rank.node_watch import options_from_launcher
 from drumline.watch.rank.self_report import name_answering_thread, register_stack_signals, write_report
 from drumline.watch.sidecar.sidecar_options import SidecarOptions
-
-if TYPE_CHECKING:
-    from drumline.distributed.start.rank_rendezvous import Rendezvous
 
 # How long the end of a rank waits for an answer that is being written.
 ANSWER_S = 5.0
@@ -125,41 +120,17 @@ class WatchedRank:
                 self._sidecar.start()
 
 
-def watch_rank(
-    rendezvous: Rendezvous | None,
-    topology: Topology,
-    watch: WatchConfig,
-    *,
-    run: Path | None,
-    timeout_s: float,
-    environment: Mapping[str, str],
-) -> WatchedRank | None:
-    """Collective over all ranks of a job, after their rendezvous; without one, there is a single rank. None: this rank
-    cannot be watched, which is reported."""
-    from drumline.watch.rank.watch_rendezvous import join_watch
-
-    given = watch_settings_from(environment)
-    options, listener = join_watch(rendezvous, topology, folder=given.folder, timeout_s=timeout_s)
-    options = replace(
-        options,
-        run=None if run is None else str(run.absolute()),
-        on_hang=watch.on_hang,
-        hang_s=watch.hang_s,
-        slow_factor=watch.slow_factor,
-    )
-    return _watched(options, listener, topology.rank)
-
-
 def watch_script(environment: Mapping[str, str]) -> WatchedRank | None:
     """For a script that knows nothing of the watchdog: its launcher says which node is where. None: it does not."""
     given, topology = watch_settings_from(environment), topology_from(environment)
     if given.folder is None or topology is None:
         return None
     options, listener = options_from_launcher(given, topology, node=int(environment.get("GROUP_RANK", "0")))
-    return _watched(options, listener, topology.rank)
+    return watch_rank(options, listener, topology.rank)
 
 
-def _watched(options: SidecarOptions, listener: socket.socket | None, rank: int) -> WatchedRank | None:
+def watch_rank(options: SidecarOptions, listener: socket.socket | None, rank: int) -> WatchedRank | None:
+    """None: it cannot be watched, which is reported."""
     options = replace(options, listener=None if listener is None else listener.fileno())
     try:
         return WatchedRank(options, listener, rank=rank)

@@ -71,7 +71,7 @@ def _write_question(path: Path, number: int) -> bool:
     try:
         fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
     except OSError:
-        return False  # not made yet, or nobody reads it
+        return False  # not created yet, or without a reader
     try:
         os.write(fd, bytes([number]))
     except BlockingIOError:

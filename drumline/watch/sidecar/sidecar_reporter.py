@@ -54,8 +54,10 @@ class SidecarReporter:
         def write(run: Path) -> None:
             if run.exists():
                 check_own_folder(run, follow_links=True)
-            facts: dict[str, Any] = {"alarm": alarm, "action": action, "at": at, "launch": launch_of(run)}
-            write_diagnosis(run / "diagnoses", diagnosis=diagnosis, cluster=cluster, **facts)
+            folder, launch = run / "diagnoses", launch_of(run)
+            write_diagnosis(
+                folder, alarm=alarm, diagnosis=diagnosis, cluster=cluster, action=action, launch=launch, at=at
+            )
             place = {"rank": diagnosis.rank, "host": diagnosis.host, "step": diagnosis.step}
             text = {"cause": diagnosis.cause, "action": action, "message": diagnosis.sentence(alarm)}
             self._append_event(run, {"time": at, "kind": alarm, **place, **text})

@@ -32,7 +32,7 @@ notebooks, shell and sbatch scripts, and never runs or imports what it reads.
 
   {prog} train.py launch.sbatch       these files
   {prog} .                            all files in this folder
-  {prog} . --severity note            with what may be as intended
+  {prog} . --severity note            also show notes
   {prog} . --select DL012,unguarded-save
   {prog} . --fix --diff               apply mechanical fixes, show them
   {prog} --explain DL012              one rule: why, bad, good
@@ -112,7 +112,7 @@ def _run(argv: Sequence[str], prog: str) -> int:
         return _print(as_explanation(find_rule(given.explain, docs, where="--explain")))
     _refuse_contradictions(given)
     collected = gc.isenabled()
-    gc.disable()  # the trees of a thousand files are searched again and again, and none of them is freed
+    gc.disable()  # the trees of all files are kept until the end, and would be scanned repeatedly
     try:
         return _lint(given, rules, docs)
     finally:
@@ -206,7 +206,7 @@ def _fix(
     checked: Callable[[Sequence[Reading]], Report],
     outside: Set[Path],
 ) -> Report:
-    """What is left to tell: of the files as they are now, or as they stay where nothing is written."""
+    """The report after fixing: of the new files, or of the old ones if nothing is written."""
     from drumline_lint.fixing import diff_of, fix, write
 
     fixed = fix(readings, checked)

@@ -8,7 +8,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """What `drumline-lint` ends with."""
+    """The exit codes of `drumline-lint`."""
 
     CLEAN = 0
     FINDINGS = 1
@@ -39,7 +39,7 @@ class ConfigError(UsageError):
 
 
 def did_you_mean(word: str, choices: Iterable[str], *, known_as: str = "known") -> str:
-    """The end of a sentence about an unknown name: the nearest known one, else all of them."""
+    """The end of a message about an unknown name: the nearest known one, otherwise all of them."""
     known = sorted(choices)
     nearest = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     return f"did you mean {nearest[0]!r}?" if nearest else f"{known_as}: {', '.join(known)}"

@@ -1,4 +1,4 @@
-"""Findings, rules, and problems that keep a file or a rule from being checked."""
+"""Findings, rules, and problems because of which a file or a rule was not checked."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 
 class Severity(StrEnum):
-    """How bad it is: a note may be as meant, a warning costs something, an error breaks the run or its result."""
+    """A note may be intended, a warning costs something, an error breaks the run or its result."""
 
     NOTE = "note"
     WARNING = "warning"
@@ -25,7 +25,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Place:
-    """Lines count from 1, columns from 1, both as editors do; in a notebook, lines count within the cell."""
+    """Lines and columns count from 1, as in editors; in a notebook, lines count within the cell."""
 
     path: str
     cell: int | None = None
@@ -42,7 +42,7 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Edit:
-    """Puts a text where another is. Positions are (line, column) of the file's text, as `ast` counts: 1 and 0 first."""
+    """Replaces a part of the text. Positions are (line, column) as in `ast`: lines from 1, columns from 0."""
 
     start: tuple[int, int]
     end: tuple[int, int]
@@ -62,14 +62,14 @@ class Finding:
     fix: str
     """What to write instead."""
     edits: tuple[Edit, ...] = ()
-    """The fix, where it is mechanical. All of them belong together."""
+    """The fix, if it is mechanical. All edits belong together."""
 
 
 class HasPlaces(Protocol):
-    """What a finding can be in: Python, a notebook, a shell script."""
+    """A file with findings: Python, a notebook, a shell script."""
 
     def place(self, node: Any) -> Place:
-        """Of a part of it."""
+        """The place of a part of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,15 +84,15 @@ class Rule:
     why: str
     """Why it matters, in a few sentences."""
     fix: str
-    """What to do instead, in one sentence; a finding may say it with the names of the code."""
+    """What to do instead, in one sentence; a finding may replace it with one that has the names of the code."""
     bad: str
     good: str
     language: str = "python"
-    """Of the snippets: python or shell."""
+    """The language of the snippets: python or shell."""
     only_distributed: bool = True
-    """Whether it is looked for only in code that runs in several processes."""
+    """Whether it applies only to code that runs in several processes."""
     in_tests: bool = True
-    """Whether it is looked for in tests, which run for seconds, on one host, with files of their own."""
+    """Whether it applies to tests, which run for seconds, on one host, with their own files."""
     fixable: bool = False
     """Whether `--fix` can fix it."""
 
@@ -164,7 +164,7 @@ def problem(
 
 @lru_cache(maxsize=4)
 def split_lines(text: str) -> list[str]:
-    """The lines as `ast` counts them, without their ends; cached, since findings come file by file."""
+    """The lines as `ast` counts them, without line endings; cached, since findings are made file by file."""
     return re.split(r"\r\n|\n|\r", text)
 
 

@@ -19,19 +19,19 @@ _LINE_END = re.compile(r"\r\n|\n|\r")
 
 @dataclass(frozen=True)
 class Span:
-    """Of characters in a text, and what takes their place."""
+    """A range of characters, and the text that replaces it."""
 
     start: int
     end: int
     text: str
 
     def touches(self, other: Span) -> bool:
-        """Whether both change the same characters, or put something in the same place."""
+        """Whether both change the same characters, or insert at the same position."""
         return self.start == other.start or (self.start < other.end and other.start < self.end)
 
 
 def spans_of(text: str, edits: Iterable[Edit]) -> list[Span]:
-    """Raises ValueError where an edit is not in the text."""
+    """Raises ValueError if an edit is outside the text."""
     starts = [0, *(found.end() for found in _LINE_END.finditer(text))]
     lines = split_lines(text)
     newline = found[0] if (found := _LINE_END.search(text)) else "\n"
@@ -55,7 +55,7 @@ def apply_spans(text: str, spans: Sequence[Span]) -> str:
 
 
 MOST_ROUNDS = 10
-"""Edits may make room for each other; some may also undo each other for ever."""
+"""The most rounds of edits: some edits may undo each other forever."""
 Check = Callable[[Sequence[Reading]], Report]
 
 
@@ -64,13 +64,13 @@ class Fixed:
     """Files as they were and as they would be."""
 
     before: dict[Path, Reading]
-    """All of them."""
+    """All files."""
     after: dict[Path, Reading]
-    """Those that change."""
+    """The files that change."""
     counts: Counter[Path]
-    """How many findings were fixed in each."""
+    """How many findings were fixed in each file."""
     report: Report
-    """Of the files as they would be."""
+    """The report of the changed files."""
 
     @property
     def in_notebooks(self) -> int:
@@ -97,13 +97,13 @@ def fix(readings: Sequence[Reading], check: Check) -> Fixed:
 
 
 def diff_of(fixed: Fixed) -> str:
-    """A unified diff of all files, as `git apply` and `patch -p1` take it."""
+    """A unified diff of all files, for `git apply` and `patch -p1`."""
     return "".join("".join(_diff(_called(path), fixed.before[path], fixed.after[path])) for path in sorted(fixed.after))
 
 
 def write(fixed: Fixed, check: Check, outside: Set[Path] = frozenset()) -> Report:
-    """Each file at once or not at all; what could not be written is told, and what is in it as well. `outside`: files
-    that are not written, since a link leads to them from a folder that was given."""
+    """Replace each file atomically; a file that could not be written is reported, with its findings. `outside`: files
+    that are not written, because a link from a given folder leads to them."""
     problems = []
     for path in list(fixed.after):
         try:
@@ -129,7 +129,7 @@ def write(fixed: Fixed, check: Check, outside: Set[Path] = frozenset()) -> Repor
 
 
 def _fixed_file(reading: Reading, findings: Sequence[Finding]) -> tuple[Reading, int]:
-    """With as many edits as do not touch each other and leave a file that can be read."""
+    """Apply all edits that do not touch each other and leave a file that can be parsed."""
     if reading.content is None or reading.path.suffix == ".ipynb":
         return reading, 0
     path = str(reading.path)
@@ -138,7 +138,7 @@ def _fixed_file(reading: Reading, findings: Sequence[Finding]) -> tuple[Reading,
         return reading, 0
     if (mended := _applied(reading, groups)) is not None:
         return mended, len(groups)
-    # One of them spoils it: each is tried on top of those that were fine.
+    # One of them breaks the file: try each in addition to those that did not.
     fine: list[list[Span]] = []
     for group in groups:
         if _applied(reading, [*fine, group]) is not None:
@@ -155,7 +155,7 @@ def _apart(text: str, findings: Sequence[Finding], path: str) -> Iterator[list[S
             continue
         try:
             spans = spans_of(text, finding.edits)
-        except ValueError:  # made for another text
+        except ValueError:  # the edit does not fit this text
             continue
         if not any(span.touches(other) for span in spans for other in taken):
             taken += spans
@@ -177,7 +177,7 @@ def _text(reading: Reading) -> str:
 
 
 def _errors(reading: Reading) -> str:
-    """As it was read: only scripts may have bytes that are no text."""
+    """As it was read: only scripts may have bytes that are not valid text."""
     return "surrogateescape" if reading.encoding.startswith("utf-8") else "strict"
 
 
@@ -185,7 +185,7 @@ def _errors(reading: Reading) -> str:
 
 
 def _called(path: Path) -> str:
-    """From here on where it lies below, for `git apply` takes no other; else from the root on."""
+    """The path relative to the current folder if it is below it, as `git apply` needs; otherwise absolute."""
     here = Path.cwd()
     relative = path.relative_to(here) if path.is_relative_to(here) else path
     return relative.as_posix().lstrip("/")
@@ -197,7 +197,7 @@ def _diff(path: str, before: Reading, after: Reading) -> Iterator[str]:
 
 
 def _lines(reading: Reading) -> list[str]:
-    """As patch counts them: a form feed ends none, and a byte order mark belongs to the first."""
+    """Lines as `patch` counts them: a form feed does not end a line, and a byte order mark is part of the first."""
     mark = "\ufeff" if reading.encoding == "utf-8-sig" else ""
     *lines, last = f"{mark}{_text(reading)}".split("\n")
     return [*(f"{line}\n" for line in lines), *([last] if last else [])]

@@ -36,20 +36,20 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass
 class Report:
-    """What there is to tell."""
+    """The result of checking all files."""
 
     findings: list[Finding]
-    """That are shown, in the order of their places."""
+    """The findings that are shown, in the order of their places."""
     hidden: list[Finding]
-    """Not bad enough to be shown."""
+    """Findings below the severity that is shown."""
     problems: list[Finding]
-    """What could not be read, and rules that failed."""
+    """Files that could not be read, and rules that failed."""
     readings: Mapping[str, Reading]
     fixed: int = 0
     unwritten: frozenset[str] = frozenset()
-    """Of the files with problems: those that could be read, and not be fixed."""
+    """Files that could be read, but not fixed."""
     fixable: int = 0
-    """Of those that are shown: how many `--fix` could fix."""
+    """How many of the shown findings `--fix` could fix."""
 
     @property
     def files_read(self) -> int:
@@ -89,7 +89,7 @@ def all_docs(rules: RuleModules) -> dict[str, Rule]:
 def read_all(
     files: Sequence[Path], progress: Progress | None = None, *, stdin: tuple[Path, bytes] | None = None
 ) -> list[Reading]:
-    """Each file, and what was given on the standard input under a name."""
+    """Read each file, and the standard input under its given name."""
     readings = [] if stdin is None else [read_bytes(*stdin)]
     for number, path in enumerate(files, start=1):
         if progress is not None:
@@ -106,7 +106,7 @@ def check(
     problems: Sequence[Finding] = (),
     progress: Progress | None = None,
 ) -> Report:
-    """Ask every rule that is wanted; `problems` are what was wrong before."""
+    """Run every selected rule; `problems`: those found before."""
     by_path = {str(reading.path): reading for reading in readings}
     asked = _Results(problems=[*problems, *(said for reading in readings for said in reading.problems)])
     wanted = {number: module for number, module in rules.items() if number in settings.chosen}
@@ -131,12 +131,12 @@ def check(
 
 
 def is_notebook(readings: Mapping[str, Reading], finding: Finding) -> bool:
-    """Whether it was found in one; their text is not that of the file."""
+    """Whether it was found in a notebook, whose text is not the text of the file."""
     reading = readings.get(finding.place.path)
     return reading is not None and isinstance(reading.content, Source) and reading.content.is_notebook
 
 
-# Asking
+# Running rules
 
 
 def _check_python(asked: _Results, sources: list[Source], rules: RuleModules, progress: Progress | None) -> None:
@@ -157,7 +157,7 @@ def _check_python(asked: _Results, sources: list[Source], rules: RuleModules, pr
 
 
 def findings_of(module: Any, program: Program, source: Source) -> Iterator[Finding]:
-    """What a rule says of a file, without what it says of code that nobody comes to."""
+    """The findings of a rule in a file, without those in code that is never reached."""
     if source.is_test and not module.RULE.in_tests:
         return
     for finding in module.check(program, source):
@@ -181,7 +181,8 @@ def _run_rule(asked: _Results, number: str, path: Path, question: Callable[[], I
 
 
 def _resolved(asked: _Results, sources: list[Source]) -> tuple[Program, Set[Source]]:
-    """All together, and which of them are distributed; one that cannot be understood is told, and lost alone."""
+    """The program of all files, and which of them are distributed; a file that cannot be analyzed is reported and left
+    out."""
     try:
         return _program_of(sources)
     except Exception:
@@ -216,7 +217,7 @@ def _failure(error: Exception, path: Path, who: str) -> Finding:
     return problem(RULE_FAILED, path, f"{message} ({Path(where.filename).name}, line {where.lineno})")
 
 
-# Sifting
+# Filtering
 
 
 def _asks_for_silence(finding: Finding, readings: Mapping[str, Reading]) -> bool:
@@ -230,7 +231,7 @@ def _asks_for_silence(finding: Finding, readings: Mapping[str, Reading]) -> bool
 
 
 def _line_of_text(content: Source | Script, place: Place, line: int) -> int:
-    """A notebook's places count within the cell, and its text goes on from cell to cell."""
+    """Convert a line within a notebook's cell to a line of the text of all cells."""
     if place.cell is None or not isinstance(content, Source) or not content.cells:
         return line
     index = bisect_right(content.cells, place.cell, key=lambda cell: cell.number) - 1

@@ -1,4 +1,4 @@
-"""What to report: `[tool.drumline.lint]` of the nearest pyproject.toml, and the flags, which win."""
+"""What to report: `[tool.drumline.lint]` of the nearest pyproject.toml, and the flags, which override it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Rules = Mapping[str, Rule]
 
 @dataclass(frozen=True)
 class Selection:
-    """Rules by number; those that were called by their own number or name are `exact`."""
+    """Rules by number; those that were selected by their full number or name are `exact`."""
 
     exact: frozenset[str] = field(default_factory=frozenset)
     by_prefix: frozenset[str] = field(default_factory=frozenset)
@@ -37,7 +37,7 @@ def find_rule(word: str, rules: Rules, *, where: str) -> Rule:
 
 
 def select(words: Iterable[str], rules: Rules, *, where: str) -> Selection:
-    """What the words mean together; `where` they stand begins the message about one that means nothing."""
+    """The rules that the words select; `where` begins the message about an unknown word."""
     exact: set[str] = set()
     by_prefix: set[str] = set()
     for word in words:
@@ -63,13 +63,13 @@ def _unknown(word: str, rules: Rules, where: str) -> UsageError:
 
 
 TABLE = "tool.drumline.lint"
-NEXT_STEP = "docs/lint.md has all settings; --no-config goes without them"
+NEXT_STEP = "docs/lint.md has all settings; --no-config ignores them"
 KEYS = ("select", "ignore", "exclude", "severity", "per-file-ignores")
 
 
 @dataclass(frozen=True, kw_only=True)
 class GivenSettings:
-    """As given on the command line, or in the file."""
+    """Options as given on the command line, or in the file."""
 
     select: Sequence[str] = ()
     ignore: Sequence[str] = ()
@@ -80,12 +80,12 @@ class GivenSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What follows from them."""
+    """The resulting settings."""
 
     chosen: frozenset[str]
-    """The rules to ask, by number."""
+    """The rules to run, by number."""
     named: frozenset[str] = frozenset()
-    """Those that were selected by their own number or name: they are shown whatever their severity."""
+    """Rules that were selected by their full number or name: they are shown at any severity."""
     severity: Severity = Severity.WARNING
     exclude: Sequence[str] = ()
     per_file_ignores: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -105,35 +105,35 @@ class Settings:
 
 @dataclass(frozen=True)
 class _RuleChoice:
-    """What the file, or the flags, have to say about rules."""
+    """The rules that the file, or the flags, select and ignore."""
 
     select: Selection
     ignore: Selection
 
     @classmethod
-    def of(cls, wishes: GivenSettings, rules: Rules, *, where: str) -> _RuleChoice:
+    def of(cls, given: GivenSettings, rules: Rules, *, where: str) -> _RuleChoice:
         return cls(
-            select(wishes.select, rules, where=f"{where}select"), select(wishes.ignore, rules, where=f"{where}ignore")
+            select(given.select, rules, where=f"{where}select"), select(given.ignore, rules, where=f"{where}ignore")
         )
 
     def selected_rules(self, rules: Rules) -> frozenset[str]:
-        """What is called by its own name beats the beginning of numbers; else to leave out beats to select.
+        """A rule's full name takes precedence over the beginning of a number; otherwise `ignore` over `select`.
 
-        What cannot be read is told whatever is selected.
+        Unreadable files are always reported.
         """
         wanted = self.select.all | OWN_RULES.keys() if self.select.all else frozenset(rules)
         return (wanted - self.ignore.all) | (self.select.exact - self.ignore.exact)
 
 
 def make_settings(flags: GivenSettings, rules: Rules, *, start: Path | None, use_file: bool = True) -> Settings:
-    """`start` is the path beside or above which the file is looked for."""
+    """`start`: the path from which the file is searched upwards."""
     found = find_table(start or Path.cwd()) if use_file else None
     path, table = found or (None, {})
     where = f"{path}, [{TABLE}]" if path else ""
     file = _checked(table, where) if path else GivenSettings()
     in_file = _RuleChoice.of(file, rules, where=f"{where} ")
     in_flags = _RuleChoice.of(flags, rules, where="--")
-    # A rule that is asked for on the command line is wanted, whatever the file leaves out.
+    # A rule that is selected on the command line is run even if the file ignores it.
     deciding = in_flags if flags.select else in_file
     return Settings(
         chosen=deciding.selected_rules(rules) - (frozenset() if flags.select else in_flags.ignore.all),
@@ -172,7 +172,7 @@ def _toml(path: Path) -> dict[str, Any]:
 
 
 def _checked(table: Mapping[str, Any], where: str) -> GivenSettings:
-    """All that is wrong with it is told at once."""
+    """All mistakes in the table are reported at once."""
     problems = [f"{where}: {wrong}" for key, value in table.items() if (wrong := _wrong(key, value)) is not None]
     if problems:
         raise ConfigError(problems, next_step=NEXT_STEP)

@@ -1,4 +1,4 @@
-"""Prints. The files that are read may be anybody's, so characters that a terminal obeys are escaped."""
+"""Prints. Files may come from anyone, so control characters are escaped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opens and decodes files that anybody may have written, within limits of size, depth and time.
+"""Opens and decodes untrusted files, within limits of size, depth and time.
 
 What is refused raises as a missing or damaged file does: OSError for the file, ValueError for its content.
 """

@@ -55,7 +55,7 @@ def test_what_is_mechanical(before: str, after: str) -> None:
         "@torch.cuda.amp.custom_fwd\ndef f(): pass",
     ],
 )
-def test_what_is_not_is_left_alone(text: str) -> None:
+def test_what_is_not_a_mistake_is_not_touched(text: str) -> None:
     assert mended(f"{HEAD}{text}\n") == f"{HEAD}{text}\n"
     assert [one for one in findings_in((("a.py", HEAD + text),)) if one.rule == "DL035"]
 

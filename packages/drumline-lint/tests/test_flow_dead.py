@@ -50,7 +50,7 @@ DEAD = {
 
 
 @pytest.mark.parametrize("name", DEAD)
-def test_nobody_comes_there(name: str) -> None:
+def test_no_rank_comes_there(name: str) -> None:
     program, call = _place(DEAD[name])
     assert is_dead(program, call)
     assert not is_on_every_rank(program, call)

@@ -171,7 +171,7 @@ def test_evaluation_by_with_decorator_and_mode() -> None:
     assert evaluations(text) == [f"for {name} in loader:" for name in "abcd"]
 
 
-def test_evaluation_because_the_caller_says_so() -> None:
+def test_evaluation_chosen_by_the_caller() -> None:
     text = """
     import torch
 

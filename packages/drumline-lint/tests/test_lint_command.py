@@ -73,7 +73,7 @@ def python_m(*arguments: str, cwd: Path, **more: object) -> subprocess.Completed
     )
 
 
-def test_findings_are_told_and_fail(lint: Lint) -> None:
+def test_findings_are_reported_and_fail(lint: Lint) -> None:
     result = lint("a.py", "b.py", "c.py")
     assert (result.code, result.err) == (1, "")
     assert result.lines == [
@@ -260,7 +260,7 @@ def test_it_needs_no_other_package(tmp_path: Path) -> None:
         assert (result.returncode, result.stderr) == (1, ""), arguments
 
 
-def test_odd_names_can_be_told(tmp_path: Path) -> None:
+def test_odd_names_can_be_shown(tmp_path: Path) -> None:
     name = os.fsdecode(b"\xff.py")
     (tmp_path / name).write_text("(")
     result = python_m(".", cwd=tmp_path)

@@ -27,7 +27,7 @@ MESSAGES = {
     "DL003": [
         (
             WRAP + DATA + "loader = DataLoader(data, shuffle=True)\n" + TRAIN,
-            "every rank goes through all of data: no sampler shares it out",
+            "every rank trains on all of data: no sampler splits it",
         )
     ],
     "DL004": [
@@ -39,7 +39,7 @@ MESSAGES = {
     "DL005": [
         (
             WRAP + DATA + "loader = DataLoader(data, sampler=DistributedSampler(data))\n" + TRAIN,
-            "the DistributedSampler of data shuffles, but nobody calls its set_epoch: every epoch has the same order",
+            "the DistributedSampler of data shuffles, but set_epoch is never called: every epoch has the same order",
         )
     ],
     "DL006": [
@@ -79,7 +79,7 @@ def _found(rule: str, text: str) -> list[Finding]:
 @pytest.mark.parametrize(
     ("rule", "text", "message"), [(rule, text, message) for rule, every in MESSAGES.items() for text, message in every]
 )
-def test_what_is_said(rule: str, text: str, message: str) -> None:
+def test_the_text(rule: str, text: str, message: str) -> None:
     (finding,) = _found(rule, text)
     assert finding.message == message
     assert finding.fix == all_rules()[rule].RULE.fix
@@ -115,12 +115,12 @@ def _fixed_file(statement: str, loop: str = LOOP) -> str:
         ("z = x[0].to(device)", "z = x[0].to(device, non_blocking=True)"),
     ],
 )
-def test_a_copy_is_mended(statement: str, expected: str) -> None:
+def test_a_copy_is_fixed(statement: str, expected: str) -> None:
     assert _fixed_file(statement) == expected
 
 
 @pytest.mark.parametrize("statement", ["x = x.to((device))", "x = x.to(\n        device  # here\n    )"])
-def test_what_cannot_be_mended_for_sure_is_left(statement: str) -> None:
+def test_what_cannot_be_fixed_for_sure_is_left(statement: str) -> None:
     assert _fixed_file(statement) == statement
 
 
@@ -133,6 +133,6 @@ def test_a_whole_batch_may_have_a_way_of_its_own_to_be_moved(head: str) -> None:
     assert _fixed_file("batch = batch.to(device)", loop) == "batch = batch.to(device)"
 
 
-def test_a_part_of_a_counted_batch_is_mended() -> None:
+def test_a_part_of_a_counted_batch_is_fixed() -> None:
     loop = LOOP.replace("for x, y in loader", "for step, (x, y) in enumerate(loader)")
     assert _fixed_file("x.cuda()", loop) == "x.cuda(non_blocking=True)"

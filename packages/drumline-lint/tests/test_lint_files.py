@@ -106,7 +106,7 @@ def test_a_path_that_is_not_there_is_named() -> None:
 
 
 @pytest.mark.usefixtures("tree")
-def test_a_folder_that_cannot_be_listed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_listed_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.scandir
 
     def refusing(path: Path) -> object:

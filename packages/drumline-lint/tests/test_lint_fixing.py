@@ -61,11 +61,11 @@ def test_edits_are_placed_by_bytes_of_utf8() -> None:
             spans_of(text, [wrong])
 
 
-def test_all_that_can_be_mended_is() -> None:
+def test_all_that_can_be_fixed_is() -> None:
     assert fixed_text("bad(bad())\nx = '漢'; bad(); poor()\n") == "good(good())\nx = '漢'; good(); poor()\n".encode()
 
 
-def test_how_many_were_mended_is_counted() -> None:
+def test_how_many_were_fixed_is_counted() -> None:
     paths = [Path("a.py"), Path("b.py"), Path("c.py")]
     codes = [b"bad()\nbad()\n", b"poor()\n", b"bad()\n"]
     fixed = fix([read_bytes(*one) for one in zip(paths, codes, strict=True)], checker())
@@ -113,7 +113,7 @@ def test_rounds_come_to_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fixed_text("bad()", rules) == b"good()"
 
 
-def test_a_mend_may_make_room_for_another() -> None:
+def test_a_fix_may_make_room_for_another() -> None:
     rules = {"DL101": BAD, "DL102": calling(rule("DL102", "next", Severity.ERROR), "good", instead="best")}
     assert fixed_text("bad()", rules) == b"best()"
 
@@ -128,7 +128,7 @@ def test_what_the_encoding_has_not_is_left_out() -> None:
     assert fixed_text(b"# coding: latin-1\nbad()\n", editing(at(2, 0, 3, "'\u6f22'"))) == b"# coding: latin-1\nbad()\n"
 
 
-def test_scripts_are_mended_whatever_their_bytes() -> None:
+def test_scripts_are_fixed_whatever_their_bytes() -> None:
     made = rule("DL301", "loud", Severity.ERROR)
 
     def look(script: Any) -> Iterator[Finding]:
@@ -176,7 +176,7 @@ def test_files_are_written_and_keep_mode_and_link(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link.py", "real.py"]
 
 
-def test_what_cannot_be_written_is_told_and_still_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_written_is_reported_and_still_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = tmp_path / "a.py", tmp_path / "b.py"
     first.write_text("bad()\n")
     second.write_text("bad()\n")

@@ -69,6 +69,6 @@ def test_spliced(first: str, second: str) -> None:
     look_at({"a.py": first, "b.py": f"from a import *\n{second}", "c.sh": first})
 
 
-def test_deep_code_is_told_and_not_a_mistake_of_ours() -> None:
+def test_deep_code_is_reported_and_not_a_mistake_of_ours() -> None:
     deep = "import torch.distributed as dist\ndist.init_process_group()\nx = " + "+".join(["1"] * 3000)
     look_at({"a.py": f"{deep}\n", "b.py": "x = " + "f(" * 90 + ")" * 90, "c.py": "x = a" + ".b" * 3000})

@@ -48,7 +48,7 @@ def test_code_cells_are_joined_and_counted_among_all() -> None:
     assert source.is_notebook
 
 
-def test_places_are_told_by_cell() -> None:
+def test_places_are_reported_by_cell() -> None:
     data = notebook(TEXT, code("x = 1", "bad()"), code(""), code("", "poor()  # noqa: DL102", "bad()"))
     assert told(report_of({"n.ipynb": data}).findings) == ["n.ipynb:cell 2:2:1 DL101", "n.ipynb:cell 4:3:1 DL101"]
 
@@ -81,7 +81,7 @@ def test_magics_leave_as_many_lines(lines: list[str], left: str) -> None:
     assert read(code(*lines)).text == left
 
 
-def test_a_cell_that_is_no_python_is_told_and_the_others_are_read() -> None:
+def test_a_cell_that_is_no_python_is_reported_and_the_others_are_read() -> None:
     data = notebook(code("bad()"), code("x = 1", "x = ("), code("bad()"))
     report = report_of({"n.ipynb": data})
     assert told(report.findings) == ["n.ipynb:cell 1:1:1 DL101", "n.ipynb:cell 3:1:1 DL101"]
@@ -101,15 +101,15 @@ def test_without_code_there_is_nothing_to_read() -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b'{"cells": [', "it is no JSON (Expecting value: line 1 column 12 (char 11))"),
-        (b"\xff", "it is no JSON ('utf-8' codec can't decode byte 0xff"),
-        (b"[" * 100_000, "it is no JSON (it is nested deeper than 200 levels"),
-        (b"[1]", "its JSON is no object"),
+        (b'{"cells": [', "it is not JSON (Expecting value: line 1 column 12 (char 11))"),
+        (b"\xff", "it is not JSON ('utf-8' codec can't decode byte 0xff"),
+        (b"[" * 100_000, "it is not JSON (it is nested deeper than 200 levels"),
+        (b"[1]", "its JSON is not an object"),
         (b"{}", "it has no cells"),
-        (b'{"cells": 3}', "its cells are no list"),
+        (b'{"cells": 3}', "its cells are not a list"),
     ],
 )
-def test_what_is_no_notebook_is_told(data: bytes, message: str) -> None:
+def test_what_is_no_notebook_is_reported(data: bytes, message: str) -> None:
     (said,) = problems_of(data)
     assert said.startswith(f"n.ipynb:1:1: the notebook cannot be read: {message}")
 

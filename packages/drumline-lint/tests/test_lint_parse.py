@@ -46,7 +46,7 @@ def source_of(data: bytes) -> Source:
         ("tool.txt", b"x = 1\n", "python"),
     ],
 )
-def test_the_language_is_told_by_name_and_first_line(name: str, data: bytes, language: str) -> None:
+def test_the_language_follows_from_name_and_first_line(name: str, data: bytes, language: str) -> None:
     assert language_of(Path(name), data) == language
 
 
@@ -76,7 +76,7 @@ def test_line_ends_are_kept() -> None:
     [
         (b"x = 1\ny = (\n", "train.py:2:5: the code cannot be parsed: '(' was never closed"),
         (b"if x:\npass\n", "train.py:2:1: the code cannot be parsed: expected an indented block after"),
-        (b"x = 1\n\0\n", "train.py:2:1: the file has null bytes, so it is no text"),
+        (b"x = 1\n\0\n", "train.py:2:1: the file has null bytes, so it is not text"),
         (b"x = 1\ny = '\xff'\n", "train.py:2:1: the file is not utf-8: byte 0xff cannot be decoded"),
         (b"# coding: martian\n", "train.py:1:1: the encoding of the file is not known: unknown encoding: martian"),
         (b"# coding: hex\n", "train.py:1:1: the encoding of the file is not known: 'hex' is not a text encoding"),
@@ -92,7 +92,7 @@ def test_line_ends_are_kept() -> None:
         (b"x = " + b"9" * 5000, "train.py:1:1: the code cannot be parsed: Exceeds the limit (4300 digits)"),
     ],
 )
-def test_what_is_not_python_is_told(data: bytes, message: str) -> None:
+def test_what_is_not_python_is_reported(data: bytes, message: str) -> None:
     assert only_problem(read_bytes(PYTHON, data)).startswith(message)
 
 
@@ -102,7 +102,7 @@ def test_the_python_version_is_named() -> None:
     assert only_problem(read_bytes(PYTHON, b"print loss")).endswith("(it looks like Python 2)")
 
 
-def test_a_file_that_cannot_be_opened_is_told(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_opened_is_reported(tmp_path: Path) -> None:
     gone = read_file(tmp_path / "gone.py")
     assert only_problem(gone).endswith("gone.py:1:1: the file cannot be opened: No such file or directory")
     (tmp_path / "self.py").symlink_to("self.py")
@@ -112,7 +112,7 @@ def test_a_file_that_cannot_be_opened_is_told(tmp_path: Path) -> None:
     assert only_problem(folder).endswith("the file cannot be opened: Is a directory")
 
 
-def test_nothing_is_said_of_odd_escapes() -> None:
+def test_nothing_is_reported_about_odd_escapes() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         source_of(b"x = '\\d'\ny = 1 is 1\n")

@@ -105,7 +105,7 @@ def said(rule: str, text: str) -> list[str]:
         ),
     ],
 )
-def test_what_is_said(rule: str, text: str, message: str) -> None:
+def test_the_text(rule: str, text: str, message: str) -> None:
     assert said(rule, text) == [message]
 
 
@@ -158,7 +158,7 @@ def test_what_to_write_instead() -> None:
         ),
     ],
 )
-def test_the_mend_of_a_wrapped_state_dict(text: str, mended: str | None) -> None:
+def test_the_fix_of_a_wrapped_state_dict(text: str, mended: str | None) -> None:
     whole = DDP + text
     (finding,) = [one for one in findings_in((("case.py", whole),)) if one.rule == "DL016"]
     assert all_rules()["DL016"].RULE.fixable

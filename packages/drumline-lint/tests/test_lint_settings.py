@@ -128,18 +128,18 @@ def test_rules_are_ignored_in_some_files(tmp_path: Path) -> None:
         ("per-file-ignores = {x = 1}", "per-file-ignores is a table of globs with lists of rules, not {'x': 1}"),
     ],
 )
-def test_wrong_settings_are_told(tmp_path: Path, text: str, message: str) -> None:
+def test_wrong_settings_are_reported(tmp_path: Path, text: str, message: str) -> None:
     in_file(tmp_path, text)
     with pytest.raises(ConfigError, match=re.escape(f"pyproject.toml, [tool.drumline.lint]: {message}")):
         settings(tmp_path)
     assert settings(tmp_path, use_file=False).chosen == ALL
 
 
-def test_all_wrong_settings_are_told_at_once(tmp_path: Path) -> None:
+def test_all_wrong_settings_are_reported_at_once(tmp_path: Path) -> None:
     in_file(tmp_path, "a = 1\nseverity = 2")
     with pytest.raises(ConfigError, match="2 problems in the configuration") as error:
         settings(tmp_path)
-    assert "try: docs/lint.md has all settings; --no-config goes without them" in str(error.value)
+    assert "try: docs/lint.md has all settings; --no-config ignores them" in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -150,14 +150,14 @@ def test_all_wrong_settings_are_told_at_once(tmp_path: Path) -> None:
         ('per-file-ignores = {"x" = ["y"]}', "[tool.drumline.lint] per-file-ignores: there is no rule 'y'"),
     ],
 )
-def test_unknown_rules_in_the_file_are_told(tmp_path: Path, text: str, message: str) -> None:
+def test_unknown_rules_in_the_file_are_reported(tmp_path: Path, text: str, message: str) -> None:
     in_file(tmp_path, text)
     with pytest.raises(UsageError, match=re.escape(message)) as error:
         settings(tmp_path, by_flags(select="DL101"))
     assert "try: --list shows all rules" in str(error.value)
 
 
-def test_unknown_rules_in_flags_are_told(tmp_path: Path) -> None:
+def test_unknown_rules_in_flags_are_reported(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"^--select: there is no rule 'ODD-cal'; did you mean 'odd-call'"):
         settings(tmp_path, by_flags(select="ODD-cal"))
     with pytest.raises(UsageError, match=r"^--ignore: there is no rule 'zzz'\n"):
@@ -165,13 +165,13 @@ def test_unknown_rules_in_flags_are_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data", [b"[tool", b"\xff"])
-def test_a_file_that_is_no_toml_is_told(tmp_path: Path, data: bytes) -> None:
+def test_a_file_that_is_no_toml_is_reported(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "pyproject.toml").write_bytes(data)
     with pytest.raises(UsageError, match=r"pyproject\.toml cannot be read: .*\n.*--no-config"):
         settings(tmp_path)
 
 
-def test_a_table_that_is_none_is_told(tmp_path: Path) -> None:
+def test_a_table_that_is_none_is_reported(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[tool.drumline]\nlint = 3\n")
     with pytest.raises(ConfigError, match=re.escape("pyproject.toml: [tool.drumline.lint] is a table, not 3")):
         settings(tmp_path)

@@ -97,7 +97,7 @@ def test_the_list_has_a_line_for_each_rule() -> None:
     ]
 
 
-def test_what_noqa_cannot_silence_is_not_said_to_be() -> None:
+def test_what_noqa_cannot_silence_is_not_suggested() -> None:
     explained = as_explanation(UNREADABLE)
     assert "noqa" not in explained
     assert explained.endswith(

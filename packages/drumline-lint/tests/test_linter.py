@@ -78,7 +78,7 @@ def failing(error: Exception) -> Any:
     return SimpleNamespace(RULE=rule("DL103", "failing", Severity.ERROR), check=look)
 
 
-def test_a_rule_that_fails_is_told_and_the_others_go_on() -> None:
+def test_a_rule_that_fails_is_reported_and_the_others_continue() -> None:
     files: dict[str, str | bytes] = {"a.py": "bad()\n", "b.py": "bad()\n"}
     report = report_of(files, {"DL103": failing(KeyError("left")), **RULES})
     assert "b.py:1:1 DL101" in told(report.findings)
@@ -111,7 +111,7 @@ def test_one_file_that_is_not_understood_does_not_lose_the_others(monkeypatch: p
     assert said.message.startswith("the reading of names failed on this file, which is a bug of drumline-lint: Value")
 
 
-def test_files_that_are_not_understood_together_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_are_not_understood_together_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     real = run.Program
 
     def understand(sources: list[Source]) -> Any:

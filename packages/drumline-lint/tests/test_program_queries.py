@@ -25,7 +25,7 @@ def test_an_answer_is_found_once() -> None:
     assert len(looked) == 1
 
 
-def test_a_question_that_leads_too_deep_is_given_up_and_asked_anew() -> None:
+def test_a_question_that_leads_too_deep_is_given_up_and_asked_again() -> None:
     asked = QueryCache(deepest=5)
 
     def depth(number: int) -> int:

@@ -75,7 +75,7 @@ def test_what_is_under_a_condition() -> None:
     assert conditional == {"b", "c", "f", "h", "k"}
 
 
-def test_an_operator_at_the_end_of_a_line_goes_on() -> None:
+def test_an_operator_at_the_end_of_a_line_continues() -> None:
     assert [command.is_conditional for command in read_commands("a &&\n b")] == [False, True]
 
 

@@ -97,5 +97,5 @@ def test_the_old_launcher_is_replaced(text: str, expected: str) -> None:
         'flags="--use_env --nproc_per_node=2"\npython -m torch.distributed.launch $flags train.py\n',
     ],
 )
-def test_what_is_not_mechanical_is_left_alone(text: str) -> None:
+def test_what_is_not_mechanical_is_not_touched(text: str) -> None:
     assert [one.edits for one in found(text, "DL106")] == [()]

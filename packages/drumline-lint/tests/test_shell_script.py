@@ -147,7 +147,7 @@ def test_what_is_started(text: str, kinds: list[str]) -> None:
     assert [launch.kind for launch in launches(script(text))] == kinds
 
 
-def test_what_srun_is_told() -> None:
+def test_the_arguments_of_srun() -> None:
     read = script('n=4\nsrun -n $n --cpus-per-task=8 --exclusive -w "$host" $more torchrun train.py')
     (launch,) = launches(read)
     assert launch.srun is not None

@@ -15,7 +15,7 @@ SAID = {
     "on",
     "DL044": "torch.cuda.device_count() counts the GPUs of this host, and dist.get_rank() the processes of all hosts",
     "DL025": "dist.init_process_group has no timeout: ranks wait for a stuck one for 10 minutes with NCCL",
-    "DL027": "MASTER_ADDR is set to 10.1.2.3, over what the launcher says",
+    "DL027": "MASTER_ADDR is set to 10.1.2.3, which overwrites the launcher's value",
 }
 SCRIPT = "import os\nimport torch.distributed as dist\n"
 OTHERS = {
@@ -31,12 +31,12 @@ def messages(rule: str, text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("rule", SAID)
-def test_what_is_said_of_the_snippet(rule: str) -> None:
+def test_the_text_about_the_snippet(rule: str) -> None:
     assert messages(rule, all_rules()[rule].RULE.bad) == [SAID[rule]]
 
 
 @pytest.mark.parametrize("rule", OTHERS)
-def test_what_else_is_said(rule: str) -> None:
+def test_what_else_is_reported(rule: str) -> None:
     line, message = OTHERS[rule]
     assert messages(rule, SCRIPT + line) == [message]
 

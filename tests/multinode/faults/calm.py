@@ -1,4 +1,4 @@
-"""False alarms: a healthy run on two hosts with pauses of every kind. Whatever is said of it is counted.
+"""False alarms: a healthy run on two hosts with pauses of every kind. Every report is counted.
 
 The data stall may be noted, as a stall; nothing else may be said, and nothing may be done.
 """

@@ -1,4 +1,4 @@
-"""The faults of the matrix, what may rightly be said of each, and where one strikes: all by a seed."""
+"""The faults of the matrix, the correct diagnoses of each, and where it happens, drawn from a seed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Fault:
     is_script: bool = False
     """Strikes in a loop of the user's own (level 1)."""
     is_outside: bool = False
-    """Done to a host or its link, not inside a rank; mended by hand when it was told."""
+    """Made on a host or its link, not inside a rank; repaired when it was reported."""
     restarts: bool = True
 
 

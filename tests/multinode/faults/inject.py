@@ -1,4 +1,4 @@
-"""Faults that strike inside a rank: once, on one rank, in one step, which the file that FAULT_PLAN names tells.
+"""Faults inside a rank: once, on one rank, in one step, as described in the file that FAULT_PLAN names.
 
 Just before it strikes, a fault writes down when and where it did. That file is also the sign that it has struck: ranks
 that are started again go on unharmed. Nothing of Drumline is imported here, so that a plain script can suffer the same.

@@ -1,4 +1,4 @@
-"""One case of the fault matrix on real hosts: what was said of it, how soon, and what became of the run.
+"""One case of the fault matrix on real hosts: what was reported, how soon, and how the run ended.
 
     with Matrix(folder) as matrix:
         result = matrix.run(make_case("stopped", 3))
@@ -25,8 +25,8 @@ from typing import Self
 from tests.multinode import processes
 from tests.multinode.faults import inject, reading
 from tests.multinode.faults.catalogue import EVERY, HOSTS, RANKS_PER_HOST, Case, Fault
+from tests.multinode.faults.host_faults import HostFault
 from tests.multinode.faults.inject import Plan, fired_at
-from tests.multinode.faults.trouble import Trouble
 from tests.multinode.hosts import Testbed
 from tests.multinode.job import Job
 
@@ -222,20 +222,20 @@ class Trial:
 
     def __init__(self, matrix: Matrix, cases: Sequence[Case], folder: Path) -> None:
         self._matrix, self._cases, self._folder = matrix, cases, folder
-        self._trouble = Trouble(matrix.bed, cases[0], notes_of(cases[0], folder))
+        self._host_fault = HostFault(matrix.bed, cases[0], notes_of(cases[0], folder))
         self.jobs = [matrix.start(cases[0], folder, node) for node in range(len(HOSTS))]
         self.all_jobs = list(self.jobs)
         self.left_behind: list[str] = []
 
     def go_through(self) -> None:
-        """Until each fault was told, and then until the run has ended."""
+        """Run until each fault was reported, and then until the run has ended."""
         for case, following in itertools.zip_longest(self._cases, self._cases[1:]):
             self._suffer(case, following)
         self.wait_for_the_end()
 
     def _suffer(self, case: Case, following: Case | None) -> None:
         notes = notes_of(case, self._folder)
-        self._trouble = Trouble(self._matrix.bed, case, notes)
+        self._host_fault = HostFault(self._matrix.bed, case, notes)
         self._wait(lambda: fired_at(notes) is not None, f"the fault of {case}", END_S)
         fired = fired_at(notes)
         assert fired is not None, f"the run ended before the fault of {case}"
@@ -250,7 +250,7 @@ class Trial:
         if case.fault.restarts:
             with contextlib.suppress(AssertionError):  # the rest shows what came of it without a word
                 self._wait(is_told, "a sentence", TOLD_S)
-        self._trouble.mend()
+        self._host_fault.repair()
 
     def wait_for_the_end(self) -> None:
         def has_ended() -> bool:
@@ -265,14 +265,14 @@ class Trial:
 
     def _wait(self, condition: Callable[[], bool], what: str, timeout_s: float) -> None:
         def looked() -> bool:
-            self._trouble.look()
+            self._host_fault.poll()
             return condition() or not any(job.is_running() for job in self.jobs)
 
         processes.wait_until(looked, what, timeout_s=timeout_s)
 
     def end(self) -> None:
         """All that still runs is a leftover, if the launchers have ended; else it is only ended."""
-        self._trouble.mend()
+        self._host_fault.repair()
         has_ended = not any(job.is_running() for job in self.jobs)
         if has_ended:
             with contextlib.suppress(AssertionError):

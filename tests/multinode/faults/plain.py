@@ -1,4 +1,4 @@
-"""The same faults under plain torchrun, with a script without Drumline: what is said, of whom, and how soon.
+"""The same faults under plain torchrun, with a script without Drumline: what is reported, about which rank, how soon.
 
 It gets some seconds, not the half hour that it would take: what was not said by then is told as "nothing".
 """
@@ -16,9 +16,9 @@ from pathlib import Path
 from tests.multinode import processes
 from tests.multinode.faults import reading
 from tests.multinode.faults.catalogue import EVERY, HOSTS, RANKS_PER_HOST, Case
+from tests.multinode.faults.host_faults import HostFault
 from tests.multinode.faults.inject import fired_at
 from tests.multinode.faults.matrix import END_S, HERE, Matrix, notes_of, remove_control_group
-from tests.multinode.faults.trouble import Trouble
 from tests.multinode.job import Job
 
 CAP_S = 30.0
@@ -51,13 +51,13 @@ def run_plain(matrix: Matrix, case: Case, *, cap_s: float = CAP_S) -> PlainResul
     result = PlainResult(case.name, case.seed)
     jobs = [_start(matrix, case, folder, node) for node in range(len(HOSTS))]
     notes = notes_of(case, folder)
-    trouble = Trouble(matrix.bed, case, notes)
+    host_fault = HostFault(matrix.bed, case, notes)
     try:
-        _watch(folder, notes, jobs, trouble, cap_s, result)
+        _watch(folder, notes, jobs, host_fault, cap_s, result)
     except AssertionError as error:
         result.problems.append(str(error))
     finally:
-        trouble.mend()
+        host_fault.repair()
         _end(matrix, notes)
     _judge(case, jobs, result)
     return result
@@ -78,9 +78,11 @@ def _start(matrix: Matrix, case: Case, folder: Path, node: int) -> Job:
     )
 
 
-def _watch(folder: Path, notes: Path, jobs: list[Job], trouble: Trouble, cap_s: float, result: PlainResult) -> None:
+def _watch(
+    folder: Path, notes: Path, jobs: list[Job], host_fault: HostFault, cap_s: float, result: PlainResult
+) -> None:
     def has_struck() -> bool:
-        trouble.look()
+        host_fault.poll()
         return fired_at(notes) is not None or not any(job.is_running() for job in jobs)
 
     processes.wait_until(has_struck, "the fault", timeout_s=END_S)

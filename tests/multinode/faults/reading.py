@@ -1,9 +1,10 @@
-"""What a run left: what was said, when its first new step was done, what was lost, and the bits of its end."""
+"""Reads a run folder: what was reported, when its first new step was done, what was lost, and its final bits."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -40,6 +41,11 @@ class Done:
     """Of how many starts of the job it is part."""
 
 
+def event_files(folder: Path, name: str) -> list[Path]:
+    """Below a folder in which a job still removes its old checkpoints: rglob would fail on one that is just gone."""
+    return [Path(top, name) for top, _, names in os.walk(folder) if Path(top).name == "events" and name in names]
+
+
 def said_in(folder: Path) -> list[Said]:
     """Of all events below a folder, in the order of their times. What a sidecar leaves for rank 0 to report, at its
     next log line, counts from the moment at which that does."""
@@ -52,11 +58,11 @@ def said_in(folder: Path) -> list[Said]:
             rank=event["rank"],
             message=str(event.get("message", "")),
         )
-        for path in folder.rglob("events/watch.jsonl")
+        for path in event_files(folder, "watch.jsonl")
         for event in read_events(path)
         if event["kind"] in WORDS
     ]
-    for path in folder.rglob("events/rank-00000.jsonl"):
+    for path in event_files(folder, "rank-00000.jsonl"):
         for event in read_events(path):
             if event["kind"] == "straggler":
                 host, rank = str(event["about_host"]), event["about_rank"]

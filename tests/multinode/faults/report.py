@@ -1,4 +1,4 @@
-"""A case told in full: what was expected of it, what was said and when, and what of that is wrong."""
+"""The full report of a case: what was expected, what was reported and when, and what is wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hundreds of faults on real hosts, and a table of what was said of them, against plain torchrun on the same ones.
+"""Hundreds of faults on real hosts, and a table of how they were reported, compared with plain torchrun.
 
     python -m tests.multinode.faults --count 300 --seed 0          (make soak-faults)
     python -m tests.multinode.faults --only stopped,gil --count 4  one case again: --only NAME --seed S --count 1
@@ -86,7 +86,7 @@ def _names(text: str) -> list[str]:
 
 
 def _try(matrix: Matrix, case: Case) -> Result:
-    """A case, whatever becomes of it; a testbed that broke is not mended, but the next case says so too."""
+    """Run a case and record its result; a broken testbed is not repaired, and the next case reports it too."""
     try:
         result = matrix.run(case)
     except Exception:

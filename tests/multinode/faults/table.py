@@ -1,4 +1,4 @@
-"""The table of the soak: of each fault how often it was told rightly and how soon, against plain torchrun."""
+"""The table of the soak: for each fault how often it was diagnosed right and how soon, compared with torchrun."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ enter_control_group(os.environ)  # before the watch looks at the rank
 
 
 class Faulty(Task):
-    """Trains; and in a step that the plan tells, a rank does not."""
+    """Trains; in the step of the plan one rank has a fault."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)

@@ -1,4 +1,4 @@
-"""A storm of faults over one launch that nobody attends: does it recover each time, and how much time is left to train?
+"""Many faults in one unattended launch: does it recover each time, and how much time is spent training?
 
     python -m tests.multinode.storm --minutes 13 --seed 0          (make soak-storm)
 

@@ -59,7 +59,7 @@ def test_attempts_of_any_number_of_ranks_have_no_problems(tmp_path: Path) -> Non
     [
         (lambda lines: lines.pop(3), "line 4: 1 event missing above it: its number is 4, not 3"),
         (lambda lines: lines.pop(0), "line 1: the first 1 event are missing above it"),
-        (lambda lines: lines.insert(3, lines[2]), "line 4: event 2 is there twice"),
+        (lambda lines: lines.insert(3, lines[2]), "line 4: event 2 occurs twice"),
         (lambda lines: lines.__setitem__(2, lines[2][:20]), "line 3: unreadable; an event is lost"),
         (lambda lines: lines.__setitem__(2, "[1, 2]"), "line 3: unreadable; an event is lost"),
         (lambda lines: lines.__setitem__(-1, "{"), "line 12: unreadable; an event is lost"),

@@ -14,7 +14,11 @@ def found(kind: Kind, *, step: int = 5, unsaved: tuple[str, ...] = (), of_a_stre
 @pytest.mark.parametrize(
     ("difference", "what", "next_step"),
     [
-        (found("sample"), "unseeded randomness in the dataset: the thing is not the same twice", "seeded anew"),
+        (
+            found("sample"),
+            "unseeded randomness in the dataset: the thing is not the same twice",
+            "seeded for every sample",
+        ),
         (found("batch"), "unseeded randomness in the dataset: the thing", "global generators"),
         (found("order"), "the dataset is not the same twice", "len(dataset)"),
         (found("tensor", step=0), "unseeded randomness in model(): the thing starts from different", "torch's"),

@@ -60,7 +60,7 @@ def test_the_users_settings_are_passed_on() -> None:
     assert wanted.items() <= found.items()
 
 
-def test_a_file_is_passed_on_and_heeded(tmp_path: Path) -> None:
+def test_a_file_is_passed_on_and_obeyed(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text("[checkpoint]\nevery_steps = 4\n[optim]\nwarmup_steps = 5\n")
     found = settings(file=file)
@@ -75,7 +75,7 @@ def test_a_warm_up_that_is_longer_than_the_run_is_shortened() -> None:
     assert "optim.warmup_steps" not in settings()
 
 
-def test_how_often_the_job_saves_is_left_alone_where_it_can_be_proved(tmp_path: Path) -> None:
+def test_how_often_the_job_saves_is_not_touched_where_it_can_be_proved(tmp_path: Path) -> None:
     assert "checkpoint.every_steps" not in settings(task={"checkpoint.every_steps": 6})
     assert settings(task={"checkpoint.every_steps": 7})["checkpoint.every_steps"] == "2"
     assert settings("--checkpoint.every_steps", "0")["checkpoint.every_steps"] == "2"
@@ -121,10 +121,10 @@ def test_what_may_be_proved_is_not_refused() -> None:
 @pytest.mark.parametrize(
     ("argv", "worlds", "problem"),
     [
-        (["--train.steps", "9"], (2, 2), "--train.steps: --steps says how long to train here"),
-        (["--train.epochs", "9"], (2, 2), "--train.epochs: --steps says how long to train here"),
+        (["--train.steps", "9"], (2, 2), "--train.steps: use --steps instead"),
+        (["--train.epochs", "9"], (2, 2), "--train.epochs: use --steps instead"),
         (["--no-log.trace"], (2, 2), "--log.trace: it is always on here"),
-        (["--log.display", "live"], (2, 2), "--log.display: what the runs print goes to files here"),
+        (["--log.display", "live"], (2, 2), "--log.display: the output of the runs goes to files here"),
         (["--train.exact", "world"], (4, 2), "--train.exact: world needs one number of ranks, and the legs have 4, 2"),
     ],
 )

@@ -239,7 +239,7 @@ def test_damaged_lines_are_named(tmp_path: Path, damage: dict[str, Any], message
     assert f"ledger.jsonl, line 2: {message}" in job.texts(tmp_path)
 
 
-def test_a_ledger_without_its_start_says_so(tmp_path: Path) -> None:
+def test_a_ledger_without_its_start_is_reported(tmp_path: Path) -> None:
     job = two_epochs()
     del job.lines[0]
     texts = job.texts(tmp_path)
@@ -285,7 +285,7 @@ def test_an_order_that_changes_within_an_epoch_is_reported(tmp_path: Path) -> No
     job.length = 40
     job.attempt(2, 4, seed=4)
     part = job.check(tmp_path)
-    changed = "ledger.jsonl, line 3: the order of epoch 1 changed, so samples may be missing or come twice: "
+    changed = "ledger.jsonl, line 3: the order of epoch 1 changed, so samples may be missing or repeated: "
     assert list(map(str, part.problems)) == [
         f"{changed}37 samples before step 3, 40 samples after",
         f"{changed}the seed 3 before step 3, 4 after",

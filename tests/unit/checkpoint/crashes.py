@@ -1,7 +1,7 @@
 """Run by test_store_crashes.py in a process of its own: forks writers, kills them, looks at what they left.
 
-    python crashes.py every-moment FOLDER    killed at each call that touches the disk, one after the other
-    python crashes.py any-moment FOLDER      killed from outside, after random delays
+    python crashes.py FOLDER    killed at each call that touches the disk, one after the other; then from outside,
+                                after random delays
 
 Ends with a traceback when a checkpoint was lost.
 """
@@ -42,12 +42,12 @@ def prune_to_one(root: Path) -> None:
 
 
 def work_until_killed(work: Callable[[Path], object], root: Path, moment: int) -> None:
-    """Die by SIGKILL just before or just after a call that touches the disk: a moment is one of these."""
+    """Die by SIGKILL just before a call that touches the disk, which is just after the one before."""
     seen = 0
 
     def profile(frame: Any, event: str, function: Any) -> None:
         nonlocal seen
-        if event in ("c_call", "c_return") and function.__name__ in TOUCHES_THE_DISK:
+        if event == "c_call" and function.__name__ in TOUCHES_THE_DISK:
             if seen == moment:
                 os.kill(os.getpid(), signal.SIGKILL)
             seen += 1
@@ -110,9 +110,9 @@ def every_moment(folder: Path) -> None:
         "replaced": killed_at_every_moment(folder, lambda root: write(root, 3), least=3),
         "pruned": killed_at_every_moment(folder, prune_to_one, least=3),
     }
-    assert counts["new"] >= 30, counts
+    assert counts["new"] >= 15, counts
     assert counts["replaced"] > counts["new"], counts
-    assert counts["pruned"] >= 20, counts
+    assert counts["pruned"] >= 10, counts
     print(counts)
 
 
@@ -154,4 +154,5 @@ def any_moment(folder: Path) -> None:
 if __name__ == "__main__":
     warnings.simplefilter("ignore", DeprecationWarning)  # forking with torch's idle threads: the child uses none
     torch.set_num_threads(1)
-    {"every-moment": every_moment, "any-moment": any_moment}[sys.argv[1]](Path(sys.argv[2]))
+    every_moment(Path(sys.argv[1]))
+    any_moment(Path(sys.argv[1]))

@@ -18,7 +18,7 @@ EXAMPLE = Manifest(
 )
 
 
-def test_comes_back_as_it_was() -> None:
+def test_is_restored_as_it_was() -> None:
     assert manifest.parse(manifest.render(EXAMPLE)) == EXAMPLE
 
 

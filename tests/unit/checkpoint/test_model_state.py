@@ -71,7 +71,7 @@ def through_disk(model: nn.Module, root: Path) -> tuple[dict[str, torch.Tensor],
     return store.read(path).tensors["model"], catalog.read_document(path, "model")
 
 
-def test_comes_back_bit_for_bit(tmp_path: Path) -> None:
+def test_is_restored_bit_for_bit(tmp_path: Path) -> None:
     torch.manual_seed(1)
     model, other = Tied(), Tied()
     train_a_little(model)
@@ -89,7 +89,7 @@ def test_comes_back_bit_for_bit(tmp_path: Path) -> None:
     ],
     ids=["gpt", "mini_resnet"],
 )
-def test_our_own_models_come_back(tmp_path: Path, make: Callable[[], nn.Module]) -> None:
+def test_our_own_models_are_restored(tmp_path: Path, make: Callable[[], nn.Module]) -> None:
     model, other = make(), make()
     load_model_state(other, *through_disk(model, tmp_path))
     assert_same(model, other)
@@ -138,6 +138,7 @@ def test_under_ddp_names_are_the_model_s_own(tmp_path: Path) -> None:
     assert_same(wrapped.module, plain)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("group_of_one")
 def test_under_torch_compile_too() -> None:
     model = Tied()

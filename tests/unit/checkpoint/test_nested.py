@@ -32,9 +32,10 @@ values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(value=values)
-def test_anything_comes_back_as_it_was(value: Any) -> None:
+def test_anything_is_restored_as_it_was(value: Any) -> None:
     assert there_and_back(value) == value
 
 

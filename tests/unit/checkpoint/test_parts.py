@@ -171,7 +171,7 @@ def test_a_rank_that_cannot_make_its_part_is_named(tmp_path: Path) -> None:
     assert "rank 1 on node-b: CheckpointError: the tensor y cannot be saved" in text
 
 
-def test_a_rank_that_is_gone_is_not_waited_for_when_the_run_ends(tmp_path: Path) -> None:
+def test_a_rank_that_is_lost_is_not_waited_for_when_the_run_ends(tmp_path: Path) -> None:
     job = Job(tmp_path)
     job.end.set()
     text = job.failure(assign(tensors(), [0, 1]), has_other=False)
@@ -179,7 +179,7 @@ def test_a_rank_that_is_gone_is_not_waited_for_when_the_run_ends(tmp_path: Path)
     assert "try: read the output of that rank" in text
 
 
-def test_when_rank_0_gives_up_the_others_do_too(tmp_path: Path) -> None:
+def test_when_rank_0_fails_the_others_do_too(tmp_path: Path) -> None:
     job = Job(tmp_path)
     (tmp_path / "step-00000001").write_text("in the way")
     shares = assign(tensors(), [0, 1])

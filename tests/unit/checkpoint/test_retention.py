@@ -107,7 +107,7 @@ def test_without_the_metric_or_with_nan_it_is_never_the_best(tmp_path: Path) -> 
     assert catalog.list_steps(tmp_path) == [1, 4]
 
 
-def test_the_newest_valid_one_stays_though_a_newer_looks_whole(tmp_path: Path) -> None:
+def test_the_newest_valid_one_stays_though_a_newer_looks_complete(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         make(tmp_path, step)
     file = tmp_path / "step-00000003" / "model.safetensors"

@@ -35,7 +35,7 @@ def flip_byte(path: Path, position: int) -> None:
     path.write_bytes(raw)
 
 
-def test_what_is_written_comes_back(tmp_path: Path) -> None:
+def test_what_is_written_is_restored(tmp_path: Path) -> None:
     before = datetime.now(UTC).replace(microsecond=0)
     path = write(tmp_path / "a" / "b", 7, metrics={"loss": 0.5})
     assert path == tmp_path / "a" / "b" / "step-00000007"
@@ -65,7 +65,7 @@ def test_nothing_there_yet(tmp_path: Path) -> None:
     assert catalog.list_steps(tmp_path / "none") == []
 
 
-def test_strangers_are_left_alone(tmp_path: Path) -> None:
+def test_other_files_are_not_touched(tmp_path: Path) -> None:
     path = write(tmp_path, 3)
     (tmp_path / "step-00000009").write_text("a file, not a folder")
     (tmp_path / "step-12").mkdir()
@@ -283,7 +283,7 @@ def test_a_link_to_a_checkpoint_elsewhere_is_replaced_and_the_original_stays(tmp
     assert hidden(root) == []
 
 
-def test_removing_what_is_not_there_says_so(tmp_path: Path) -> None:
+def test_removing_what_is_not_there_reports_it(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"step-00000001 could not be removed: No such file or directory"):
         store.remove(tmp_path / "step-00000001")
 
@@ -297,7 +297,7 @@ json_values = st.recursive(
 
 @settings(max_examples=20, deadline=None)
 @given(document=json_values)
-def test_any_document_comes_back(tmp_path_factory: pytest.TempPathFactory, document: Any) -> None:
+def test_any_document_is_restored(tmp_path_factory: pytest.TempPathFactory, document: Any) -> None:
     root = tmp_path_factory.mktemp("store")
     path = store.write(root, 1, tensors={}, documents={"progress": document}, metrics={})
     assert catalog.read_document(path, "progress") == document

@@ -31,7 +31,7 @@ def save(path: Path, tensors: dict[str, Tensor]) -> None:
     path.write_bytes(b"".join(tensor_file.stream(tensors)))
 
 
-def test_every_type_and_shape_comes_back_bit_for_bit(tmp_path: Path) -> None:
+def test_every_type_and_shape_is_restored_bit_for_bit(tmp_path: Path) -> None:
     shapes = [(), (1,), (7,), (3, 5), (0,), (4, 0, 2)]
     tensors = {f"{dtype}-{shape}": example(dtype, shape) for dtype in ALL_TYPES for shape in shapes}
     save(tmp_path / "x.safetensors", tensors)

@@ -1,4 +1,4 @@
-"""One piece of work beside another thread: done, failed, waited for."""
+"""The writer's thread: a job that succeeds, fails, or is waited for."""
 
 from __future__ import annotations
 

@@ -70,4 +70,4 @@ def test_an_entry_of_the_commands_own_looks_the_same() -> None:
     assert render_entry("--run", "folder", "Where the run is kept.", default="runs/TASK") == (
         "  --run  folder  [runs/TASK]\n      Where the run is kept."
     )
-    assert render_entry("--fresh", "", "Start anew.") == "  --fresh\n      Start anew."
+    assert render_entry("--fresh", "", "Start over.") == "  --fresh\n      Start over."

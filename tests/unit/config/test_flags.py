@@ -85,7 +85,7 @@ def test_the_grammar(argv: list[str], expected: dict[str, Any]) -> None:
         ),
     ],
 )
-def test_each_problem_is_said_in_one_sentence(argv: list[str], problem: str) -> None:
+def test_each_problem_is_one_sentence(argv: list[str], problem: str) -> None:
     assert problem in read_flags(argv).layer.problems
 
 
@@ -98,7 +98,7 @@ def test_an_option_set_to_none_does_not_count_for_an_exclusive_pair() -> None:
     assert values("--train.epochs", "none", "--train.steps", "2") == {"train.epochs": None, "train.steps": 2}
 
 
-def test_the_commands_own_flags_and_words_are_told_from_settings() -> None:
+def test_the_commands_own_flags_and_words_are_distinguished_from_settings() -> None:
     argv = ["--fresh", "digits", "--procs", "2", "--optim.lr", "0.5", "--run=out", "-h"]
     flags = read_flags(argv, own=OWN, max_positional=1)
     assert flags.own == {"fresh": True, "procs": 2, "run": "out", "help": True}

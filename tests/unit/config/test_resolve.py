@@ -40,7 +40,7 @@ def problems(call: Callable[[], Any]) -> tuple[str, ...]:
     return raised.value.problems
 
 
-def test_a_flag_beats_the_file_beats_the_environment_beats_the_task_beats_the_schema(read: Read) -> None:
+def test_a_flag_overrides_the_file_the_environment_the_task_and_the_schema(read: Read) -> None:
     defaults = {**ENOUGH, "data.dir": "task", "optim.lr": 0.3}
     environment = {"DATASET_DIR": "variable"}
     file = "[data]\ndir = 'file'"
@@ -284,7 +284,7 @@ def test_stage_one_knows_that_one_member_of_a_pair_rules_out_the_other(read: Rea
     assert problem.endswith("train.batch_size_per_rank = none (train.batch_size is set)")
 
 
-def test_a_task_without_defaults_is_told_which_flags_to_give(read: Read) -> None:
+def test_without_defaults_the_message_names_the_flags_to_give(read: Read) -> None:
     assert problems(lambda: resolve(read(), {})) == (
         "the length of the run is not set; give --train.epochs or --train.steps",
         "the batch size is not set; give --train.batch_size or --train.batch_size_per_rank",

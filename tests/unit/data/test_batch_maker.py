@@ -96,7 +96,7 @@ def test_the_process_keeps_its_own_randomness() -> None:
     assert state() == before
 
 
-def test_an_error_in_the_dataset_is_told_with_the_sample() -> None:
+def test_an_error_in_the_dataset_is_reported_with_the_sample() -> None:
     with pytest.raises(ValueError, match="the disk is on fire") as caught:
         BatchMaker(Broken(), seed=1)[BatchRequest(0, 1, 2, shuffled=False)]
     assert caught.value.__notes__ == ["while reading sample 1 of Broken"]

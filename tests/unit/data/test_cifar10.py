@@ -189,7 +189,7 @@ IMAGES, LABELS = content(0)
         (pickled(data=IMAGES, labels=[1, -2, 3]), "expected labels from 0 to 9, found -2 to 3"),
     ],
 )
-def test_a_malformed_python_file_is_told(tmp_path: Path, damaged: bytes, sentence: str) -> None:
+def test_a_malformed_python_file_is_reported(tmp_path: Path, damaged: bytes, sentence: str) -> None:
     write(tmp_path, python_2_pickle)
     (tmp_path / "test_batch").write_bytes(damaged)
     with pytest.raises(DataError, match=rf"test_batch[\s\S]*{sentence}"):
@@ -197,7 +197,7 @@ def test_a_malformed_python_file_is_told(tmp_path: Path, damaged: bytes, sentenc
 
 
 @pytest.mark.parametrize("size", [0, 100, 3072, 3073 * 3 - 1])
-def test_a_truncated_binary_file_is_told(tmp_path: Path, size: int) -> None:
+def test_a_truncated_binary_file_is_reported(tmp_path: Path, size: int) -> None:
     write(tmp_path, binary)
     path = tmp_path / "data_batch_2.bin"
     path.write_bytes(path.read_bytes()[:size])
@@ -207,7 +207,7 @@ def test_a_truncated_binary_file_is_told(tmp_path: Path, size: int) -> None:
         build(tmp_path)
 
 
-def test_a_wrong_label_in_a_binary_file_is_told(tmp_path: Path) -> None:
+def test_a_wrong_label_in_a_binary_file_is_reported(tmp_path: Path) -> None:
     write(tmp_path, binary)
     (tmp_path / "test_batch.bin").write_bytes(bytes([77]) + bytes(3072))
     with pytest.raises(DataError, match="expected labels from 0 to 9, found 77 to 77"):
@@ -221,7 +221,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         build(tmp_path)
 
 
-def test_a_folder_without_cifar_is_told_what_was_expected_where(tmp_path: Path) -> None:
+def test_a_folder_without_cifar_is_reported_with_what_was_expected(tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=r"there is no CIFAR-10 in .*: expected cifar-10-batches-py/data_batch_1"
     ) as caught:
@@ -229,6 +229,6 @@ def test_a_folder_without_cifar_is_told_what_was_expected_where(tmp_path: Path) 
     assert "--data.dir" in str(caught.value)
 
 
-def test_no_folder_at_all_is_told() -> None:
+def test_no_folder_at_all_is_reported() -> None:
     with pytest.raises(DataError, match=r"cifar10 needs --data.dir, which is not set"):
         build(None)

@@ -105,7 +105,7 @@ def test_looking_ahead_changes_no_batch_and_not_the_cursor() -> None:
     assert ahead.cursor == Cursor(3, 0)
 
 
-def test_a_step_given_up_and_a_cursor_set_anew_drop_what_was_made_ahead() -> None:
+def test_a_step_given_up_and_a_cursor_set_again_drop_what_was_made_ahead() -> None:
     plain, ahead = make(Indices(), ahead=False), make(Indices(), ahead=True)
     for loader in (plain, ahead):
         next(iter(loader))  # one of a step's two
@@ -140,7 +140,7 @@ class Moves:
         return self
 
 
-def test_only_what_can_be_told_of_another_stream_is_sent_ahead() -> None:
+def test_only_what_can_change_streams_is_sent_ahead() -> None:
     batch = {"images": torch.ones(2), "rest": [torch.ones(1), "a name", 3], "none": None}
     assert [leaf.numel() for leaf in leaves(batch)] == [2, 1]
     assert can_change_streams(batch)

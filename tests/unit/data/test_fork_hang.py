@@ -40,7 +40,7 @@ class SleepsInFork(workers._ForkedWorker):
         super().run()
 
 
-def test_a_child_that_sleeps_every_time_is_left_alone(
+def test_a_child_that_sleeps_every_time_is_not_touched(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What happens every time is no race: the last attempt is not ended, however long it takes."""

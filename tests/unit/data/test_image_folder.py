@@ -99,32 +99,32 @@ def test_a_truncated_image_is_named(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("split", "expected"), [("train", "train"), ("eval", r".*eval or .*val or .*test")])
-def test_a_missing_part_is_told(folder: Path, split: str, expected: str) -> None:
+def test_a_missing_part_is_reported(folder: Path, split: str, expected: str) -> None:
     (folder / split).rename(folder / "elsewhere")
     with pytest.raises(DataError, match=f"there is no folder .*{expected}") as caught:
         build(folder, split=split)
     assert "DIR/train/CLASS/NAME.png" in str(caught.value)
 
 
-def test_a_part_without_classes_is_told(tmp_path: Path) -> None:
+def test_a_part_without_classes_is_reported(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
     with pytest.raises(DataError, match="train holds no folders: expected one for each class"):
         build(tmp_path)
 
 
-def test_a_class_without_images_is_told(folder: Path) -> None:
+def test_a_class_without_images_is_reported(folder: Path) -> None:
     (folder / "train" / "dog").mkdir()
     with pytest.raises(DataError, match=r"train/dog holds no images: expected files that end in .bmp"):
         build(folder)
 
 
-def test_a_class_that_training_lacks_is_told(folder: Path) -> None:
+def test_a_class_that_training_lacks_is_reported(folder: Path) -> None:
     save(folder / "eval" / "dog" / "0.png", 0)
     with pytest.raises(DataError, match=r"eval/dog is a class that the training images do not have.*ant, bee, cat"):
         build(folder, split="eval")
 
 
-def test_no_folder_at_all_is_told() -> None:
+def test_no_folder_at_all_is_reported() -> None:
     with pytest.raises(DataError, match=r"image_folder needs --data.dir, which is not set"):
         build(None)
 

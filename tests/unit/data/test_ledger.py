@@ -1,4 +1,4 @@
-"""The ledger says in a few runs exactly what the steps covered."""
+"""The ledger records in a few entries exactly what the steps covered."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def test_a_resume_in_the_middle_of_an_epoch_continues_the_sequence(workers: int,
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("persistent", [True, False])
-def test_a_loop_that_is_left_early_goes_on_where_it_was_left(workers: int, persistent: bool) -> None:
+def test_a_loop_that_is_left_early_continues_where_it_was_left(workers: int, persistent: bool) -> None:
     expected = epochs(make(Noisy()), 1)
     with closing(make(Noisy(), workers=workers, persistent_workers=persistent)) as loader:
         found = list(itertools.islice(loader, 2)) + list(loader)

@@ -81,7 +81,7 @@ def test_shares_are_balanced_and_add_up(length: int, batch_size: int, world_size
 
 
 @given(LENGTHS, SIZES, WORLDS, PIECES)
-def test_no_rank_is_left_alone_with_one_sample(length: int, batch_size: int, world_size: int, accumulate: int) -> None:
+def test_no_rank_is_left_with_one_sample(length: int, batch_size: int, world_size: int, accumulate: int) -> None:
     """BatchNorm cannot work with one; nor with a placeholder of one."""
     if batch_size // (world_size * accumulate) < 2:
         return

@@ -151,6 +151,7 @@ def test_shards_hold_the_same_on_any_world(length: int, batch_size: int, world_s
     assert by_shard(world_size) == by_shard(1)
 
 
+@pytest.mark.slow
 @given(st.integers(1, 30), st.integers(1, 8), st.data())
 def test_a_resume_at_any_cursor_continues_the_sequence(length: int, batch_size: int, data: st.DataObject) -> None:
     loader = make(Numbers(length), batch_size=batch_size)
@@ -256,7 +257,7 @@ def test_a_stream_that_has_become_shorter_is_refused(position: int) -> None:
 def test_what_can_be_read_only_once_is_refused() -> None:
     with pytest.raises(UsageError, match="the generator can be read only once") as caught:
         make(number for number in range(9))
-    assert "whose __iter__ starts anew each time" in str(caught.value)
+    assert "whose __iter__ starts over each time" in str(caught.value)
 
 
 def test_a_loader_is_no_dataset() -> None:
@@ -280,7 +281,7 @@ def test_an_error_of_the_stream_names_the_sample(workers: int) -> None:
     assert "while reading sample 4 of Torn" in str(caught.value) + "".join(getattr(caught.value, "__notes__", []))
 
 
-def test_more_workers_than_one_are_told_off(caplog: pytest.LogCaptureFixture) -> None:
+def test_more_workers_than_one_are_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with closing(make(Numbers(7), workers=3)), closing(make(Numbers(7), workers=1)):
         (record,) = caplog.records
     assert record.message.startswith("a stream is read by 1 worker, not 3: several would split it")
@@ -336,7 +337,7 @@ def test_a_resumable_stream_starts_over_and_every_step_is_full(workers: int) -> 
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("taken", range(6))
-def test_a_resumable_stream_goes_on_after_the_last_step_that_was_taken(workers: int, taken: int) -> None:
+def test_a_resumable_stream_continues_after_the_last_step_that_was_taken(workers: int, taken: int) -> None:
     expected = list(itertools.islice(make(Counting(), batch_size=4, accumulate=2), 24))
     with closing(make(Counting(), batch_size=4, accumulate=2, workers=workers)) as loader:
         list(itertools.islice(loader, taken * 2))
@@ -349,7 +350,7 @@ def test_a_resumable_stream_goes_on_after_the_last_step_that_was_taken(workers: 
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_closed_loader_goes_on_where_it_was(workers: int) -> None:
+def test_a_closed_loader_continues_where_it_was(workers: int) -> None:
     expected = list(itertools.islice(make(Counting(), batch_size=4, accumulate=2), 8))
     found: list[torch.Tensor] = []
     with closing(make(Counting(), batch_size=4, accumulate=2, workers=workers)) as loader:
@@ -398,4 +399,4 @@ def test_a_resumable_stream_that_is_empty_is_refused(workers: int) -> None:
     with closing(make(Counting(0), rank=1, world_size=2, workers=workers)) as loader:
         with pytest.raises(DataError, match="the stream Counting is empty in round 0 on rank 1") as caught:
             next(loader.steps())
-        assert "starts anew after its end" in str(caught.value)
+        assert "starts over after its end" in str(caught.value)

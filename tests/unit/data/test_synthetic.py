@@ -58,7 +58,7 @@ def test_images_are_normalised_and_every_class_occurs() -> None:
 
 
 def test_images_can_be_learned() -> None:
-    """The mean image of each class, from the training part, tells the classes of the evaluation part."""
+    """The mean training image of each class classifies the evaluation images."""
     batch, labels = images().batch(ALL, None)
     means = torch.stack([batch[labels == number].mean(dim=0) for number in range(7)]).flatten(1)
     held_out, expected = images(split="eval").batch(np.arange(32), None)

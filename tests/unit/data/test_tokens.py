@@ -121,7 +121,7 @@ def test_a_vocabulary_can_be_stated(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "stray"), [("uint16", 70), ("int32", -3)])
-def test_a_token_outside_the_stated_vocabulary_is_told(tmp_path: Path, kind: str, stray: int) -> None:
+def test_a_token_outside_the_stated_vocabulary_is_reported(tmp_path: Path, kind: str, stray: int) -> None:
     numbers = np.arange(100) % 50
     numbers[42] = stray
     np.save(path := tmp_path / "corpus.npy", numbers.astype(kind))
@@ -142,20 +142,20 @@ def test_a_token_outside_the_stated_vocabulary_is_told(tmp_path: Path, kind: str
         ('{"vocab_size": true}', "meta.json: vocab_size is True"),
     ],
 )
-def test_a_malformed_meta_file_is_told(tmp_path: Path, text: str, sentence: str) -> None:
+def test_a_malformed_meta_file_is_reported(tmp_path: Path, text: str, sentence: str) -> None:
     np.arange(100, dtype=np.uint16).tofile(path := tmp_path / "corpus.bin")
     (tmp_path / "meta.json").write_text(text)
     with pytest.raises(DataError, match=sentence):
         build(path)
 
 
-def test_a_missing_path_is_told(tmp_path: Path) -> None:
+def test_a_missing_path_is_reported(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"there is no file or folder .*nowhere") as caught:
         build(tmp_path / "nowhere")
     assert "train.bin and eval.bin" in str(caught.value)
 
 
-def test_a_folder_with_nothing_to_read_is_told(tmp_path: Path) -> None:
+def test_a_folder_with_nothing_to_read_is_reported(tmp_path: Path) -> None:
     (tmp_path / "image.png").write_bytes(b"x")
     with pytest.raises(
         DataError, match=r"holds neither train.bin, train.npy or train.txt nor any .txt, .py or .md files"
@@ -163,14 +163,14 @@ def test_a_folder_with_nothing_to_read_is_told(tmp_path: Path) -> None:
         build(tmp_path)
 
 
-def test_an_empty_file_is_told(tmp_path: Path) -> None:
+def test_an_empty_file_is_reported(tmp_path: Path) -> None:
     (path := tmp_path / "corpus.bin").touch()
     with pytest.raises(DataError, match=r"corpus.bin is empty"):
         build(path)
 
 
 @pytest.mark.parametrize(("split", "count"), [("train", 95), ("eval", 5)])
-def test_too_short_for_one_window_is_told(tmp_path: Path, split: str, count: int) -> None:
+def test_too_short_for_one_window_is_reported(tmp_path: Path, split: str, count: int) -> None:
     np.arange(100, dtype=np.uint16).tofile(path := tmp_path / "corpus.bin")
     with pytest.raises(
         DataError, match=f"corpus.bin is too short: its {split} part has {count} tokens, one sample needs 201"
@@ -178,7 +178,7 @@ def test_too_short_for_one_window_is_told(tmp_path: Path, split: str, count: int
         build(path, split=split, context=200)
 
 
-def test_a_size_that_is_no_multiple_of_the_type_is_told(tmp_path: Path) -> None:
+def test_a_size_that_is_no_multiple_of_the_type_is_reported(tmp_path: Path) -> None:
     (path := tmp_path / "corpus.bin").write_bytes(b"x" * 101)
     with pytest.raises(DataError, match="has 101 bytes, which is not a whole number of uint32 tokens") as caught:
         build(path, token_type="uint32")
@@ -188,13 +188,13 @@ def test_a_size_that_is_no_multiple_of_the_type_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("array", "found"), [(np.zeros(100), r"float64 \[100\]"), (np.zeros((10, 10), dtype=np.int32), r"int32 \[10, 10\]")]
 )
-def test_an_npy_file_of_something_else_is_told(tmp_path: Path, array: np.ndarray, found: str) -> None:
+def test_an_npy_file_of_something_else_is_reported(tmp_path: Path, array: np.ndarray, found: str) -> None:
     np.save(path := tmp_path / "corpus.npy", array)
     with pytest.raises(DataError, match=f"corpus.npy holds {found}: expected integers in one dimension"):
         build(path)
 
 
-def test_an_npy_file_that_is_none_or_holds_objects_is_told(tmp_path: Path) -> None:
+def test_an_npy_file_that_is_none_or_holds_objects_is_reported(tmp_path: Path) -> None:
     (path := tmp_path / "corpus.npy").write_bytes(b"not an array")
     with pytest.raises(DataError, match=r"corpus.npy cannot be mapped as a .npy file"):
         build(path)
@@ -203,7 +203,7 @@ def test_an_npy_file_that_is_none_or_holds_objects_is_told(tmp_path: Path) -> No
         build(path)
 
 
-def test_a_negative_token_is_told(tmp_path: Path) -> None:
+def test_a_negative_token_is_reported(tmp_path: Path) -> None:
     np.save(path := tmp_path / "corpus.npy", np.array([1, 2, -7] * 20))
     with pytest.raises(DataError, match=r"corpus.npy holds the token -7: tokens are counted from 0"):
         build(path)

@@ -181,7 +181,7 @@ def test_data_that_would_leave_no_room_is_refused_with_the_sizes(monkeypatch: py
     assert "leave --data.resident out: batches are copied to the device ahead" in str(caught.value)
 
 
-def test_workers_of_resident_data_are_not_started_and_that_is_said(
+def test_workers_of_resident_data_are_not_started_and_that_is_reported(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     # The two questions to the driver are answered here, and "meta" stands for a GPU: everything else is the real thing.

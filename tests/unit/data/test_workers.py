@@ -139,7 +139,7 @@ def test_a_worker_collects_nothing_before_it_has_frozen_what_it_inherited(
     assert gc.isenabled()
 
 
-def test_a_worker_that_is_killed_is_told_and_can_be_cleared_away() -> None:
+def test_a_worker_that_is_killed_is_reported_and_can_be_cleared_away() -> None:
     with closing(make(KilledAtTheThird(range(12)))) as stream:
         batches = stream.batches(REQUESTS)
         assert next(batches).tolist() == [0, 1]

@@ -1,4 +1,4 @@
-"""Which GPU a rank takes, on machines with some: what torch says of them is given, as there are none here."""
+"""Which GPU a rank takes; torch's answers are simulated, as there are no GPUs here."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_rank_takes_the_gpu_of_its_number_or_the_only_one_it_sees(monkeypatch:
 
 
 def meet(gpus: Sequence[str | None]) -> list[str]:
-    """What each of the ranks that meet is told; nothing when all is well."""
+    """The error of each rank at the rendezvous; empty when there is none."""
     store = SealedStore(dist.HashStore(), None)
 
     def rank(number: int) -> str:
@@ -57,7 +57,7 @@ def test_ranks_that_would_share_a_gpu_are_refused_on_all() -> None:
     assert "--gpus-per-task=1" in text
 
 
-def test_ranks_may_share_a_gpu_where_nccl_is_told_of_a_host_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_may_share_a_gpu_with_an_nccl_hostid_each(monkeypatch: pytest.MonkeyPatch) -> None:
     class Properties:
         uuid = "GPU-1"
 

@@ -88,7 +88,7 @@ def test_code_is_that_of_the_user_and_of_drumline_wherever_it_lies(
     monkeypatch.delitem(sys.modules, "some_user_code")
 
 
-def test_modules_that_load_when_they_are_touched_are_left_alone(
+def test_modules_that_load_at_the_first_access_are_not_accessed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = tmp_path / "lazy_user_code.py"
@@ -116,8 +116,8 @@ def test_another_kind_of_gpu_is_a_warning(caplog: pytest.LogCaptureFixture) -> N
     with caplog.at_level(logging.WARNING, "drumline"):
         check_differences(facts, ["a", "a", "b"])
     assert caplog.messages == [
-        "ranks differ in the kind of GPU: ranks 0, 1 (a): H100; rank 2 (b): A100. The slowest sets the pace, and last "
-        "bits may differ."
+        "ranks differ in the kind of GPU: ranks 0, 1 (a): H100; rank 2 (b): A100. The slowest GPU slows all ranks, "
+        "and last bits may differ."
     ]
 
 

@@ -95,14 +95,14 @@ def test_the_first_to_ask_is_the_cause(store: SealedStore) -> None:
     assert ranks[1].vote.cause == {"rank": 0}
 
 
-def test_nobody_asked_and_nothing_stops(store: SealedStore) -> None:
+def test_without_a_request_nothing_stops(store: SealedStore) -> None:
     (rank,) = [Rank(store, 0, 1)]
     assert not rank.vote.tick()
     assert rank.vote.stop is None
     assert not rank.vote.stops_at(10**9)
 
 
-def test_a_rank_that_waits_at_a_proposal_goes_on_when_a_later_one_replaces_it(store: SealedStore) -> None:
+def test_a_rank_that_waits_at_a_proposal_continues_when_a_later_one_replaces_it(store: SealedStore) -> None:
     first, second = (Rank(store, rank, 2) for rank in range(2))
     for rank in (first, second):
         rank.vote.begin()

@@ -1,4 +1,4 @@
-"""Facts of machines that nobody here has: a healthy one with two GPUs, to be changed in one place by a test."""
+"""Facts of a healthy machine with two GPUs, of which a test changes one."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def test_a_way_that_looks_slow_is_measured_again() -> None:
     assert Counter(action for _, action in cluster.asked)["measure"] == 12 + 2 * 6
 
 
-def test_faults_of_a_simulated_cluster_are_told_of_the_right_hosts() -> None:
+def test_faults_of_a_simulated_cluster_are_reported_for_the_right_hosts() -> None:
     cluster = Cluster(
         24, down=[5], closed={(number, 3) for number in range(24)}, unnamed={(9, 4)}, holes={(7, 8)}, slow=[6], late=[2]
     )
@@ -84,7 +84,10 @@ HELLO = """print('{"doctor": "drumline", "form": 2}', flush=True)\n"""
         (HELLO + "input(); print('x' * 2_000_000, flush=True); input()", "it sent a line of over 1,048,576 bytes"),
         (HELLO + "input(); raise SystemExit('Killed')", "the doctor's program exited there: Killed"),
         ("""print('{"doctor": "drumline", "form": 0}')""", "its version of drumline is different"),
-        ("for _ in range(600): print('Welcome!')", "it prints a lot of text, but not what the doctor's program does"),
+        (
+            "for _ in range(600): print('Welcome!')",
+            "it prints a lot of text, but not the answer of the doctor's program",
+        ),
         (
             HELLO + """input(); print('{"id": 1, "ok": {"host": "b"}}', flush=True); input()""",
             "its answer is not that of the doctor: interfaces is None; list is needed",
@@ -129,7 +132,7 @@ def test_a_node_whose_answers_have_another_form_is_left_out_and_the_others_are_n
     assert "its answer is not that of the doctor: " in odd.absent
 
 
-def test_a_node_that_is_silent_counts_as_gone_and_greetings_of_a_login_do_not_matter() -> None:
+def test_a_node_without_an_answer_counts_as_lost_and_greetings_of_a_login_do_not_matter() -> None:
     async def try_it() -> None:
         client = await NodeClient.start(
             sys.executable, "-c", "print('Last login: today')\n" + HELLO + "input(); input()"

@@ -113,7 +113,7 @@ def test_what_one_host_lacks_is_not_compared() -> None:
     assert findings(a={"code": code}, b={"code": gone}, c={"code": {"folder": "src", "unreachable": "x"}}) == []
 
 
-def test_256_hosts_take_little_time_and_few_words() -> None:
+def test_256_hosts_take_little_time_and_few_lines() -> None:
     files = {f"part/{number}.py": f"{number:08x}" for number in range(1000)}
     packages = {f"package-{number}": "1.0" for number in range(300)}
     hosts = {}
@@ -223,7 +223,7 @@ def data(folder: Path, count: int = 40) -> Path:
     return folder
 
 
-def test_other_data_is_told_by_its_count_its_bytes_or_its_content(tmp_path: Path) -> None:
+def test_different_data_is_found_by_its_count_its_bytes_or_its_content(tmp_path: Path) -> None:
     a, b = data(tmp_path / "a"), data(tmp_path / "b")
     facts = data_facts(a)
     assert (facts["files"], facts["bytes"], facts["complete"], len(facts["samples"])) == (40, 4000, True, 16)
@@ -239,7 +239,7 @@ def test_other_data_is_told_by_its_count_its_bytes_or_its_content(tmp_path: Path
     sampled = b / next(iter(facts["samples"]))
     content = sampled.read_bytes()
     sampled.write_bytes(content[:-1] + b"!")
-    assert said() == [f"{sampled.relative_to(b)} has other content"]
+    assert said() == [f"{sampled.relative_to(b)} has different content"]
     sampled.write_bytes(content)
     (b / "class-0" / "0000.bin").rename(b / "class-0" / "zero.bin")
     assert said() == ["names or sizes of files differ"]

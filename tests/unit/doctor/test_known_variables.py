@@ -1,4 +1,4 @@
-"""What is said of NCCL's and torch's variables: bad, old and misspelt ones; and that the table holds together."""
+"""Findings about NCCL's and torch's variables: bad, old and misspelt ones; and that the table is consistent."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_harmless_setting_is_no_finding() -> None:
     assert said(CUDA_SOMETHING="1", NCCL_UNKNOWN_SETTING="1") == []
 
 
-def test_each_rule_is_told_with_its_value_and_a_fix() -> None:
+def test_each_rule_is_reported_with_its_value_and_a_fix() -> None:
     for name, value, level, what in every_rule():
         fix = "export NCCL_DEBUG=WARN" if name == "NCCL_DEBUG" else f"unset {name}"
         assert said(**{name: value.lower() or "x"}) == [(level, f"{name}={value.lower() or 'x'}: {what}", fix)]
@@ -43,8 +43,7 @@ NAMES = [
         "NCCL_ASYNC_ERROR_HANDLING",
         "1",
         "note",
-        "NCCL_ASYNC_ERROR_HANDLING=1 is an old name, which will be ignored one day; it is now "
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+        "NCCL_ASYNC_ERROR_HANDLING=1 is a deprecated name; it is now TORCH_NCCL_ASYNC_ERROR_HANDLING",
         "unset NCCL_ASYNC_ERROR_HANDLING; export TORCH_NCCL_ASYNC_ERROR_HANDLING=1",
     ),
     (
@@ -66,7 +65,7 @@ NAMES = [
         "NCCL_MAX_NRINGS",
         "4",
         "note",
-        "NCCL_MAX_NRINGS=4 is an old name, which will be ignored one day; it is now NCCL_MAX_NCHANNELS",
+        "NCCL_MAX_NRINGS=4 is a deprecated name; it is now NCCL_MAX_NCHANNELS",
         "unset NCCL_MAX_NRINGS; export NCCL_MAX_NCHANNELS=4",
     ),
     (
@@ -80,14 +79,14 @@ NAMES = [
         "NCCL_SOCKET_IFNAMES",
         "(set; not shown)",
         "warning",
-        "NCCL_SOCKET_IFNAMES is not a variable that we know; did you mean NCCL_SOCKET_IFNAME?",
+        "NCCL_SOCKET_IFNAMES is not a known variable; did you mean NCCL_SOCKET_IFNAME?",
         'export NCCL_SOCKET_IFNAME="$NCCL_SOCKET_IFNAMES"; unset NCCL_SOCKET_IFNAMES',
     ),
     (
         "CUDA_VISIBLE_DEVICE",
         "(set; not shown)",
         "warning",
-        "CUDA_VISIBLE_DEVICE is not a variable that we know; did you mean CUDA_VISIBLE_DEVICES?",
+        "CUDA_VISIBLE_DEVICE is not a known variable; did you mean CUDA_VISIBLE_DEVICES?",
         'export CUDA_VISIBLE_DEVICES="$CUDA_VISIBLE_DEVICE"; unset CUDA_VISIBLE_DEVICE',
     ),
 ]

@@ -1,4 +1,4 @@
-"""What the doctor says of one machine: the sentence and the fix of every finding, from facts made by hand."""
+"""The doctor's findings about one machine: the text and the fix of each, from hand-made facts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def said(*, many_hosts: bool = False, **changes: Any) -> list[tuple[str, str, st
     return [(one.level, one.what, one.fix) for one in found]
 
 
-def test_nothing_is_said_of_a_healthy_machine() -> None:
+def test_nothing_is_reported_about_a_healthy_machine() -> None:
     assert said() == []
     assert said(many_hosts=True) == []
     assert said(gpus=[], cuda=None, driver=None, nccl=None) == []
@@ -92,7 +92,7 @@ WRONG: list[tuple[dict[str, Any], str, str, str]] = [
     (
         {"gpus": [gpu(0), gpu(1, name="NVIDIA A100"), gpu(2)]},
         "warning",
-        "the GPUs differ, and the slowest sets the pace: NVIDIA H100 80GB HBM3: 0 and 2; NVIDIA A100: 1",
+        "the GPUs differ, and the slowest one slows all of them: NVIDIA H100 80GB HBM3: 0 and 2; NVIDIA A100: 1",
         "export CUDA_VISIBLE_DEVICES=0,2",
     ),
     (

@@ -273,10 +273,10 @@ def test_lists_of_names() -> None:
     ]
 
 
-def test_a_host_whose_facts_have_another_form_is_told_of_and_the_rest_is_judged() -> None:
+def test_a_host_whose_facts_have_another_form_is_reported_and_the_rest_is_judged() -> None:
     survey = Survey([HostRecord("a", "a", facts=machines.healthy()), HostRecord("b", "b", facts={"host": 3})], 29500)
     findings, table = cluster.check_facts(survey)
     (found,) = [one for one in findings if one.where == "b"]
-    assert found.line().startswith("problem: b: its facts have another form (KeyError(")
+    assert found.line().startswith("problem: b: its facts cannot be read (KeyError(")
     assert found.fix == "install the same drumline on all hosts"
     assert table == []

@@ -41,7 +41,7 @@ def test_open_ports_take_large_messages_and_have_a_speed(port: int) -> None:
     assert speed["bytes_per_s"] > speed["latency_s"] > 0
 
 
-def test_who_does_not_know_the_token_or_wants_somebody_else_is_told_of_another_host(port: int) -> None:
+def test_a_wrong_token_or_node_is_reported_as_another_host(port: int) -> None:
     assert probe(Target(4, HERE, port), TOKEN) == {"outcome": "another host or program answers"}
     assert probe(Target(3, HERE, port), b"x" * 16) == {"outcome": "another host or program answers"}
     with socket.create_connection((HERE, port)) as call:

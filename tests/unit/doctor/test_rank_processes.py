@@ -47,7 +47,7 @@ def test_each_rank_has_its_place_and_says_one_line(monkeypatch: pytest.MonkeyPat
     assert second["result"]["seen"] == ["5", "8", "1", "2", "a", "29500"]
 
 
-def test_a_rank_that_fails_or_hangs_is_told_of_with_its_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_fails_or_hangs_is_reported_with_its_last_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     (failed,) = run("raise ImportError('no torch here')", monkeypatch, num_procs=1)
     assert failed["error"] == "exited with code 1: ImportError: no torch here"
     (hung,) = run(
@@ -100,7 +100,7 @@ def test_all_end_when_the_node_is_killed(tmp_path: Path) -> None:
         time.sleep(0.05)
 
 
-def test_what_ranks_found_is_told_once() -> None:
+def test_what_ranks_found_is_reported_once() -> None:
     found = {"level": "problem", "check": "collectives", "where": "b", "what": "wrong sum", "fix": "mend"}
     result = {"findings": [found], "numbers": NUMBERS}
     said = [{"host": "me@b", "rank": rank, "result": result} for rank in range(2)]

@@ -38,7 +38,7 @@ def test_what_is_wrong_stands_where_the_numbers_would() -> None:
     assert {"closed", "no rendezvous", "no name", "MTU hole", "?", "absent"} <= set(cells)
 
 
-def test_a_slow_way_says_so_beside_its_number() -> None:
+def test_a_slow_link_is_marked_beside_its_number() -> None:
     text = "\n".join(plain_lines(matrix(examine(Cluster(4, slow=[1])))))
     assert "800M slow 50us" in text
 
@@ -53,6 +53,7 @@ def test_dozens_of_hosts_are_shown_in_letters_of_which_each_is_explained() -> No
     assert lines[-1] == ". fine; s slow; C data ports closed"
 
 
+@pytest.mark.slow
 def test_of_hundreds_only_the_rows_with_something_wrong() -> None:
     cluster = Cluster(66, closed={(7, 8), (7, 9), (7, 10), (7, 11)}, holes={(9, 1)}, down=[50])
     lines = list(plain_lines(matrix(examine(cluster))))
@@ -79,7 +80,7 @@ def finding(where: str, what: str = "it is cold", level: str = "problem") -> Fin
     return Finding(level=level, check="weather", where=where, what=what, fix="a coat")  # type: ignore[arg-type]
 
 
-def test_the_same_of_several_hosts_is_said_once() -> None:
+def test_the_same_of_several_hosts_is_reported_once() -> None:
     lines = [text for _, text in finding_lines([finding("a"), finding("b", level="note"), finding("c")])]
     assert lines == ["problem: a and c: it is cold", "  fix: a coat", "note: b: it is cold", "  fix: a coat"]
 

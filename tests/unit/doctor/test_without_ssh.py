@@ -27,7 +27,7 @@ def place(node: int, *, nodes: int = 2, secret: str | None = None, wait_s: float
 
 
 def refused(master: NodeOptions, *nodes: NodeOptions) -> list[str]:
-    """What each node that tries to come is told; those that are welcome say so."""
+    """What each node that tries to join gets as an answer."""
     port = free_port()
     master = replace(master, port=port)
 
@@ -73,12 +73,12 @@ def test_numbers_that_do_not_fit() -> None:
     ]
 
 
-def test_those_who_fit_are_let_in_and_told_when_node_0_goes_away() -> None:
+def test_valid_nodes_join_and_are_informed_when_node_0_leaves() -> None:
     (told,) = refused(place(0, secret="one"), place(1, secret="one"))
     assert "closed the connection before the end" in told
 
 
-def test_a_node_that_waits_longer_than_its_lease_stays_and_one_that_left_may_come_again(
+def test_a_node_that_waits_longer_than_its_lease_stays_and_one_that_left_may_join_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("drumline.doctor.pairs.node_server.SILENCE_S", 1.0)
@@ -119,7 +119,7 @@ def test_a_node_that_waits_longer_than_its_lease_stays_and_one_that_left_may_com
     assert asyncio.run(host()) == [3]
 
 
-def test_a_stranger_at_the_port_does_not_disturb() -> None:
+def test_an_unknown_client_at_the_port_does_not_disturb() -> None:
     port = free_port()
 
     async def host() -> list[int]:
@@ -155,7 +155,7 @@ def test_a_master_that_does_not_know_the_secret_it_claims_to_have() -> None:
             assert "does not know DRUMLINE_SECRET" in telling.result()
 
 
-def test_a_node_says_itself_that_nobody_listens_and_that_a_name_leads_nowhere() -> None:
+def test_a_node_reports_that_nothing_listens_and_that_a_name_does_not_resolve() -> None:
     here, port = socket.gethostname(), free_port()
     told = _told(place(1, port=port, wait_s=0.1))
     assert told == (
@@ -166,7 +166,7 @@ def test_a_node_says_itself_that_nobody_listens_and_that_a_name_leads_nowhere() 
     assert "the name does not resolve" in _told(nowhere)
 
 
-def test_a_node_says_itself_that_there_is_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_says_itself_that_nothing_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("drumline.doctor.pairs.without_ssh.CONNECT_S", 0.3)
     # A listener whose queue is full does not answer, as a firewall that drops packets does not.
     with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
@@ -200,7 +200,7 @@ def test_where_node_0_cannot_listen() -> None:
     assert "does not resolve" in cannot_listen(replace(far, master="no-such-host.invalid"))
 
 
-def test_a_name_that_leads_to_the_loopback_is_no_meeting_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_leads_to_the_loopback_is_no_rendezvous(monkeypatch: pytest.MonkeyPatch) -> None:
     def debian(*_: Any) -> Any:
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 1))]
 

@@ -1,4 +1,4 @@
-"""`--train.step auto`: every way is tried on steps of the run, and the fastest is kept and told."""
+"""`--train.step auto`: every kind of step is tried in the run, and the fastest is kept and reported."""
 
 from __future__ import annotations
 

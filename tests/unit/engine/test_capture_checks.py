@@ -1,4 +1,4 @@
-"""What speaks against capturing a step is found before it is captured, and told."""
+"""The reasons against capturing a step are found before it is captured, and reported."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def test_ranks_that_do_not_answer_are_named_by_the_one_that_asked_first(
     )
 
 
-def test_a_notice_that_the_others_do_not_answer_is_told_once_and_the_run_goes_on(
+def test_a_notice_that_the_others_do_not_answer_is_reported_once_and_the_run_continues(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     preemption: Any = Preemption()
@@ -57,6 +57,6 @@ def test_a_notice_that_the_others_do_not_answer_is_told_once_and_the_run_goes_on
     preemption._tick()
     assert (ended, preemption.is_asked) == ([], False)
     assert [record.getMessage() for record in caplog.records] == [
-        "received a notice at leave.txt, but ranks 1, 4-6 did not answer: the run continues; if the machine is taken "
-        "away, the steps after the newest checkpoint are lost"
+        "received a notice at leave.txt, but ranks 1, 4-6 did not answer: the run continues; if the machine is "
+        "reclaimed, the steps after the newest checkpoint are lost"
     ]

@@ -91,7 +91,7 @@ def test_what_was_only_told_or_has_no_step_does_not_count(run: Run) -> None:
     assert tuple(run.start()[0]) == refusal
 
 
-def test_a_launch_file_that_was_lost_or_torn_is_a_new_launch(run: Run) -> None:
+def test_a_launch_file_that_was_lost_or_incomplete_is_a_new_launch(run: Run) -> None:
     run.diagnose(5)
     for text in ("", "{}", "[1]"):
         run.folder.launch_file.write_text(text)
@@ -109,7 +109,7 @@ def test_a_launch_file_that_was_lost_or_torn_is_a_new_launch(run: Run) -> None:
         (None, 0, "exception", "resumed 12 s after rank 0 on b crashed"),
     ],
 )  # fmt: skip
-def test_the_time_from_fault_to_step_is_told(
+def test_the_time_from_fault_to_step_is_reported(
     monkeypatch: pytest.MonkeyPatch, fault_step: int | None, rank: int | None, cause: str, words: str
 ) -> None:
     events: list[Event] = []

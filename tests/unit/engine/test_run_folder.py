@@ -25,7 +25,7 @@ def test_an_earlier_run_is_moved_to_a_name_of_its_own(tmp_path: Path) -> None:
     assert [(path / "file").read_text() for path in moved if path] == ["first", "second", "third"]
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"(?s)the run folder .*file/run cannot be made: Not a directory.*--run DIR"):
         RunFolder(tmp_path / "file" / "run").make()
@@ -49,7 +49,7 @@ def test_a_second_job_is_kept_out_and_told_by_whom(tmp_path: Path) -> None:
     assert result.stdout == "in\n"
 
 
-def test_a_folder_that_cannot_be_written_to_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_to_is_reported(tmp_path: Path) -> None:
     (tmp_path / ".lock").mkdir()
     message = r"(?s)the run folder .* cannot be used: Is a directory \(\.lock\).*try: choose a folder of your own"
     with pytest.raises(UsageError, match=message), locked(RunFolder(tmp_path)):

@@ -1,4 +1,4 @@
-"""Nodes are alive by what this one has seen, whatever their wall clocks say; torch's own state holder beside it."""
+"""Which nodes are alive does not depend on their wall clocks; compared with torch's own state holder."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_node_lives_while_its_heartbeat_changes_and_no_longer(shift: timedelta
     assert OTHER not in nodes.mine.state.last_heartbeats
 
 
-def test_a_node_that_had_no_cpu_is_late_in_its_own_eyes_and_gone_in_others() -> None:
+def test_a_node_without_cpu_time_is_late_to_itself_and_lost_to_others() -> None:
     nodes = Nodes()
     for holder, node in ((nodes.mine, MINE), (nodes.other, OTHER)):
         nodes.write(holder, node, datetime.now(UTC))

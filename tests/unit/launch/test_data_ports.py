@@ -1,4 +1,4 @@
-"""Ports that are closed between nodes that have met: tried again, told with the rule to add, or only warned of."""
+"""Closed ports between nodes that have joined: retried, reported with the rule to add, or only a warning."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_door_that_opens_is_no_closed_edge_and_one_without_is_not_tried() -> N
         assert unreachable_nodes([claim(0, "a", **door), claim(1, "b"), unknown], 1) == {}
 
 
-def test_a_closed_port_is_tried_again_and_said_once(
+def test_a_closed_port_is_tried_again_and_reported_once(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dial, "REPLY_S", 0.5)

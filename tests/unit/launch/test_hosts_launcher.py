@@ -1,4 +1,4 @@
-"""Whether a job on several hosts is started again when a part of it was lost: how often, where, and what is said."""
+"""Whether a job on several hosts is restarted when a host was lost: how often, where, and the messages."""
 
 from __future__ import annotations
 
@@ -185,7 +185,9 @@ def test_a_spare_waits_until_the_part_of_the_lost_host_has_surely_ended(
     assert controller.reconnect.next_host(a, Search()) is not None, "its supervisor was killed between two attempts"
 
 
-def test_a_lost_host_and_a_spare_that_are_down_are_asked_in_turn_and_said_once(screen: Screen, tmp_path: Path) -> None:
+def test_a_lost_host_and_a_spare_that_are_down_are_tried_in_turn_and_reported_once(
+    screen: Screen, tmp_path: Path
+) -> None:
     asked, timeouts = ask_ten_times(Controller(make_job("a", earlier=("x",), spares=[Host("c")]), screen))
     screen.close()
     assert asked == "ccaaccaacc", "each once a round"

@@ -24,7 +24,7 @@ def membership_of(store: dist.Store, rank: int, *, peers: tuple[str, ...] = ()) 
     return Membership(store, NodePlan(num_nodes=3, node_rank=rank, endpoint="a:1", peers=peers))
 
 
-def test_nodes_hear_each_other_and_who_fell_silent_is_missing() -> None:
+def test_nodes_see_each_other_and_a_lost_one_is_missing() -> None:
     store = dist.HashStore()
     first, second = membership_of(store, 0), membership_of(store, 1)
     first.join()
@@ -59,13 +59,13 @@ def test_a_place_that_is_taken_is_refused_and_one_that_was_left_is_not() -> None
     second.leave()
 
 
-def test_who_comes_to_the_meeting_of_another_job_is_sent_away() -> None:
+def test_a_node_that_joins_the_rendezvous_of_another_job_is_refused() -> None:
     store = dist.HashStore()
     membership_of(store, 0).check_job()
     membership_of(store, 1).check_job()
-    stranger = NodePlan(num_nodes=3, node_rank=2, endpoint="a:1", job="another")
+    other_job = NodePlan(num_nodes=3, node_rank=2, endpoint="a:1", job="another")
     with pytest.raises(PreflightError) as caught:
-        Membership(store, stranger).check_job()
+        Membership(store, other_job).check_job()
     assert str(caught.value) == (
         "another job uses a:1\n"
         "  try: wait for its end, or take another port: --port, --master ADDRESS:PORT or MASTER_PORT"
@@ -93,7 +93,7 @@ def test_a_node_is_named_as_the_user_knows_it_else_as_it_called_itself() -> None
     assert named.names([1, 2]) == "node 1 (b), node 2 (c)"
 
 
-def test_who_waits_says_for_whom(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_waiting_rank_reports_for_which_it_waits(capsys: pytest.CaptureFixture[str]) -> None:
     one = membership_of(dist.HashStore(), 0, peers=("a", "b", "c"))
     one._report_missing(waiting := WaitNotice(first_s=0))
     one._report_missing(waiting)

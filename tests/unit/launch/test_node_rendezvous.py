@@ -1,4 +1,4 @@
-"""How nodes that meet are numbered, and what is said when they do not; real hosts do it in `tests/multinode`."""
+"""How nodes are numbered, and the messages when some do not join; real hosts are in `tests/multinode`."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def meet(node_ranks: list[int], num_nodes: int) -> list[tuple[NodeRendezvous, Re
         return list(pool.map(one, range(len(node_ranks))))
 
 
-def test_nodes_keep_the_ranks_they_were_given_and_rank_0_says_where_it_is(capfd: pytest.CaptureFixture[str]) -> None:
+def test_nodes_keep_the_ranks_they_were_given(capfd: pytest.CaptureFixture[str]) -> None:
     infos = [info for _, info in meet([2, 0, 1], 3)]
     assert [info.rank for info in infos] == [2, 0, 1]
     assert {info.bootstrap_store_info.master_addr for info in infos} == {"host-0"}
@@ -117,7 +117,7 @@ def test_fewer_nodes_keep_their_order_without_a_gap_and_name_the_missing(capfd: 
     )
 
 
-def test_a_participant_that_is_gone_before_it_spoke_is_met_without() -> None:
+def test_a_participant_that_is_lost_before_it_published_is_left_out() -> None:
     store = dist.HashStore()
     inner = Met(store, 0, 2)
     inner.here = {0}
@@ -130,7 +130,7 @@ def test_a_participant_that_is_gone_before_it_spoke_is_met_without() -> None:
     assert one.next_rendezvous().world_size == 1
 
 
-def test_nodes_that_met_apart_under_one_number_meet_again() -> None:
+def test_nodes_that_joined_apart_under_one_number_join_again() -> None:
     class Overwritten(SealedStore):
         """The other side has the last word."""
 
@@ -141,7 +141,7 @@ def test_nodes_that_met_apart_under_one_number_meet_again() -> None:
     assert handler(inner, node_of(1, 2))._cards(Overwritten(inner.info.store, None), inner.info, KEYS) is None
 
 
-def test_a_node_that_is_gone_is_a_reason_to_start_again() -> None:
+def test_a_node_that_is_lost_is_a_reason_to_start_again() -> None:
     inner: Any = Met(dist.HashStore(), 0, 3)
     one = handler(inner, node_of(0, 3, ("a", "b", "c")))
     one.members = {0: 0, 1: 2, 2: 1}

@@ -20,7 +20,7 @@ REFUSED = "connection refused (nothing listens there yet)"
 LIMITS = [{**dict.fromkeys(Reason, 0.0), Reason.REFUSED: 0.5}, {**dict.fromkeys(Reason, 0.5), Reason.REFUSED: 0.0}]
 
 
-def test_a_first_node_that_never_comes_is_named_by_its_address(
+def test_a_first_node_that_never_joins_is_named_by_its_address(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     endpoint = f"127.0.0.1:{free_port()}"
@@ -32,7 +32,7 @@ def test_a_first_node_that_never_comes_is_named_by_its_address(
     assert capsys.readouterr().err == (f"drumline: waiting for the first node at {endpoint}, 0 s so far: {REFUSED}\n")
 
 
-def test_a_rendezvous_port_that_stays_silent_between_hosts_that_are_up_is_closed() -> None:
+def test_a_rendezvous_port_without_an_answer_between_hosts_that_are_up_is_closed() -> None:
     # A queue that is full drops what comes, as a firewall does.
     with socket.socket() as full, socket.socket() as first, socket.socket() as second:
         full.bind(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""When a command began: as the system says, or the launcher, if that can be true."""
+"""When a command began: from the system, or from the launcher if that is plausible."""
 
 from __future__ import annotations
 

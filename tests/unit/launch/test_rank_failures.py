@@ -1,4 +1,4 @@
-"""Which rank of all was first, and how it is told."""
+"""Which rank failed first, and how it is reported."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def test_a_long_line_is_cut_and_the_next_one_is_whole(tmp_path: Path) -> None:
     assert lines == ["y" * MAX_LINE + " ...", "next"]
 
 
-def test_who_is_far_behind_jumps_and_says_so(tmp_path: Path) -> None:
+def test_a_follower_far_behind_skips_lines_and_reports_it(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"first\n" + b"many\n" * MAX_LAG)
     lines = LogFollower(path).rest()

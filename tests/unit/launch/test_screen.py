@@ -23,7 +23,7 @@ def test_lines_have_their_label_and_go_where_they_belong(tmp_path: Path) -> None
     assert err.read_text() == "[b] oh\ndrumline: last\n  of all\n"
 
 
-def test_a_screen_that_does_not_scroll_blocks_nobody_and_gets_the_last_line() -> None:
+def test_a_screen_that_does_not_scroll_blocks_nothing_and_gets_the_last_line() -> None:
     reading, writing = os.pipe()
     screen = Screen(writing, writing)
     # Nobody reads: this returns all the same.
@@ -64,7 +64,7 @@ def test_lines_that_were_dropped_after_room_was_made_do_not_count_as_shown() -> 
     os.close(writing)
 
 
-def test_a_screen_that_is_gone_is_no_error() -> None:
+def test_a_closed_screen_is_no_error() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     screen = Screen(writing, writing)

@@ -1,4 +1,4 @@
-"""The batch file that Slurm gets, what may not stand in it, and what srun says of a node."""
+"""The batch file for Slurm, what it may not contain, and srun's variables for a node."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from drumline.launch.startup import LateModule, load_compiler_late
 
 @pytest.mark.slow
 def test_the_compiler_is_loaded_late_and_completely() -> None:
-    """It takes seconds. In one of two hundred runs the process did not end; then it tells where, and is run again."""
+    """It takes seconds. In one of two hundred runs the process did not exit; then it shows where, and is run again."""
     for _ in range(2):
         done = subprocess.run([sys.executable, __file__], capture_output=True, text=True, check=False)
         if "Timeout (" not in done.stderr:

@@ -134,6 +134,7 @@ def test_the_next_attempt_begins_in_the_agent_that_waits_and_all_end_with_stdin(
     assert not node.is_anyone_left()
 
 
+@pytest.mark.slow
 def test_what_waits_ends_with_a_supervisor_that_is_killed(node: SupervisorProcess) -> None:
     node.start()
     node.waiting()

@@ -1,4 +1,4 @@
-"""`--sync` that is told to end in the middle; what it copies is looked at on real hosts, in `tests/multinode`."""
+"""`--sync` that is interrupted; what it copies is tested on real hosts, in `tests/multinode`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_what_is_no_code_is_left_out(tmp_path: Path) -> None:
     assert code_files(tmp_path, ["data/"]) == ["a.py", "link", "sub/b.py"]
 
 
-def test_in_a_repository_git_says_what_is_ignored(tmp_path: Path) -> None:
+def test_in_a_repository_git_decides_what_is_ignored(tmp_path: Path) -> None:
     make(tmp_path, "a.py", "out/x", "sub/b.py")
     (tmp_path / ".gitignore").write_text("out\n")
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)

@@ -264,7 +264,9 @@ def test_evaluations_and_warnings_stay_above_the_bar(live: Display, stream: io.S
 
 
 @pytest.mark.parametrize("ending", ["interrupt", "error", "end"])
-def test_the_cursor_and_the_streams_come_back_however_it_ends(ending: str, live: Display, stream: io.StringIO) -> None:
+def test_the_cursor_and_the_streams_are_left_as_found_however_it_ends(
+    ending: str, live: Display, stream: io.StringIO
+) -> None:
     before = sys.stdout, sys.stderr
     live(event("start", **START))
     live(train(30))

@@ -53,7 +53,7 @@ def test_one_line_of_json_per_event_is_on_file_at_once(tmp_path: Path) -> None:
     log.close()
 
 
-def test_numbers_that_are_not_finite_stay_valid_json_and_come_back(tmp_path: Path) -> None:
+def test_numbers_that_are_not_finite_stay_valid_json_and_are_restored(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     log = EventLog(path)
 
@@ -69,7 +69,7 @@ def test_numbers_that_are_not_finite_stay_valid_json_and_come_back(tmp_path: Pat
     assert (event["grad_norm"], event["metrics"]["low"]) == (math.inf, -math.inf)
 
 
-def test_a_torn_last_line_is_left_out_and_the_next_run_starts_a_line_of_its_own(tmp_path: Path) -> None:
+def test_an_incomplete_last_line_is_left_out_and_the_next_run_starts_a_new_line(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_bytes(b'{"step": 1}\n{"step": 2, "los')
     assert list(read_events(path)) == [{"step": 1}]
@@ -134,7 +134,7 @@ def test_a_write_that_fails_half_way_does_not_spoil_the_next_line(tmp_path: Path
     assert list(read_events(path)) == [{"step": 2}]
 
 
-def test_a_failing_sink_ends_nothing_and_the_others_hear_of_it_once() -> None:
+def test_a_failing_sink_ends_nothing_and_the_others_get_one_warning() -> None:
     seen: list[Event] = []
     disk_is_full = True
 

@@ -45,7 +45,7 @@ def test_on_a_terminal_a_wait_is_one_line_that_counts(monkeypatch: pytest.Monkey
         assert read == b"".join(clear + line for line in [*lines, b"", b"drumline: 2 ranks\r\n"])
 
 
-def test_many_targets_answer_at_once_and_strangers_do_not_count() -> None:
+def test_many_targets_answer_at_once_and_wrong_hosts_do_not_count() -> None:
     opened = [ProbeListener("127.0.0.1") for _ in range(70)]
     doors = [ProbeTarget(rank, "here", "lo", "127.0.0.1", one.port, one.token) for rank, one in enumerate(opened)]
     try:
@@ -53,8 +53,8 @@ def test_many_targets_answer_at_once_and_strangers_do_not_count() -> None:
         assert answers.failed == {}
         assert len(answers.clocks) == 70
         assert all(abs(ahead) < 0.01 for ahead in answers.clocks.values()), "one machine, however busy"
-        stranger = ProbeTarget(7, "here", "lo", "127.0.0.1", opened[0].port, opened[1].token)
-        assert probe_hosts([stranger]).failed == {7: Reason.WRONG_HOST}
+        other_host = ProbeTarget(7, "here", "lo", "127.0.0.1", opened[0].port, opened[1].token)
+        assert probe_hosts([other_host]).failed == {7: Reason.WRONG_HOST}
     finally:
         for one in opened:
             one.close()
@@ -65,7 +65,7 @@ def test_many_targets_answer_at_once_and_strangers_do_not_count() -> None:
 @pytest.mark.parametrize(
     ("said", "cause"), [(b"", Reason.WRONG_HOST), (b"word", Reason.NO_REPLY), (b"word  17", Reason.NO_REPLY)]
 )
-def test_one_that_ends_the_call_early_is_a_stranger_unless_it_has_sent_its_token(said: bytes, cause: str) -> None:
+def test_a_connection_that_ends_early_is_another_host_unless_it_has_sent_its_token(said: bytes, cause: str) -> None:
     def answer() -> None:
         with listener.accept()[0] as caller:
             caller.sendall(said)

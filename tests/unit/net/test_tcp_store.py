@@ -22,7 +22,7 @@ def open_files() -> list[str]:
     return sorted(str(path.resolve()) for path in Path("/proc/self/fd").iterdir() if path.exists())
 
 
-def test_connections_to_a_port_break_when_it_is_silent() -> None:
+def test_connections_to_a_port_break_when_it_does_not_answer() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = server.getsockname()
         with socket.create_connection(address) as caller, server.accept()[0] as callee:

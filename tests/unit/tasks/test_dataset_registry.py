@@ -47,7 +47,7 @@ def test_every_built_in_dataset_is_in_the_help() -> None:
         assert f"`{name}`" in help_text
 
 
-def test_an_unknown_name_is_told_with_the_nearest() -> None:
+def test_an_unknown_name_is_reported_with_the_nearest() -> None:
     with pytest.raises(UsageError, match=re.escape("there is no dataset 'digit'; did you mean 'digits'?")):
         build_dataset("digit", **SETTINGS)
 

@@ -1,4 +1,4 @@
-"""A task that lacks something, and a loss that is no sum, are told what is missing."""
+"""The errors for a task without a method, and for a loss that is not a sum."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def test_time_is_counted_by_phase_and_tells_when_the_present_one_began(tmp_path:
         ("not \udcff text", "not ? text"),
     ],
 )
-def test_the_last_word_is_kept(tmp_path: Path, said: str, read: str) -> None:
+def test_the_last_error_is_kept(tmp_path: Path, said: str, read: str) -> None:
     writer = HeartbeatWriter(tmp_path / "heartbeat")
     writer.fail(said)
     writer.mark(Phase.LEFT)
@@ -183,7 +183,7 @@ writer.begin_step(3)
 """
 
 
-def test_what_a_rank_forks_does_not_speak_for_it(tmp_path: Path) -> None:
+def test_a_forked_child_does_not_write_the_ranks_heartbeat(tmp_path: Path) -> None:
     path = tmp_path / "heartbeat"
     subprocess.run([sys.executable, "-c", FORK, str(path)], check=True)
     beat = beat_of(path)

@@ -59,7 +59,7 @@ def test_buffers_can_be_left_out() -> None:
     assert list(found) == [name for name, _ in model.named_parameters()]
 
 
-def test_what_ddp_is_told_to_ignore_is_each_ranks_own() -> None:
+def test_what_ddp_ignores_may_differ_across_ranks() -> None:
     model = small_model()
     optimizer = torch.optim.AdamW(model.parameters())
     trained(model, optimizer)

@@ -1,4 +1,4 @@
-"""Who is believed when replicas differ, and what is said of it."""
+"""Which replicas are the majority when they differ, and the message."""
 
 from __future__ import annotations
 
@@ -73,16 +73,14 @@ def test_many_ranks_are_not_all_named() -> None:
         ([(1, 1), (9, 1), (1, 9), (1, 1)], 0, [1, 2]),
     ],
 )
-def test_the_majority_is_believed_and_the_others_are_suspected(
-    hashes: list[tuple[int, ...]], source: int, suspects: list[int]
-) -> None:
+def test_the_minority_is_suspected(hashes: list[tuple[int, ...]], source: int, suspects: list[int]) -> None:
     difference = find_difference(holdings(*hashes))
     assert difference.source == source
     assert difference.suspects == suspects
     assert difference.same_kinds
 
 
-def test_tensors_of_another_kind_or_missing_ones_are_told_apart_from_other_content() -> None:
+def test_tensors_of_another_kind_or_missing_ones_are_distinguished_from_different_values() -> None:
     assert not find_difference(holdings((1, 2), (1, 2), kinds={1: "float16 [3]"})).same_kinds
     missing = find_difference(holdings((1, 2), (1,), (1, 2)))
     assert not missing.same_kinds

@@ -1,4 +1,4 @@
-"""Which rank or host holds up a run, and in what, from nothing but its beats; and that nobody is named for nothing."""
+"""Which rank or host slows a run, and in which phase, only from heartbeats; and no false alarms."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_slow_one_is_named_once_with_its_phase(
     assert straggler.factor == pytest.approx(factor, rel=0.25)
 
 
-def test_only_backward_is_slow_and_nobody_can_tell_whose() -> None:
+def test_a_rank_that_is_slow_only_in_backward_is_not_found() -> None:
     assert told(slow(3, 5, Phase.BACKWARD)) == []
 
 
@@ -161,7 +161,7 @@ def test_a_loaded_machine_makes_no_stragglers(seed: int, noise: float, ranks: in
     assert told(times, hosts=[f"node-{rank % 2}" for rank in range(ranks)], steps=120) == []
 
 
-def test_a_job_that_starts_anew_is_looked_at_anew() -> None:
+def test_a_restarted_job_is_followed_from_its_start() -> None:
     run = SimulatedRun(FOUR, lambda r, s, p: USUAL[p] * (5 if r == 3 else 1), 60)
     pictures = [picture for _, picture in run.pictures()]
     stragglers = Stragglers(2.0)

@@ -76,3 +76,12 @@ def test_a_field_that_is_missing_is_refused() -> None:
         from_json(Tree, {"leaves": []})
     with pytest.raises(KeyError):
         from_json(Note, {"text": ""})
+
+
+def test_a_type_that_cannot_be_read_is_a_mistake_of_ours_and_not_of_the_other_process() -> None:
+    @dataclass
+    class Ambiguous:
+        value: int | str | None
+
+    with pytest.raises(AssertionError, match="has more than one type besides None"):
+        from_json(Ambiguous, {"value": "text"})

@@ -1,4 +1,4 @@
-"""What a condition in a function is for one call of it: by arguments, defaults, and the calling ranks."""
+"""The value of a condition in a function for one call of it, by arguments, defaults, and the calling ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEEPEST = 12
 Possible: TypeAlias = frozenset[Any]
 UNKNOWN: Possible = frozenset()
 FIRST: Possible = frozenset({0})
-OTHERS: Possible = frozenset({1, 1_000_000_000})  # the ends: what lies between is added where it is asked for
+OTHERS: Possible = frozenset({1, 1_000_000_000})  # the smallest and the largest; others are added when needed
 _COMPARED: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
@@ -34,14 +34,14 @@ _COMPARED: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 
 @dataclass(frozen=True, eq=False)
 class CallFrame:
-    """A function that one call runs; None where nothing has been entered yet."""
+    """A function that one call runs; None if no function has been entered yet."""
 
     function: FunctionNode | None
     call: ast.Call
     outer: CallFrame | None
     """Where the call is."""
     tests: tuple[RankTest, ...]
-    """What is known of the ranks that make the first call."""
+    """The conditions on the ranks that make the first call."""
 
     @property
     def depth(self) -> int:
@@ -55,10 +55,10 @@ Place: TypeAlias = CallFrame | None
 
 
 def truth(program: Program, test: ast.expr, place: Place, depth: int = 0) -> bool | None:
-    """Whether a condition holds; None if that is not known."""
+    """Whether a condition holds; None if unknown."""
     test, place = _resolved(program, test, place)
     if is_joined(test):
-        # `a = not b` and `b = not a` lead to one another.
+        # `a = not b` and `b = not a` refer to each other.
         return None if depth > DEEPEST else decided(test, lambda one: truth(program, one, place, depth + 1))
     if isinstance(test, ast.Compare):
         return _compared(program, test, place) if len(test.ops) == 1 else None
@@ -91,7 +91,7 @@ def _compared(program: Program, test: ast.Compare, place: Place) -> bool | None:
 
 
 def _with_asked(ranks: Possible, asked: Possible) -> Possible:
-    """Of all ranks but the first, also the one that they are compared with: `rank == 3` holds for one of them."""
+    """Adds the number that ranks are compared with: `rank == 3` holds for one of the others."""
     if ranks != OTHERS:
         return ranks
     return ranks | {one for one in asked if isinstance(one, int) and one > 0}
@@ -106,7 +106,7 @@ def _is_something(program: Program, expression: ast.expr, place: Place) -> bool:
 
 
 def _is_object(value: Value) -> bool:
-    """What a library's function returns may be None, but for torch's."""
+    """The result of a library's function may be None, except torch's."""
     if isinstance(value, CallResult):
         return value.name.startswith("torch.") or value.name.rpartition(".")[2][:1].isupper()
     return isinstance(value, Instance | Function | Items) or (
@@ -125,13 +125,13 @@ def _possible(program: Program, expression: ast.expr | None, place: Place) -> Po
     if kinds:
         return _ranks(kinds, place)
     if isinstance(expression, ast.Attribute):
-        return UNKNOWN  # what a class has there is but a default
+        return UNKNOWN  # a class attribute is only a default
     known = {value.value for value in values if isinstance(value, ConstantValue)}
     return frozenset(known) if len(known) == len(values) else UNKNOWN
 
 
 def _ranks(kinds: set[str], place: Place) -> Possible:
-    """Which ranks come here, by what is known of those that made the first call."""
+    """Which ranks come here, by the conditions on those that made the first call."""
     for test in place.tests if place is not None and kinds <= {"global", "local", "node", "spawned"} else ():
         is_of_all = test.kind in ("global", "spawned")
         if test.is_main and (is_of_all or kinds == {test.kind}):
@@ -142,7 +142,7 @@ def _ranks(kinds: set[str], place: Place) -> Possible:
 
 
 def _resolved(program: Program, expression: ast.expr, place: Place) -> tuple[ast.expr, Place]:
-    """Back through names that were assigned once, and through parameters to what the call gives for them."""
+    """Follow names that were assigned once, and parameters to the arguments of the call."""
     for _ in range(DEEPEST):
         if (found := _parameter(program, expression, place)) is not None:
             given = _given(program, *found) if _is_bound_once(program, expression) else None
@@ -157,7 +157,7 @@ def _resolved(program: Program, expression: ast.expr, place: Place) -> tuple[ast
 
 
 def _parameter(program: Program, expression: ast.expr, place: Place) -> tuple[ast.arg, CallFrame] | None:
-    """The parameter of the function that was entered that a name is there."""
+    """The parameter of the entered function that a name refers to."""
     if place is None or place.function is None or not isinstance(expression, ast.Name):
         return None
     arguments = place.function.args
@@ -168,7 +168,7 @@ def _parameter(program: Program, expression: ast.expr, place: Place) -> tuple[as
 
 
 def _given(program: Program, parameter: ast.arg, place: CallFrame) -> tuple[ast.expr, Place] | None:
-    """What the call gives for it, and where that is written; None if it is not known."""
+    """The argument of the call for it, and where that is written; None if unknown."""
     function = place.function
     if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
         return None
@@ -192,7 +192,7 @@ def _assigned_once(program: Program, expression: ast.expr) -> ast.expr | None:
 
 
 def is_on_parameter(program: Program, test: ast.expr, place: CallFrame) -> bool:
-    """Whether a parameter decides, itself or by what was computed from it; `args.save` is the same for all calls."""
+    """Whether it depends on a parameter, directly or indirectly; `args.save` is the same for all calls."""
     return any(_parameter(program, name, place) for name in _names(program, test, 0))
 
 

@@ -34,7 +34,7 @@ from drumline_lint.program.tree import (
 from drumline_lint.program.value import CallResult, ConstantValue, Library, RankTest
 
 DEEPEST = 20
-# It tells which rank is missing; whoever uses it knows what a barrier is.
+# It reports which rank is missing, so whoever uses it does so on purpose.
 _LEFT_OUT = {"torch.distributed.monitored_barrier"}
 _OF_FRAMEWORKS = {
     f"accelerate.Accelerator.{name}"
@@ -46,7 +46,7 @@ _LASTS = frozenset(name.rpartition(".")[2] for name in ALL)
 
 
 def collective(program: Program, call: ast.Call) -> str:
-    """The name of the collective that a call is; empty if it is none, or one of some ranks' group only."""
+    """The name of the collective that is called; empty if there is none, or only for a group of some ranks."""
     name = program.name_of(call.func)
     if name not in ALL or has_group(program, call):
         return ""
@@ -54,13 +54,13 @@ def collective(program: Program, call: ast.Call) -> str:
 
 
 def _has_shards(program: Program) -> bool:
-    """Whether a model is spread over ranks; of one that is whole everywhere, each can tell the state by itself."""
+    """Whether a model is sharded over ranks; otherwise each rank has the complete state."""
     names = (*FSDP, "torch.distributed.tensor.parallel.parallelize_module")
     return next(program.all_calls(*names), None) is not None
 
 
 def has_group(program: Program, call: ast.Call) -> bool:
-    """Whether it is told who takes part: `group=`, or a group that was made."""
+    """Whether the call names the participants: `group=`, or a group that was made."""
     said = [one.value for one in call.keywords if one.arg is None or "group" in one.arg or one.arg == "no_dist"]
     given = any(not _is_world(program, value) for value in said)
     return given or any(_is_group(program, one) for one in call.args)
@@ -68,7 +68,7 @@ def has_group(program: Program, call: ast.Call) -> bool:
 
 def _is_world(program: Program, value: ast.expr) -> bool:
     values = program.values(value)
-    if values == {ConstantValue(None)}:  # or None at first, and later something that is not known
+    if values == {ConstantValue(None)}:  # or None at first, and later something unknown
         return all(isinstance(one, ast.Constant) for one in written_values(program, value))
     return values in (
         frozenset({Library("torch.distributed.GroupMember.WORLD")}),
@@ -85,7 +85,7 @@ def _is_group(program: Program, value: ast.expr) -> bool:
 
 
 def collectives_in(program: Program, node: ast.AST) -> Iterator[tuple[str, tuple[ast.Call, ...]]]:
-    """All that are called in it, with the calls that lead there: the last is the collective itself."""
+    """All collectives that are called in it, with the chain of calls: the last is the collective itself."""
     likely = likely_collective_names(program)
     for call in nodes_in(node, ast.Call):
         if last_name(call.func) not in likely:
@@ -101,7 +101,7 @@ def collectives_in(program: Program, node: ast.AST) -> Iterator[tuple[str, tuple
 
 @cached_query
 def likely_collective_names(program: Program) -> set[str]:
-    """What a call that comes to a collective may be named: by names alone, so that few calls need a closer look."""
+    """The names of functions that may call a collective, so that only few calls need a closer check."""
     likely = set(_LASTS)
     callers: dict[str, set[str]] = defaultdict(set)
     for source in program.sources:
@@ -122,7 +122,7 @@ def likely_collective_names(program: Program) -> set[str]:
 
 
 def _name_around(scope: ScopeNode) -> str:
-    """Of the function that calls there are in, or of the class that is made by it."""
+    """The name of the enclosing function, or of the class for `__init__`."""
     function = scope if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef) else enclosing_function(scope)
     if function is None:
         return ""
@@ -132,7 +132,7 @@ def _name_around(scope: ScopeNode) -> str:
 
 @recursive_query((), DEEPEST)
 def collectives_of(program: Program, function: FunctionNode) -> tuple[tuple[str, tuple[ast.Call, ...]], ...]:
-    """Those that a function calls, the first of each name."""
+    """The collectives that a function calls, the first of each name."""
     found: dict[str, tuple[ast.Call, ...]] = {}
     for name, chain in collectives_in(program, function):
         found.setdefault(name, chain)
@@ -150,7 +150,7 @@ Chain = tuple[ast.Call, ...]
 
 
 def reached_in(program: Program, node: ast.AST, tests: Sequence[RankTest]) -> Iterator[tuple[str, Chain]]:
-    """As `collectives_in`, for those ranks of which the tests hold; those that are perhaps not reached are left out."""
+    """As `collectives_in`, for ranks on which the tests hold, without those that may not be reached."""
     likely = likely_collective_names(program)
     for call in nodes_in(node, ast.Call):
         if last_name(call.func) in likely:
@@ -158,7 +158,7 @@ def reached_in(program: Program, node: ast.AST, tests: Sequence[RankTest]) -> It
 
 
 def reached_by(program: Program, call: ast.Call, tests: Sequence[RankTest]) -> list[tuple[str, Chain]]:
-    """What one call is or comes to, the first of each name, with the calls that lead there."""
+    """The collectives that one call makes, directly or not, the first of each name, with the chain of calls."""
     found: dict[str, Chain] = {}
     for name, chain in _CollectiveWalk(program).through(call, CallFrame(None, call, None, tuple(tests))):
         found.setdefault(name, chain)
@@ -166,7 +166,7 @@ def reached_by(program: Program, call: ast.Call, tests: Sequence[RankTest]) -> l
 
 
 class _CollectiveWalk:
-    """From one call into the functions that are run by it; each is looked into for what it was given."""
+    """Follows one call into the functions that it runs, each with its arguments."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -191,7 +191,7 @@ class _CollectiveWalk:
 
 
 def _is_reached(program: Program, node: ast.AST, place: CallFrame) -> bool:
-    """Whether nothing keeps one from a place of a function that was entered; a parameter might, if it is not known."""
+    """Whether a place of the entered function is certainly reached; an unknown parameter may prevent it."""
     held = _held_at(program, node)
     return all(
         _may_be(program, part, part_holds, place)
@@ -215,18 +215,18 @@ def _may_be(program: Program, test: ast.expr, holds: bool, place: CallFrame) -> 
 
 
 def _is_likely(test: ast.expr, holds: bool) -> bool:
-    """In code that is right: a loop's condition, and what comes after `if bad: raise`."""
+    """Whether it holds in correct code: a loop's condition, and the code after `if bad: raise`."""
     statement = parent_of(test)
     left = [] if not isinstance(statement, ast.If) else statement.orelse if holds else statement.body
     return isinstance(statement, ast.While) or (bool(left) and isinstance(left[-1], ast.Raise))
 
 
-# What is looked for in a node: the name of each, and the calls that lead to it.
+# Finds calls in a node: the name of each, and the chain of calls.
 Find = Callable[[ast.AST], Iterable[tuple[str, tuple[ast.Call, ...]]]]
 
 
 def has_counterpart(program: Program, call: ast.Call, name: str, tests: Sequence[RankTest], find: Find) -> bool:
-    """Whether the ranks that are kept away here call the same elsewhere in the function."""
+    """Whether the excluded ranks call the same elsewhere in the function."""
     instead = [node for others in _other_branches(program, call) for node in others]
     if any(name == other for node in instead for other, _ in find(node)):
         return True
@@ -252,7 +252,7 @@ def _written(program: Program, node: ast.AST) -> list[tuple[str, bool]]:
 
 
 def _other_branches(program: Program, node: ast.AST) -> Iterator[list[ast.AST]]:
-    """What is run instead, where a condition on ranks keeps one away."""
+    """What the excluded ranks run instead, if a condition on ranks decides."""
     inner: ast.AST = node
     for outer in ancestors(node):
         if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -273,7 +273,7 @@ def _instead(program: Program, branching: ast.If | ast.IfExp, taken: ast.AST) ->
 
 
 def _are_opposite(one: RankTest, other: RankTest) -> bool:
-    """Rank 0 here and the others there; of conditions that are not about rank 0, none is known to be the same."""
+    """Whether one is for rank 0 and the other for the rest; other conditions are not comparable."""
     if one.is_main is None or other.is_main is None:
         return one.is_main is other.is_main
     return one.kind == other.kind and one.is_main != other.is_main

@@ -16,7 +16,7 @@ def is_joined(test: ast.expr) -> bool:
 
 
 def decided(test: ast.expr, said: Callable[[ast.expr], bool | None]) -> bool | None:
-    """What it comes to by what is said of its parts; None where that is not known."""
+    """The value of a condition from the values of its parts; None if unknown."""
     if isinstance(test, ast.UnaryOp):
         inner = said(test.operand)
         return None if inner is None else not inner
@@ -26,14 +26,14 @@ def decided(test: ast.expr, said: Callable[[ast.expr], bool | None]) -> bool | N
 
 
 Conditions = Sequence[tuple[ast.expr, bool]]
-"""With whether each holds or does not."""
+"""Conditions, each with whether it holds."""
 EXITS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
 ENDING_CALLS = ("exit", "sys.exit", "os._exit", "quit")
 
 
 def rank_tests_at(program: Program, node: ast.AST, *, with_exits: bool = True) -> Iterator[RankTest]:
-    """The conditions on ranks in the function that it is in."""
+    """The conditions on ranks around it, in its function."""
     for test, holds in conditions(program, node, with_exits=with_exits):
         yield from rank_tests(program, test, holds)
     for outer in ancestors(node):
@@ -44,7 +44,7 @@ def rank_tests_at(program: Program, node: ast.AST, *, with_exits: bool = True) -
 
 
 def rank_tests(program: Program, test: ast.expr, holds: bool = True) -> list[RankTest]:
-    """What a condition says of the rank, if it holds or if it does not; `if rank:` asks for the others."""
+    """The tests of the rank in a condition that holds, or does not; `if rank:` selects all but rank 0."""
     values = _asked(program, test)
     as_test = values if holds else ranks.negated(values)
     if holds and not any(isinstance(value, RankTest) for value in values):
@@ -59,7 +59,7 @@ def _asked(program: Program, test: ast.expr) -> Values:
 
 
 def _yielded(program: Program, test: ast.expr) -> Values:
-    """Of `with first() as lead:`, what the generator `first` yields; of `lead and ...`, the same."""
+    """For `with first() as lead:`, the value that the generator `first` yields; for `lead and ...`, the same."""
     if isinstance(test, ast.BoolOp):
         operands = [_asked(program, one) for one in test.values]
         return ranks.combined(test, operands)
@@ -73,7 +73,7 @@ def _yielded(program: Program, test: ast.expr) -> Values:
 
 
 def conditions(program: Program, node: ast.AST, *, with_exits: bool = True) -> Iterator[tuple[ast.expr, bool]]:
-    """All that is known to hold, or not to, when this place of its function is reached; inmost first."""
+    """All conditions that are known to hold, or not, at this place of its function; innermost first."""
     inner: ast.AST = node
     for outer in ancestors(node):
         if isinstance(outer, ast.If | ast.While) and inner is not outer.test:
@@ -101,7 +101,7 @@ def held_conditions(program: Program, node: ast.AST, *, with_exits: bool = True)
 
 
 def split_condition(test: ast.expr, holds: bool) -> list[tuple[ast.expr, bool]]:
-    """Of `a and b` both hold, and of `a or b` neither does where it does not."""
+    """If `a and b` holds, both do; if `a or b` does not, neither does."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         return split_condition(test.operand, not holds)
     if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) == holds:
@@ -131,7 +131,7 @@ def _passed(program: Program, statement: ast.stmt) -> Iterator[tuple[ast.expr, b
 
 
 def _is_always(program: Program, test: ast.expr) -> bool:
-    """In code that is distributed: `if dist.is_initialized():`."""
+    """Whether it always holds in distributed code: `if dist.is_initialized():`."""
     return ranks.is_about_being_distributed(test) and not rank_tests(program, test)
 
 
@@ -154,7 +154,7 @@ def rest_of_block(statement: ast.stmt) -> list[ast.stmt]:
     return block[block.index(statement) + 1 :] if block else []
 
 
-# In `with main_process_first():` all come through, the others when the first has done it.
+# In `with main_process_first():` all ranks enter, the others after the first.
 _FIRST = RankTest("global", True, is_needed=False)
 
 
@@ -163,7 +163,7 @@ def _is_for_first(manager: ast.expr) -> bool:
 
 
 def are_exclusive(program: Program, one: ast.AST, other: ast.AST, *, with_exits: bool = True) -> bool:
-    """Whether one is done where a condition holds, and the other where it does not."""
+    """Whether one runs if a condition holds, and the other if it does not."""
     held = {_plain(test, holds) for test, holds in held_conditions(program, one, with_exits=with_exits)}
     return any(
         _plain(test, not holds) in held for test, holds in held_conditions(program, other, with_exits=with_exits)
@@ -171,7 +171,7 @@ def are_exclusive(program: Program, one: ast.AST, other: ast.AST, *, with_exits:
 
 
 def _plain(test: ast.expr, holds: bool) -> tuple[str, bool]:
-    """`not x` that holds is `x` that does not; so for `x is not None`."""
+    """Normalizes `not x` and `x is not None`: if they hold, `x` and `x is None` do not."""
     while isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         test, holds = test.operand, not holds
     if isinstance(test, ast.Compare) and len(test.ops) == 1:

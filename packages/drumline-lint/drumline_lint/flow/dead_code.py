@@ -16,13 +16,13 @@ from drumline_lint.program.value import Class, Function
 from drumline_lint.reading.source import Source
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef
-# Who decorates otherwise may call it with anything: commands, jobs, tests.
+# A function with any other decorator may be called with anything: commands, jobs, tests.
 _PLAIN_DECORATORS = {"classmethod", "staticmethod", "no_grad", "inference_mode", "smart_inference_mode"}
 
 
 @recursive_query([])
 def callers_in_ranks(program: Program, function: Definition) -> list[ast.Call]:
-    """Those of its own and those that may be; nothing if it is handed on to where it is not seen who calls it."""
+    """All certain and possible callers; empty if the function is passed on to unknown code."""
     names = [last_name(one.func if isinstance(one, ast.Call) else one) for one in function.decorator_list]
     if not set(names) <= _PLAIN_DECORATORS:
         return []
@@ -50,7 +50,7 @@ def _mentions(program: Program, function: Definition) -> Iterator[ast.expr]:
 
 
 def _imported_as(program: Program, source: Source, name: str) -> Iterator[str]:
-    """What a file calls it instead: `from lib import NAME as other`."""
+    """The file's own name for it: `from lib import NAME as other`."""
     for statement in program.index(source).every(ast.ImportFrom):
         yield from (one.asname for one in statement.names if one.name == name and one.asname)
 
@@ -61,7 +61,7 @@ def _is(program: Program, node: ast.expr, meant: Class | Function) -> bool:
 
 
 def _calls_by(program: Program, mention: ast.expr) -> list[ast.Call]:
-    """The call itself, or those of a name that it is assigned to: `sample = a.loop if slow else a.quick`."""
+    """The call itself, or calls of a name that it is assigned to: `sample = a.loop if slow else a.quick`."""
     outer = parent_of(mention)
     if isinstance(outer, ast.Call) and outer.func is mention:
         return [outer]
@@ -81,7 +81,7 @@ MOST_GIVEN_ON = 20
 
 
 def is_dead(program: Program, node: ast.AST) -> bool:
-    """Whether a condition around it never holds in distributed runs, or around all calls of its function."""
+    """Whether a condition around it, or around all calls of its function, never holds in distributed runs."""
     return holds_on_every_way(program, node, lambda one: is_switched_off(program, list(conditions(program, one))))
 
 
@@ -90,7 +90,7 @@ def is_switched_off(program: Program, held: Conditions) -> bool:
 
 
 def always(program: Program, test: ast.expr) -> bool | None:
-    """What a condition always is, in distributed runs; None where it may be either."""
+    """The constant value of a condition in distributed runs; None if it may be either."""
     if isinstance(test, ast.Constant):
         return bool(test.value)
     if is_joined(test):
@@ -104,7 +104,7 @@ def always(program: Program, test: ast.expr) -> bool | None:
 
 @recursive_query(None, MOST_GIVEN_ON)
 def _of_name(program: Program, name: ast.Name) -> bool | None:
-    """Of a parameter; what else is a switch, its author means to set."""
+    """For a parameter; other switches are meant to be set by the user."""
     bindings = program.bindings(name)
     parameters = [one.node for one in bindings if isinstance(one.node, ast.arg)]
     is_one = len(bindings) == len(parameters) == 1
@@ -113,7 +113,7 @@ def _of_name(program: Program, name: ast.Name) -> bool | None:
 
 @recursive_query(None, MOST_GIVEN_ON)
 def _of_attribute(program: Program, node: ast.Attribute) -> bool | None:
-    """Of what `self` gets from a parameter when it is made, and from nobody else."""
+    """For an attribute of `self` that is set only from a parameter of `__init__`."""
     function = enclosing_function(node)
     owner = None if function is None else enclosing_class(function)
     if owner is None or not _is_self(node):
@@ -128,7 +128,7 @@ def _of_attribute(program: Program, node: ast.Attribute) -> bool | None:
 
 
 def _assigned(program: Program, source: Source, name: str, owner: ast.ClassDef) -> list[ast.expr | None]:
-    """What a file gives an attribute of a class, or of something that may be one; None where it is not known."""
+    """What a file assigns to an attribute of a class, or of a possible instance; None if unknown."""
     return [
         _part(binding.value, binding.path) if binding.kind == "assign" else None
         for target, binding in program.index(source).attributes.get(name, ())
@@ -155,7 +155,7 @@ def _part(value: ast.expr | None, path: tuple[int, ...]) -> ast.expr | None:
 
 
 def _of_parameter(program: Program, parameter: ast.arg) -> bool | None:
-    """The same for all callers: most leave it at its default, and the others give the same."""
+    """The value that is the same for all callers: most use the default, and the others give the same."""
     function = parent_of(parent_of(parameter) or parameter)
     if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
         return None

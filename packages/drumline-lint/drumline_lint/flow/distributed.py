@@ -28,10 +28,10 @@ _TRAINERS = ("transformers.Trainer", "transformers.TrainingArguments")
 
 @cached_query
 def distributed_sources(program: Program) -> set[Source]:
-    """The files that train on several processes, and all that they import of the given ones.
+    """The files that train on several processes, and all given files that they import.
 
-    A file does if it calls torch.distributed's functions, DDP or the like, or a function of another file that does. To
-    import from such a file, or to ask for a rank, is not enough.
+    A file does if it calls torch.distributed's functions, DDP or the like, or a function of another file that does.
+    Importing from such a file, or reading a rank, is not enough.
     """
     return {one for one in with_imported(program, _starting(program)) if not _is_group_of_one(program, one)}
 
@@ -44,7 +44,7 @@ def _is_group_of_one(program: Program, source: Source) -> bool:
 
 @cached_query
 def framework(program: Program, source: Source) -> str:
-    """The framework that a file leaves samplers and wrapping to; empty if it does all itself."""
+    """The framework that handles samplers and wrapping for a file; empty if there is none."""
     for scope in program.index(source).scopes.values():
         for bindings in scope.names.values():
             for binding in bindings:
@@ -56,12 +56,12 @@ def framework(program: Program, source: Source) -> str:
 def _is_framework(program: Program, binding: Binding, source: Source) -> bool:
     root = binding.imported.partition(".")[0]
     if root in FRAMEWORKS:
-        return program.module(root, source) is None  # a file of one's own may have that name
+        return program.module(root, source) is None  # a given file may have that name
     return binding.imported in _TRAINERS
 
 
 def _starting(program: Program) -> set[Source]:
-    """Files with such a call, and files that call a function in which one is made, however far down."""
+    """Files with such a call, and files that call a function that makes one, directly or not."""
     pending = [call for source in program.sources if speaks_of_ranks(source) for call in program.calls(source, *STARTS)]
     found, seen = set(), set()
     while pending:
@@ -75,7 +75,7 @@ def _starting(program: Program) -> set[Source]:
 
 
 def speaks_of_ranks(source: Source) -> bool:
-    """Whether it has a word in it without which nothing is distributed."""
+    """Whether it contains a word that all distributed code has."""
     return any(word in source.text for word in _WORDS)
 
 
@@ -88,7 +88,7 @@ _NAME = re.compile(r"(?<!\bas )[.\w]+")
 
 
 def projects(sources: Sequence[Source]) -> list[list[Source]]:
-    """Groups of files, those of each in the order in which they were given."""
+    """Groups of files that import each other, in the order in which they were given."""
     everything = Files(sources)
     group = {source: {source} for source in sources}
     for source in sources:
@@ -112,7 +112,7 @@ def _imported(everything: Files, source: Source) -> Iterator[Source]:
 
 
 def _names(text: str) -> Iterator[str]:
-    """Of all modules that may be imported: of `from a.b import c`, a.b and a.b.c."""
+    """All modules that may be imported: for `from a.b import c`, a.b and a.b.c."""
     for found in _IMPORT.finditer(text):
         if found["modules"]:
             yield from _NAME.findall(found["modules"])

@@ -38,14 +38,14 @@ class CallPath:
     guards: Guards
     """All conditions on ranks on it."""
     begins: str
-    """ranks: in what every rank runs; unknown: in what nobody calls; parent: outside of ranks.
+    """ranks: in code that every rank runs; unknown: in code that nothing calls; parent: outside of ranks.
 
-    That is in the process that starts them, in one that is alone, or never.
+    `parent` is the process that starts the ranks, a single process, or code that is never reached.
     """
 
 
 def call_paths(program: Program, node: ast.AST) -> list[CallPath]:
-    """All on which a place is reached, as far as is known."""
+    """All chains of calls on which a place is reached, as far as known."""
     found = _ways(program, node)[:MOST_WAYS]
     return found or [CallPath(frozenset(rank_tests_at(program, node)), "unknown")]
 
@@ -63,7 +63,7 @@ def _ways(program: Program, node: ast.AST) -> list[CallPath]:
     return [CallPath(found | way.guards, way.begins) for way in _ways_to_function(program, function)]
 
 
-@recursive_query([])  # whoever calls itself is not reached by that
+@recursive_query([])  # a recursive call adds no chain
 def _ways_to_function(program: Program, function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[CallPath]:
     calls = program.callers(function) or _perhaps_callers(program, function)
     found: list[CallPath] = []
@@ -71,7 +71,7 @@ def _ways_to_function(program: Program, function: ast.FunctionDef | ast.AsyncFun
         found.append(CallPath(frozenset(rank_tests_at(program, function)), _beginning(program, function)))
     for call in calls:
         if function in program.started_functions(call) and last_name(call.func) != "Thread":
-            # A new process: what holds for its parent does not matter.
+            # A new process: the conditions of its parent do not apply.
             is_lone = enclosing_function(call) is None and is_in_single_process_run(program, call)
             found.append(CallPath(frozenset(), "parent" if is_lone else "ranks"))
         else:
@@ -93,7 +93,7 @@ def _perhaps_callers(program: Program, function: ast.FunctionDef | ast.AsyncFunc
 
 
 def _beginning(program: Program, function: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
-    """Of a function that nobody calls: that it trains, or is called `main`, tells that the ranks begin there."""
+    """For a function without callers: if it trains, or is called `main`, ranks begin there."""
     if starts_ranks(program, function):
         return "parent"
     does = any(_is_training(program, call) for call in nodes_in(function, ast.Call))
@@ -126,7 +126,7 @@ def _is_of_no_rank(program: Program, node: ast.AST) -> bool:
 
 
 def _is_without_ranks(program: Program, held: Conditions) -> bool:
-    """After `if "RANK" in os.environ: ...; return` come those that no launcher has started."""
+    """Code after `if "RANK" in os.environ: ...; return` is for processes without a launcher."""
     for test, holds in held:
         if isinstance(test, ast.Compare) and program.name_of(test.comparators[0]) == "os.environ":
             is_in = isinstance(test.ops[0], ast.In)
@@ -138,7 +138,7 @@ def _is_without_ranks(program: Program, held: Conditions) -> bool:
 
 @recursive_query(False)
 def starts_ranks(program: Program, node: ast.AST) -> bool:
-    """Whether it starts the ranks' processes, itself or by what it calls."""
+    """Whether it starts the ranks' processes, directly or not."""
     for call in nodes_in(node, ast.Call):
         if program.name_of(call.func) in _SPAWNING:
             return True
@@ -152,7 +152,7 @@ def starts_ranks(program: Program, node: ast.AST) -> bool:
 
 @recursive_query(False)
 def _is_distributed(program: Program, node: ast.AST) -> bool:
-    """Whether it comes to something that only ranks do; not every process that is started is one."""
+    """Whether it calls something that only ranks call; not every started process is a rank."""
     for call in nodes_in(node, ast.Call):
         if program.name_of(call.func) in STARTS:
             return True
@@ -163,7 +163,7 @@ def _is_distributed(program: Program, node: ast.AST) -> bool:
 
 
 def guards(program: Program, node: ast.AST) -> Guards:
-    """The conditions on ranks under which it is reached; none: every rank comes here, as far as is known."""
+    """The conditions on ranks under which it is reached; empty: every rank comes here, as far as known."""
     every = [way.guards for way in call_paths(program, node) if way.begins != "parent"]
     if not every or not all(every):
         return frozenset()
@@ -171,13 +171,13 @@ def guards(program: Program, node: ast.AST) -> Guards:
 
 
 def is_main_only(tests: Guards) -> bool:
-    """Whether one process of the whole job is left by some conditions."""
+    """Whether these conditions select one process of the whole job."""
     kinds = {test.kind for test in tests if test.is_main and test.is_needed}
     return bool(kinds & {"global", "spawned"}) or {"local", "node"} <= kinds
 
 
 def is_on_main_only(program: Program, node: ast.AST) -> bool:
-    """Whether one process of the whole job comes here, and no other."""
+    """Whether only one process of the whole job comes here."""
     return all(way.begins == "parent" or is_main_only(way.guards) for way in call_paths(program, node))
 
 
@@ -187,12 +187,12 @@ def is_on_some_only(program: Program, node: ast.AST) -> bool:
 
 
 def is_on_every_rank(program: Program, node: ast.AST) -> bool:
-    """Whether it is known that all ranks come here; not of a function that nobody calls in the given files."""
+    """Whether it is certain that all ranks come here; not for a function without callers in the given files."""
     return any(way.begins == "ranks" and not way.guards for way in call_paths(program, node))
 
 
 def guards_of_decorators(program: Program, function: ast.FunctionDef | ast.AsyncFunctionDef) -> Guards:
-    """What a function's decorators ask of the rank, by what they do or by their name."""
+    """The conditions on ranks of a function's decorators, by their code or their name."""
     found: set[RankTest] = set()
     for decorator in function.decorator_list:
         named = decorator.func if isinstance(decorator, ast.Call) else decorator
@@ -206,7 +206,7 @@ def guards_of_decorators(program: Program, function: ast.FunctionDef | ast.Async
 
 
 def _guards_in_wrapper(program: Program, decorator: FunctionNode) -> Guards:
-    """What holds wherever a decorator, or the one that `only_on(rank)` makes, calls what it was given."""
+    """The conditions under which a decorator, or the one that `only_on(rank)` makes, calls its function."""
     functions = [decorator, *nodes_in(decorator, *FUNCTIONS, into_functions=True)]
     given = {one.arg for function in functions for one in function.args.args}
     calls = [
@@ -219,7 +219,7 @@ def _guards_in_wrapper(program: Program, decorator: FunctionNode) -> Guards:
 
 
 def is_now_and_then(program: Program, node: ast.AST, until: ast.AST) -> bool:
-    """Whether something between it and an outer node lets it happen only sometimes: `if step % 100 == 0`."""
+    """Whether a condition between it and an outer node holds only sometimes: `if step % 100 == 0`."""
     inner: ast.AST = node
     for outer in ancestors(node):
         if isinstance(outer, ast.If | ast.IfExp) and inner is not outer.test and _is_sometimes(outer.test):
@@ -235,7 +235,7 @@ def is_now_and_then(program: Program, node: ast.AST, until: ast.AST) -> bool:
 
 
 def _is_sometimes(test: ast.expr) -> bool:
-    """A remainder, a comparison of steps or times, or a flag that is computed from one; not `if train:`."""
+    """A remainder, a comparison of steps or times, or a flag computed from one; not `if train:`."""
     if any(isinstance(one.op, ast.Mod) for one in nodes_in(test, ast.BinOp)):
         return True
     words = {last_name(one).lower() for one in nodes_in(test, ast.Name, ast.Attribute)}

@@ -20,7 +20,7 @@ ENVIRONMENT = Library("os.environ")
 
 @dataclass(frozen=True)
 class Setting:
-    """A variable that is set in any case: `setdefault` leaves what the launcher said, and is not one."""
+    """A variable that is always set; not by `setdefault`, which keeps the launcher's value."""
 
     name: str
     value: ast.expr | None
@@ -77,7 +77,7 @@ _WORDS_OF_LAUNCHERS = ("environ", "getenv", "RANK", "WORLD_SIZE", "MASTER_", "to
 
 
 def written_text(program: Program, expression: ast.expr | None, depth: int = 0) -> str | None:
-    """The text that an expression is, or begins with, where it is written out and nothing else is possible."""
+    """The text that an expression is, or begins with, if it is a constant with no alternative."""
     if isinstance(expression, ast.Constant):
         return str(expression.value) if isinstance(expression.value, str | int) else None
     if isinstance(expression, ast.JoinedStr):
@@ -99,7 +99,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_right_on_one_host(program: Program, node: ast.AST) -> bool:
-    """Whether a loopback address may be meant there: only one host takes part, or that is not known."""
+    """Whether a loopback address may be correct there: only one host takes part, or that is unknown."""
     whole = [run for run in runs_through(program, program.source_of(node)) if _comes_to(program, run, node)]
     if any(_is_choice(test) for test, _ in conditions(program, node)):
         return True
@@ -107,7 +107,7 @@ def is_right_on_one_host(program: Program, node: ast.AST) -> bool:
 
 
 def meets_on_one_host(program: Program, source: Source) -> bool:
-    """Whether every group that a file makes is one of this host: by its address, or by how many take part."""
+    """Whether every group that a file makes is on one host: by its address, or by its world size."""
     inits = list(program.calls(source, INIT))
     return bool(inits) and all(_is_met_on_one_host(program, init) for init in inits)
 
@@ -120,7 +120,7 @@ def _is_met_on_one_host(program: Program, init: ast.Call) -> bool:
 
 
 def is_left_to_launcher(program: Program, node: ast.AST) -> bool:
-    """Whether it is done only where no launcher has set the environment: `if "MASTER_ADDR" not in os.environ`."""
+    """Whether it runs only if no launcher has set the environment: `if "MASTER_ADDR" not in os.environ`."""
     if any(isinstance(outer, ast.ExceptHandler) for outer in ancestors(node)):
         return True
     tests = [ast.unparse(test) for test, _ in conditions(program, node)]
@@ -139,7 +139,7 @@ def _comes_to(program: Program, run: Run, node: ast.AST) -> bool:
 
 
 def _is_on_one_host(program: Program, run: Run) -> bool:
-    """It starts its processes itself, and their rank is the number that mp.spawn gives; or there is one process."""
+    """Whether the run starts its processes itself, with mp.spawn's number as their rank; or has one process."""
     inits = [step.call for step in run if program.name_of(step.call.func) == INIT]
     sizes = [program.values(argument(init, 3, "world_size")) for init in inits]
     if inits and all(size == {ConstantValue(1)} for size in sizes):
@@ -150,7 +150,7 @@ def _is_on_one_host(program: Program, run: Run) -> bool:
 
 
 def _counts_over_hosts(program: Program, rank: ast.expr | None, depth: int = 0) -> bool:
-    """`node_rank * 8 + local_rank`, or a rank that the environment tells."""
+    """`node_rank * 8 + local_rank`, or a rank from the environment."""
     if isinstance(rank, ast.BinOp):
         return True
     if isinstance(rank, ast.Name) and depth < DEEPEST:

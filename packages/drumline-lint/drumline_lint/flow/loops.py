@@ -23,14 +23,14 @@ from drumline_lint.program.tree import (
 from drumline_lint.reading.source import Source
 
 NO_GRADIENTS = ("torch.no_grad", "torch.inference_mode", "torch.autograd.no_grad", "torch.autograd.inference_mode")
-# What is iterated over by these is no data.
+# Iterables that are not data.
 NOT_BATCHES = tuple("range trange parameters named_parameters modules named_modules children items keys values".split())
 
 
 def batch_loops(program: Program, source: Source) -> list[Loop]:
     """The loops of a file that call `.backward()` in every round, there or in a function that they call.
 
-    A loop over epochs, that comes to it only through another loop, is none.
+    A loop over epochs, which contains it only in another loop, is not one.
     """
     every = _loops_around_backward(program)
     return sorted((loop for loop in every if program.source_of(loop) is source), key=position)
@@ -38,7 +38,7 @@ def batch_loops(program: Program, source: Source) -> list[Loop]:
 
 @cached_query
 def _loops_around_backward(program: Program) -> list[Loop]:
-    """From each `.backward()` outwards, and to whoever calls the function that it is in, up to the first loop."""
+    """From each `.backward()` outwards, and through the callers of its function, up to the first loop."""
     found: dict[Loop, None] = {}
     seen: set[ast.AST] = set()
     pending: list[ast.AST] = [
@@ -75,7 +75,7 @@ def loop_around(node: ast.AST) -> Loop | None:
 
 
 def _loop_over(call: ast.AST) -> ast.For | None:
-    """The loop that goes over what a call gives: `for x in tqdm(steps())`."""
+    """The loop that iterates over the result of a call: `for x in tqdm(steps())`."""
     for outer in ancestors(call):
         if isinstance(outer, ast.For):
             return outer if call in nodes_in(outer.iter, ast.Call) else None
@@ -85,7 +85,7 @@ def _loop_over(call: ast.AST) -> ast.For | None:
 
 
 def evaluation_loops(program: Program, source: Source) -> list[Loop]:
-    """Loops over batches without a `.backward()`, where gradients are off or the model was put into `eval()`."""
+    """Loops over batches without a `.backward()`, with gradients off or the model in `eval()` mode."""
     return [
         loop
         for kind in (ast.For, ast.AsyncFor)
@@ -97,7 +97,7 @@ def evaluation_loops(program: Program, source: Source) -> list[Loop]:
 
 
 def outer_loops(program: Program, loop: ast.AST) -> Iterator[Loop]:
-    """The loops around a loop, in its function and in those that call it, inmost first."""
+    """The loops around a loop, in its function and in its callers, innermost first."""
     seen: set[ast.AST] = set()
     pending = [loop]
     while pending:
@@ -118,7 +118,7 @@ def reaches(program: Program, node: ast.AST, method: str) -> bool:
 
 
 def calls_reached(program: Program, node: ast.AST, method: str) -> Iterator[ast.Call]:
-    """All calls of `.method()` in it and in the functions that it calls; of one's own, those that it comes down to."""
+    """All calls of `.method()` in it and in the functions that it calls, with methods of given classes followed."""
     for call in calls_made_in(program, node):
         if isinstance(call.func, ast.Attribute) and call.func.attr == method:
             function = program.function_of(call)
@@ -127,13 +127,13 @@ def calls_reached(program: Program, node: ast.AST, method: str) -> Iterator[ast.
 
 
 def calls_in(node: ast.AST) -> Iterator[ast.Call]:
-    """All calls that are written in it, those of inner functions left out; of a loop, those of every round."""
+    """All calls that are written in it, without inner functions; for a loop, those of every round."""
     for part in repeated(node):
         yield from calls_written(part)
 
 
 def repeated(node: ast.AST) -> list[ast.AST]:
-    """The parts of a loop that every round runs: not what it iterates over, nor its `else`. Of a function, its body."""
+    """The parts of a loop that every round runs: not its iterable, nor its `else`. For a function, its body."""
     if isinstance(node, ast.While):
         return [node.test, *node.body]
     if isinstance(node, ast.For | ast.AsyncFor | ast.FunctionDef | ast.AsyncFunctionDef | ast.Module):
@@ -144,7 +144,7 @@ def repeated(node: ast.AST) -> list[ast.AST]:
 def calls_made_in(program: Program, node: ast.AST) -> Iterator[ast.Call]:
     """All calls that are made in it: those written there, and those in the functions that they call, in order.
 
-    A function is looked into once, where it is first called. A loop over a generator runs that one's loop, too.
+    A function is followed once, at its first call. A loop over a generator also runs the generator's loop.
     """
     return _done_in(program, node, set())
 
@@ -163,7 +163,7 @@ def _done_in(program: Program, node: ast.AST, seen: set[FunctionNode]) -> Iterat
 
 
 def _generating(program: Program, loop: ast.For) -> Iterator[ast.AST]:
-    """What a generator of the given files does for each thing that it hands to the loop."""
+    """What a generator of the given files runs for each item that it yields to the loop."""
     made = program.iterated(loop.iter)
     function = program.function_of(made) if isinstance(made, ast.Call) else None
     for inner in nodes_in(function, *LOOPS) if function is not None else ():
@@ -192,7 +192,7 @@ def _is_without_gradients(program: Program, loop: Loop) -> bool:
 
 
 def has_gradients_off(program: Program, node: ast.AST) -> bool:
-    """By a `with` around it, or a decorator of its function."""
+    """Whether gradients are off, by a `with` around it or a decorator of its function."""
     for outer in ancestors(node):
         if isinstance(outer, ast.With) and _is_off(program, outer):
             return True
@@ -202,7 +202,7 @@ def has_gradients_off(program: Program, node: ast.AST) -> bool:
 
 
 def _is_all_off(program: Program, node: ast.AST) -> bool:
-    """So, or because the model was last put into `eval()` before it."""
+    """Whether gradients are off, or the model was last put into `eval()` mode before it."""
     if has_gradients_off(program, node):
         return True
     modes = [

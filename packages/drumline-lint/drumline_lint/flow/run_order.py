@@ -23,9 +23,9 @@ _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
 def ordered_actions(nodes: Sequence[ast.AST]) -> list[Action]:
-    """A statement after the other, arguments before the call that they are for, both branches of an `if`.
+    """One statement after the other, arguments before their call, both branches of an `if`.
 
-    The body of a `with` is left to whoever knows what its context manager does.
+    The caller handles the body of a `with`, which depends on its context manager.
     """
     found: list[Action] = []
     stack: list[tuple[ast.AST, bool]] = [(node, False) for node in reversed(nodes)]
@@ -42,7 +42,7 @@ def ordered_actions(nodes: Sequence[ast.AST]) -> list[Action]:
 
 
 def _parts(node: ast.AST) -> list[ast.AST]:
-    """In the order in which they are evaluated; of a function that is defined here, what is evaluated here."""
+    """In the order of evaluation; for a function definition, what is evaluated there."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return [*node.decorator_list, node.args]
     if isinstance(node, ast.Lambda):
@@ -54,7 +54,7 @@ def _parts(node: ast.AST) -> list[ast.AST]:
 
 
 DEEPEST = 24
-# Of one function in one run: what it does is known after the first; the others are there for the order.
+# How often one function is followed in one run: after the first its calls are known; more are for the order.
 MOST_TIMES = 2
 MOST_STEPS = 20_000
 MAIN_RUNNERS = ("fire.Fire", "typer.run", "absl.app.run")
@@ -62,7 +62,7 @@ MAIN_RUNNERS = ("fire.Fire", "typer.run", "absl.app.run")
 
 @dataclass(frozen=True)
 class Step:
-    """A call, and how it was come to."""
+    """A call, and how it was reached."""
 
     call: ast.Call
     through: tuple[ast.AST, ...] = ()
@@ -75,18 +75,18 @@ Finds: TypeAlias = Callable[[Program, Run], Iterable[tuple[ast.AST, Found]]]
 
 
 def runs_through(program: Program, source: Source) -> list[Run]:
-    """The runs that come through a file: what scripts do, or a `main` that nobody calls."""
+    """The runs that include a file: of scripts, or of a `main` without callers."""
     return _runs_by_source(program).get(source, [])
 
 
 def found_in_runs(program: Program, source: Source, find: Finds[Found]) -> dict[ast.AST, Found]:
-    """What is found in a file by looking through all runs of scripts, each once, whoever asks."""
+    """What `find` finds in a file, from all runs of scripts; each run is searched once."""
     return _found_by_source(program, find).get(source, {})
 
 
 @cached_query
 def all_runs(program: Program) -> list[Run]:
-    """What every script of the distributed files does, and every `main` that nobody calls."""
+    """The runs of every script of the distributed files, and of every `main` without callers."""
     every = _in_order(program)
     found = [script(program, source) for source in every if _is_script(program, source)]
     return found + [main for source in every for main in _mains(program, source)]
@@ -99,12 +99,12 @@ def all_imported(program: Program) -> set[Source]:
 
 @cached_query
 def script(program: Program, source: Source) -> Run:
-    """What a file does when it is run; nothing for one that only defines."""
+    """The run of a file; empty for a file with only definitions."""
     return _RunWalk(program, source).over(source, program.tree(source).body, _Frame())
 
 
 def process_of(program: Program, step: Step) -> tuple[ast.AST, ...]:
-    """The calls that started the process in which it happens; of a script's own, and of its threads, nothing."""
+    """The calls that started its process; empty for the script's own process and its threads."""
     starting = (one for one in step.through if isinstance(one, ast.Call) and program.started_functions(one))
     return tuple(one for one in starting if last_name(one.func) != "Thread")
 
@@ -136,12 +136,12 @@ def _runs_by_source(program: Program) -> dict[Source, list[Run]]:
 
 
 def _is_script(program: Program, source: Source) -> bool:
-    """Whether it is run: not what others import, unless it says what to do when it is run."""
+    """Whether it is run as a script: not if others import it, unless it has `if __name__ == "__main__"`."""
     return source not in all_imported(program) or any(map(is_for_script, program.tree(source).body))
 
 
 def _mains(program: Program, source: Source) -> list[Run]:
-    """`main` that nobody calls is called by a package's entry point."""
+    """A `main` without callers is called by a package's entry point."""
     return [
         _RunWalk(program, source).over(one, one.body, _Frame(functions=frozenset({one})))
         for one in program.tree(source).body
@@ -156,7 +156,7 @@ def _in_order(program: Program) -> list[Source]:
 
 @dataclass(frozen=True, eq=False)
 class _Frame:
-    """Where the walk is: in which functions, how it came there, and what a `yield` there lets happen."""
+    """The position of the walk: the functions, the way to it, and what runs at a `yield`."""
 
     functions: frozenset[ast.AST] = frozenset()
     through: tuple[ast.AST, ...] = ()
@@ -165,7 +165,7 @@ class _Frame:
 
 @dataclass(frozen=True, eq=False)
 class _Todo:
-    """Something to do; or a function to enter by a `with`."""
+    """A node to visit; or a function to enter for a `with`."""
 
     node: ast.AST
     frame: _Frame
@@ -175,7 +175,7 @@ class _Todo:
 
 
 class _RunWalk:
-    """One run: what is still to be done, the next at the end."""
+    """One run, with a stack of what is left to visit, the next at the end."""
 
     def __init__(self, program: Program, source: Source) -> None:
         self.program = program
@@ -236,7 +236,7 @@ class _RunWalk:
             self.stack += self._in_turn(other.tree, _done_at_import(self.program, other), inner)
 
     def _with(self, node: ast.With | ast.AsyncWith, frame: _Frame) -> None:
-        """Up to the `yield` of a context manager, or its `__enter__`; the body; and the rest of it."""
+        """A context manager up to its `yield`, or its `__enter__`; the body; and its rest."""
         todo = self._in_turn(node, node.body, frame)
         for item in reversed(node.items):
             expression = item.context_expr
@@ -252,7 +252,7 @@ class _RunWalk:
 
 @cached_query
 def _begun(program: Program, call: ast.Call) -> list[FunctionNode]:
-    """What a call runs: one function, as far as can be told, or what it starts in another process."""
+    """What a call runs: one function, as far as known, or what it starts in another process."""
     function = program.function_of(call)
     if function is None and call.args and program.name_of(call.func) in MAIN_RUNNERS:
         return [value.node for value in program.values(call.args[0]) if isinstance(value, Function)]
@@ -274,7 +274,7 @@ def _with_methods(program: Program, expression: ast.expr) -> tuple[list[Function
 
 @cached_query
 def _done_at_import(program: Program, source: Source) -> list[ast.stmt]:
-    """Its outermost statements, but for what is done only where it is the script."""
+    """Its top-level statements, without `if __name__ == "__main__"`."""
     return [one for one in program.tree(source).body if not is_for_script(one) and _may_call(one)]
 
 
@@ -284,7 +284,7 @@ def is_for_script(statement: ast.stmt) -> bool:
 
 
 def _may_call(statement: ast.stmt) -> bool:
-    """Not a function or class: what their decorators do is no part of a training's start."""
+    """Not a function or class: their decorators do not matter here."""
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return False
     return bool(nodes_in(statement, ast.Call, ast.Import, ast.ImportFrom))

@@ -21,14 +21,14 @@ from drumline_lint.reading.source import Source
 
 _MANAGER = "drumline.DDPManager"
 _WRAPPING = frozenset({DDP, *FSDP, _MANAGER})
-# What may start ranks where it is not seen what it does.
+# Unknown functions that may start ranks.
 _MAY_START = re.compile(
     r"init\w*(dist|group|ddp|process|env)|setup\w*(dist|ddp)|launch|spawn|^initialize$", re.IGNORECASE
 )
 
 
 def is_in_single_process_run(program: Program, node: ast.AST) -> bool:
-    """Of what is done outside of functions: whether it is done only in a run that starts no process group."""
+    """For code outside of functions: whether it runs only in a run that starts no process group."""
     source = program.source_of(node)
     is_main = any(isinstance(one, ast.stmt) and is_for_script(one) for one in (node, *ancestors(node)))
     is_script = is_main or source not in all_imported(program)
@@ -37,7 +37,8 @@ def is_in_single_process_run(program: Program, node: ast.AST) -> bool:
 
 @cached_query
 def _is_lone(program: Program, source: Source) -> bool:
-    """All it wraps must be wrapped in other runs, too, that start a group; else that is somewhere unseen."""
+    """Whether a script is a single process: everything that it wraps must also be wrapped in runs that start a
+    group."""
     if next(program.all_calls(INIT), None) is None or framework(program, source):
         return False
     run = script(program, source)
@@ -70,7 +71,7 @@ def _may_start(program: Program, call: ast.Call) -> bool:
 
 @cached_query
 def _starting(program: Program) -> set[tuple[str, bool]]:
-    """The names of all functions that come to the start of a process group, and whether they are methods."""
+    """The names of all functions that start a process group, directly or not, and whether they are methods."""
     pending, seen = list(program.all_calls(INIT)), set[ast.AST]()
     names = set()
     while pending:
@@ -93,7 +94,7 @@ _COUNTS = set("n_gpu n_gpus ngpu ngpus num_gpu num_gpus nprocs num_processes dev
 
 
 def holds_on_every_way(program: Program, node: ast.AST, holds_at: Callable[[ast.AST], bool], depth: int = 0) -> bool:
-    """Whether something holds at a place, or at all calls of the function that it is in, or at all calls of theirs."""
+    """Whether something holds at a place, or at all calls of its function, or at all calls of their functions."""
     if holds_at(node):
         return True
     function = enclosing_function(node)
@@ -104,7 +105,7 @@ def holds_on_every_way(program: Program, node: ast.AST, holds_at: Callable[[ast.
 
 
 def is_single_process(program: Program, node: ast.AST) -> bool:
-    """Whether whoever comes here is the only process, by a condition around it or around all of its calls."""
+    """Whether there is only one process here, by a condition around it or around all of its calls."""
     return holds_on_every_way(program, node, lambda one: _is_single_process_at(program, one))
 
 
@@ -116,7 +117,7 @@ def _is_single_process_at(program: Program, node: ast.AST) -> bool:
 
 
 def is_single_process_here(program: Program, node: ast.AST, held: Conditions) -> bool:
-    """The same by what certainly holds in its own function: after `distributed and train` failed, nothing does."""
+    """The same by conditions in its own function only: if `distributed and train` does not hold, nothing is certain."""
     for test, holds in held:
         if _says_one(program, test, holds) and not _begins_there(program, node, test):
             return True
@@ -129,7 +130,7 @@ def is_single_process_here(program: Program, node: ast.AST, held: Conditions) ->
 
 
 def _begins_there(program: Program, node: ast.AST, test: ast.expr) -> bool:
-    """In `if not dist.is_initialized(): dist.init_process_group()` ranks come to be."""
+    """In `if not dist.is_initialized(): dist.init_process_group()` ranks begin."""
     branches = parent_of(test)
     if not isinstance(branches, ast.If) or branches not in ancestors(node):
         return False
@@ -148,18 +149,18 @@ def _says_one(program: Program, test: ast.expr, holds: bool) -> bool:
 
 
 def _is_about_device(test: ast.expr) -> bool:
-    """`gpu is None`: a process of its own host's GPUs all the same."""
+    """`gpu is None`: there may still be several processes."""
     return isinstance(test, ast.Compare) and "gpu" in _named(test.left).lower()
 
 
 def _is_about_support(test: ast.expr) -> bool:
-    """`dist.is_available()` holds everywhere."""
+    """`dist.is_available()` always holds."""
     return isinstance(test, ast.Call) and last_name(test.func) == "is_available"
 
 
 @cached_query
 def _groups_begun(program: Program, branches: ast.If) -> tuple[bool, bool]:
-    """In which branches a process group is begun; unasked if the condition itself tells who comes where."""
+    """In which branches a process group is started; not checked if the condition itself decides."""
     if says_distributed(program, branches.test) is not None:
         return (False, False)
     begun, other = (_starts(program, block, {INIT}) for block in (branches.body, branches.orelse))
@@ -167,7 +168,7 @@ def _groups_begun(program: Program, branches: ast.If) -> tuple[bool, bool]:
 
 
 def _is_in_other_branch(program: Program, node: ast.AST) -> bool:
-    """Of `if x: model = DDP(model)` the `else` is for one process, whatever x is."""
+    """The `else` of `if x: model = DDP(model)` is for one process, whatever x is."""
     inner = node
     for outer in ancestors(node):
         if isinstance(outer, ast.If) and inner is not outer.test:
@@ -187,7 +188,7 @@ def _starts(program: Program, block: list[ast.stmt], wanted: Set[str] = _STARTS)
 
 
 def says_distributed(program: Program, test: ast.expr, depth: int = 0) -> bool | None:
-    """True if the condition is that there are several processes, False if that there is one; None: something else."""
+    """True if the condition means several processes, False if it means one; None: something else."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         inner = says_distributed(program, test.operand, depth)
         return None if inner is None else not inner
@@ -239,7 +240,7 @@ def _counts_processes(node: ast.expr) -> bool:
 
 
 def is_in_run(program: Program, node: ast.AST, depth: int = 0) -> bool:
-    """Whether the distributed part of the files may come here: not to a function nobody calls that starts nothing."""
+    """Whether distributed code may come here: not a function without callers that starts nothing."""
     function = enclosing_function(node)
     if function is None or depth > DEEPEST:
         return True

@@ -27,17 +27,17 @@ from drumline_lint.reading.source import Source
 
 @dataclass(frozen=True, eq=False)
 class RankFilter:
-    """How ranks are kept away from a place."""
+    """How ranks are excluded from a place."""
 
     tests: tuple[RankTest, ...]
     by_exit: bool
-    """Whether they left before."""
+    """Whether they exited before."""
     region: tuple[ast.AST, ...]
-    """What those who come there do from then on."""
+    """What the other ranks run from then on."""
 
 
 def calls_under_rank_tests(program: Program, source: Source) -> Iterator[ast.Call]:
-    """The calls of functions in which ranks are told apart; the others need no closer look."""
+    """The calls in functions with conditions on ranks; the others need no closer check."""
     found = _scopes_with_rank_tests(program, source)
     for call in program.index(source).every(ast.Call) if found else ():
         if scope_of(call) in found:
@@ -46,9 +46,9 @@ def calls_under_rank_tests(program: Program, source: Source) -> Iterator[ast.Cal
 
 @cached_query
 def _scopes_with_rank_tests(program: Program, source: Source) -> set[ast.AST]:
-    """Functions and files with a condition on ranks; what is inside a comprehension or lambda counts for itself."""
+    """Functions and files with a condition on ranks; comprehensions and lambdas are separate."""
     index = program.index(source)
-    # What is in a `forward` is run by a model; conditions are many there, and seldom on ranks.
+    # A model runs its `forward`, which has many conditions, seldom on ranks.
     conditional = [
         one
         for kind in (ast.If, ast.IfExp, ast.While)
@@ -64,7 +64,7 @@ def _scopes_with_rank_tests(program: Program, source: Source) -> set[ast.AST]:
 
 
 def rank_filter(program: Program, call: ast.Call) -> RankFilter | None:
-    """How ranks are kept away from a call; None if all come, if it is not certain, or if there is but one."""
+    """How ranks are excluded from a call; None if none is, if it is not certain, or if there is only one."""
     if _is_for_one_process(program, call) or _is_by_turns(program, call):
         return None
     tests = _certain(rank_tests_at(program, call, with_exits=False))
@@ -79,18 +79,18 @@ def rank_filter(program: Program, call: ast.Call) -> RankFilter | None:
 
 
 def _certain(tests: Iterator[RankTest] | frozenset[RankTest]) -> tuple[RankTest, ...]:
-    """A rank within a group tells nothing of those of the other groups."""
+    """Without tests of a rank within a group, which say nothing about other groups."""
     return tuple(test for test in tests if test.is_needed and test.kind != "group")
 
 
 def _is_for_one_process(program: Program, call: ast.Call) -> bool:
-    """Under `if not distributed`, also with a rank beside it; `if not distributed or rank == 0` is for many."""
+    """Under `if not distributed`, also together with a rank; not `if not distributed or rank == 0`."""
     known = held_conditions(program, call)
     return any(says_distributed(program, test) is (not holds) for test, holds in known if not rank_tests(program, test))
 
 
 def _is_by_turns(program: Program, call: ast.Call) -> bool:
-    """`for turn in range(world_size): if rank == turn: ...`: each comes, one after the other."""
+    """`for turn in range(world_size): if rank == turn: ...`: every rank enters, one after the other."""
     loops = [outer for outer in ancestors(call) if isinstance(outer, ast.For)]
     turns = {name.id for loop in loops for name in nodes_in(loop.target, ast.Name)}
     return any(
@@ -101,7 +101,7 @@ def _is_by_turns(program: Program, call: ast.Call) -> bool:
 
 
 def _is_compared_to(program: Program, compare: ast.Compare, turns: set[str]) -> bool:
-    """Whether the rank is compared to a loop's variable; one that stands beside it, as in a step, lets nobody in."""
+    """Whether the rank is compared with a loop variable; a loop variable in another condition does not count."""
     sides = [compare.left, *compare.comparators]
     ranks = [one for one in sides if any(isinstance(value, Rank) for value in program.values(one))]
     return bool(ranks) and any(turns & {n.id for n in nodes_in(one, ast.Name)} for one in sides if one not in ranks)
@@ -128,7 +128,7 @@ def _rest(call: ast.Call) -> tuple[ast.AST, ...]:
 
 
 def has_backward(program: Program, region: Sequence[ast.AST]) -> bool:
-    """Whether gradients are computed there and exchanged; not under `no_sync`."""
+    """Whether gradients are computed and reduced there; not under `no_sync`."""
     calls = (call for node in region for call in calls_reached(program, node, "backward"))
     return any(
         not program.name_of(call.func).endswith("autograd.backward") and not is_within(call, "no_sync")

@@ -33,7 +33,7 @@ def as_json(report: Report) -> str:
 
 
 def edit_regions(report: Report, finding: Finding) -> list[dict[str, Any]]:
-    """Its edits in lines and columns as editors count them; a notebook's would not fit its file."""
+    """Its edits in lines and columns as editors count them; not for notebooks, whose text is not the file's."""
     reading = report.readings.get(finding.place.path)
     if reading is None or reading.content is None or is_notebook(report.readings, finding):
         return []
@@ -79,7 +79,7 @@ BASE = "%SRCROOT%"
 
 
 def as_sarif(report: Report, rules: Mapping[str, Rule], *, version: str, folder: Path) -> str:
-    """One run of the tool; paths are relative to `folder`, where they lie in it."""
+    """One run of the tool; paths inside `folder` are relative to it."""
     numbers = {number: index for index, number in enumerate(rules)}
     driver = {"name": "drumline lint", "version": version, "rules": [_rule(rule) for rule in rules.values()]}
     run = {
@@ -136,7 +136,7 @@ def _location(path: str, folder: Path) -> dict[str, str]:
 
 def _region(finding: Finding) -> dict[str, int]:
     place = finding.place
-    if place.cell is not None:  # a line within a cell is no line of the notebook's file
+    if place.cell is not None:  # a line within a cell is not a line of the file
         return {"startLine": 1}
     return _lines(place.line, place.column, place.end_line, place.end_column)
 
@@ -170,7 +170,7 @@ def _command(finding: Finding) -> str:
 def _properties(finding: Finding) -> Iterator[tuple[str, str]]:
     place = finding.place
     yield "file", place.path
-    # A line within a cell is no line of the notebook's file.
+    # A line within a cell is not a line of the file.
     if place.cell is None:
         yield "line", str(place.line)
         yield "col", str(place.column)

@@ -101,7 +101,7 @@ def _block(report: Report, finding: Finding, colour: bool) -> Iterator[str]:
 
 
 def _shown(line: str, place: Place, paint: str, colour: bool) -> Iterator[str]:
-    """The line of code, cut where it is very long, and what is meant marked below it."""
+    """The line of code, shortened if it is very long, with the place marked below it."""
     start = place.column - 1
     end = place.end_column - 1 if place.end_line == place.line else len(line)
     first = 0 if len(line) <= WIDEST_LINE else max(0, start - BEFORE_CARET)
@@ -119,7 +119,7 @@ def _harmless(text: str) -> str:
 
 
 def _width(text: str) -> int:
-    """On a terminal, where some characters take two places and some none."""
+    """The width on a terminal, where some characters take two columns and some none."""
     return sum(
         0 if unicodedata.combining(character) else 2 if unicodedata.east_asian_width(character) in "FW" else 1
         for character in text
@@ -151,7 +151,7 @@ def as_explanation(rule: Rule) -> str:
 
 
 def _silence(rule: Rule) -> str:
-    """What could not be read has no line that could ask for it."""
+    """How to silence a rule; an unreadable file has no line for `# noqa`."""
     if rule.id in OWN_RULES:
         return (
             f'To silence it: `ignore = ["{rule.id}"]` under [tool.drumline.lint] in pyproject.toml, '

@@ -1,4 +1,4 @@
-"""What a name may be: by those of its bindings that may be the last before a use, in its file or in one it imports."""
+"""What a name may be: from the bindings that may be the last before a use, in its file or in one that it imports."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from drumline_lint.reading.source import Source
 
 _LEAVING = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 _TRIES = (ast.Try, ast.TryStar)
-# Parts of a statement that come instead of each other, not one after the other.
+# Parts of a statement that are alternatives, not a sequence.
 _BRANCHES = (ast.ExceptHandler, ast.match_case)
 State: TypeAlias = frozenset[Binding | None]
-"""The bindings of a name that may have been the last; None among them: none was made."""
+"""The bindings of a name that may have been the last; includes None if there may be none."""
 
 
 def reaching_bindings(bindings: Sequence[Binding], use: ast.AST) -> list[Binding]:
-    """Those that may have been the last before the use."""
+    """The bindings that may have been the last before the use."""
     if len(bindings) == 1:
         return list(bindings)
     own = [one for one in bindings if isinstance(one.node, ast.comprehension) and _is_within(use, one)]
@@ -48,23 +48,23 @@ def reaching_bindings(bindings: Sequence[Binding], use: ast.AST) -> list[Binding
 
 
 def _is_within(use: ast.AST, binding: Binding) -> bool:
-    """A comprehension's name is seen in it, but for where its first iterable is written."""
+    """A comprehension's name is visible in it, except in its first iterable."""
     whole = parent_of(binding.node)
     around = [use, *ancestors(use)]
     return whole in around and binding.value not in around
 
 
 class _BindingWalk:
-    """The bindings of one name in a scope, and which of them a place is reached with."""
+    """The bindings of one name in a scope, and which of them reach a place."""
 
     def __init__(self, bindings: Iterable[Binding], scope: ast.AST) -> None:
         self.scope = scope
         self.by_node: dict[ast.AST, list[Binding]] = {}
-        """The bindings that are in a node, itself included."""
+        """The bindings in a node, including itself."""
         self.inner: dict[ast.AST, list[ast.AST]] = {}
-        """Of each node, those directly in it that hold a binding."""
+        """For each node, its direct children with a binding."""
         self.elsewhere: list[Binding] = []
-        """Parameters, and those that another function makes by `global`: it is not told when."""
+        """Parameters, and bindings that another function makes by `global`, at an unknown time."""
         for binding in bindings:
             chain = [binding.node, *ancestors(binding.node)]
             chain = chain[: chain.index(scope) + 1] if scope in chain else []
@@ -87,9 +87,9 @@ class _BindingWalk:
         return state
 
     def _entering(self, outer: ast.AST, child: ast.AST, state: State) -> State:
-        """Where a part of a node begins."""
+        """The state at the beginning of a part of a node."""
         if isinstance(outer, LOOPS) and child is not getattr(outer, "iter", None):
-            state |= {*self.by_node[outer]}  # in the round before
+            state |= {*self.by_node[outer]}  # from the previous round
         if not isinstance(child, (ast.stmt, *_BRANCHES)):
             return self._earlier_in_line(outer, child) or state
         if not isinstance(outer, _TRIES):
@@ -111,7 +111,7 @@ class _BindingWalk:
         return frozenset([*own, *(binding for head in heads for binding in self.by_node[head])])
 
     def _earlier_in_line(self, outer: ast.AST, child: ast.AST) -> State:
-        """`(n := f()) and g(n)`; an assignment's own name is not bound yet while its value is computed."""
+        """`(n := f()) and g(n)`; the name of an assignment is not bound while its value is computed."""
         first = child.context_expr if isinstance(child, ast.withitem) else child
         found = set()
         for binding in self.by_node[outer]:
@@ -144,7 +144,7 @@ class _BindingWalk:
         return state | every if isinstance(statement, (*LOOPS, ast.Match)) else every
 
     def _after_if(self, statement: ast.If, state: State) -> State:
-        """Each branch, but those that leave. An `elif` is an `if` in the `else`."""
+        """Each branch, except those that exit. An `elif` is an `if` in the `else`."""
         found: State = frozenset()
         rest: list[ast.stmt] = [statement]
         outer: ast.AST = statement
@@ -178,13 +178,13 @@ def of_name(program: ProgramView, node: ast.Name) -> Values:
 
 
 def _is_looked_up(program: ProgramView, value: ast.expr | None) -> bool:
-    """`rank = pool[rank]` is no rank any more, whatever its name says."""
+    """`rank = pool[rank]` is no longer a rank, whatever its name is."""
     index = value.slice if isinstance(value, ast.Subscript) else None
     return any(isinstance(one, Rank) for one in program.values(index))
 
 
 def bindings_of(program: ProgramView, node: ast.Name) -> list[Binding] | None:
-    """Those that may have been the last before this use; None where the name is not bound at all."""
+    """The bindings that may have been the last before this use; None if the name is not bound at all."""
     scopes = program.files.index(source_of(node)).scopes
     scope = scopes.get(scope_of(node))
     is_own = True
@@ -198,7 +198,7 @@ def bindings_of(program: ProgramView, node: ast.Name) -> list[Binding] | None:
 
 
 def assigned(program: ProgramView, name: ast.Name) -> list[ast.expr]:
-    """The expressions that a name may have got its value from; a loop's and a function's are not among them."""
+    """The expressions that may have been assigned to a name, without loops and functions."""
     bindings = bindings_of(program, name) or []
     return [one.value for one in bindings if one.value is not None and one.kind in ("assign", "entered")]
 

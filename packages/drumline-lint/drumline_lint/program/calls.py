@@ -36,13 +36,13 @@ def is_instance(function: ast.FunctionDef | ast.AsyncFunctionDef, parameter: ast
 
 
 def number_of(function: ast.FunctionDef | ast.AsyncFunctionDef, parameter: ast.arg) -> int | None:
-    """At which position callers give it; `self` is not counted."""
+    """Its position for callers; `self` is not counted."""
     every = [*function.args.posonlyargs, *function.args.args]
     return every.index(parameter) - _is_method(function) if parameter in every else None
 
 
 def default_of(function: ast.FunctionDef | ast.AsyncFunctionDef, parameter: ast.arg) -> ast.expr | None:
-    """What it is where callers leave it out."""
+    """Its default value."""
     every = [*function.args.posonlyargs, *function.args.args]
     defaults = dict(zip(reversed(every), reversed(function.args.defaults), strict=False))
     named = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
@@ -56,7 +56,7 @@ def _is_method(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 
 
 def calls_in_all(program: ProgramView, wanted: tuple[str, ...]) -> Iterator[ast.Call]:
-    """All calls of these in all given files that mention them."""
+    """All calls of these in all given files."""
     lasts = {name.rpartition(".")[2] for name in wanted}
     for source in program.files.sources:
         if any(last in source.text for last in lasts):
@@ -84,7 +84,7 @@ def _by_last_name(wanted: tuple[str, ...]) -> dict[str, set[str]]:
 
 
 def aliases(program: ProgramView, source: Source, wanted: Iterable[str]) -> set[str]:
-    """Other names that a file has for them: `from torch.nn.parallel import DistributedDataParallel as DDP`."""
+    """A file's other names for them: `from torch.nn.parallel import DistributedDataParallel as DDP`."""
     every = _all_aliases(program, source)
     return set().union(*(every[name] for name in wanted if name in every))
 

@@ -28,7 +28,7 @@ from drumline_lint.program.value import (
     Values,
 )
 
-# They give back what they were given, or something that stands for it.
+# They return their argument, or an equivalent.
 PASSED_THROUGH = {
     SYNC_BATCH_NORM,
     *"int list tuple bool iter copy.copy copy.deepcopy torch.compile torch.jit.script typing.cast".split(),
@@ -92,7 +92,7 @@ def evaluate(program: ProgramView, expression: ast.expr) -> Values:
             found = _of_subscript(program, expression)
         case ast.Compare():
             found = _of_comparison(program, expression)
-        case ast.BinOp():  # a sum of a thousand terms is a thousand deep; ranks are found in short ones
+        case ast.BinOp():  # a sum of a thousand terms is a thousand levels deep; ranks occur in short ones
             found = ranks.computed(expression.op, program.values(expression.left), program.values(expression.right))
         case ast.BoolOp():
             found = ranks.combined(expression, [program.values(one) for one in expression.values])

@@ -1,4 +1,4 @@
-"""The files of a program: the index of each, which of them an import means, and which may call a name.
+"""The files of a program: the index of each, which file an import refers to, and which files may call a name.
 
 An index is made in one pass without recursion: a sum of a thousand terms is a thousand levels deep.
 """
@@ -33,7 +33,7 @@ _SCOPE_KINDS = frozenset(SCOPES)
 
 
 def make_index(source: Source) -> Index:
-    """Read the whole tree once. Of a thousand files that is a million nodes: every call in here counts."""
+    """Read the whole tree once. A thousand files have a million nodes, so this must be fast."""
     index = Index({}, defaultdict(list), defaultdict(list), defaultdict(list))
     tree: Any = source.tree
     scopes, nodes, binders = index.scopes, index.nodes, _BINDERS
@@ -66,8 +66,8 @@ def make_index(source: Source) -> Index:
 
 
 def _open(node: Any, source: Source, scopes: dict[ast.AST, Scope]) -> None:
-    """The body of a function or class has names of its own. Its decorators, defaults, annotations and bases are
-    evaluated where it is defined."""
+    """The body of a function or class is a new scope. Its decorators, defaults, annotations and bases are evaluated in
+    the outer one."""
     if isinstance(node, ast.Module):
         return
     scope = scopes[node] = Scope(node, scopes[node._at[SCOPE]])
@@ -195,7 +195,7 @@ _CALLED = re.compile(r"(\w+)\s*\(")
 
 
 class Files:
-    """All files that were given, before anything is known of what is in them."""
+    """All given files, before they are analyzed."""
 
     def __init__(self, sources: Sequence[Source]) -> None:
         self.sources = list(sources)
@@ -210,7 +210,7 @@ class Files:
 
     @cached_property
     def calling(self) -> dict[str, list[Source]]:
-        """The files that may call something of a name, without a look at their trees."""
+        """The files that may call something by a name, from their text only."""
         found = defaultdict(list)
         for source in self.sources:
             index = self._indexes.get(source)
@@ -219,7 +219,7 @@ class Files:
         return found
 
     def module(self, name: str, seen_from: Source) -> Source | None:
-        """The given file that this import means; of several, the one nearest to who imports it."""
+        """The given file that this import refers to; of several, the one nearest to the importing file."""
         key = (name, seen_from)
         if key not in self._modules:
             self._modules[key] = self._find_module(name, seen_from)
@@ -268,7 +268,7 @@ class Files:
 
 
 def package_of(name: str) -> str:
-    """Where a module is: `a` of `a.b`, `..` of `..b`; nothing of what is outermost, or has dots alone."""
+    """The package of a module: `a` for `a.b`, `..` for `..b`; empty for a top-level one, or only dots."""
     package = name.rpartition(".")[0]
     inner = name.lstrip(".")
     dots = "." * (len(name) - len(inner))

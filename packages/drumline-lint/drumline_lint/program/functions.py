@@ -35,7 +35,7 @@ from drumline_lint.program.value import (
 
 
 def ancestry(program: ProgramView, node: ast.ClassDef) -> list[ast.ClassDef | str]:
-    """The class and all that it comes from, nearest first; those of libraries by their name."""
+    """The class and its base classes, nearest first; those of libraries by name."""
     found: list[ast.ClassDef | str] = [node]
     for place in found:
         for base in [] if isinstance(place, str) else place.bases:
@@ -66,7 +66,7 @@ def called_as(program: ProgramView, node: ast.ClassDef) -> str:
 
 
 def name_of_owner(program: ProgramView, owner: Value) -> str:
-    """By which a method's full name begins: of a class of the given files, the library's class it comes from."""
+    """The beginning of a method's full name: for a class of the given files, the library's base class."""
     if isinstance(owner, CallResult | Library):
         return owner.name
     if isinstance(owner, Instance | Class):
@@ -81,7 +81,7 @@ STARTING = ("spawn", "start_processes", "Process", "Thread")
 
 
 def function_of(program: ProgramView, call: ast.Call) -> FunctionNode | None:
-    """The function of the given files that a call runs, of several the first; of a class, its `__init__`."""
+    """The function of the given files that a call runs, the first of several; for a class, its `__init__`."""
     own = [one for one in program.values(call.func) if isinstance(one, Function | Class | Instance)]
     for value in own if len(own) < 2 else sorted(own, key=_in_text):
         if isinstance(value, Function):
@@ -93,7 +93,7 @@ def function_of(program: ProgramView, call: ast.Call) -> FunctionNode | None:
 
 
 def _in_text(value: Function | Class | Instance) -> tuple[str, tuple[int, int], str]:
-    """Sets have no order, and what is told must not depend on the run."""
+    """A sort key: sets have no order, and findings must not depend on the process."""
     node = value.of if isinstance(value, Instance) else value.node
     return str(source_of(node).path), position(node), value.__class__.__name__
 
@@ -106,7 +106,7 @@ def returned(program: ProgramView, function: FunctionNode) -> Values:
 
 
 def callers(program: ProgramView, function: FunctionNode) -> list[ast.Call]:
-    """All calls of it in the given files that could be resolved; `mp.spawn(function)` is one."""
+    """All resolved calls of it in the given files, including `mp.spawn(function)`."""
     nobody: list[ast.Call] = []
     return program.meanings.once(("callers", function), lambda: _find_callers(program, function), nobody)
 
@@ -114,7 +114,7 @@ def callers(program: ProgramView, function: FunctionNode) -> list[ast.Call]:
 def _find_callers(program: ProgramView, function: FunctionNode) -> list[ast.Call]:
     owner = enclosing_class(function)
     if isinstance(function, ast.Lambda) or (owner is not None and function.name in ("forward", "__call__")):
-        return []  # who calls an instance is not found by a name
+        return []  # calls of an instance cannot be found by name
     by = owner.name if owner is not None and function.name == "__init__" else function.name
     found = []
     for source in program.files.calling.get(by, ()):
@@ -127,7 +127,7 @@ def _find_callers(program: ProgramView, function: FunctionNode) -> list[ast.Call
 
 @cached_query
 def _calls_that_start(program: ProgramView) -> dict[str, list[ast.Call]]:
-    """By every word of their files: who looks for those that may start a function need not read all texts."""
+    """By every word of their files, so that calls that may start a function are found without reading all texts."""
     by_word: dict[str, list[ast.Call]] = defaultdict(list)
     for name in STARTING:
         for source in program.files.calling.get(name, ()):
@@ -147,13 +147,13 @@ def started_functions(program: ProgramView, call: ast.Call) -> list[FunctionNode
 
 
 def target_of(call: ast.Call) -> ast.expr | None:
-    """What a call is given to start, if it starts something."""
+    """The function that a call starts, if it starts one."""
     if last_name(call.func) not in STARTING:
         return None
     return argument(call, 0, "fn") or argument(call, None, "target")
 
 
-# They give the function the number of its process first.
+# They pass the number of the process as the first argument.
 _NUMBERING = ("spawn", "start_processes")
 
 
@@ -191,7 +191,7 @@ def _passed(program: ProgramView, function: ast.FunctionDef | ast.AsyncFunctionD
 
 
 def _given_to_started(program: ProgramView, call: ast.Call, number: int | None) -> Values:
-    """What a function in a new process gets: the number of the process from those that give it, and `args`."""
+    """The arguments of a function in a new process: its number, if it is passed, and `args`."""
     if number is not None and last_name(call.func) in _NUMBERING:
         if number == 0:
             return frozenset({Rank("spawned")})
@@ -200,7 +200,7 @@ def _given_to_started(program: ProgramView, call: ast.Call, number: int | None) 
 
 
 def arguments_for(program: ProgramView, parameter: ast.arg) -> list[ast.expr | None]:
-    """The expressions that callers give for a parameter; None for each that is not known."""
+    """The arguments of all callers for a parameter; None for an unknown one."""
     function = function_with(parameter)
     if function is None:
         return [None]
@@ -216,7 +216,7 @@ def arguments_for(program: ProgramView, parameter: ast.arg) -> list[ast.expr | N
 
 
 def expressions_of(program: ProgramView, binding: Binding) -> list[ast.expr | None]:
-    """The expressions that a binding gives a name: of a parameter those of all callers; None if not known."""
+    """The expressions that a binding assigns: for a parameter the arguments of all callers; None if unknown."""
     if isinstance(binding.node, ast.arg):
         return arguments_for(program, binding.node)
     return [binding.value if binding.kind == "assign" and not binding.path else None]

@@ -20,7 +20,7 @@ def imported_sources(program: Program, source: Source) -> list[Source]:
 
 
 def with_imported(program: Program, sources: Iterable[Source]) -> set[Source]:
-    """Files with all that they import, and on from there."""
+    """Files with all their imports, transitively."""
     found = set(sources)
     pending = list(found)
     while pending:
@@ -31,7 +31,7 @@ def with_imported(program: Program, sources: Iterable[Source]) -> set[Source]:
 
 
 def connected(program: Program, source: Source) -> frozenset[Source]:
-    """A file with those that it imports or that import it, and on from there: what may run in one process with it."""
+    """A file with all files that import it or that it imports, transitively: they may run in one process."""
     return _components(program)[source]
 
 

@@ -30,16 +30,16 @@ from drumline_lint.program.value import (
 from drumline_lint.reading.source import Source
 
 _LOCAL: Values = frozenset({Rank("local")})
-# Local or global: it is not told.
+# Local or global: unknown.
 _EITHER: Values = frozenset({Rank("spawned")})
 
 
 def checked_local_rank(program: ProgramView, node: ast.Attribute, owners: Values, named: Values) -> Values:
-    """What the name says, unless one of the given files puts something else there, or what cannot be told."""
+    """The meaning of the name, unless one of the given files assigns something else, or something unknown."""
     if named != _LOCAL:
         return named
     made = [one for one in owners if isinstance(one, CallResult)]
-    # Arguments of the command line: what another script does with its own does not matter.
+    # Command-line arguments: another script's own arguments do not matter.
     parsed = [source_of(one.call) for one in made if one.name.rpartition(".")[2].startswith("parse_")]
     files = dict.fromkeys([source_of(node), *parsed]) if parsed else program.files.sources
     every = [one for source in files for one in _assigned(program, source, node)]
@@ -48,7 +48,7 @@ def checked_local_rank(program: ProgramView, node: ast.Attribute, owners: Values
 
 
 def _assigned(program: ProgramView, source: Source, node: ast.Attribute) -> Iterator[Binding]:
-    """What a file assigns to what is written the same way; `args.rank = int(args.rank)` says nothing."""
+    """What a file assigns to the same expression; `args.rank = int(args.rank)` is ignored."""
     if node.attr not in source.text:
         return
     for target, binding in program.files.index(source).attributes.get(node.attr, ()):
@@ -59,7 +59,7 @@ def _assigned(program: ProgramView, source: Source, node: ast.Attribute) -> Iter
 
 
 def _may_be_local(values: Values) -> bool:
-    """A constant stands for one process, and is followed by something else where there are several."""
+    """A constant is for one process; with several it is replaced later."""
     kinds = {value.kind for value in values if isinstance(value, Rank | RankTest)}
     return "local" in kinds or (bool(values) and all(isinstance(value, ConstantValue) for value in values))
 
@@ -80,7 +80,7 @@ def of_attribute(program: ProgramView, node: ast.Attribute) -> Values:
 
 
 def _tells_less_than_its_name(value: Value) -> bool:
-    """Of what is called `rank`: a method of something not known, or what a dataclass has for a default."""
+    """For an attribute `rank`: a method of an unknown object, or a dataclass's default."""
     return isinstance(value, Method | ConstantValue) or (isinstance(value, CallResult) and value.name == _FIELD)
 
 
@@ -92,7 +92,7 @@ def _member(program: ProgramView, owner: Value, name: str) -> Values:
         inner = program.files.submodule(owner.source, name)
         return exported(program, owner.source, name) or (NOTHING if inner is None else frozenset({Module(inner)}))
     if isinstance(owner, CallResult):
-        if name == "module" and owner.call.args:  # of DDP and DataParallel: what they wrap
+        if name == "module" and owner.call.args:  # the wrapped model of DDP and DataParallel
             return program.values(owner.call.args[0])
         return _of_field(program, owner, name) or frozenset({Method(owner, name)})
     if isinstance(owner, Instance | Class):
@@ -101,7 +101,7 @@ def _member(program: ProgramView, owner: Value, name: str) -> Values:
 
 
 def _of_field(program: ProgramView, owner: CallResult, name: str) -> Values:
-    """Of `part: Part = field(default_factory=Part)`, what a `Part` has under that name."""
+    """For `part: Part = field(default_factory=Part)`, the attribute of `Part`."""
     if owner.name != _FIELD:
         return NOTHING
     makers = program.values(argument(owner.call, None, "default_factory"))
@@ -119,7 +119,7 @@ def _member_of_class(program: ProgramView, owner: Instance | Class, name: str) -
 
 
 def _own_member(program: ProgramView, node: ast.ClassDef, name: str, owner: Instance | Class) -> set[Value]:
-    """What one class itself has under a name, in its body or by what its methods assign."""
+    """The attribute of one class, from its body or from assignments in its methods."""
     index = program.files.index(source_of(node))
     found: set[Value] = set()
     for binding in index.scopes[node].names.get(name, ()):
@@ -151,7 +151,7 @@ def _is_property(function: FunctionNode) -> bool:
 
 
 def _assigned_nearby(program: ProgramView, node: ast.Attribute) -> Values:
-    """`args.gpu = ...` in the same file, or a loop's `for args.gpu in ...`, tells what `args.gpu` is."""
+    """`args.gpu` is what the same file assigns to it, or `for args.gpu in ...` iterates over."""
     written = dotted(node.value)
     found: Values = NOTHING
     if not written:

@@ -1,4 +1,4 @@
-"""What libraries call things, and the one name under which rules know each."""
+"""Names of library functions, and the one canonical name that rules use."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COLLECTIVES = frozenset(
     "new_group new_subgroups reduce reduce_scatter reduce_scatter_tensor scatter scatter_object_list "
     "init_device_mesh".split()
 )
-# These take part in them without their name saying so.
+# These call collectives, although their names do not show it.
 COLLECTIVE_SAVES = frozenset(
     "torch.distributed.checkpoint.save torch.distributed.checkpoint.async_save "
     "torch.distributed.checkpoint.load torch.distributed.checkpoint.save_state_dict "
@@ -37,9 +37,9 @@ COLLECTIVE_SAVES = frozenset(
     "torch.distributed.fsdp.FullyShardedDataParallel.full_optim_state_dict "
     "torch.distributed.optim.ZeroRedundancyOptimizer.consolidate_state_dict".split()
 )
-# Whoever calls one of these trains in several processes; whoever asks for a rank may merely be ready for it.
+# Code that calls one of these trains in several processes; code that only reads a rank may not.
 STARTS = frozenset({DDP, DISTRIBUTED_SAMPLER, INIT, *FSDP, *COLLECTIVES, "drumline.DDPManager"})
-# They put samplers, wrapping and devices in place themselves.
+# They handle samplers, wrapping and devices themselves.
 FRAMEWORKS = tuple("accelerate lightning pytorch_lightning deepspeed ray ignite horovod composer".split())
 
 _SAME = {

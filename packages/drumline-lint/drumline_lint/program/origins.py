@@ -1,4 +1,4 @@
-"""Where a value comes from: what is written for it, one step back or all the way, and the code that makes it."""
+"""Where a value comes from: its expression, one step back or completely, and the code that makes it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from drumline_lint.reading.source import Source
 
 MOST_WRITTEN = 400
 MOST_PARTS = 300
-"""So many expressions are looked at for one answer; generated code is not worth more."""
-# Of a path: what is left of it is still that path. Of other things an attribute says nothing of their owner.
+"""The most expressions for one query: more occur only in generated code."""
+# Attributes of a path that are still a path; other attributes say nothing about their owner.
 _PARTS_OF_PATHS = ("parent", "name", "stem", "parents", "suffix")
 
 
 def written_values(program: Program, expression: ast.expr | None) -> list[ast.expr]:
-    """All that it may be, as it is written where it comes from; a name or parameter whose origin is not seen stays."""
+    """All expressions that it may come from; a name or parameter of unknown origin is kept."""
     found: list[ast.expr] = []
     pending, seen = [expression] if expression is not None else [], set[ast.expr]()
     while pending and len(seen) < MOST_WRITTEN:
@@ -37,7 +37,7 @@ def written_values(program: Program, expression: ast.expr | None) -> list[ast.ex
 
 
 def previous_values(program: Program, expression: ast.expr) -> Sequence[ast.expr | None]:
-    """What it gets its value from, one step back; None among them: from something that is not seen, too."""
+    """The expressions that it gets its value from, one step back; includes None for an unknown one."""
     if isinstance(expression, ast.IfExp):
         return [expression.body, expression.orelse]
     if isinstance(expression, ast.BoolOp):
@@ -65,7 +65,7 @@ def _of_binding(program: Program, binding: Binding) -> Sequence[ast.expr | None]
 
 
 def _of_attribute(program: Program, node: ast.Attribute) -> list[ast.expr | None]:
-    """What is assigned to it, where the owner is an instance or is written the same way."""
+    """What is assigned to it, if the owner is an instance or the same expression."""
     classes = [value.of for value in program.values(node.value) if isinstance(value, Instance)]
     homes = [place for one in classes for place in program.ancestry(one) if not isinstance(place, str)]
     files = dict.fromkeys([program.source_of(node), *map(program.source_of, homes)])
@@ -80,7 +80,7 @@ def _of_attribute(program: Program, node: ast.Attribute) -> list[ast.expr | None
 
 
 def parts(program: Program, expression: ast.expr | None) -> Iterator[ast.expr]:
-    """An expression, all that is in it, and all that those came from. What is near comes first: there is a limit."""
+    """An expression, its parts, and all their origins. The nearest come first, since there is a limit."""
     pending = deque([] if expression is None else [expression])
     seen: set[ast.expr] = set()
     while pending and len(seen) < MOST_PARTS:
@@ -96,13 +96,13 @@ def parts(program: Program, expression: ast.expr | None) -> Iterator[ast.expr]:
 
 
 def _is_counted(binding: Binding) -> bool:
-    """A number of `range` or `enumerate` is the same whatever is gone through."""
+    """A number from `range` or `enumerate` does not depend on the iterable."""
     called = binding.value.func if isinstance(binding.value, ast.Call) else None
     return is_counter(binding) or (called is not None and last_name(called) in ("range", "trange"))
 
 
 def origins(program: Program, expression: ast.expr) -> list[ast.expr]:
-    """What is seen one step back, with what a name is filled with later, and what a function returns."""
+    """The origins one step back, with later item assignments, and what a function returns."""
     found = [one for one in previous_values(program, expression) if one is not None]
     if isinstance(expression, ast.Name):
         found += _filled(program, expression)
@@ -144,13 +144,13 @@ def _all_filled(program: Program, source: Source) -> dict[tuple[ScopeNode, str],
 
 DEEPEST = 12
 LARGEST = 4000
-"""So many nodes are looked at for one answer; generated code is not worth more."""
+"""The most nodes for one query: more occur only in generated code."""
 
 
 def components(program: Program, expression: ast.expr | None, *, only_making: bool = False) -> Iterator[ast.AST]:
-    """All that it is made of: what is written, its arguments, and the bodies of the functions and classes it calls.
+    """Everything that it is made of: the expression, its arguments, and the functions and classes that it calls.
 
-    `only_making`: of a class, what is done when it is made, and not what its other methods do later.
+    `only_making`: for a class, only its constructor, not its other methods.
     """
     pending: list[tuple[ast.AST, int]] = [(one, 0) for one in written_values(program, expression)]
     seen: set[ast.AST] = set()
@@ -177,13 +177,13 @@ def _is_for_later(owner: ast.AST, part: ast.AST) -> bool:
 
 
 def called_definitions(program: Program, call: ast.Call) -> list[ast.AST]:
-    """The functions and classes of the given files that a call goes into."""
+    """The functions and classes of the given files that a call runs."""
     values = program.values(call.func)
     return [value.node for value in values if isinstance(value, Function | Class)]
 
 
 def depends_on_rank(program: Program, expression: ast.expr | None) -> bool:
-    """Whether a rank, or how many there are, is anywhere in what it is made of."""
+    """Whether it is made of a rank or the world size, directly or not."""
     return any(is_rank_or_count(program, node) for node in components(program, expression))
 
 

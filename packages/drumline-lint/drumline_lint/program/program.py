@@ -1,7 +1,7 @@
-"""The given files as one program: what names mean in them, through assignments, functions, classes and imports.
+"""The given files as one program: resolves names through assignments, functions, classes and imports.
 
-It never runs anything. What it says of an expression is all that it may be, as far as the text tells; where it says
-nothing, it does not know, and rules keep silent.
+It never runs anything. The values of an expression are all that it may be, as far as the source shows; if there are
+none, it is unknown, and rules report nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from drumline_lint.reading.source import Source
 
 
 class Program:
-    """All files that were given, and what is known of them."""
+    """All given files, and what is known about them."""
 
     def __init__(self, sources: Sequence[Source]) -> None:
         self.files = Files(sources)
@@ -43,10 +43,10 @@ class Program:
     def module(self, name: str, seen_from: Source) -> Source | None:
         return self.files.module(name, seen_from)
 
-    # What was found before.
+    # Caches.
 
     def cached(self, key: object, find: Callable[[], Found]) -> Found:
-        """What was found before, for questions that others ask of all files together."""
+        """A cached result, for queries about all files."""
         if key not in self._remembered:
             self._remembered[key] = find()
         found: Found = self._remembered[key]
@@ -55,16 +55,16 @@ class Program:
     def once(
         self, question: str, node: ast.AST, find: Callable[[], Found], meanwhile: Found, deepest: int = NO_LIMIT
     ) -> Found:
-        """The same for a question about nodes that may lead back to itself: then it gets something to go on with.
+        """The same for a recursive query about nodes: the inner query gets `meanwhile`.
 
-        So it does where it leads too deep. What was found that way is not kept: others come to it by a shorter way.
-        Where many call one another it is kept after all, or each question would go through all of them.
+        So does a query that is nested too deeply. Such results are not cached, since other queries find better ones;
+        but if many functions call each other, they are, or each query would visit all of them.
         """
         if question not in self._asked:
             self._asked[question] = QueryCache(deepest, far=10 * deepest)
         return self._asked[question].once(node, find, meanwhile)
 
-    # What expressions may be.
+    # Values of expressions.
 
     def values(self, expression: ast.expr | None) -> Values:
         if expression is None:
@@ -78,10 +78,10 @@ class Program:
         return [value for value in self.values(expression) if isinstance(value, CallResult) and value.name in wanted]
 
     def name_of(self, expression: ast.expr) -> str:
-        """The library's name for it, with methods as in `torch.optim.SGD.step`; empty where it is not known."""
+        """The library's name for it, with methods as in `torch.optim.SGD.step`; empty if unknown."""
         if expression in self._names:
             return self._names[expression]
-        # Of several, the same in every run: sets have no order.
+        # Of several, the same in every process: sets have no order.
         name = max(map(self._library_name, self.values(expression)), default="")
         if expression in self._known:
             self._names[expression] = name

@@ -1,7 +1,7 @@
 """The interface of a program for the modules that evaluate expressions, and a cache for recursive queries.
 
-An expression may be the result of a call, which is what a function returns, which is an expression again. So these
-modules are given the whole program, and none of them imports it.
+An expression may be the result of a call, which is what a function returns, which is again an expression. So these
+modules get the whole program as an argument, and none of them imports it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ NO_LIMIT = 1_000_000_000
 
 @dataclass(eq=False)
 class QueryCache:
-    """What is known of one kind of question, and which of them are being asked."""
+    """The results of one kind of query, and the queries that are running."""
 
     deepest: int = NO_LIMIT
-    """How many questions may be asked within one another."""
+    """How deep queries may be nested."""
     farthest: int = NO_LIMIT
-    """After how many a question that leads on and on is given up."""
+    """After how many nested queries one is given up."""
     far: int = NO_LIMIT
-    """After how many the answers on the way were too hard to find to be forgotten."""
+    """After how many nested queries even incomplete results are cached, because they were expensive."""
     known: dict[object, Any] = field(default_factory=dict)
     _for_now: dict[object, Any] = field(default_factory=dict)
     _depths: dict[object, int] = field(default_factory=dict)
@@ -38,11 +38,10 @@ class QueryCache:
     _num_looked: int = 0
 
     def once(self, key: object, find: Callable[[], Found], meanwhile: Found) -> Found:
-        """What was found before; whoever asks while it is being looked for gets something to go on with.
+        """The cached result; an inner query for the same key gets `meanwhile`.
 
-        What was found with such an answer in it is good enough for the question that was asked first, and forgotten
-        after it, unless it was hard to find; the answer to the question itself is whole. A question that leads too
-        far is given up.
+        Results that depend on `meanwhile` are used for the outermost query and then dropped, unless they were
+        expensive; the result of the outermost query itself is complete. A query that is nested too deeply is given up.
         """
         found: Found
         if key in self.known:
@@ -79,24 +78,24 @@ class QueryCache:
             self._for_now.clear()
 
     def _begin(self) -> None:
-        """A new question; the last one may have ended in an error."""
+        """A new outermost query; the last one may have ended in an error."""
         self._for_now.clear()
         self._cut = NOT_CUT
         self._num_looked = 0
 
 
 class ProgramView(Protocol):
-    """A program, to those that it is made of."""
+    """The interface of a program for the modules that implement it."""
 
     files: Files
     meanings: QueryCache
-    """What names, parameters, functions and expressions were found to be."""
+    """The caches for names, parameters, functions and expressions."""
 
     def values(self, expression: ast.expr | None) -> Values:
         """All that it may be."""
 
     def name_of(self, expression: ast.expr) -> str:
-        """The library's name for it; empty where it is not known."""
+        """The library's name for it; empty if unknown."""
 
     def cached(self, key: object, find: Callable[[], Found]) -> Found:
         """What was found before."""
@@ -104,7 +103,7 @@ class ProgramView(Protocol):
     def once(
         self, question: str, node: ast.AST, find: Callable[[], Found], meanwhile: Found, deepest: int = NO_LIMIT
     ) -> Found:
-        """What was found before, or `meanwhile` where the question leads back to itself."""
+        """The cached result, or `meanwhile` for a recursive query."""
 
 
 View = TypeVar("View", bound=ProgramView)
@@ -115,7 +114,7 @@ Parameters = ParamSpec("Parameters")
 def cached_query(
     find: Callable[Concatenate[View, Parameters], Found],
 ) -> Callable[Concatenate[View, Parameters], Found]:
-    """Keeps what a function finds in a program, for all that it is given."""
+    """Caches the results of a function of a program and its arguments."""
 
     @wraps(find)
     def ask(program: View, /, *given: Parameters.args, **named: Parameters.kwargs) -> Found:
@@ -127,7 +126,7 @@ def cached_query(
 def recursive_query(
     meanwhile: Any, deepest: int = NO_LIMIT
 ) -> Callable[[Callable[[View, Node], Found]], Callable[[View, Node], Found]]:
-    """The same for a question about a node that may lead back to itself: there the answer is `meanwhile`."""
+    """The same for a recursive query about a node: the inner result is `meanwhile`."""
 
     def decorate(find: Callable[[View, Node], Found]) -> Callable[[View, Node], Found]:
         @wraps(find)
@@ -141,7 +140,7 @@ def recursive_query(
     return decorate
 
 
-# They give on what their first argument has, one by one.
+# They yield the items of their first argument.
 _GIVING_ON = {"enumerate", "tqdm", "trange", "zip", "iter", "islice", "track", "cycle", "reversed"}
 
 
@@ -150,7 +149,7 @@ def any_of(program: ProgramView, expressions: Iterable[ast.expr | None]) -> Valu
 
 
 def unpacked(program: ProgramView, values: Values, path: tuple[int, ...]) -> Values:
-    """The part of a value that a name gets: by (1, 0) `c` of `a, (c, d) = value`."""
+    """The part of a value that is assigned to a name: (1, 0) is `c` of `a, (c, d) = value`."""
     for number in path:
         inner: set[Value] = set()
         for value in values:
@@ -182,7 +181,7 @@ def is_counter(binding: Binding) -> bool:
 
 
 def iterated(expression: ast.expr) -> ast.expr:
-    """What is behind `enumerate(...)`, `tqdm(...)`, `zip(...)`: their first argument, or the first loader in it."""
+    """The iterable inside `enumerate(...)`, `tqdm(...)`, `zip(...)`: their first argument, or its first loader."""
     while isinstance(expression, ast.Call) and expression.args:
         if last_name(expression.func) not in _GIVING_ON:
             break

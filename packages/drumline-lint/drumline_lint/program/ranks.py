@@ -28,7 +28,7 @@ OF_FUNCTION = {
     "horovod.torch.rank": "global",
     "horovod.torch.local_rank": "local",
 }
-# Where nothing else is known of a name.
+# For names about which nothing else is known.
 OF_NAME = {
     name: kind
     for kind, names in {
@@ -47,7 +47,7 @@ _MAIN = re.compile(
 _LOCAL_MAIN = re.compile(
     r"(is_|on_)?local_(main|master|primary|rank_?0|rank_?zero|zero|process_zero|chief|leader)(_process|_rank)?"
 )
-# Within those that share a model, a batch or a stage.
+# Groups of ranks that share a model, a batch or a stage.
 _OF_GROUP = re.compile(
     r"(tp|dp|pp|cp|ep|sp|mp|((tensor|data|pipeline|context|expert|sequence|model)_)+parallel)_(rank|local_rank)"
 )
@@ -63,7 +63,7 @@ _OF_ONE_HOST = re.compile(r"local|per_(node|host)")
 
 
 def by_name(name: str) -> Values:
-    """What a name says, of which nothing else is known."""
+    """The meaning of a name about which nothing else is known."""
     plain = name.lower().strip("_").removeprefix("get_")
     if plain in OF_NAME:
         return frozenset({Rank(OF_NAME[plain])})
@@ -77,7 +77,7 @@ def by_name(name: str) -> Values:
 
 
 def of_library(name: str) -> Values:
-    """What a library's name says, torch's own apart: `timm.utils.is_primary`."""
+    """The meaning of a library's name, except torch's: `timm.utils.is_primary`."""
     last = name.rpartition(".")[2]
     is_vague = last in ("rank", "gpu", "node_id") and name.count(".") > 1
     is_torch = name in OF_FUNCTION or name.startswith("torch.")
@@ -85,12 +85,12 @@ def of_library(name: str) -> Values:
 
 
 def of_member(makers: set[str], owner: str, name: str) -> Values:
-    """What an attribute's name says, by what made the object and what that is called: `parser.parse_args().rank`,
+    """The meaning of an attribute's name, by what made the object and the object's name: `parser.parse_args().rank`,
     `Accelerator().is_main`, `data_group.rank()`."""
     if name == "rank" and _GROUPS.fullmatch(owner.lower()):
         return frozenset({Rank("group")})
     if any(maker.startswith("torch.") for maker in makers):
-        return frozenset({Rank("group")}) if name == "get_local_rank" else NOTHING  # of a device mesh
+        return frozenset({Rank("group")}) if name == "get_local_rank" else NOTHING  # a device mesh's
     return by_name(name)
 
 
@@ -100,7 +100,7 @@ def by_variable(name: object) -> Values:
 
 
 def computed(operator: ast.operator, left: Values, right: Values) -> Values:
-    """What comes of calculating with ranks: `node_rank * 8 + local_rank` is a global one, `rank % 8` a local one."""
+    """The result of arithmetic with ranks: `node_rank * 8 + local_rank` is a global one, `rank % 8` a local one."""
     kinds = {value.kind for value in left | right if isinstance(value, Rank)}
     if not kinds:
         return NOTHING
@@ -114,14 +114,14 @@ def computed(operator: ast.operator, left: Values, right: Values) -> Values:
 
 
 def is_about_being_distributed(expression: ast.expr) -> bool:
-    """Whether it asks if there are several processes at all: `not dist.is_initialized()`, `world_size == 1`."""
+    """Whether it tests if there are several processes: `not dist.is_initialized()`, `world_size == 1`."""
     names = [one for one in ast.walk(expression) if isinstance(one, ast.Name | ast.Attribute)]
     written = [one.attr if isinstance(one, ast.Attribute) else one.id for one in names]
     return any(_BEING_DISTRIBUTED.search(one.lower()) for one in written)
 
 
 def is_world_size(node: ast.AST) -> bool:
-    """How many processes there are, by its name; `rank < world_size` holds on every rank, unlike one host's number."""
+    """Whether it is the world size, by its name; `rank < world_size` holds on every rank, unlike one host's number."""
     if isinstance(node, ast.Call):
         node = node.func
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
@@ -131,12 +131,12 @@ def is_world_size(node: ast.AST) -> bool:
 
 
 def is_other_number(default: Values) -> bool:
-    """Whether a parameter named `rank` is one of another kind: that of a matrix has 4 or 8 for a default."""
+    """Whether a parameter named `rank` is another number: the rank of a matrix has a default such as 4 or 8."""
     return any(isinstance(one, ConstantValue) and one.value not in (0, -1, None, "", "0") for one in default)
 
 
 def combined(test: ast.BoolOp, operands: Sequence[Values]) -> Values:
-    """What `and` and `or` leave of tests. Operands that ask whether the code is distributed at all do not count, unless
+    """The tests that `and` and `or` combine. Operands that test whether the code is distributed do not count, unless
     they let all ranks in: `distributed or rank == 0`."""
     is_or = isinstance(test.op, ast.Or)
     about = [is_about_being_distributed(one) and not (is_or and _lets_all_in(one)) for one in test.values]
@@ -156,7 +156,7 @@ def combined(test: ast.BoolOp, operands: Sequence[Values]) -> Values:
 
 
 def _lets_all_in(flag: ast.expr) -> bool:
-    """A plain flag or question; not one that is true of a single process."""
+    """A plain flag or call; not one that is true for a single process."""
     called = flag.func if isinstance(flag, ast.Call) else flag
     name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
     return bool(name) and not _OF_ONE_PROCESS.search(name.lower())
@@ -167,7 +167,7 @@ def _changed(values: Values, change: Callable[[RankTest], RankTest]) -> Values:
 
 
 def negated(values: Values) -> Values:
-    """The opposite; `not rank` asks for rank 0."""
+    """The opposite; `not rank` selects rank 0."""
     turned: set[Value] = set()
     for value in values:
         if isinstance(value, RankTest):
@@ -204,7 +204,7 @@ IS_MAIN = {"the main one": True, "the others": False, "some": None}
 
 
 def _who(operator: ast.cmpop, other: Values, is_turned: bool) -> str:
-    """Is meant by `rank OPERATOR other`; "all" where it is not about one rank."""
+    """Which ranks `rank OPERATOR other` selects; "all" if it does not select some."""
     numbers = {_number(value.value) for value in other if isinstance(value, ConstantValue)}
     if numbers & {-1, None} and 0 not in numbers:
         return "all"  # `rank != -1`: whether there are ranks at all

@@ -1,4 +1,4 @@
-"""The nodes of an indexed file: what each is inside of, what is in it, and where it is."""
+"""The nodes of an indexed file: the parents, children and position of each."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ Loop: TypeAlias = ast.For | ast.AsyncFor | ast.While
 SCOPES = (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
-# Fields of nodes with words and numbers in them, or with nodes that say nothing a rule could ask for.
+# Fields of nodes with words and numbers, or with nodes that no rule needs.
 _WITHOUT_NODES = {
     "arg", "asname", "attr", "conversion", "ctx", "id", "is_async", "kind", "kwd_attrs", "level", "module", "name",
     "op", "ops", "rest", "simple", "str", "tag", "type_comment",
 }  # fmt: skip
 _LEAVES = (ast.Constant, ast.MatchSingleton, ast.Global, ast.Nonlocal)
-# The others, of each kind of node.
+# The other fields, by kind of node.
 FIELDS: dict[type, tuple[str, ...]] = {
     kind: () if kind in _LEAVES else tuple(name for name in kind._fields if name not in _WITHOUT_NODES)
     for kind in vars(ast).values()
     if isinstance(kind, type) and issubclass(kind, ast.AST)
 }
-# Their lists have nothing in some places: `{**one}` has no key there.
+# Their lists may contain None: `{**one}` has no key.
 _WITH_GAPS = (ast.Dict, ast.arguments)
 
 
@@ -39,13 +39,13 @@ class Binding:
     """One place where a name, or an attribute, gets a value."""
 
     node: ast.AST
-    """The statement; of a parameter, its `arg`; of an import, its `alias`."""
+    """The statement; for a parameter, its `arg`; for an import, its `alias`."""
     value: ast.expr | None = None
     """What is assigned, iterated over or entered."""
     kind: str = "assign"
     """assign, each (of a loop), entered (of a `with`), import, star, function, class, parameter, other"""
     path: tuple[int, ...] = ()
-    """Which part of the value, where it is unpacked."""
+    """The part of the value, if it is unpacked."""
     imported: str = ""
     """The dotted name; relative ones begin with dots."""
 
@@ -63,7 +63,7 @@ class Scope:
 
 @dataclass(eq=False)
 class Index:
-    """All of one file, in the order of its text."""
+    """All nodes of one file, in the order of its text."""
 
     scopes: dict[ast.AST, Scope]
     nodes: dict[type, list[Any]]
@@ -76,19 +76,19 @@ class Index:
         return self.nodes.get(kind, [])
 
 
-# Where a node is, in one attribute, since each more costs time and memory: what it is in, whose names it sees, its
-# number in the order of the text, and that of the last node inside it.
+# The position of a node, in one attribute to save time and memory: its parent, its scope, its number in the order of
+# the text, and the number of the last node inside it.
 UP, SCOPE, NUMBER, LAST = range(4)
 
 
 def parent_of(node: ast.AST) -> ast.AST | None:
-    """What it is directly inside of; known once its file has been indexed."""
+    """Its direct parent; known once its file has been indexed."""
     at = getattr(node, "_at", None)
     return None if at is None else at[UP]
 
 
 def ancestors(node: ast.AST) -> Iterator[ast.AST]:
-    """All that it is inside of, inmost first."""
+    """All its parents, innermost first."""
     current = parent_of(node)
     while current is not None:
         yield current
@@ -129,14 +129,14 @@ def statement_of(node: ast.AST) -> ast.stmt:
 
 
 def block_of(statement: ast.AST) -> list[ast.stmt]:
-    """The statements among which it is, in order; none for what is no statement."""
+    """The statements of its block, in order; empty if it is not a statement."""
     outer = parent_of(statement)
     blocks = [getattr(outer, name, None) for name in ("body", "orelse", "finalbody")]
     return next((one for one in blocks if isinstance(one, list) and statement in one), [])
 
 
 def statement_at(tree: ast.AST, line: int) -> ast.stmt | None:
-    """The inmost statement that has a line of the text."""
+    """The innermost statement at a line."""
     pending: list[ast.AST] = [tree]
     found = None
     while pending:
@@ -158,7 +158,7 @@ def end_position(node: ast.AST) -> tuple[int, int]:
 
 
 def last_name(expression: ast.expr) -> str:
-    """`barrier` of `dist.barrier`; empty where there is no name."""
+    """`barrier` of `dist.barrier`; empty if there is no name."""
     if isinstance(expression, ast.Attribute):
         return expression.attr
     return expression.id if isinstance(expression, ast.Name) else ""
@@ -171,7 +171,7 @@ def is_called(node: ast.AST) -> bool:
 
 
 def dotted(expression: ast.expr) -> str:
-    """`self.args.rank` as it is written; empty where it is more than names and dots."""
+    """`self.args.rank` as it is written; empty if it is more than names and dots."""
     parts = []
     while isinstance(expression, ast.Attribute):
         parts.append(expression.attr)
@@ -180,7 +180,7 @@ def dotted(expression: ast.expr) -> str:
 
 
 def children(node: ast.AST) -> list[Any]:
-    """As `ast.iter_child_nodes`, without those that say nothing, and several times as fast."""
+    """As `ast.iter_child_nodes`, without irrelevant nodes, and several times as fast."""
     found: list[Any] = []
     kind = node.__class__
     for name in FIELDS[kind]:
@@ -195,7 +195,7 @@ def children(node: ast.AST) -> list[Any]:
 def nodes_in(node: ast.AST, *kinds: type[Any], into_functions: bool = False) -> list[Any]:
     """All nodes of some kinds that are in it, itself included, in the order of the text.
 
-    What inner functions and classes do is left out, unless it is asked for.
+    Inner functions and classes are left out, unless requested.
     """
     index: Index = source_of(node).tree._index  # type: ignore[attr-defined]
     first, last = _number(node), node._at[LAST]  # type: ignore[attr-defined]

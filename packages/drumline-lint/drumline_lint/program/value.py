@@ -1,7 +1,7 @@
-"""What an expression may be, as far as the text tells.
+"""The possible values of an expression, as far as the source shows.
 
-Sets of them are gone through in the order of their hashes. Those of text and of nodes are others in every process, and
-what is found must not be: each has one of its own here.
+Sets are iterated in the order of hashes. The hashes of text and of nodes differ in every process, but findings must
+not: so each class here defines its own hash.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _of_node(node: ast.AST) -> int:
 
 @dataclass(frozen=True)
 class Library:
-    """Something of a module that was not given: `torch.distributed.barrier`; of a builtin, its plain name."""
+    """Something from a library: `torch.distributed.barrier`; for a builtin, its plain name."""
 
     name: str
 
@@ -38,7 +38,7 @@ class Library:
 
 @dataclass(frozen=True)
 class CallResult:
-    """What came of calling that, or a method of it: `torch.optim.SGD`, `torch.optim.SGD.state_dict`."""
+    """The result of calling a library's function or method: `torch.optim.SGD`, `torch.optim.SGD.state_dict`."""
 
     name: str
     call: ast.Call
@@ -70,7 +70,7 @@ class Items:
 
 @dataclass(frozen=True)
 class LoopItem:
-    """One of what is iterated over, or a part of that."""
+    """An item of an iterable, or a part of one."""
 
     of: ast.expr
 
@@ -90,7 +90,7 @@ class Module:
 
 @dataclass(frozen=True)
 class Function:
-    """One that is defined in the given files; with its class, where it was got from an instance."""
+    """A function of the given files; with its class, if it is a method of an instance."""
 
     node: FunctionNode
     bound: Instance | None = None
@@ -101,7 +101,7 @@ class Function:
 
 @dataclass(frozen=True)
 class Class:
-    """One that is defined in the given files."""
+    """A class of the given files."""
 
     node: ast.ClassDef
 
@@ -111,7 +111,7 @@ class Class:
 
 @dataclass(frozen=True)
 class Instance:
-    """Of such a class."""
+    """An instance of such a class."""
 
     of: ast.ClassDef
 
@@ -121,7 +121,7 @@ class Instance:
 
 @dataclass(frozen=True)
 class Method:
-    """A method of something that a library made, or that such a class has from a library."""
+    """A method of a library's object, or one that a class of the given files inherits from a library."""
 
     of: Value
     name: str
@@ -134,7 +134,7 @@ class Method:
 class Rank:
     """A number of this process: global, local (to its host), node, group (within some processes), or spawned.
 
-    One that mp.spawn gives is local, and global if there is one host. So is one that is not told to be either.
+    A rank from mp.spawn is local, and also global if there is one host. So is one that is not known to be either.
     """
 
     kind: str
@@ -145,16 +145,16 @@ class Rank:
 
 @dataclass(frozen=True)
 class RankTest:
-    """Something that is true on some ranks only."""
+    """A condition that holds only on some ranks."""
 
     kind: str
-    """Of the rank that is asked for."""
+    """The kind of the rank that is tested."""
     is_main: bool | None
-    """True on rank 0 alone, false on all others, None on yet others."""
+    """True: it holds on rank 0 only; False: on all others; None: on other ranks."""
     is_needed: bool = True
-    """Whether other ranks never come through; not so of `rank == 0 or always`."""
+    """Whether other ranks never pass; False for `rank == 0 or always`."""
     is_enough: bool = True
-    """Whether all those ranks come through; not so of `rank == 0 and verbose`."""
+    """Whether all these ranks pass; False for `rank == 0 and verbose`."""
 
     def __hash__(self) -> int:
         return _of_text(self.kind) + 8 * bool(self.is_main) + 16 * self.is_needed + 32 * self.is_enough

@@ -17,13 +17,13 @@ SKIPPED = frozenset({"__pycache__", "node_modules", "build", "site-packages", "v
 
 @dataclass
 class Found:
-    """What a search came to."""
+    """The result of a search."""
 
     files: list[Path]
     problems: list[Finding]
     """Folders that could not be listed."""
     outside: frozenset[Path] = frozenset()
-    """Of the files: those that only a link leads to, out of all folders that were given. They are read, not written."""
+    """The files outside of the given folders, found through a link. They are read, but not written."""
 
 
 @dataclass
@@ -37,16 +37,16 @@ class _Search:
 
 
 def find_files(paths: Sequence[Path], *, exclude: Sequence[str] = (), root: Path | None = None) -> Found:
-    """Sorted, none twice. `exclude` has globs of names, or of paths relative to `root`."""
+    """Sorted, without duplicates. `exclude`: globs of names, or of paths relative to `root`."""
     if missing := [str(path) for path in paths if not os.path.lexists(path)]:
-        raise UsageError(f"there is no {', no '.join(missing)}", next_step="give files or folders that are there")
+        raise UsageError(f"there is no {', no '.join(missing)}", next_step="give files or folders that exist")
     search = _Search(exclude, root or Path.cwd())
     for path in paths:
         if _is(path.is_dir):
             _walk(search, path)
         else:
             search.by_real_path.setdefault(os.path.realpath(path), path)
-    # Last, so that a file is called by its own path rather than by a link's.
+    # Last, so that a file has its own path rather than a link's.
     while search.linked_folders:
         _walk(search, search.linked_folders.pop(0))
     tops = [os.path.join(os.path.realpath(path), "") for path in paths]  # noqa: PTH118
@@ -57,7 +57,7 @@ def find_files(paths: Sequence[Path], *, exclude: Sequence[str] = (), root: Path
 
 
 def is_matched(path: Path, globs: Sequence[str], root: Path) -> bool:
-    """By its name, or by its path below the root. A `*` stands for slashes too."""
+    """By its name, or by its path below the root. A `*` matches slashes too."""
     if not globs:
         return False
     below = os.path.relpath(path, root).replace(os.sep, "/")
@@ -100,7 +100,7 @@ def _take(search: _Search, folder: Path, real: str, entry: os.DirEntry[str]) -> 
 
 
 def _is(question: Callable[[], bool]) -> bool:
-    """A link to itself, or a folder that may not be entered, has no answer."""
+    """False for a link to itself, or a folder without permission."""
     try:
         return question()
     except OSError:

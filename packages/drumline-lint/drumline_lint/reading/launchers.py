@@ -1,4 +1,5 @@
-"""The launches in a script: torchrun and others, behind srun, ssh, env or `bash -c "..."`, with torchrun's flags."""
+"""The launches in a script: torchrun and others, also after srun, ssh, env or `bash -c "..."`, with torchrun's
+flags."""
 
 from __future__ import annotations
 
@@ -28,11 +29,11 @@ class Flag:
     name: str
     word: Word
     value: Word | None
-    """What it is given; the part behind an equals sign, or the next word."""
+    """Its value: the part after an equals sign, or the next word."""
 
 
 def read_flags(words: Sequence[Word]) -> tuple[dict[str, Flag], bool]:
-    """torchrun's flags, and whether there can be no others."""
+    """torchrun's flags, and whether these are certainly all."""
     flags: dict[str, Flag] = {}
     position = 0
     while position < len(words):
@@ -58,14 +59,14 @@ def read_flags(words: Sequence[Word]) -> tuple[dict[str, Flag], bool]:
 
 
 def _is_last_of_flags(word: Word, rest: Sequence[Word]) -> bool:
-    """Whether a word that is not known can only be the script: it is one word, and none of our flags follows."""
+    """Whether an unknown word must be the script: it is one word, and no known flag follows."""
     if not word.pieces or not word.pieces[0].is_quoted or word.pieces[0].kind is not Kind.VARIABLE:
         return False
     return not any(_known(later.head.partition("=")[0]) for later in rest if later.head.startswith("--"))
 
 
 def _known(written: str) -> str:
-    """The flag that is meant; nothing where it is none or could be two."""
+    """The flag that is meant; empty if it is none or could be two."""
     if written in SHORT:
         return SHORT[written]
     name = written.removeprefix("--").replace("_", "-")
@@ -87,19 +88,19 @@ _ELSEWHERE = {"mpiexec", "mpirun", "pdsh", "ssh"}
 _SHELLS = {"bash", "sh", "zsh", "dash"}
 _PYTHON_NAME = re.compile(r"python[0-9.]*")
 _DEEPEST = 4
-# Every rule asks, and the answer stays as long as the script does.
+# Cached, because every rule needs it.
 _FOUND: WeakKeyDictionary[Script, list[Launch]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
 class _LaunchContext:
-    """What is before a launcher."""
+    """What comes before a launcher."""
 
     command: Command
-    """The outermost, as it is in the script."""
+    """The outermost command, as it is in the script."""
     srun: Options | None = None
     is_elsewhere: bool = False
-    """Behind ssh, mpirun and the like."""
+    """Whether it is run by ssh, mpirun or the like."""
     depth: int = 0
 
 
@@ -112,7 +113,7 @@ class Launch(_LaunchContext):
     """The words that name it: `torchrun`, or `python -m torch.distributed.run`."""
     flags: Mapping[str, Flag] = field(default_factory=dict)
     is_sure: bool = True
-    """Whether there can be no other flags."""
+    """Whether these are certainly all flags."""
 
     @property
     def is_torchrun(self) -> bool:
@@ -120,7 +121,7 @@ class Launch(_LaunchContext):
 
 
 def launches(script: Script) -> list[Launch]:
-    """All that a script starts, in order."""
+    """All launches of a script, in order."""
     if script not in _FOUND:
         _FOUND[script] = [
             launch

@@ -1,4 +1,4 @@
-"""The code of a notebook: its cells one below the other, without what only IPython understands."""
+"""The code of a notebook: its cells joined, without IPython's magics."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _ASSIGNED = re.compile(r"(?P<target>[\w.,\s\[\]'\"]+=\s*)(?:!|%[a-zA-Z])")
 
 
 class _NoNotebookError(Exception):
-    """Says why."""
+    """Not a notebook; the text is the reason."""
 
 
 def read_notebook(path: Path, data: bytes) -> tuple[Source | None, list[Finding]]:
-    """Its Python, if there is any, and the cells that are none."""
+    """Its Python, if there is any, and problems for cells that are not Python."""
     try:
         codes = list(_code_cells(_document(data)))
     except _NoNotebookError as reason:
@@ -52,20 +52,20 @@ def _document(data: bytes) -> dict[str, Any]:
     try:
         document = parse_json(data)
     except ValueError as error:
-        raise _NoNotebookError(f"it is no JSON ({error})") from None
+        raise _NoNotebookError(f"it is not JSON ({error})") from None
     if not isinstance(document, dict):
-        raise _NoNotebookError("its JSON is no object")
+        raise _NoNotebookError("its JSON is not an object")
     return document
 
 
 def _code_cells(document: dict[str, Any]) -> Iterator[tuple[int, str]]:
-    """Number and code of each; the numbers count all cells, from 1. Other languages than Python have none."""
+    """Number and code of each code cell; all cells are counted, from 1. Empty for languages other than Python."""
     if not _is_python(document):
         return
     if "cells" not in document:
         raise _NoNotebookError("it has no cells")
     if not isinstance(document["cells"], list):
-        raise _NoNotebookError("its cells are no list")
+        raise _NoNotebookError("its cells are not a list")
     for number, cell in enumerate(document["cells"], start=1):
         if _dict(cell).get("cell_type") == "code":
             yield number, _joined(cell.get("source", ""))
@@ -88,7 +88,7 @@ def _joined(code: Any) -> str:
 
 
 def _as_python(code: str) -> tuple[str, BaseException | None]:
-    """The code, or as many empty lines where it is not Python even without magics."""
+    """The code, or as many empty lines if it is not Python even without magics."""
     if _parsed(code)[0] is not None:
         return code, None
     without = _without_magics(code)
@@ -104,7 +104,7 @@ def _parsed(text: str) -> tuple[ast.Module | None, BaseException | None]:
 
 
 def _without_magics(code: str) -> str:
-    """The same number of lines; only what Python could not parse comes here, so a `%` at a line's start is a magic."""
+    """The same number of lines. Python could not parse the code, so a `%` at the start of a line is a magic."""
     lines = code.split("\n")
     first = next((number for number, line in enumerate(lines) if line.strip()), 0)
     if lines[first].startswith("%%"):

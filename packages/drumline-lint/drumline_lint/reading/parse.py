@@ -1,4 +1,4 @@
-"""From a file's bytes to what rules read: Python, a notebook's Python or a script. What cannot be read is told."""
+"""Parses a file's bytes for the rules: Python, a notebook's Python or a script. Unreadable files become problems."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from drumline_lint.reading.source import CANNOT_PARSE, Source, parse_python, syn
 from drumline_lint.untrusted import read_regular
 
 MAX_BYTES = 64 << 20
-"""Of one file: notebooks hold pictures."""
+"""The largest file: notebooks contain images."""
 SHELL_SUFFIXES = frozenset({".sh", ".bash", ".sbatch", ".slurm", ".ksh", ".zsh"})
 _SHELL_SHEBANG = re.compile(rb"#!.*\b(?:ba|da|k|z)?sh\b")
 
 
 @dataclass
 class Reading:
-    """What came of one file."""
+    """The result of reading one file."""
 
     path: Path
     data: bytes
     encoding: str = "utf-8"
-    """With `-sig` where the file begins with a byte order mark."""
+    """With `-sig` if the file begins with a byte order mark."""
     content: Source | Script | None = None
     problems: list[Finding] = field(default_factory=list)
 
 
 def read_file(path: Path) -> Reading:
-    """Never raises for what is in the file, or because it cannot be opened."""
+    """Never raises because of the content, or because it cannot be opened."""
     try:
         data = read_regular(path, most=MAX_BYTES)
     except OSError as error:
@@ -49,7 +49,7 @@ def read_bytes(path: Path, data: bytes) -> Reading:
         reading.content, reading.problems = read_notebook(path, data)
     elif b"\0" in data and not data.startswith((b"\xff\xfe", b"\xfe\xff")):
         line = data[: data.index(b"\0")].count(b"\n") + 1
-        message = "the file has null bytes, so it is no text"
+        message = "the file has null bytes, so it is not text"
         reading.problems.append(problem(UNREADABLE, path, message, line=line))
     elif language == "shell":
         _read_script(reading)
@@ -59,7 +59,7 @@ def read_bytes(path: Path, data: bytes) -> Reading:
 
 
 def language_of(path: Path, data: bytes) -> str:
-    """By its ending, else by its first line; what neither tells is taken for Python."""
+    """By its ending, otherwise by its first line; Python if both are unknown."""
     if path.suffix == ".ipynb":
         return "notebook"
     if path.suffix in SHELL_SUFFIXES:
@@ -70,7 +70,7 @@ def language_of(path: Path, data: bytes) -> str:
 
 
 def _read_script(reading: Reading) -> None:
-    # A shell does not ask for an encoding, so neither may this: other bytes come back as they were.
+    # A shell has no encoding, so bytes that are not UTF-8 are kept unchanged.
     if reading.data.startswith(b"\xef\xbb\xbf"):
         reading.encoding = "utf-8-sig"
     text = reading.data.decode(reading.encoding, errors="surrogateescape")
@@ -100,7 +100,7 @@ def _encoding(data: bytes) -> str:
     try:
         return tokenize.detect_encoding(io.BytesIO(data).readline)[0]
     except SyntaxError as error:
-        if "missing" in str(error):  # It names none, so it has to be UTF-8, and which byte is not shall be told.
+        if "missing" in str(error):  # It declares none, so it must be UTF-8; the error names the invalid byte.
             data.decode()
         raise
 

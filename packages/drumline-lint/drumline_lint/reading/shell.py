@@ -1,4 +1,4 @@
-"""One shell script: its commands, what its variables are known to be, and what it asks Slurm for."""
+"""One shell script: its commands, the known values of its variables, and its Slurm options."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _DEEPEST = 12
 
 @dataclass(frozen=True)
 class Assignment:
-    """`NAME=value`, wherever it stands."""
+    """`NAME=value`, in any position."""
 
     name: str
     value: Word
-    """What is behind the equals sign."""
+    """The part after the equals sign."""
     command: Command
     is_exported: bool
-    """By itself: with export, or before a command; a line of its own may be exported elsewhere."""
+    """Whether it is exported here: with `export`, or before a command; otherwise it may be exported elsewhere."""
     is_for_command: bool
-    """Before a command, for that command alone."""
+    """Whether it is before a command, and only for that command."""
     is_appended: bool
     items: Sequence[Word] | None
-    """Of an array."""
+    """The words of an array."""
     start: int
     end: int
 
@@ -46,7 +46,7 @@ TextRange: TypeAlias = Word | Assignment
 
 @dataclass(eq=False)
 class Script:
-    """A shell script; any text is one."""
+    """A shell script; any text is accepted."""
 
     path: Path
     text: str
@@ -54,17 +54,17 @@ class Script:
 
     @cached_property
     def silenced(self) -> Silenced:
-        """The lines that say `# noqa`; behind a command over several lines, it is said of all of them."""
+        """The lines with `# noqa`; after a command over several lines, it applies to all of them."""
         return silenced_lines(self.text, lambda: map(self._lines, self.commands))
 
     @cached_property
     def commands(self) -> list[Command]:
-        """In the order of the text, but those in `$(...)` before the one that holds them."""
+        """In the order of the text, with those in `$(...)` before the command that contains them."""
         return read_commands(self.text)
 
     @cached_property
     def sbatch(self) -> Options:
-        """What the `#SBATCH` lines ask for."""
+        """The options of the `#SBATCH` lines."""
         return header_options(self.text)
 
     @cached_property
@@ -73,7 +73,7 @@ class Script:
 
     @cached_property
     def has_flags_in_variables(self) -> bool:
-        """torchrun takes each flag from a variable too: PET_RDZV_ID."""
+        """torchrun also reads each flag from a variable: PET_RDZV_ID."""
         return "PET_" in self.text
 
     @cached_property
@@ -82,7 +82,7 @@ class Script:
 
     @cached_property
     def variables(self) -> Mapping[str, list[Assignment]]:
-        """The assignments of each name that are not for one command alone."""
+        """The assignments of each name, without those for a single command."""
         found: dict[str, list[Assignment]] = {}
         for assignment in self.assignments:
             if not assignment.is_for_command:
@@ -99,7 +99,7 @@ class Script:
         return frozenset(names)
 
     def constant(self, word: Word, depth: int = 0) -> str | None:
-        """What a word comes to, where the script alone tells it."""
+        """The value of a word, if it follows from the script."""
         parts: list[str] = []
         for piece in word.pieces:
             value = piece.text if piece.kind is Kind.TEXT else self._value(piece, depth)
@@ -110,13 +110,13 @@ class Script:
         return joined if len(joined) <= _LONGEST_VALUE else None
 
     def source_of(self, word: Word) -> TextRange:
-        """Where a word's value is written: itself, or the assignment of the one variable that it is made of."""
+        """Where a word's value is written: the word itself, or the assignment of its only variable."""
         names = [piece.text for piece in word.pieces if piece.kind is Kind.VARIABLE]
         assigned = self.variables.get(names[0], []) if len(names) == 1 else []
         return assigned[0] if len(assigned) == 1 else word
 
     def expanded(self, words: Sequence[Word], depth: int = 0) -> Iterator[Word]:
-        """Words, with those that are a known list of words in a variable put in its place."""
+        """Words, with variables that hold a known list of words replaced by it."""
         for word in words:
             inner = self._list_in(word) if depth < _DEEPEST else None
             if inner is None:
@@ -148,7 +148,7 @@ class Script:
 
     @cached_property
     def _changed_elsewhere(self) -> frozenset[str]:
-        """Names that loops, `read` and the like may give another value."""
+        """Names that loops, `read` and the like may change."""
         return frozenset(
             name for found in _CHANGED_ELSEWHERE.finditer(self.text) for name in re.findall(r"[A-Za-z_]\w*", found[1])
         )
@@ -158,7 +158,7 @@ class Script:
         if piece.kind is not Kind.VARIABLE or depth > _DEEPEST or name in self._changed_elsewhere:
             return None
         if name not in self._values:
-            self._values[name] = None  # A variable that is made of itself comes to nothing known.
+            self._values[name] = None  # A variable that refers to itself is unknown.
             self._values[name] = self._value_of_name(name, depth)
         return self._values[name]
 
@@ -175,7 +175,7 @@ class Script:
         return self.constant(only.value, depth + 1)
 
     def _list_in(self, word: Word) -> Sequence[Word] | None:
-        """The words of `"${NAME[@]}"`, or of `$NAME` without quotes, where they are known."""
+        """The words of `"${NAME[@]}"`, or of `$NAME` without quotes, if they are known."""
         if len(word.pieces) != 1 or word.pieces[0].text in self._changed_elsewhere:
             return None
         piece = word.pieces[0]
@@ -189,7 +189,7 @@ class Script:
         inside = inside_quotes(self.text, assigned[0].value)
         if inside is None:
             return None
-        # The end of a line is but a blank in a value.
+        # A newline in a value is a blank.
         return [inner for command in read_commands(self.text, *inside) for inner in command.words]
 
     def _assignments(self, command: Command) -> Iterator[Assignment]:

@@ -1,7 +1,7 @@
 """Splits shell text into simple commands and their words, with the position of each.
 
-It accepts any text: what is not closed ends with the text, and of brackets that are nested hundreds deep the inner ones
-are not read.
+It accepts any text: an unclosed quote or bracket ends with the text, and brackets that are nested hundreds of levels
+deep are not read.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import NamedTuple
 
 
 class Kind(Enum):
-    """Of a piece of a word."""
+    """The kind of a piece of a word."""
 
     TEXT = "text"
     VARIABLE = "variable"
     ARRAY = "array"
     """All of an array: `${NAME[@]}`."""
     UNKNOWN = "unknown"
-    """What only a run could tell."""
+    """Known only at run time."""
 
 
 class Piece(NamedTuple):
@@ -41,7 +41,7 @@ class Word:
     end: int
     pieces: tuple[Piece, ...]
     items: tuple[Word, ...] | None = None
-    """Of `NAME=(...)`, the words in the brackets."""
+    """For `NAME=(...)`, the words in the brackets."""
 
     @property
     def plain(self) -> str | None:
@@ -52,12 +52,12 @@ class Word:
 
     @property
     def head(self) -> str:
-        """The text that it begins with, up to the first thing that is expanded."""
+        """The text at its beginning, up to the first expansion."""
         first = self.pieces[0] if self.pieces else Piece(Kind.TEXT)
         return first.text if first.kind is Kind.TEXT else ""
 
     def behind(self, length: int) -> Word:
-        """What comes after so many letters of its head."""
+        """The rest of the word after this many letters of its head."""
         first = self.pieces[0]._replace(text=self.pieces[0].text[length:])
         pieces = (first, *self.pieces[1:]) if first.text or len(self.pieces) == 1 else self.pieces[1:]
         return Word(self.start + length, self.end, pieces)
@@ -106,7 +106,7 @@ _PASSED_OVER = {"then", "do", "else", "elif", "{", "}", "!"}
 
 
 def read_commands(text: str, start: int = 0, end: int | None = None) -> list[Command]:
-    """Of the text, or of a part of it; those inside `$(...)` come before the one that they are in."""
+    """The commands of the text, or of a part of it; those inside `$(...)` come before the one that contains them."""
     reader = _Reader(text, start, len(text) if end is None else end)
     with suppress(RecursionError):
         reader.read_list()
@@ -125,7 +125,7 @@ def inside_quotes(text: str, word: Word) -> tuple[int, int] | None:
 
 
 class _Reader:
-    """Goes through the text once; every step moves on."""
+    """Reads the text once; every step advances."""
 
     def __init__(self, text: str, start: int, end: int) -> None:
         self.text, self.at, self.end = text, start, end
@@ -133,7 +133,7 @@ class _Reader:
         self.is_conditional = False
         self.closer = ""
         self.here: list[tuple[str, bool]] = []
-        """The here-documents that begin on the next line: what ends each, and whether tabs come before that."""
+        """The here-documents that begin on the next line: the delimiter of each, and whether tabs may precede it."""
 
     def read_list(self, closer: str = "") -> None:
         """Commands up to a closing bracket, or to the end."""
@@ -151,7 +151,9 @@ class _Reader:
                 if own:
                     is_conditional = is_inside or num_open > 0 or operator in {"&&", "||"}
                     self.commands.append(Command(tuple(own), is_conditional))
-                if ended_by != "\n" or own or operator not in {"&&", "||", "|"}:  # else it goes on in the next line
+                if (
+                    ended_by != "\n" or own or operator not in {"&&", "||", "|"}
+                ):  # otherwise it continues in the next line
                     operator = ended_by
                 self.is_conditional = is_inside or num_open > 0 or operator in {"&&", "||"}
                 words = []
@@ -163,7 +165,7 @@ class _Reader:
                 self.here.append((found[2] or found[3] or found[4] or "", bool(found[1])))
             elif self._take(_REDIRECTION):
                 self._take(_BLANKS)
-                self._word()  # what it goes to is no part of the command
+                self._word()  # the target of a redirection is not part of the command
             elif (word := self._word()) is not None:
                 words.append(word)
             elif self._take(_NO_COMMAND):
@@ -177,7 +179,7 @@ class _Reader:
         self.is_conditional, self.closer = is_inside, outer_closer
 
     def _without_keywords(self, words: list[Word]) -> tuple[list[Word], int]:
-        """The command itself, and how many ifs, cases and loops are opened, less those that are closed."""
+        """The command itself, and how many ifs, cases and loops it opens, minus those it closes."""
         num_opened = 0
         for position, word in enumerate(words):
             keyword = self.text[word.start : word.end] if word.end - word.start < 9 else ""
@@ -253,7 +255,7 @@ class _Reader:
             self.at += 1
 
     def _skip_braces(self) -> None:
-        """The rest of `${NAME...}`; what is in it is read for the commands of `$(...)`."""
+        """The rest of `${NAME...}`, with the commands of `$(...)` in it."""
         while self.at < self.end and self.text[self.at] != "}":
             if self._take(_IN_BRACES):
                 continue
@@ -281,14 +283,14 @@ class _Reader:
         self.here = []
 
     def _take(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
-        """Goes past what is there, if it fits."""
+        """Match a pattern and advance past it."""
         found = pattern.match(self.text, self.at, self.end)
         self.at = found.end() if found else self.at
         return found
 
 
 def _joined(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
-    """Texts that follow each other made one, quoted if any of them was; an empty one stands only for an empty word."""
+    """Merge adjacent texts, quoted if any of them was; an empty text is kept only for an empty word."""
     joined: list[Piece] = []
     for piece in pieces:
         last = joined[-1] if joined else None

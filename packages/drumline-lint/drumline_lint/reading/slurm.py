@@ -14,7 +14,7 @@ SHORT = {
     "S=core-spec T=threads a=array b=begin c=cpus-per-task d=dependency e=error i=input m=distribution n=ntasks "
     "o=output p=partition q=qos r=relative t=time w=nodelist x=exclude".split()
 }
-# These take a value only behind an equals sign, or none at all.
+# These take a value only after an equals sign, or none.
 ALONE = set(
     "async bcast compress contiguous disable-status exact exclusive external-launcher get-user-env hold "
     "immediate kill-on-bad-exit label multi-prog nice no-allocate no-kill no-requeue oom-kill-step "
@@ -23,33 +23,33 @@ ALONE = set(
     "wait-for-children whole x11".split()
 )
 ALIASES = {"tasks-per-node": "ntasks-per-node"}
-# As sbatch looks for them: at the very beginning of a line, and with or without a blank behind.
+# As sbatch finds them: at the beginning of a line, with or without a blank after it.
 _HEADER = re.compile(r"^#SBATCH(?=[ \t-])", re.MULTILINE)
-# There sbatch stops reading.
+# sbatch stops reading there.
 _COMMAND = re.compile(r"^[ \t]*(?![ \t\r]|#)[^\n]+", re.MULTILINE)
-# With --exclusive=user or =mcs, other jobs of the same user or group may come to its nodes.
+# With --exclusive=user or =mcs, other jobs of the same user or group may run on its nodes.
 _WHOLE = {None, "allocation", "exclusive", "topo"}
-# What all GPUs of a node are; who asks for several nodes seldom leaves some of each to others.
+# The number of GPUs that a whole node usually has; a job with several nodes seldom uses only some of each.
 _ALL_GPUS, _ALL_GPUS_OF_SEVERAL = 8, 4
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One of them, by its long name."""
+    """One option, by its long name."""
 
     name: str
     value: str | None
-    """None when it has none, or when only a run could tell it."""
+    """None if it has no value, or one that is known only at run time."""
     word: Word
 
 
 @dataclass(frozen=True)
 class Options:
-    """All of a header, or of an srun."""
+    """All options of a header, or of an srun."""
 
     by_name: Mapping[str, Option] = field(default_factory=dict)
     is_sure: bool = True
-    """Whether there can be no others: none came from a variable that is not known."""
+    """Whether these are certainly all: none comes from an unknown variable."""
 
     def __contains__(self, name: str) -> bool:
         return name in self.by_name
@@ -68,7 +68,7 @@ class Options:
 
     @property
     def has_whole_nodes(self) -> bool:
-        """Whether no other job is on its nodes: they are asked for alone, or nothing of them is left."""
+        """Whether no other job runs on its nodes: they are exclusive, or all their GPUs are used."""
         is_alone = "exclusive" in self and self.by_name["exclusive"].value in _WHOLE
         memory = self.by_name.get("mem")
         takes_memory = memory is not None and memory.value == "0"
@@ -86,7 +86,7 @@ def _gpus(option: Option | None, prefix: str = "gpu:") -> int | None:
 
 
 def header_options(text: str) -> Options:
-    """Of the `#SBATCH` lines, which end where the first command stands."""
+    """The options of the `#SBATCH` lines, which end at the first command."""
     options: dict[str, Option] = {}
     first = _COMMAND.search(text)
     end = first.start() if first else len(text)

@@ -15,16 +15,16 @@ from pathlib import Path
 from drumline_lint.findings import UNREADABLE, Finding, Place, column_of, problem
 
 Silenced = Mapping[int, frozenset[str]]
-"""Numbers and names of rules by line, in capitals; none named means all."""
+"""Numbers and names of rules by line, in capitals; an empty set means all."""
 Lines = tuple[int, int]
-"""The first and the last of some that belong together."""
+"""The first and the last line of a statement."""
 
 _RULE = r"(?:[A-Z]+[0-9]+|[A-Z]+(?:-[A-Z]+)+)"
 _NOQA = re.compile(rf"#\s*noqa(?::\s*(?P<rules>{_RULE}(?:[\s,]+{_RULE})*))?", re.IGNORECASE)
 
 
 def silenced_lines(text: str, together: Callable[[], Iterable[Lines]]) -> Silenced:
-    """Of Python or of a shell script. What is said on one of the lines `together` is said of all of them."""
+    """For Python or a shell script. A comment on one of the lines `together` applies to all of them."""
     if "noqa" not in text.lower():
         return {}
     silenced: dict[int, frozenset[str]] = {}
@@ -47,7 +47,7 @@ def _spread(silenced: Silenced, together: Iterable[Lines]) -> dict[int, frozense
 
 
 def is_silenced(silenced: Silenced, rule: str, name: str, lines: Lines) -> bool:
-    """Whether one of the lines on which it was found asks this rule to leave it alone."""
+    """Whether one of the lines of a finding silences this rule."""
     return any(
         line in silenced and (not silenced[line] or not silenced[line].isdisjoint({rule, name.upper()}))
         for line in range(lines[0], lines[1] + 1)
@@ -56,7 +56,7 @@ def is_silenced(silenced: Silenced, rule: str, name: str, lines: Lines) -> bool:
 
 @dataclass(frozen=True)
 class Cell:
-    """Where a notebook's cell begins in the text that all of its code makes."""
+    """Where a notebook's cell begins in the joined text of all cells."""
 
     number: int
     first_line: int
@@ -70,16 +70,16 @@ class Source:
     text: str
     tree: ast.Module
     cells: list[Cell] = field(default_factory=list)
-    """Of a notebook, in order."""
+    """The cells of a notebook, in order."""
 
     @cached_property
     def lines(self) -> list[str]:
-        """As `ast` counts them: a form feed or a line separator ends none."""
+        """As `ast` counts them: a form feed or a line separator does not end a line."""
         return re.split(r"\r\n|\n|\r", self.text)
 
     @cached_property
     def silenced(self) -> Silenced:
-        """The lines that say `# noqa`, on any line of a statement."""
+        """The lines with `# noqa`, on any line of a statement."""
         return silenced_lines(self.text, lambda: _statements(self.tree))
 
     @property
@@ -91,7 +91,7 @@ class Source:
         return bool(self.cells)
 
     def place(self, node: ast.AST) -> Place:
-        """Of a node; a module is at its first line, and of what has a body it is the line that opens it."""
+        """The place of a node; for a module its first line, and for a node with a body the line that opens it."""
         line: int = getattr(node, "lineno", 1)
         end_line: int = getattr(node, "end_lineno", None) or line
         column = column_of(self.lines[line - 1], getattr(node, "col_offset", 0))

@@ -1,9 +1,9 @@
-"""One module for each mistake: `RULE` says what it is; `check` looks for it in Python, `check_shell` in scripts.
+"""One module for each mistake: `RULE` describes it; `check` finds it in Python, `check_shell` in scripts.
 
 def check(program: Program, source: Source) -> Iterator[Finding]
 def check_shell(script: Script) -> Iterator[Finding]
 
-A module of this folder whose name begins with `dl` is a rule; there is no list to keep.
+Each module in this folder whose name begins with `dl` is a rule.
 """
 
 from __future__ import annotations

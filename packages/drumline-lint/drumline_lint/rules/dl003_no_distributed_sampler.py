@@ -29,7 +29,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         if call in trained and _gives_all(program, call) and _is_for_all(program, call, trained[call]):
             dataset = given(call, "dataset")
             said = "the dataset" if dataset is None else source.code(dataset)
-            yield RULE.at(source, call, f"every rank goes through all of {said}: no sampler shares it out")
+            yield RULE.at(source, call, f"every rank trains on all of {said}: no sampler splits it")
 
 
 def _gives_all(program: Program, call: ast.Call) -> bool:

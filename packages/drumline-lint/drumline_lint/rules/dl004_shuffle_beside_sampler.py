@@ -1,4 +1,4 @@
-"""DL004: two are asked for the order of the samples."""
+"""DL004: both shuffle and a sampler set the order of the samples."""
 
 from __future__ import annotations
 

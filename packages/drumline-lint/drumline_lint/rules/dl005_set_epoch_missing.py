@@ -28,11 +28,11 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         return
     for call in calls:
         fed = _loaders_of(program, call) if _shuffles(program, call) else []
-        if fed and not _is_told(program, call, fed) and not _is_handed_on(program, call, fed):
+        if fed and not _has_set_epoch(program, call, fed) and not _is_handed_on(program, call, fed):
             dataset = argument(call, 0, "dataset")
             of = "" if dataset is None else f" of {source.code(dataset)}"
             message = (
-                f"the DistributedSampler{of} shuffles, but nobody calls its set_epoch: every epoch has the same order"
+                f"the DistributedSampler{of} shuffles, but set_epoch is never called: every epoch has the same order"
             )
             yield RULE.at(source, call, message)
 
@@ -46,7 +46,7 @@ def _shuffles(program: Program, call: ast.Call) -> bool:
 
 
 def _loaders_of(program: Program, sampler: ast.Call) -> list[ast.Call]:
-    """The loaders with this sampler that are gone through several times in training."""
+    """The loaders with this sampler that training iterates over several times."""
     found = []
     for loader, loops in training_loops(program).items():
         samplers = [made.call for made in program.made(given(loader, "sampler"), DISTRIBUTED_SAMPLER)]
@@ -56,7 +56,7 @@ def _loaders_of(program: Program, sampler: ast.Call) -> list[ast.Call]:
     return found
 
 
-def _is_told(program: Program, sampler: ast.Call, loaders: list[ast.Call]) -> bool:
+def _has_set_epoch(program: Program, sampler: ast.Call, loaders: list[ast.Call]) -> bool:
     """Whether there is a `set_epoch` on it, on a loader that has it, or on something unknown that may be it."""
     for source in connected(program, program.source_of(sampler)):
         for call in program.index(source).calls.get("set_epoch", ()):

@@ -1,4 +1,4 @@
-"""DL006: BatchNorm sees one rank's share of the batch."""
+"""DL006: BatchNorm sees only one rank's part of the batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DL008: the number of a process among all is taken for that of a GPU on its host."""
+"""DL008: the global rank is used as the number of a GPU on this host."""
 
 from __future__ import annotations
 

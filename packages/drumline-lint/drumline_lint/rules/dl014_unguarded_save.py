@@ -44,8 +44,8 @@ def how_every_rank_gets_there(program: Program, node: ast.AST) -> str:
 
 
 def _call_of_all(program: Program, node: ast.AST) -> ast.Call | None:
-    """The last that lets all ranks in where others do not; if none is kept away anywhere, the nearest at all."""
-    telling: ast.Call | None = None
+    """The last call that all ranks make where other calls are only for some; if there is none, the nearest one."""
+    deciding: ast.Call | None = None
     nearest: ast.Call | None = None
     seen: set[ast.AST] = set()
     while (function := enclosing_function(node)) is not None and function not in seen:
@@ -58,8 +58,8 @@ def _call_of_all(program: Program, node: ast.AST) -> ast.Call | None:
             break
         node = letting_all[0]
         nearest = nearest or letting_all[0]
-        telling = letting_all[0] if len(letting_all) < len(calls) else telling
-    return telling or nearest
+        deciding = letting_all[0] if len(letting_all) < len(calls) else deciding
+    return deciding or nearest
 
 
 def _leads_to(program: Program, call: ast.Call, function: FunctionNode, node: ast.AST) -> bool:

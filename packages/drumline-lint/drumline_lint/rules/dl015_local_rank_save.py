@@ -14,7 +14,7 @@ RULE = rule("DL015", in_tests=False)
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """Saves that the first process of each node comes to, with a path that is the same on all nodes."""
+    """Saves by the first process of each node, with a path that is the same on all nodes."""
     for save in saves(program, source):
         reached = [way.guards for way in call_paths(program, save.call) if way.begins != "parent"]
         if any(map(_is_once_a_node, reached)) and not is_own_of_node(program, save.path):

@@ -1,4 +1,4 @@
-"""DL017: some ranks call a collective, and wait for the others for ever."""
+"""DL017: only some ranks call a collective, and wait for the others forever."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _certain(program: Program, call: ast.Call) -> Sequence[RankTest]:
 
 
 def _collectives_of_call(program: Program, call: ast.Call) -> list[tuple[str, tuple[ast.Call, ...]]]:
-    """What it is, or comes to with what it gives; arguments speak for themselves."""
+    """The collectives of a call, directly or not, given its arguments; calls in arguments are checked separately."""
     if not any(chain[0] is call for _, chain in collectives_in(program, call)):
         return []
     return reached_by(program, call, _certain(program, call))

@@ -23,7 +23,7 @@ RULE = rule("DL019")
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Loads of a file that more than one process makes."""
     for call in program.calls(source, "torch.load"):
-        if _is_told_where(program, call) or _is_of_sample(program, call) or is_on_main_only(program, call):
+        if _has_map_location(program, call) or _is_of_sample(program, call) or is_on_main_only(program, call):
             continue
         path = argument(call, 0, "f")
         if not (is_in_memory(program, path) or is_own(program, path) or _is_saved_from_cpu(program, path)):
@@ -32,7 +32,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             yield RULE.at(source, call, said)
 
 
-def _is_told_where(program: Program, call: ast.Call) -> bool:
+def _has_map_location(program: Program, call: ast.Call) -> bool:
     """By an argument; one that is a name leaves it to the caller."""
     given = argument(call, 1, "map_location")
     if given is not None:
@@ -62,7 +62,7 @@ def _file_names(program: Program, path: ast.expr | None) -> set[str]:
 
 
 def _is_of_sample(program: Program, call: ast.Call) -> bool:
-    """A dataset's files hold samples, which nobody saves from a GPU."""
+    """A dataset's files hold samples, which are not saved from a GPU."""
     function = enclosing_function(call)
     owner = None if function is None else enclosing_class(function)
     if owner is None:

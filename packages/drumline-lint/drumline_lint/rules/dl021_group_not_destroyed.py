@@ -1,4 +1,4 @@
-"""DL021: the process group is left to the end of the process."""
+"""DL021: the process group is not destroyed before the process exits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RULE = rule("DL021", in_tests=False)
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """Of the runs of scripts: who only offers `setup()` and `cleanup()` leaves it to others to call both."""
+    """Only in runs of scripts: a library with `setup()` and `cleanup()` leaves the calls to its users."""
     if framework(program, source):
         return
     for call in program.calls(source, INIT):

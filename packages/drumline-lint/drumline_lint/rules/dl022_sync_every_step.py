@@ -75,7 +75,7 @@ def _read(program: Program, node: ast.expr) -> ast.expr | None:
 
 
 def _is_moved_to_host(call: ast.Call) -> bool:
-    """`.to("cpu")`, unless it is told not to wait."""
+    """`.to("cpu")` without non_blocking."""
     waits = not any(keyword.arg == "non_blocking" for keyword in call.keywords)
     return is_method(call, "to") and waits and is_given_cpu(call)
 

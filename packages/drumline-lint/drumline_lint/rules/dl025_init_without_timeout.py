@@ -1,4 +1,4 @@
-"""DL025: how long ranks wait for a stuck one is left open."""
+"""DL025: the process group has no explicit timeout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DL027: what the launcher says about the address is overwritten."""
+"""DL027: the launcher's address is overwritten."""
 
 from __future__ import annotations
 
@@ -26,4 +26,4 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             continue
         if not (is_port or is_loopback(value)) or not is_right_on_one_host(program, one.node):
             seen.add(one.node)
-            yield RULE.at(source, one.node, f"{one.name} is set to {value}, over what the launcher says")
+            yield RULE.at(source, one.node, f"{one.name} is set to {value}, which overwrites the launcher's value")

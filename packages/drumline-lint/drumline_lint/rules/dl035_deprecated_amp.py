@@ -1,4 +1,4 @@
-"""DL035: names of mixed precision that torch has given up."""
+"""DL035: deprecated names of mixed precision."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NEW = re.compile(r"(?<![\d.])(2[.]\d|2, *\d|[3-9][.]\d)")
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """Calls and decorators; an annotation warns nobody. Imports are mended with all that uses them."""
+    """Calls and decorators, not annotations. An import is fixed together with all its uses."""
     if ".amp" not in source.text and "import amp" not in source.text:
         return
     mended: set[ast.AST] = set()

@@ -46,5 +46,5 @@ def _is_number(value: object) -> bool:
 
 def _message(source: Source, call: ast.Call) -> str:
     workers = given(call, "num_workers")
-    told = "no num_workers" if workers is None else f"num_workers={source.code(workers)}"
-    return f"{told}: DataLoader raises a ValueError"
+    workers_text = "no num_workers" if workers is None else f"num_workers={source.code(workers)}"
+    return f"{workers_text}: DataLoader raises a ValueError"

@@ -1,4 +1,4 @@
-"""DL039: memory is pinned, and the copy waits all the same."""
+"""DL039: memory is pinned, but the copy still waits."""
 
 from __future__ import annotations
 

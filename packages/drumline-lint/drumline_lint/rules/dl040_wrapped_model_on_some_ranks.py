@@ -1,4 +1,4 @@
-"""DL040: some ranks run a wrapped model, and its collectives find nobody on the others."""
+"""DL040: only some ranks run a wrapped model, so its collectives block."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _is_open(program: Program, chain: Chain) -> bool:
-    """Whether all on the way go on to the model; what is kept from ranks further down is told of there."""
+    """Whether every call of the chain leads to the model; conditions further down are reported there."""
     if any(is_within(call, "join") for call in chain):
         return False
     return all(rank_filter(program, call) is None for call in chain[1:])
@@ -81,7 +81,7 @@ def _effect(program: Program, chain: Chain, kept: RankFilter) -> str:
         return "gather"
     can_go_back = not any(has_gradients_off(program, call) for call in chain)
     if can_go_back and has_backward(program, kept.region):
-        # Of whoever leaves before a backward another rule tells.
+        # Exits before a backward pass are reported by another rule.
         return "" if kept.by_exit else "average"
     if all(_sends_buffers(program, one) for one in found):
         return "broadcast"
@@ -242,9 +242,9 @@ def _is_other(program: Program, part: ast.expr) -> bool:
 
 _WITH_BUFFERS = ("spectral_norm", "Buffer", "register_buffer", "parametrizations")
 _LOADING = ("load", "load_state_dict_from_url")
-# Norms that keep running means where they are told to, and whether they do if nothing is said.
+# Norms that can keep running means, and whether they do by default.
 _KEEPING_MEANS = {"BatchNorm": True, "InstanceNorm": False}
-# Methods of text, and those that fill a list: what they are given is looked at by itself.
+# Methods of text, and those that fill a list: their arguments are checked separately.
 _BRINGING_NOTHING = {*dir(str), "append", "extend", "insert"}
 
 
@@ -283,17 +283,17 @@ def _brings_by_name(name: str) -> bool:
     return any(word in name for word in (*_WITH_BUFFERS, *norms)) and "convert_sync_batchnorm" not in name
 
 
-def _keeps_means(program: Program, call: ast.Call, unless_told: bool) -> bool:
-    told = argument(call, 4, "track_running_stats")
-    if told is None:
-        return unless_told or has_unknown_arguments(call)
-    return program.values(told) != {ConstantValue(False)}
+def _keeps_means(program: Program, call: ast.Call, unless_given: bool) -> bool:
+    tracks = argument(call, 4, "track_running_stats")
+    if tracks is None:
+        return unless_given or has_unknown_arguments(call)
+    return program.values(tracks) != {ConstantValue(False)}
 
 
 def _gives_buffers(program: Program, called: Value, call: ast.Call) -> bool:
     """Of what is called: whether a module with buffers may come of it, for all that is known."""
     if isinstance(called, Function):
-        return False  # what it does is looked at by itself
+        return False  # its body is checked separately
     if isinstance(called, Class):
         value = Instance(called.node)
         return program.is_module(called.node) and not _is_seen(program, value)
@@ -308,7 +308,7 @@ def _gives_by_name(program: Program, name: str, call: ast.Call) -> bool:
         return name.startswith("torch.")
     for word, keeps in _KEEPING_MEANS.items():
         if word in last:
-            return name.startswith("torch.") and _keeps_means(program, call, unless_told=keeps)
+            return name.startswith("torch.") and _keeps_means(program, call, unless_given=keeps)
     if root == "torch":
         return last in _LOADING or (last[:1].isupper() and not name.startswith("torch.nn."))
     return not (hasattr(builtins, root) or root in sys.stdlib_module_names)

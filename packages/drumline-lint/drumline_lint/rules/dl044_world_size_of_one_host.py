@@ -1,4 +1,4 @@
-"""DL044: the GPUs of one host are taken for the number of all processes."""
+"""DL044: the number of GPUs of one host is used as the world size."""
 
 from __future__ import annotations
 

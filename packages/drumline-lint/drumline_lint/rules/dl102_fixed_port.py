@@ -114,7 +114,7 @@ def _flag_value(script: Script, launch: Launch, name: str) -> str | None:
 
 
 def _has_several_nodes(script: Script, launch: Launch) -> bool | None:
-    """By --nnodes; None when only a run could tell."""
+    """By --nnodes; None if it is known only at run time."""
     if "nnodes" not in launch.flags:
         return False if launch.is_sure else None
     most = (_flag_value(script, launch, "nnodes") or "").rpartition(":")[2]

@@ -64,7 +64,7 @@ def _in_commands(program: Program, source: Source) -> Iterator[ast.AST]:
 
 
 def check_shell(script: Script) -> Iterator[Finding]:
-    """The mend is mechanical where the script reads LOCAL_RANK already, which --use-env tells."""
+    """The fix is mechanical if the script already reads LOCAL_RANK, which --use-env shows."""
     for launch in launches(script):
         if launch.kind != OLD_LAUNCH:
             continue

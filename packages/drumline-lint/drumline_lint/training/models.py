@@ -74,7 +74,7 @@ def devices_given(program: Program, source: Source) -> Iterator[ast.expr]:
 
 
 def is_on_cpu_only(program: Program, source: Source) -> bool:
-    """Whether all process groups of a file and those it runs with are gloo's, and nobody asks for a GPU."""
+    """Whether all process groups of a file and its program use gloo, and no code uses a GPU."""
     files = connected(program, source)
     calls = [call for one in files for call in program.calls(one, INIT)]
     backends = [origin for call in calls for origin in written_values(program, argument(call, 0, "backend"))]

@@ -56,7 +56,7 @@ def saves(program: Program, source: Source) -> Iterator[Save]:
 
 
 def _of_pretrained(program: Program, source: Source) -> Iterator[Save]:
-    """`model.save_pretrained(folder)`, unless it is told which process is the main one."""
+    """`model.save_pretrained(folder)`, unless an argument names the main process."""
     for call in program.index(source).calls.get("save_pretrained", ()):
         given = {keyword.arg for keyword in call.keywords}
         is_own = program.function_of(call) is not None

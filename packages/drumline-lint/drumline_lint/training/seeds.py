@@ -32,7 +32,7 @@ def seeds_torch(program: Program, call: ast.Call) -> bool:
     if "seed" not in last.lower() or last in _NOT_SEEDS or name in OTHER_SEEDS:
         return False
     if program.function_of(call) is not None:
-        return False  # what it does is looked into
+        return False  # its body is followed
     is_owned = name.startswith(("torch.Generator.", "numpy.", "random."))
     return not is_owned
 

@@ -39,7 +39,7 @@ def _bindings(program: Program, expression: ast.expr) -> list[Binding]:
 
 
 def before_changes(program: Program, name: ast.Name) -> dict[ast.Name, ast.AugAssign]:
-    """Of what `mean /= n` made: the name as it was before, for each such change that it may have gone through."""
+    """For a name after `mean /= n`: the name before each such change."""
     found: dict[ast.Name, ast.AugAssign] = {}
     pending = [name]
     while pending:

@@ -31,7 +31,7 @@ class Step:
     """(rank, phase): its own duration."""
     evaluation_s: float = 0.0
     save_s: float = 0.0
-    """Rank 0 saves; the others go on."""
+    """Rank 0 saves; the others continue."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def host_of(node: int) -> str:
 
 
 def simulate(steps: Sequence[Step], *, world_size: int, start_s: float = 1.0) -> list[list[Moment]]:
-    """What each rank does when. A phase that takes for ever holds up the others in their backward pass."""
+    """What each rank does when. A phase that never ends blocks the others in their backward pass."""
     lines = [[Moment(0.0, 0, Phase.START, 1.0, 0)] for _ in range(world_size)]
     clocks = [start_s] * world_size
     for number, step in enumerate(steps):
@@ -175,7 +175,7 @@ class Said:
 def watch(
     run: Run, *, until: float, hang_s: float = 60.0, gather_s: float = 1.0, watchdog: Watchdog | None = None
 ) -> tuple[list[Said], list[Recovery], list[float]]:
-    """What a chief would say, what went on after it, and when it gathered."""
+    """The diagnoses of a leader, what happened after each, and when it collected evidence."""
     watchdog = watchdog or Watchdog(hang_s=hang_s, world_size=len(run.lines))
     said, recoveries, gathered = [], [], []
     now = 0.0

@@ -319,7 +319,7 @@ def b_alone(*ranks: RankState, how: str, up_s: float, answer: Answer = Answer.NO
     return ClusterState(me=1, nodes=(node,), never_seen=(a,))
 
 
-def test_a_host_that_was_gone_before_it_was_ever_heard() -> None:
+def test_a_host_that_was_lost_before_its_first_heartbeat() -> None:
     echoes = [dragged(rank, state="X", exit=1, age_s=0.5, state_s=0.5) for rank in range(4, 8)]
     # All that are known of have ended, but they are not all that there are.
     early = found(b_alone(*echoes, how="", up_s=0.7))
@@ -352,7 +352,7 @@ def test_a_lost_connection_is_certain_when_the_other_nodes_were_heard_since(endi
     assert found(ClusterState(me=0, nodes=(me, begins))).is_certain is False
 
 
-def test_who_is_told_to_end_is_no_cause_unless_it_is_alone() -> None:
+def test_a_rank_that_was_asked_to_stop_is_no_cause_unless_it_is_alone() -> None:
     stopped = [
         rank_state(
             rank, phase=Phase.FAILED, failure="KeyboardInterrupt", failure_kind=FailureKind.INTERRUPTED, exit=130
@@ -379,7 +379,7 @@ def test_an_exit_for_an_unknown_reason_may_follow_a_lost_host() -> None:
     assert found(cluster(unknown, lost_peer, lost=(B_GONE,))).cause is Cause.UNREACHABLE
 
 
-def test_two_faults_at_once_are_both_told() -> None:
+def test_two_faults_at_once_are_both_reported() -> None:
     diagnosis = found(cluster(ended(5, -9, state_s=0.8), ended(2, -9, state_s=0.4)))
     assert diagnosis.what == (
         "rank 5 on node-b was killed by SIGKILL at step 812, in forward; rank 2 on node-a was killed by a signal too"
@@ -400,7 +400,7 @@ def test_a_rank_that_continues_within_a_second_or_is_debugged_is_no_fault(
     assert found(cluster(rank)).is_certain is is_fault
 
 
-def test_a_job_that_is_stopped_as_a_whole_may_be_let_go_on() -> None:
+def test_a_job_that_is_stopped_as_a_whole_may_be_continued() -> None:
     every = [late_rank(rank, Phase.FORWARD, state="T", collectives=()) for rank in range(4)]
     diagnosis = found(cluster(*every, world_size=4))
     assert (diagnosis.cause, diagnosis.is_certain) == (Cause.STOPPED, False)
@@ -499,8 +499,8 @@ def test_a_rank_that_was_left_behind_by_an_early_exit() -> None:
     )
 
 
-def test_who_left_goes_on_to_other_collectives() -> None:
-    """At the end of a run ranks meet once more: with the number that the others' bucket has."""
+def test_a_rank_that_left_calls_other_collectives() -> None:
+    """At the end of a run ranks call one more collective, with the number of the others' bucket."""
     barrier = replace(reduced(4410, op="broadcast"), is_done=False)
     early = late_rank(3, Phase.LEFT, collectives=(*recorded(4409, waits=False), barrier))
     assert (found(cluster(early)).cause, found(cluster(early)).rank) == (Cause.LEFT_EARLY, 3)
@@ -584,7 +584,7 @@ def test_two_ranks_in_different_collectives_lean_on_what_came_before() -> None:
 
 
 def test_a_shape_mismatch_as_gloo_leaves_it() -> None:
-    """One rank got enough data to go on to the next number; the other two wait at the one that differs."""
+    """One rank got enough data to continue with the next number; the other two wait at the one that differs."""
     odd = blocked_rank(1, collectives=(*recorded(12, waits=False)[:-1], reduced(12, is_done=True), reduced(13, 3)))
     even = blocked_rank(2, collectives=(*recorded(12, waits=False)[:-1], reduced(12, is_done=True), reduced(13, 2)))
     ahead = blocked_rank(0, collectives=(reduced(12, is_done=True), reduced(13, 2, is_done=True), reduced(14)))
@@ -620,7 +620,7 @@ def test_hosts_that_are_late_are_not_gone() -> None:
     assert "; none from node-c either" in found(replace(given, nodes=(*given.nodes, d))).what
 
 
-def test_a_node_that_hears_nobody_is_cut_off_itself() -> None:
+def test_a_node_without_any_heartbeat_is_cut_off_itself() -> None:
     c_gone = LostNode(node=2, host="node-c", ranks=(8, 9), no_heartbeat_s=3.6, how="no answer")
     diagnosis = found(cluster(lost=(B_GONE, c_gone)))
     assert (diagnosis.cause, diagnosis.host, diagnosis.rank) == (Cause.UNREACHABLE, "node-a", None)

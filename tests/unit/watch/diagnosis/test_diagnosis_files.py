@@ -33,14 +33,14 @@ def told(folder: Path, given: ClusterState = STUCK, **changes: Any) -> Path:
     return write_diagnosis(folder, diagnosis=diagnosis, cluster=given, **{**usual, **changes})
 
 
-def test_a_stranger_reads_it(tmp_path: Path) -> None:
+def test_the_text_is_readable(tmp_path: Path) -> None:
     path = told(tmp_path / "diagnoses")
     assert path == tmp_path / "diagnoses" / "0001-stopped.json"
     assert path.with_suffix(".txt").read_text() == PAGE.read_text()
     assert sorted(one.name for one in path.parent.iterdir()) == ["0001-stopped.json", "0001-stopped.txt"]
 
 
-def test_remarks_on_hosts_and_last_words(tmp_path: Path) -> None:
+def test_remarks_on_hosts_and_last_errors(tmp_path: Path) -> None:
     gone = LostNode(node=1, host="node-b", ranks=(4, 5, 6, 7), no_heartbeat_s=4.0, how="no answer")
     killed = rank_state(1, state="X", exit=-9, phase=Phase.FORWARD, memory="the limit of 512 MiB")
     mute = rank_state(2, answers=False, phase=Phase.FORWARD, tracer="gdb", collective=7)

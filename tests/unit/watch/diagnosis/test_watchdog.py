@@ -46,7 +46,7 @@ def healthy(world_size: int, base_s: float, slow: float, stalled: int | None, co
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=12, deadline=None, derandomize=True)
 @given(
     world_size=st.integers(1, 4),
     base_s=st.floats(0.02, 4.0),
@@ -56,7 +56,7 @@ def healthy(world_size: int, base_s: float, slow: float, stalled: int | None, co
     seed=st.integers(0, 1000),
     gather_s=st.sampled_from([0.2, 1.0, 2.0]),
 )
-def test_a_healthy_run_is_never_acted_on_and_only_stalled_data_is_told(gather_s: float, **case: Any) -> None:
+def test_a_healthy_run_is_never_acted_on_and_only_stalled_data_is_reported(gather_s: float, **case: Any) -> None:
     run = healthy(**case)
     said, recoveries, gathered = watch(run, until=end_of(run) + 20, gather_s=gather_s)
     words = [(one.alarm, one.diagnosis.cause) for one in said if one.diagnosis.since_s < 60]
@@ -156,7 +156,7 @@ def test_what_is_certain_is_acted_on_within_five_seconds_and_once(fault: str) ->
 
 
 @pytest.mark.parametrize("fault", ALIVE)
-def test_what_may_go_on_is_told_in_seconds_and_again_and_acted_on_when_patience_is_over(fault: str) -> None:
+def test_a_stall_is_reported_in_seconds_and_again_and_acted_on_after_hang_s(fault: str) -> None:
     phase, change, cause = ALIVE[fault]
     run, begun = broken(phase, change)
     said, _, gathered = watch(run, until=begun + 700, hang_s=600.0)
@@ -192,7 +192,7 @@ def test_without_patience_what_may_be_innocent_is_only_reported() -> None:
     )
 
 
-def test_a_silent_host_is_certain_unless_the_run_moves_or_the_sidecar_slept() -> None:
+def test_a_lost_host_is_certain_unless_the_run_moves_or_the_sidecar_slept() -> None:
     run, begun = broken(Phase.FORWARD, None)
     run.silent_from = {1: begun}
     (said,), _, _ = watch(run, until=begun + 100)
@@ -212,7 +212,7 @@ def test_a_silent_host_is_certain_unless_the_run_moves_or_the_sidecar_slept() ->
     assert not watchdog.wants_evidence
 
 
-def test_it_waits_a_moment_for_the_word_on_how_a_rank_ended() -> None:
+def test_it_waits_a_moment_for_the_record_of_how_a_rank_ended() -> None:
     late = lambda s: {**died(-9)(s), "exit": -9 if s > 0.9 else None}  # noqa: E731
     run, begun = broken(Phase.FORWARD, late, loses_it)
     (said,), _, _ = watch(run, until=begun + 20, gather_s=0.1)
@@ -222,7 +222,7 @@ def test_it_waits_a_moment_for_the_word_on_how_a_rank_ended() -> None:
     assert said.at - begun <= 3
 
 
-def test_lost_connections_are_believed_when_no_better_reason_comes_up() -> None:
+def test_lost_connections_are_reported_when_there_is_no_better_reason() -> None:
     run, begun = broken(Phase.FORWARD, loses_it, loses_it)
     (said,), _, _ = watch(run, until=begun + 100)
     assert (said.alarm, said.diagnosis.cause) == (Alarm.FAILURE, Cause.EXCEPTION)
@@ -232,7 +232,7 @@ def test_lost_connections_are_believed_when_no_better_reason_comes_up() -> None:
     assert (said.diagnosis.cause, said.diagnosis.host) == (Cause.UNREACHABLE, "node-b")
 
 
-def test_a_host_that_was_gone_before_it_was_ever_heard_is_told_while_the_sidecar_is_there() -> None:
+def test_a_host_that_was_lost_before_its_first_heartbeat_is_reported_by_the_others() -> None:
     """Of the other node nothing is known: neither its ranks nor, for a while, whether it answers."""
     run, begun = broken(Phase.FORWARD, loses_it, loses_it)
     run.unheard_from = {1: begun - 0.5}
@@ -259,7 +259,7 @@ def test_the_first_steps_and_the_start_are_waited_for() -> None:
     assert not recoveries or recoveries[0].sentence.startswith("the run continues after ")
 
 
-def test_a_stall_that_was_told_goes_on() -> None:
+def test_a_stall_that_was_reported_recovers() -> None:
     steps = [Step()] * 20 + [Step(longer={(1, Phase.DATA): 20.0})] + [Step()] * 20
     said, recoveries, gathered = watch(Run(simulate(steps, world_size=4)), until=60)
     assert [(one.alarm, one.diagnosis.cause, one.diagnosis.rank) for one in said] == [(Alarm.STALL, Cause.DATASET, 1)]
@@ -271,7 +271,7 @@ def test_a_stall_that_was_told_goes_on() -> None:
     assert len(gathered) <= 6
 
 
-def test_what_goes_on_while_it_is_looked_into_is_not_told() -> None:
+def test_a_run_that_recovers_while_evidence_is_collected_is_not_reported() -> None:
     """Data that comes after 3.4 s: asked for at the first suspicion, and judged when the run is well again."""
     steps = [Step()] * 20 + [Step(longer={(1, Phase.DATA): 3.4})] + [Step()] * 20
     said, recoveries, gathered = watch(Run(simulate(steps, world_size=4)), until=40, gather_s=1.5)
@@ -285,7 +285,7 @@ def test_a_run_that_always_waits_so_long_is_not_told_of_it_again() -> None:
     assert len(said) == 2, "twice, then it is known"
 
 
-def test_a_run_that_ends_in_order_hears_nothing() -> None:
+def test_a_run_that_ends_in_order_gets_no_message() -> None:
     run = Run(simulate([Step()] * 20, world_size=4))
     over = end_of(run)
     run.broken = {rank: (over + rank * 3, died(0, phase=Phase.LEFT)) for rank in range(4)}
@@ -344,7 +344,7 @@ def test_a_debugged_rank_is_noted_only() -> None:
     assert [(one.alarm, one.diagnosis.cause) for one in said] == [(Alarm.STALL, Cause.DEBUGGED)]
 
 
-def test_a_hang_that_was_only_reported_may_go_on_and_come_again() -> None:
+def test_a_hang_that_was_only_reported_may_continue_and_recur() -> None:
     long = Step(longer={(1, Phase.DATA): 70.0})
     steps = [*[Step()] * 20, long, *[Step()] * 20, Step(longer={(1, Phase.DATA): FOR_EVER})]
     said, recoveries, _ = watch(Run(simulate(steps, world_size=4)), until=300)
@@ -362,7 +362,7 @@ def test_patience_is_the_users_but_for_the_first_steps() -> None:
     assert 60 <= hang.at <= 65
 
 
-def test_a_breakpoint_is_waited_at_for_ever() -> None:
+def test_a_breakpoint_is_waited_at_forever() -> None:
     pdb = ("/usr/lib/python3.11/cmd.py:126 in cmdloop", "/usr/lib/python3.11/pdb.py:361 in _cmdloop")
     at_prompt = lambda s: {"stack": (*pdb, *IN_LOSS), "cpu": 0.0, "state": "S"}  # noqa: E731
     run, begun = broken(Phase.FORWARD, at_prompt)
@@ -373,7 +373,7 @@ def test_a_breakpoint_is_waited_at_for_ever() -> None:
     assert watch(run, until=begun + 100)[0][-1].alarm is Alarm.HANG
 
 
-def test_a_better_reason_is_told_after_an_unknown_one() -> None:
+def test_a_better_reason_is_reported_after_an_unknown_one() -> None:
     watchdog = Watchdog(hang_s=60.0, world_size=8)
     moving = [cluster(*(late_rank(rank, Phase.FORWARD, num_marks=beats) for rank in range(8))) for beats in (100, 101)]
     for now, one in enumerate(moving):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from drumline.watch.rank.watched_rank import BACK_OFF_S, MAX_STARTS, SidecarProcess, _watched
+from drumline.watch.rank.watched_rank import BACK_OFF_S, MAX_STARTS, SidecarProcess, watch_rank
 from drumline.watch.sidecar.sidecar_options import SidecarOptions
 
 
@@ -68,7 +68,7 @@ def test_a_sidecar_that_outlives_the_loop_is_reaped(tmp_path: Path) -> None:
         time.sleep(0.02)
 
 
-def test_a_rank_that_cannot_be_watched_says_so_and_trains(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert _watched(options_of(tmp_path / "gone"), None, 0) is None
+def test_a_rank_that_cannot_be_watched_reports_it_and_trains(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert watch_rank(options_of(tmp_path / "gone"), None, 0) is None
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("drumline: rank 0 on node-a is not watched: ")

@@ -49,6 +49,7 @@ def answer_when_it_waits(folder: Path) -> None:
     write_report(folder, 1, number)
 
 
+@pytest.mark.slow
 def test_the_latest_collectives_of_a_rank_that_waits(tmp_path: Path) -> None:
     told = run_ranks(2, wait_in_a_collective, tmp_path)[0]
     assert told["before"] == {}, "there was no group yet"
@@ -73,7 +74,7 @@ def entry(number: int, name: str, group: tuple[str, str], *, state: str, retired
     }
 
 
-def test_groups_and_backends_are_told_apart() -> None:
+def test_groups_and_backends_are_distinguished() -> None:
     """As NCCL and gloo record them; run on a device with torch 2.11, and here with 2.13."""
     default, own = ("0", "default_pg"), ("1", "undefined")
     entries = [entry(n, "nccl:all_reduce", default, state="completed", retired=False) for n in range(1, 40)]

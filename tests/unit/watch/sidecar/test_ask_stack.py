@@ -27,7 +27,7 @@ Thread 0x0000ffffb7a22020 (most recent call first):
 """
 
 
-def test_a_process_without_the_handler_is_left_alone(tmp_path: Path) -> None:
+def test_a_process_without_the_handler_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "stacks").touch()
     with subprocess.Popen(["sleep", "600"]) as process:
         try:

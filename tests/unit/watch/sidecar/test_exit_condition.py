@@ -133,5 +133,5 @@ def test_nodes_that_never_connected_are_a_warning_once(tmp_path: Path, capsys: p
     assert notice.kind == "warning"
     assert "the sidecar on node-a has no connection with node-1 (10.0.0.1 port 4001: timed out), " in warning
     assert "node-3 (10.0.0.3 port 4003) and 2 more: each side watches only its own ranks" in warning
-    assert "Try: let the hosts reach each other on all TCP ports" in warning
+    assert "Try: let hosts reach each other on all TCP ports" in warning
     assert capsys.readouterr().err == f"drumline: {warning}\n"

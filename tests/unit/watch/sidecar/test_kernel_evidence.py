@@ -1,4 +1,4 @@
-"""A real process that eats more than a real control group allows, and what the kernel says of its end."""
+"""A real process that uses more memory than its control group allows, and the kernel's evidence."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_process_that_the_kernel_kills_out_of_memory(limited_group: Path) -> N
         other.kill()
 
 
-def test_without_the_log_the_counter_tells(limited_group: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_log_the_counter_is_used(limited_group: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a container the log may not be read, or has other numbers than ours."""
     monkeypatch.setattr("drumline.watch.sidecar.kernel_evidence.KERNEL_LOG", "/dev/kmsg-that-may-not-be-read")
     with start_eater(limited_group) as eater:
@@ -124,7 +124,7 @@ print(eater.pid < 100, watch.evidence())
 
 
 @pytest.mark.skipif(missing() is not None, reason=str(missing()))
-def test_in_a_process_namespace_the_group_tells(limited_group: Path) -> None:
+def test_in_a_process_namespace_the_control_group_is_used(limited_group: Path) -> None:
     """There the log has other numbers than those that the sidecar knows."""
     spaces = [tool("unshare"), "--pid", "--fork", "--mount-proc", "--kill-child"]
     done = subprocess.run(

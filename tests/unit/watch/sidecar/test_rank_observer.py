@@ -92,7 +92,7 @@ def test_a_rank_that_is_stopped_is_not_signalled(start_rank: StartRank, tmp_path
     assert (later.state, later.state_s < 50) == ("T", True)
 
 
-def test_a_rank_that_answers_tells_its_own_stack_and_is_not_signalled(start_rank: StartRank, tmp_path: Path) -> None:
+def test_a_rank_that_answers_reports_its_own_stack_and_is_not_signalled(start_rank: StartRank, tmp_path: Path) -> None:
     """Faulthandler reads the stacks of threads that run, such as this one, and may end the process by that."""
     rank = start_rank(
         "def dive(depth):\n    return depth and dive(depth - 1)\n"
@@ -177,7 +177,7 @@ def test_only_workers_of_the_loader_that_it_waits_for_are_workers(start_rank: St
 
 
 @pytest.mark.slow
-def test_a_worker_in_fork_is_seen_there_and_left_alone(start_rank: StartRank, tmp_path: Path) -> None:
+def test_a_worker_in_fork_is_recognized_and_not_signalled(start_rank: StartRank, tmp_path: Path) -> None:
     """A signal would wake it from the pause, as it ended the one that waited for Python's lock."""
     start_rank(
         "from torch.utils.data import DataLoader\n"
@@ -194,7 +194,8 @@ def test_a_worker_in_fork_is_seen_there_and_left_alone(start_rank: StartRank, tm
     assert 0 < first.in_fork_s < later.in_fork_s
 
 
-def test_cpu_counts_what_a_rank_started_once_it_stands_still(start_rank: StartRank, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_cpu_time_includes_descendants_when_a_rank_makes_no_progress(start_rank: StartRank, tmp_path: Path) -> None:
     start_rank("if os.fork() == 0:\n    while True: pass\nsay('ready')\nwait_forever()\n")
     observer = observer_of(tmp_path)
     state_seen(observer)
@@ -213,6 +214,7 @@ def test_cpu_counts_what_a_rank_started_once_it_stands_still(start_rank: StartRa
         assert not state_seen(observer).has_io, "its answers to us are not its own work"
 
 
+@pytest.mark.slow
 def test_cpu_is_measured_over_an_interval(start_rank: StartRank, tmp_path: Path) -> None:
     """A rank that gets the CPU now and then, as on a busy machine; a look may find it without."""
     start_rank(
@@ -285,7 +287,7 @@ async def _kill_and_await(pid: int, fd: int) -> bool:
     return ended.is_set()
 
 
-def test_an_exit_code_and_a_last_word(start_rank: StartRank, tmp_path: Path) -> None:
+def test_an_exit_code_and_a_last_line(start_rank: StartRank, tmp_path: Path) -> None:
     rank = start_rank("say('ready')\nheartbeat.fail('ValueError: no')\nsys.exit(3)\n")
     observer = observer_of(tmp_path)
     wait_until(lambda: state_seen(observer).state == "Z")

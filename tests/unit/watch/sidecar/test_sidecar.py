@@ -113,7 +113,8 @@ def run(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Run]:
     wait_for(lambda: not is_alive(one.sidecar()))
 
 
-def test_a_healthy_run_hears_nothing_of_its_sidecar_not_even_when_that_dies(run: Run) -> None:
+@pytest.mark.slow
+def test_a_healthy_run_gets_no_message_about_its_sidecar_not_even_when_that_dies(run: Run) -> None:
     first = run.sidecar()
     os.kill(first, signal.SIGKILL)
     wait_for(lambda: run.sidecar() != first)
@@ -152,7 +153,7 @@ def test_a_stopped_rank_is_named_and_the_run_is_ended_by_the_next_sidecar_too(ru
 
 
 @pytest.mark.parametrize("run", ["report"], indirect=True)
-def test_what_is_only_reported_may_go_on(run: Run) -> None:
+def test_what_is_only_reported_may_continue(run: Run) -> None:
     os.kill(run.ranks[0].pid, signal.SIGSTOP)
     wait_for(lambda: "hang: rank 0 on " in run.said())
     os.kill(run.ranks[0].pid, signal.SIGCONT)

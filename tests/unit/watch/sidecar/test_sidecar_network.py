@@ -1,4 +1,4 @@
-"""The sidecars' network: who has a line to whom, who comes back, and what is said of one that is silent."""
+"""The sidecars' network: which nodes are connected, how they reconnect, and how a lost one is reported."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_lines_go_between_hubs_and_all_others() -> None:
     asyncio.run(run(), debug=True)
 
 
-def test_a_restarted_sidecar_comes_back_on_either_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restarted_sidecar_reconnects_on_either_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "RETRY_S", 0.2)
 
     async def run() -> None:
@@ -72,7 +72,7 @@ def test_a_restarted_sidecar_comes_back_on_either_end(monkeypatch: pytest.Monkey
     asyncio.run(run())
 
 
-def test_it_is_said_how_a_node_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_reported_how_a_node_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("RETRY_S", 0.1), ("PROBE_AFTER_S", 0.3), ("CHECK_S", 0.1), ("CLOSE_AFTER_S", 2.0)):
         monkeypatch.setattr(timing, name, value)
 
@@ -119,7 +119,7 @@ def test_nobody_there_is_refused_and_never_heard(monkeypatch: pytest.MonkeyPatch
     asyncio.run(run())
 
 
-def test_a_full_line_drops_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_connection_drops_messages_and_continues(caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> None:
         async with nodes(2) as (zero, one):
             await until_all_talk([zero, one])

@@ -1,8 +1,8 @@
-"""Every way runs in a thread of its own, and only while it is asked for steps.
+"""Runs a training loop in its own thread, paused between blocks of steps.
 
-Lightning's `Trainer.fit` and our own `train()` run from the first step to the last and will not be driven from outside.
-Given `pass_on` to call after each step, they stand still there until more are wanted. Others do the same, so that all
-have what belongs to a thread to themselves: the current CUDA stream above all. Only one thread runs at any time.
+Lightning's `Trainer.fit` and our own `train()` run from the first step to the last and cannot be driven from outside.
+They call `after_step` after each step, which blocks until more steps are wanted. All loops do the same, so that each
+has its own thread state, above all its own current CUDA stream. Only one thread runs at any time.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-# A compiler recurses deeply, and a thread's stack does not grow as the main thread's does.
+# torch.compile recurses deeply, and a thread's stack does not grow like the main thread's.
 STACK_BYTES = 256 << 20
-PassOn = Callable[[int], None]
-"""To be called after each step with the number of its samples."""
+AfterStep = Callable[[int], None]
+"""Called after each step with the number of its samples."""
 
 
-class Enough(BaseException):
-    """Ends a loop where it stands. No Exception: nobody is to take it for a failure of the run."""
+class LoopClosed(BaseException):
+    """Ends a paused loop. Not an Exception, so that the loop does not handle it as a failure."""
 
 
-class Baton:
-    """Goes from who wants steps to who takes them, and back."""
+class PausedLoop:
+    """A loop that takes steps only when `take` asks for them."""
 
-    def __init__(self, run: Callable[[PassOn], object]) -> None:
+    def __init__(self, run: Callable[[AfterStep], object]) -> None:
         self._run = run
         self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
         self._wanted = self._samples = 0
@@ -32,7 +32,7 @@ class Baton:
         self._thread = threading.Thread(target=self._in_thread, daemon=True)
 
     def take(self, steps: int) -> int:
-        """Let so many steps be taken; returns how many samples they had."""
+        """Take this many steps; returns how many samples they had."""
         if not self._thread.is_alive():
             before = threading.stack_size(STACK_BYTES)
             self._thread.start()
@@ -51,7 +51,7 @@ class Baton:
         if self._thread.is_alive():
             self._thread.join(timeout=60)
 
-    def _pass_on(self, samples: int) -> None:
+    def _after_step(self, samples: int) -> None:
         self._samples += samples
         self._wanted -= 1
         if self._wanted > 0:
@@ -59,14 +59,14 @@ class Baton:
         self._done.release()
         self._go.acquire()
         if self._is_over:
-            raise Enough
+            raise LoopClosed
 
     def _in_thread(self) -> None:
         self._go.acquire()
         try:
-            self._run(self._pass_on)
-            self._error = RuntimeError("the loop came to its end before enough steps were taken")
-        except Enough:
+            self._run(self._after_step)
+            self._error = RuntimeError("the loop ended before enough steps were taken")
+        except LoopClosed:
             return
         except BaseException as error:
             self._error = error

@@ -1,4 +1,4 @@
-"""The sidecars' port: who does not know the secret gets nothing, changes nothing and keeps nobody out."""
+"""The sidecars' port: a client without the secret gets nothing, changes nothing and blocks no node."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_junk_is_cut_off_and_counted(caplog: pytest.LogCaptureFixture) -> None:
                     writer.close()
                 await until(lambda b=before, w=why: zero.network.refused[w] == b + 1, f"{junk!r}: not {why}")
             assert set(zero.network.refused) == set(JUNK.values())
-            assert caplog.text.count("was closed") == len(set(JUNK.values())), "a stranger fills no log"
+            assert caplog.text.count("was closed") == len(set(JUNK.values())), "an unknown client cannot fill the log"
             assert "a connection with 127.0.0.1 was closed: not a JSON object" in caplog.text
             await until_all_talk([zero, one])
             assert zero.network._connections[1] is line
@@ -95,7 +95,7 @@ words = st.dictionaries(
 
 
 @given(words, words)
-def test_no_words_of_a_stranger_are_taken(first: dict[str, Any], second: dict[str, Any]) -> None:
+def test_no_message_of_an_unauthenticated_client_is_accepted(first: dict[str, Any], second: dict[str, Any]) -> None:
     for one in (handshake.answer(SECRET, "watch", 0, {1}), handshake.dial(SECRET, "watch", 1, 0)):
         next(one)
         with pytest.raises(FrameError):
@@ -199,7 +199,7 @@ async def with_middle() -> AsyncIterator[tuple[Node, Node, Middle]]:
     await until(lambda: len(asyncio.all_tasks()) == 1, "a task is left")
 
 
-def test_nobody_on_the_way_can_change_repeat_leave_out_or_add(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_cannot_be_changed_repeated_left_out_or_added_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "RETRY_S", 0.05)
 
     async def run() -> None:
@@ -274,8 +274,8 @@ def test_one_that_knows_the_secret_is_cut_off_too_for_what_is_no_message() -> No
     asyncio.run(run())
 
 
-def test_a_crowd_keeps_nobody_out() -> None:
-    """The newest always has its place; of a host of the run it is not even shared with strangers from elsewhere."""
+def test_a_flood_does_not_keep_nodes_out() -> None:
+    """The newest connection is always kept; hosts of the run do not even share their limit with other clients."""
     (listener,) = listeners(1)
     owner = Node(0, peers_of([listener]), listener).network
 
@@ -301,7 +301,9 @@ def test_a_crowd_keeps_nobody_out() -> None:
     listener.close()
 
 
-def test_when_no_file_is_left_callers_wait_and_lines_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_file_descriptors_new_callers_wait_and_open_connections_continue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(connection, "ACCEPT_PAUSE_S", 0.3)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 
@@ -376,7 +378,7 @@ class Target:
         return socket.create_connection(self.address, timeout=30)
 
 
-def test_floods_idle_crowds_and_slow_words_disturb_nobody() -> None:
+def test_floods_idle_crowds_and_slow_messages_do_not_disturb() -> None:
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", HOST], stdin=pipe, stdout=pipe, text=True) as process:
         target = Target(process)

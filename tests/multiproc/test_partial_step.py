@@ -16,7 +16,7 @@ from tests.ranks import run_ranks
 
 
 class Fails(torch.autograd.Function):
-    """In its backward pass, as long as it is told to."""
+    """Fails in its backward pass, as long as it is switched on."""
 
     is_on = False
 

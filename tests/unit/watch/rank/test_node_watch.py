@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import socket
 import tempfile
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
-from drumline.distributed.start.rank_rendezvous import Card, group_by_node, this_machine
+from drumline.config.schema import WatchConfig
+from drumline.distributed.start.rank_rendezvous import Card, Rendezvous, group_by_node, this_machine
 from drumline.errors import PreflightError
 from drumline.launch.node import watch_folder
-from drumline.net.interfaces import interfaces, outward_address
-from drumline.watch.rank.node_watch import listen_for_sidecars, make_watch_folder, sidecar_address
+from drumline.launch.topology import Topology
+from drumline.net.interfaces import LOOPBACK, interfaces, outward_address
+from drumline.net.sealed_store import SealedStore
+from drumline.watch.rank.node_watch import NodeWatch, listen_for_sidecars, make_watch_folder, sidecar_address
 
 
 def ranks(*given: tuple[str, int]) -> dict[int, Card]:
@@ -45,7 +51,7 @@ def test_ranks_that_see_each_other_make_up_a_node(places: dict[int, Card], nodes
     assert group_by_node(places) == nodes
 
 
-def test_this_machine_is_told_by_what_it_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_this_machine_is_identified_by_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(this_machine()) > 36
     assert this_machine() == this_machine()
     monkeypatch.setattr("drumline.distributed.start.rank_rendezvous.BOOT", Path("/nowhere"))
@@ -68,6 +74,30 @@ def test_the_folder_is_of_this_user_alone(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(PreflightError, match=r"no folder for the watchdog can be made in .*: No such file") as caught:
         make_watch_folder(None)
     assert "--watch.sidecar off" in str(caught.value)
+
+
+def test_a_folder_is_in_use_from_the_start_and_removed_when_the_start_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch_folder, "MEMORY", tmp_path)
+    new_node = functools.partial(NodeWatch, Topology(), WatchConfig(), run=None)
+    with new_node(folder=None) as node:
+        mine = Path(node.prepare()["folder"])
+        watch_folder.make_memory_folder()
+        assert mine.is_dir(), "another job leaves it alone"
+    watch_folder.make_memory_folder()
+    assert not mine.exists(), "as after a rank that was killed while it waited: the next job has removed it"
+
+    alone = Rendezvous(SealedStore(dist.HashStore(), None), ((0,),), ("a",), (LOOPBACK,), ({},))
+    given = tmp_path / "given"
+    for folder in (None, given):
+        with contextlib.suppress(KeyError), new_node(folder=folder) as node:
+            mine = Path(node.prepare()["folder"])
+            listening = node.listen(alone)
+            raise KeyError
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((listening["address"], listening["port"]))
+        assert mine.exists() == (folder is not None), "the launcher removes its own"
 
 
 def test_a_folder_that_others_could_use_is_refused(tmp_path: Path) -> None:
@@ -93,6 +123,17 @@ def test_a_folder_that_others_could_use_is_refused(tmp_path: Path) -> None:
         assert refused(theirs) == "belongs to user 12345, and this is user 0"
     else:
         assert refused(Path("/usr")).startswith("belongs to user 0")
+
+
+def test_a_folder_that_the_first_rank_names_is_checked_by_the_others(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    second = Topology(rank=1, world_size=2, local_rank=1, local_world_size=2)
+    joined = Rendezvous(SealedStore(dist.HashStore(), None), ((0, 1),), ("a",), (None,), ({"folder": str(tmp_path)},))
+    node = NodeWatch(second, WatchConfig(), folder=None, run=None)
+    with pytest.raises(PreflightError, match=f"the watch folder {tmp_path} is open to others"):
+        node.options(joined)
+    tmp_path.chmod(0o700)
+    assert node.options(joined).folder == str(tmp_path)
 
 
 def test_a_node_listens_on_the_way_to_the_others_alone() -> None:

@@ -13,19 +13,21 @@ from drumline.engine.preemption import Preemption
 from tests.ranks import server_context
 
 
-def end_while_writing(written: Path, *, is_told_again: bool) -> None:
-    """Ends by itself when the file is there; else only when it is told again."""
+def end_while_writing(written: Path, *, is_signalled_again: bool) -> None:
+    """Exits when the file exists; otherwise only at a second signal."""
     preempting.SAME_SIGNAL_S, preempting.MAX_WAIT_FOR_SAVE_S = -1.0, 1e6
     preemption = Preemption()
     preemption._pipe = preempting.SignalPipe(preempting.SIGNALS)
     preemption._first = signal.SIGTERM, time.monotonic()
     preemption.is_writing = lambda: not written.exists()
-    threading.Timer(0.2, written.touch if not is_told_again else lambda: os.kill(os.getpid(), 15)).start()
+    threading.Timer(0.2, written.touch if not is_signalled_again else lambda: os.kill(os.getpid(), 15)).start()
     preemption._exit(42)
 
 
-def exit_code(written: Path, *, is_told_again: bool) -> int | None:
-    process = server_context.Process(target=end_while_writing, args=(written,), kwargs={"is_told_again": is_told_again})
+def exit_code(written: Path, *, is_signalled_again: bool) -> int | None:
+    process = server_context.Process(
+        target=end_while_writing, args=(written,), kwargs={"is_signalled_again": is_signalled_again}
+    )
     process.start()
     process.join(30)
     code = process.exitcode
@@ -36,10 +38,10 @@ def exit_code(written: Path, *, is_told_again: bool) -> int | None:
 
 
 def test_it_ends_when_the_checkpoint_is_complete(tmp_path: Path) -> None:
-    assert exit_code(tmp_path / "written", is_told_again=False) == 42
+    assert exit_code(tmp_path / "written", is_signalled_again=False) == 42
     assert (tmp_path / "written").exists()
 
 
 def test_told_again_it_ends_at_once(tmp_path: Path) -> None:
-    assert exit_code(tmp_path / "written", is_told_again=True) == 128 + signal.SIGTERM
+    assert exit_code(tmp_path / "written", is_signalled_again=True) == 128 + signal.SIGTERM
     assert not (tmp_path / "written").exists()

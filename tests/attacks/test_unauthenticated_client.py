@@ -1,4 +1,4 @@
-"""A stranger who reaches the store of the nodes: no code runs, nothing is forged, and the job ends as it would have."""
+"""An unauthenticated client reaches the nodes' store: it runs no code, forges nothing, and the job ends normally."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class TwoNodes:
 
     def __init__(self, folder: Path, secret: str | None, *, port: int | None = None) -> None:
         self.folder, self.secret, self.port = folder, secret, port or free_port()
-        # Without a secret a stranger can say in the name of a node that the job is over; no more than that.
+        # Without a secret a client can only report, in the name of a node, that the job is over.
         self.keys = KEYS if secret is None else [*KEYS, "drumline/membership/failed"]
         (folder / "stay.py").write_text(STAY)
         environment = {name: value for name, value in os.environ.items() if name != "DRUMLINE_SECRET"}
@@ -93,16 +93,16 @@ def two_nodes(request: pytest.FixtureRequest, tmp_path: Path, warm: None) -> Ite
         node.communicate()
 
 
-def test_no_code_of_a_stranger_runs(two_nodes: TwoNodes, tmp_path: Path) -> None:
+def test_no_code_of_an_unauthenticated_client_runs(two_nodes: TwoNodes, tmp_path: Path) -> None:
     two_nodes.wait_for("rank-0-0", "rank-1-0")
     listened_on = listening_addresses(two_nodes.port)
-    stranger = dist.TCPStore("127.0.0.1", two_nodes.port, is_master=False, timeout=timedelta(seconds=5))
+    client = dist.TCPStore("127.0.0.1", two_nodes.port, is_master=False, timeout=timedelta(seconds=5))
     bomb = base64.b64encode(pickle.dumps(Touch(tmp_path / "got-in")))
     for key in two_nodes.keys:
-        stranger.set(key, bomb)  # type: ignore[arg-type]
+        client.set(key, bomb)  # type: ignore[arg-type]
     # The nodes have looked at it when they have put back what they know.
     deadline = time.monotonic() + LIMIT_S
-    while stranger.get(STATE) == bomb and not (tmp_path / "got-in").exists():
+    while client.get(STATE) == bomb and not (tmp_path / "got-in").exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
     codes = two_nodes.end()
@@ -117,17 +117,17 @@ def test_no_code_of_a_stranger_runs(two_nodes: TwoNodes, tmp_path: Path) -> None
 @pytest.mark.parametrize("secret", [SECRET, None], ids=["with a secret", "without"])
 def test_who_listens_first_in_place_of_node_0_runs_nothing(secret: str | None, tmp_path: Path, warm: None) -> None:
     """Without a secret they can pass for node 0, and keep the others waiting."""
-    stranger = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    client = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     bomb = base64.b64encode(pickle.dumps(Touch(tmp_path / "got-in")))
     job = {"job": "", "num_nodes": 2, "nonce": "0" * 32}
     for key, value in {**dict.fromkeys(KEYS, bomb), "drumline/membership/job": json.dumps(job)}.items():
-        stranger.set(key, value)  # type: ignore[arg-type]
-    nodes = TwoNodes(tmp_path, secret, port=stranger.port).nodes
+        client.set(key, value)  # type: ignore[arg-type]
+    nodes = TwoNodes(tmp_path, secret, port=client.port).nodes
     try:
         first, _ = nodes[0].communicate(timeout=LIMIT_S)
         if secret is None:
             deadline = time.monotonic() + LIMIT_S
-            while stranger.get(STATE) == bomb:
+            while client.get(STATE) == bomb:
                 assert nodes[1].poll() is None, nodes[1].communicate()
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
@@ -139,10 +139,10 @@ def test_who_listens_first_in_place_of_node_0_runs_nothing(secret: str | None, t
             node.communicate()
     assert not (tmp_path / "got-in").exists()
     assert nodes[0].returncode == ExitCode.PREFLIGHT_FAILED
-    assert f"the rendezvous port {stranger.port} of {socket.gethostname()} is in use" in first
+    assert f"the rendezvous port {client.port} of {socket.gethostname()} is in use" in first
     if secret is not None:
         assert nodes[1].returncode == ExitCode.PREFLIGHT_FAILED
         assert (
-            f"what listens at 127.0.0.1:{stranger.port} is not the launcher of node 0 of this "
+            f"what listens at 127.0.0.1:{client.port} is not the launcher of node 0 of this "
             "job: its DRUMLINE_SECRET differs" in second
         )

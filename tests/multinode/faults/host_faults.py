@@ -1,4 +1,4 @@
-"""Faults of hosts and links: done when a rank says that it is time, and mended by hand."""
+"""Faults of hosts and links: made when a rank signals that it is time, and repaired by a call."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tests.multinode.faults.inject import fired_at, note_fired
 from tests.multinode.hosts import Testbed
 
 
-class Trouble:
-    """Of one case; `look` is called again and again."""
+class HostFault:
+    """The fault of one case; call `poll` repeatedly."""
 
     def __init__(self, bed: Testbed, case: Case, folder: Path) -> None:
         self._bed, self._case, self._folder = bed, case, folder
-        self._is_mended = False
+        self._is_repaired = False
 
-    def look(self) -> None:
+    def poll(self) -> None:
         if self._case.fault.is_outside and (self._folder / "due").exists() and fired_at(self._folder) is None:
             note_fired(self._folder, host=self._case.host)
             self._make()
@@ -32,11 +32,11 @@ class Trouble:
         elif self._case.name == "host_gone":
             host.power_off()
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """May be called twice."""
-        if self._is_mended or not self._case.fault.is_outside or fired_at(self._folder) is None:
+        if self._is_repaired or not self._case.fault.is_outside or fired_at(self._folder) is None:
             return
-        self._is_mended = True
+        self._is_repaired = True
         host = self._bed[self._case.host]
         if self._case.name == "cut":
             host.restore()
