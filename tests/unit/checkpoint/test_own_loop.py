@@ -14,6 +14,9 @@ from torch import nn
 from drumline import Checkpoint, DDPManager, load_checkpoint
 from drumline.audit.verify import verify_run
 from drumline.checkpoint import catalog, store
+from drumline.checkpoint.manifest import CorruptCheckpointError
+from drumline.checkpoint.state import capture_rng
+from drumline.engine.resume import check_contents
 from drumline.errors import CheckpointError, CheckpointMismatchError, UsageError
 from tests.jobs import Points
 
@@ -316,3 +319,47 @@ def test_the_folder_is_read_by_verify_and_load_checkpoint(tmp_path: Path) -> Non
         file.write(b"\xff")
     (problem,) = verify_run(tmp_path, lambda text: None).problems
     assert "rng.safetensors: its checksum differs" in problem.what
+
+
+def write(folder: Path, progress: dict[str, Any]) -> Path:
+    """A checkpoint of step 1 whose checksums are right."""
+    tensors = {"net": {"weight": torch.ones(2)}, "rng": {"rank-00000": capture_rng(torch.device("cpu"))}}
+    documents = {"progress": {"step": 1, "world_size": 1, **progress}, "net": {"aliases": {}}}
+    return store.write(folder / "checkpoints", 1, tensors=tensors, documents=documents, metrics={})
+
+
+@pytest.mark.parametrize(
+    ("progress", "reason"),
+    [
+        ({"cursor": {"epoch": 0, "position": 8}}, "it was not saved by ddp.checkpoint"),
+        ({"objects": {"net": "model", "ema": "model"}}, "it does not hold what progress.json names"),
+        ({"objects": {"net": ["model"]}}, "it does not hold what progress.json names"),
+        ({"objects": {"net": "model"}, "step": 7}, "it does not hold what progress.json names"),
+        ({"objects": {"net": "model"}, "world_size": "2"}, "it does not hold what progress.json names"),
+    ],
+)
+def test_what_something_else_wrote_is_not_resumed(tmp_path: Path, progress: dict[str, Any], reason: str) -> None:
+    write(tmp_path, progress)
+    with pytest.raises(CheckpointError) as caught:
+        resumed(tmp_path, net=nn.Linear(2, 3))
+    assert str(caught.value).splitlines() == [
+        f"no checkpoint in {tmp_path / 'checkpoints'} can be resumed; the newest: {reason}",
+        "  try: restore one from a backup, or give ddp.checkpoint another folder",
+    ]
+
+
+def test_drumline_train_does_not_resume_a_loop_of_ones_own(tmp_path: Path) -> None:
+    path = write(tmp_path, {"objects": {"net": "model"}})
+    with pytest.raises(CorruptCheckpointError, match=r"it was saved by ddp\.checkpoint, in a loop of its own"):
+        check_contents(path)
+
+
+def test_a_changed_number_of_ranks_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    net = nn.Linear(2, 3)
+    saved(tmp_path, 1, net=net)
+    with DDPManager() as ddp, caplog.at_level(logging.WARNING, "drumline"):
+        checkpoint = ddp.checkpoint(tmp_path, net=net)
+        checkpoint._world_size = 2
+        assert checkpoint.resume() == 1
+    (warning,) = caplog.messages
+    assert warning.startswith("the number of ranks changed since the checkpoint: 1 -> 2; the samples of a loader")
