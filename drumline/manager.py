@@ -310,12 +310,12 @@ class DDPManager:
         collate: Callable[[list[Any]], Any] | None = None,
         compare: bool = True,
     ) -> Loader | EvaluationLoader:
-        """Collective: this rank's part of a dataset, on its device: every sample once an epoch over all ranks.
+        """Collective: a loader for this rank's part of a dataset, on its device; each sample once an epoch over all.
 
-        `train=True`: reshuffled each epoch by itself; `batch_size` is the global batch of one optimizer step;
-        multiply a mean loss by `loader.scale`, and the averaged gradient is that of the whole global batch, however
-        unevenly it was split; `accumulate` cuts a rank's part into so many micro-batches, `micro_batch_size` into as
-        many as keep them that small, and `loader.is_last_micro_batch` says when to step.
+        `train=True`: reshuffled each epoch; `batch_size` is the global batch of one optimizer step. Multiply a mean
+        loss by `loader.scale`: then the averaged gradient is the gradient of the whole global batch, even where it was
+        split unevenly. `accumulate` is the number of micro-batches of a rank's part, `micro_batch_size` their largest
+        size; call `optimizer.step()` when `loader.is_last_micro_batch` is true.
         `train=False`: in order, in batches of `batch_size`, round-robin over the ranks; sum what you measure with
         `ddp.sum`.
         `resident`: keep all samples in the memory of the GPU.

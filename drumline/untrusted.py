@@ -83,7 +83,7 @@ def open_log(path: Path) -> TextIO:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Replace a file at once, so that a full disk never leaves half of it, or none."""
+    """Replace a file atomically, so that a full disk never leaves a part of it, or no file."""
     replace_bytes(path, text.encode())
 
 
@@ -91,7 +91,7 @@ def replace_bytes(path: Path, content: bytes) -> None:
     """The same with bytes."""
     beside = path.with_name(f".{path.name}.partial")
     try:
-        beside.unlink(missing_ok=True)  # a link that was put there would be followed, or keep us out
+        beside.unlink(missing_ok=True)  # a link placed there would be followed, or block us
         with beside.open("xb") as file:
             file.write(content)
         beside.replace(path)

@@ -25,18 +25,18 @@ from drumline.distributed.collectives import gather_json
 from drumline.errors import CheckpointError, log
 from drumline.net.sealed_store import SealedStore
 
-# When a run fails, the ranks that are left finish the save in progress; one that has exited is not waited for longer.
+# When a run fails, the remaining ranks finish the save in progress; how long they wait for a rank that has exited.
 LAST_PARTS_S = 10.0
 
 
 @dataclass(frozen=True)
 class GatheredState:
-    """What a checkpoint is to hold."""
+    """The content of a checkpoint."""
 
     live: dict[str, dict[str, Tensor]]
     """Shares memory with the model and the optimizer: the next step changes it."""
     own: dict[str, dict[str, Tensor]]
-    """Belongs to this save alone."""
+    """Belongs to this save only."""
     documents: dict[str, Any]
     complete: Callable[[], None] = lambda: None
     """Called in the writer's thread when the copy is done, before anything is written."""
@@ -133,7 +133,7 @@ class BackgroundSaver:
         try:
             self._prune(path)
         except CheckpointError as error:
-            log.warning(error)  # the new one is safe; that an old one stays is no reason to stop
+            log.warning(error)  # the new one is safe; an old one that remains is no reason to stop
         times = {"seconds": seconds, "copy_s": copy_s}
         return {"step": step, "path": str(path), "bytes": num_bytes, "copy": copied.kind, **times}
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def largest(tensors: Iterable[Tensor]) -> Tensor:
-    """The largest absolute value of all these numbers, on the device; NaN if one of them is."""
+    """The largest absolute value in all these tensors, on the device; NaN if there is one."""
     by_type: dict[tuple[torch.dtype, torch.device], list[Tensor]] = defaultdict(list)
     for tensor in tensors:
         if tensor.numel():

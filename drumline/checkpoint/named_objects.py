@@ -84,7 +84,7 @@ def check_same_objects(saved: Mapping[str, str], given: Mapping[str, str]) -> No
 
 
 def check_contents(path: Path) -> None:
-    """What the checksums do not show: whoever wrote them may have written anything."""
+    """Check what checksums do not show: whoever wrote them may have written anything."""
     found = store.read(path)
     progress = found.documents.get("progress")
     objects = progress.get("objects") if isinstance(progress, dict) else None

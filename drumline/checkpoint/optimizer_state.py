@@ -20,12 +20,12 @@ from drumline.untrusted import MAX_BITS
 
 Models = nn.Module | Mapping[str, nn.Module]
 """The model of an optimizer, or several by name: their parameters are then called `NAME.parameter`."""
-# Not state: the optimizer that is loaded into keeps its own.
+# Not state: the optimizer keeps its own values.
 _NOT_SAVED = ("params", "param_names", "fused", "foreach", "capturable", "differentiable")
 
 
 def optimizer_state(model: Models, optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors as `NAME/KEY`, sharing memory with the optimizer, and a document with all the rest."""
+    """The tensors as `NAME/KEY`, sharing memory with the optimizer, and a document with everything else."""
     content = optimizer.state_dict()
     groups = _groups(model, optimizer)
     names = _names_by_number(content, groups)

@@ -68,8 +68,8 @@ def restore(
     scaler: GradScaler | None = None,
     name: str = "model",
 ) -> dict[str, Any]:
-    """Put a snapshot back into a model, wrapped or not, on any device; returns the progress. `name`: what the snapshot
-    calls the model."""
+    """Load a snapshot into a model, wrapped or not, on any device; returns the progress. `name`: the model's name in
+    the snapshot."""
     tensors, documents = snapshot.tensors, snapshot.documents
     with translated("model"):
         progress: dict[str, Any] = documents["progress"]
@@ -169,9 +169,9 @@ def load_checkpoint(
 ) -> dict[str, Any]:
     """Load a checkpoint into a model, wrapped or not, on any device; returns the progress it was saved with.
 
-    `path` is the folder of one step, or a run folder or its `checkpoints` folder: then the newest that is complete and
-    finite. What is skipped for it, and a checkpoint that is not finite, is a warning in the log. `name`: what
-    `ddp.checkpoint` saved the model as.
+    `path` is the folder of one step, or a run folder or its `checkpoints` folder: then the newest complete and finite
+    checkpoint is loaded. Skipped checkpoints, and one that is not finite, are logged as warnings. `name`: the model's
+    name in `ddp.checkpoint`.
     """
     found = _find_checkpoint(Path(path))
     if (tensor := catalog.check_sizes(found).non_finite) is not None:

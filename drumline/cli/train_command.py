@@ -30,7 +30,7 @@ OWN_FLAGS: FlagTable = {
         f"How often --procs restarts ranks that hang, crash or are killed; they resume from the newest checkpoint "
         f"[{TASK_RESTARTS}]. A failure that a restart cannot fix is not retried.",
     ),
-    "fresh": (bool, "", "Start anew: an earlier run in the folder is moved aside, not deleted."),
+    "fresh": (bool, "", "Start over: an earlier run in the folder is moved aside, not deleted."),
     "help": (bool, "", "Show this text; with a TASK, its defaults and its own settings."),
 }
 USAGE = (

@@ -51,7 +51,7 @@ TASK_SECTION = "task"
 UNKNOWN_TYPE: Any = object()
 """The type of such a setting until then."""
 
-# Names from other tools, where spelling alone is too far from ours to be recognized.
+# Names from other tools that are spelt too differently from ours to be recognized.
 _OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     "model.name": ("model",),
     "data.name": ("dataset",),

@@ -1,6 +1,6 @@
 """Training batches on the device: this rank's part of each global batch, in the epoch's shuffled order.
 
-The engine takes optimizer steps from `steps`; a loop of the user's own simply iterates. Both start at `cursor` and move
+The engine takes optimizer steps from `steps`; a user's own loop iterates. Both start at `cursor` and move
 it; epochs follow each other without a call of `set_epoch`. `Loader` is what `IndexedLoader` and
 `StreamLoader` have in common.
 """
@@ -79,14 +79,14 @@ class Loader(ABC):
     `DDPManager.loader` makes it."""
 
     scale: float = 1.0
-    """For the batch just handed out: a mean loss times this, averaged over ranks by DDP, is the exact global mean."""
+    """For the current batch: a mean loss times this, averaged over ranks by DDP, is the exact global mean."""
     is_last_micro_batch: bool = True
     """Whether the batch just handed out ends its optimizer step: gradients are synchronized with it, and the optimizer
     steps after it."""
     waited_s: float = 0.0
     """How long steps have waited for their batches so far."""
     observer: LoaderObserver | None = None
-    """Notified while a user's loop iterates; the engine, which uses `steps`, reports for itself."""
+    """Notified while a user's loop iterates; the engine, which uses `steps`, marks its own heartbeats."""
     num_samples: int | None
     """In an epoch, over all ranks; None: not known, of a stream."""
     steps_per_epoch: int | None
@@ -235,7 +235,7 @@ class IndexedLoader(Loader):
         return self._cursor.epoch * self.steps_per_epoch + self._cursor.position // self.sharding.batch_size
 
     def stream_state(self) -> None:
-        """None: the cursor is all. Only a stream with a state of its own has more to save."""
+        """None: the cursor is enough. Only a stream with its own state has more to save."""
 
     def load_stream_state(self, state: Mapping[str, Any] | None) -> None:
         """Nothing to do: see `stream_state`."""

@@ -88,13 +88,13 @@ class StreamLoader(Loader):
         return self._steps_of_epochs + self._cursor.position // self.sharding.batch_size
 
     def stream_state(self) -> dict[str, Any] | None:
-        """This rank's position in a resumable stream, after the last whole step; None: the cursor is all."""
+        """This rank's position in a resumable stream, after the last complete step; None: the cursor is enough."""
         if not self.is_resumable:
             return None
         return {"world_size": self.sharding.world_size, "rank": self.sharding.rank, **self._position._asdict()}
 
     def load_stream_state(self, state: Mapping[str, Any] | None) -> None:
-        """Move to where `stream_state` was taken, on the same rank of as many."""
+        """Move to the position of `stream_state`, on the same rank and with the same number of ranks."""
         if not self.is_resumable or state is None:
             return
         position = dict(state)

@@ -1,4 +1,4 @@
-"""What happens between steps, each as an action: a name, `due` to say when, and `run` to do it.
+"""What happens between steps, as actions: each has a name, `due` (when to run) and `run`.
 
 Every rank has the same actions and runs them in the same order, which `loop.between_steps` sets.
 """
@@ -35,8 +35,8 @@ class Action:
 
     name = ""
     interval = 1
-    """All actions are asked whether they are `due` after every so many steps, and anyway after the first step, at the
-    end of each epoch and after the last step. 0: asked after every step, since a thread or a signal decides."""
+    """After how many steps `due` is called; it is also called after the first step, at the end of each epoch and after
+    the last step. 0: after every step, for an action that a thread or a signal triggers."""
 
     def start(self, context: RunContext) -> None:
         """Collective: before the first step."""
@@ -51,7 +51,7 @@ class Action:
 
 
 class FirstStep(Action):
-    """Once, after the first step of this start, which is waited for."""
+    """Once, after the first step of this start has finished on the device."""
 
     name, interval = "first_step", AT_EPOCH_END
 
@@ -83,7 +83,7 @@ class AfterStep(Action):
 
 
 class LogTraining(Action):
-    """Every `log.every_steps`: the loss since the last line."""
+    """Every `log.every_steps` steps: the loss since the last line."""
 
     name = "log"
 
@@ -232,8 +232,7 @@ class Save(Action):
 
 
 class CompareReplicas(Action):
-    """Every `watch.replicas_every` steps, and before each save, so that a checkpoint is what all ranks held: have all
-    ranks the same bits?"""
+    """Every `watch.replicas_every` steps, and before each save: check that all ranks have the same bits."""
 
     name = "compare_replicas"
 
@@ -264,7 +263,7 @@ class CompareReplicas(Action):
 
 
 class CompareAfterEvaluation(Action):
-    """Where an evaluation, which may take long, came between the comparison and the save."""
+    """Compares again if an evaluation, which may take long, ran between the comparison and the save."""
 
     name, interval = "compare_replicas_again", AT_EPOCH_END
 
@@ -294,7 +293,7 @@ class ReportSave(Action):
 
 
 class Preempt(Action):
-    """When a signal or a notice has come to any rank: at the step that all agree on, save and end the run."""
+    """When any rank has received a signal or a notice: at the step that all agree on, save and end the run."""
 
     name, interval = "preempt", 0
 
@@ -311,7 +310,7 @@ class Preempt(Action):
 
     def run(self, context: RunContext) -> None:
         step = context.progress.step
-        # A run that is at its last step ends as usual.
+        # At its last step the run ends as usual.
         if step >= context.progress.last_step or not self._preemption.stops_at(step):
             return
         context.progress.is_stopping = True

@@ -48,21 +48,21 @@ def _evaluation_mode(job: Job) -> Iterator[None]:
         yield
     finally:
         job.task.training = True
-        for module, was_training in modes:  # a user may have put parts of the model into eval mode for good
+        for module, was_training in modes:  # a user may keep parts of the model in eval mode
             module.training = was_training
 
 
 def _evaluate_set(job: Job, loader: EvaluationLoader) -> dict[str, Any]:
     """Collective. A batch holds the same samples whatever the world size, every batch is summed by one rank, and the
-    sums are added with exact rounding, in whatever order."""
+    sums are added with exact rounding, in any order."""
     device = job.ddp.device
     for metric in job.metrics.values():
         metric.reset()
     names, sums = _sum_batches(job, loader)
-    # Rank 0 always has the first batch; a rank that has none learns the names from it.
+    # Rank 0 always has the first batch; a rank without a batch gets the names from it.
     mine = [loader.num_batches, loader.digest]
     names, expected = broadcast_json([names, mine], device=device)
-    if mine != expected:  # only a stream's: of anything else the ranks have compared samples before the first step
+    if mine != expected:  # only for a stream: other datasets were compared before the first step
         what = "an evaluation stream whose first sample differs from that of rank 0"
         if mine[0] != expected[0]:
             what = f"{mine[0]} evaluation batches from its stream, rank 0 {expected[0]}"
@@ -87,7 +87,7 @@ def _evaluate_set(job: Job, loader: EvaluationLoader) -> dict[str, Any]:
 
 
 def _sum_batches(job: Job, loader: EvaluationLoader) -> tuple[list[str], dict[int, Tensor]]:
-    """The names of what is measured, and by batch number a row: weight, loss, metrics."""
+    """The names of the metrics, and for each batch number a row: weight, loss, metrics."""
     names: list[str] = []
     sums = {}
     for number, size, data in loader.numbered():

@@ -1,4 +1,4 @@
-"""Which updates are left out because a loss or a gradient is not finite (`--train.on_nan`), decided on the device."""
+"""Which updates are skipped because a loss or a gradient is not finite (`--train.on_nan`), decided on the device."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from drumline.metrics.meters import Meter
 
 
 class FiniteSteps:
-    """Counts on the device which steps were not finite, so that no step waits, and a captured step does it too. One for
-    a job, whatever kinds of step it takes. `--train.on_nan` decides what is counted, and what becomes of the update:
+    """Counts non-finite steps on the device, so that no step waits, and a captured step counts too. A job has one, for
+    all kinds of steps. `--train.on_nan` decides what is counted, and what happens to the update:
 
     - `stop`, `warn`: a step whose loss is NaN or infinite. `stop` also freezes the weights of this rank from that step
-      on: the loop finds out steps later, and can then still run the batch again with the weights that made the NaN. On
-      a GPU this takes a fused optimizer; to ask for any other would wait for the device.
-    - `skip`: a step with a loss or a gradient that is not finite, on whichever rank. Gradients are reduced before they
-      are checked, so all ranks leave out the same updates, and what the step did to buffers and to the logged sums.
+      on: the loop reads the count some steps later, and can still run the batch again with these weights. On a GPU this
+      needs a fused optimizer; with any other it would wait for the device.
+    - `skip`: a step with a non-finite loss or gradient on any rank. Gradients are reduced before they are checked, so
+      all ranks skip the same updates, and undo what the step did to buffers and to the logged sums.
 
-    With fp16 the loss scaler leaves out updates with an infinite gradient by itself. There only the loss counts, on the
-    rank that computed it, whose logged sums alone are taken back, and `stop` freezes nothing."""
+    With fp16 the loss scaler itself skips updates with an infinite gradient. Then only the loss is checked, only the
+    rank that computed it undoes its logged sums, and `stop` freezes nothing."""
 
     def __init__(
         self,
@@ -38,10 +38,10 @@ class FiniteSteps:
         *,
         waits_for_device: bool,
     ) -> None:
-        """`waits_for_device`: to read a number is to wait for the device."""
+        """`waits_for_device`: whether reading a number waits for the device."""
         self.skips = on_nan == "skip"
         self.counts = torch.zeros(2, dtype=meter.dtype, device=meter.loss.device)
-        """Since they were last set to zero: steps that were not finite, and steps since the first of them."""
+        """Since the last reset: the number of non-finite steps, and of steps since the first of them."""
         self._num_bad, self._num_since = self.counts.unbind()
         self._bad = torch.zeros((), device=meter.loss.device)
         self._meter, self._buffers, self._optimizer, self._scaler = meter, buffers, optimizer, scaler
@@ -49,12 +49,12 @@ class FiniteSteps:
         self._kept_sums: Tensor | None = None
         decides = on_nan != "warn" and scaler is None
         is_fused = waits_for_device and leaves_out_itself(optimizer)
-        # `skip` waits where there is no other way: it must not apply the update.
+        # `skip` waits if there is no other way: it must not apply the update.
         self._decides_here = decides and not is_fused and (self.skips or not waits_for_device)
         if decides and is_fused:
             optimizer.found_inf = self._bad  # type: ignore[attr-defined]  # read by torch's fused optimizers
         self.keeps_weights = scaler is not None or self._decides_here or (decides and is_fused)
-        """Whether no NaN of a loss that was counted gets into the weights."""
+        """Whether the weights stay finite after a non-finite loss."""
         if self.skips or scaler is not None:
             _make_momentum(optimizer)
 
@@ -65,7 +65,7 @@ class FiniteSteps:
             self._kept_sums = None
 
     def measure(self, total: Tensor, weight: Tensor | float, metrics: Mapping[str, Tensor]) -> None:
-        """Add a micro-batch to the logged sums. `skip`: all on the device, where it may be taken back."""
+        """Add a micro-batch to the logged sums. With `skip` everything is on the device, where it can be undone."""
         if self.skips:
             if self._kept_sums is None:
                 self._meter.prepare(metrics)
@@ -75,27 +75,27 @@ class FiniteSteps:
         self._meter.add(total, weight, metrics)
 
     def spread(self, scaled: Tensor, total: Tensor) -> Tensor:
-        """The loss to differentiate. `skip`: one that is not finite makes all gradients NaN, which every rank sees."""
+        """The loss to differentiate. With `skip` a non-finite loss makes all gradients NaN, which every rank sees."""
         return scaled * (1.0 + total.detach() * 0.0) if self.skips else scaled
 
     def check(self, parameters: Iterable[Tensor], grad_norm: Tensor | None) -> None:
-        """The gradients are there: was all finite? Waits for nothing."""
+        """Count the step if its loss or gradients are not finite, without waiting for the device."""
         if not self.skips or self._scaler is not None:
             number = self._meter.loss
         elif grad_norm is not None:
             number = grad_norm
         else:
             number = largest(parameter.grad for parameter in parameters if parameter.grad is not None)
-        # 1 if the number is not finite, else 0: in two operations, where torch.isfinite takes four.
+        # 1 if the number is not finite, otherwise 0: two operations; torch.isfinite needs four.
         torch.ne(number - number, 0, out=self._bad)
         if self.skips:
             self._num_bad.add_(self._bad)
             self._num_since.add_(self._num_bad.sign())
-        else:  # the sum since the last log line: what is not finite in it stays so
+        else:  # the sum since the last log line stays non-finite
             self.counts.add_(self._bad)
 
     def update(self) -> None:
-        """The optimizer's step, unless it is to be left out. On a GPU the fused ones leave it out by themselves."""
+        """The optimizer's step, unless it is skipped. On a GPU fused optimizers skip it themselves."""
         if self._scaler is not None:
             skipped = self._left_out_by(self._scaler) if self.skips else None
             self._scaler.step(self._optimizer)
@@ -110,7 +110,7 @@ class FiniteSteps:
                 self._meter.put_back_if(self._bad > 0, self._kept_sums)
 
     def _left_out_by(self, scaler: GradScaler) -> Tensor:
-        """Whether the scaler will leave this update out. torch has no public name for it."""
+        """Whether the scaler will skip this update. torch has no public name for it."""
         if not scaler._per_optimizer_states[id(self._optimizer)]["found_inf_per_device"]:
             scaler.unscale_(self._optimizer)
         found = scaler._found_inf_per_device(self._optimizer).values()
@@ -125,8 +125,8 @@ class FiniteSteps:
 
 
 def _make_momentum(optimizer: Optimizer) -> None:
-    """torch's fused SGD makes its momentum in the first update as memory that is not set, and leaves it so where that
-    update is left out."""
+    """Create SGD's momentum: torch's fused SGD allocates it uninitialized in the first update, and does not set it if
+    that update is skipped."""
     if not isinstance(optimizer, SGD):
         return
     for group in optimizer.param_groups:

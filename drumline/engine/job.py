@@ -43,7 +43,7 @@ CAPTURING = ("graph", "compiled_graph", "auto")
 
 @dataclass
 class Progress:
-    """How far a run is. Only the loop and its actions change it; everyone may read it."""
+    """How far a run is. Only the loop and its actions change it."""
 
     step: int = 0
     cursor: Cursor = field(default_factory=Cursor)
@@ -180,8 +180,8 @@ def build_job(
     *,
     on_data: Callable[[], None] = lambda: None,
 ) -> Job:
-    """Collective: build data, model and optimizer, and compare them across ranks. `batch`: that of the run that is
-    resumed; without one the settings decide. `on_data` is called when the data is there."""
+    """Collective: build data, model and optimizer, and compare them across ranks. `batch`: the batch of the resumed
+    run; otherwise the settings decide. `on_data` is called when the data is built."""
     ddp._connection.heartbeat.mark(Phase.START)
     device = ddp.device
     set_arithmetic(config.train, device)
@@ -266,7 +266,7 @@ def _evaluation_sets(task: Task) -> dict[str, Any]:
 
 
 def _check_same_data(config: Config, ddp: DDPManager, train_data: str, eval_sets: Mapping[str, str]) -> None:
-    """Collective. The rendezvous has compared versions, settings and code. In elastic mode the machine counts, too."""
+    """Collective. The rendezvous has compared versions, settings and code. Elastic mode also compares the machines."""
     compared = {"the training data": train_data, "the evaluation sets": list(eval_sets)}
     compared |= {f"the evaluation data {name}".rstrip(): data for name, data in eval_sets.items()}
     if config.train.exact == "elastic":

@@ -39,14 +39,14 @@ def between_steps(
         # Before replicas are compared: it finds a NaN, and `--train.on_nan stop` freezes the weights of the one rank
         # whose loss was not finite, which would look like replicas that differ.
         actions.LogTraining(context, train_step, non_finite, notices),
-        # Before the evaluation, which broadcasts rank 0's buffers, and with them whatever is wrong in them.
+        # Before the evaluation, which broadcasts rank 0's buffers, and would hide a difference in them.
         compare,
         # Before the save, so that a resumed run never skips an evaluation, and the checkpoint has its metrics.
         evaluate,
         actions.CompareAfterEvaluation(compare, evaluate, save),
         save,
         actions.ReportSave(saver),
-        # Last: what it saves holds everything that this step did, and a save of this step is not made twice.
+        # Last, so that its save contains everything of this step, and the step is not saved twice.
         actions.Preempt(preemption, save, compare, non_finite),
     ]
 
@@ -81,7 +81,7 @@ class Loop:
         self._throughput.stop()
 
     def take_step(self, step: Step) -> None:
-        """Collective: one optimizer step, and the record of it. With `run_actions`, all that every step pays for."""
+        """Collective: one optimizer step, and its ledger entry. Only this and `run_actions` run in every step."""
         progress = self.progress
         self._rates.set(progress.step, self._total_steps)
         self._train_step(step)
@@ -92,7 +92,7 @@ class Loop:
         self._begin_step()
 
     def run_actions(self) -> None:
-        """Collective: run what is due after the step that was just taken."""
+        """Collective: run the actions that are due after this step."""
         step, has_run, calls = self.progress.step, False, self._each_step
         if step >= self._ask_all_at or self.progress.cursor.position == 0:
             calls = self._all

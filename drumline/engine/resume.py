@@ -173,7 +173,7 @@ def find_newest(ddp: DDPManager, root: Path) -> FoundCheckpoint | None:
 
 
 def check_contents(path: Path) -> None:
-    """What the checksums do not show: whoever wrote them may have written anything."""
+    """Check what checksums do not show: whoever wrote them may have written anything."""
     found = store.read(path)
     has_documents = all(isinstance(found.documents.get(name), dict) for name in ("model", "optimizer", "progress"))
     if isinstance(found.documents.get("progress"), dict) and "objects" in found.documents["progress"]:
@@ -252,7 +252,7 @@ def restore(job: Job, path: Path, hooks: TaskHooks | None = None, *, with_optimi
         {name: value for name, value in group.items() if name not in ("params", "lr")}
         for group in job.optimizer.param_groups
     ]
-    # An earlier version, which had these two, saved the name in the settings only.
+    # An earlier version, which had these two, saved the optimizer's name only in the settings.
     name = documents["progress"]["facts"]["config"]["optim.name"]
     if name in ("sgd", "adamw"):
         documents["optimizer"].setdefault("class", optimizer_class(name).__name__)
@@ -280,6 +280,7 @@ def _restore_data(job: Job, snapshot: store.Snapshot) -> None:
     """Restore the position of this rank's dataset, if it keeps one."""
     if DATA_FILE not in snapshot.documents:
         return
-    # A rank that the saved world did not have is given another's, which the loader refuses, as every rank's then does.
+    # A rank that did not exist when it was saved gets another's state, which its loader refuses, as all loaders then
+    # do.
     tensors = snapshot.tensors.get(DATA_FILE, {})
     job.loader.load_stream_state(state_of_rank(snapshot.documents[DATA_FILE], tensors, job.ddp.rank))

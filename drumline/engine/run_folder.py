@@ -3,8 +3,8 @@
 config.toml  environment.json  ledger.jsonl  events/rank-NNNNN.jsonl  logs/rank-NNNNN.log  checkpoints/step-NNNNNNNN/
 settings-history.jsonl (which settings changed at which step, if any did)  trace/rank-NNNNN.jsonl (with log.trace)
 media/NAME-NNNNNNNN.png (images that hooks log, by step)
-preempted.json (while a preempted run waits to be resumed; scripts that requeue jobs may look for it)
-watch/launch.json (the launch, through its restarts)  diagnoses/NNNN-CAUSE.json (what the sidecars reported)
+preempted.json (until a preempted run is resumed; scripts that requeue jobs may check for it)
+watch/launch.json (the launch, kept over restarts)  diagnoses/NNNN-CAUSE.json (diagnoses of the sidecars)
 """
 
 from __future__ import annotations

@@ -118,8 +118,8 @@ class LedgerFile:
 def gather_state(
     job: Job, progress: Progress, facts: Mapping[str, Any], hooks: TaskHooks | None = None, *, is_writer: bool
 ) -> GatheredState | None:
-    """Collective: what the writing ranks need for a checkpoint; None on the others. Only rank 0's is complete. The
-    ranks have rank 0's buffers already.
+    """Collective: what the writing ranks need for a checkpoint; None on the others. Only rank 0's is complete. All
+    ranks already have rank 0's buffers.
 
     With a single rank this does not wait for its GPU."""
     device = job.ddp.device
@@ -212,7 +212,7 @@ class Saver:
 
     def save(self, progress: Progress, metrics: Mapping[str, float]) -> None:
         """Collective: copy what is to be saved, and start to write it."""
-        # First: a checkpoint never knows of steps that the ledger lacks.
+        # First: a checkpoint must never contain steps that the ledger lacks.
         self._ledger_file.gather(step=progress.step, device=self._job.ddp.device)
         LiveBuffers(self._job.model).broadcast()
         about = {"metrics": dict(metrics), "non_finite": self._check_state()}

@@ -26,8 +26,8 @@ event has `time` (Unix seconds), `number` (from 0 in each process: a gap is a lo
 | `stall`      | message, about_rank, about_host: the rank that blocks the run, which may still recover        |
 | `preempted`  | signal, about_rank, about_host: the rank that was signalled; the run has saved this step      |
 | `end`        | epoch, seconds, samples_per_s, data_share, run, resume_command, two_node_command, best_step,  |
-|              | metrics, stragglers: a sentence for each rank or host that was one, stopped: why a hook ended |
-|              | the run before its last step (null: none did)                                                 |
+|              | metrics, stragglers: a message for each, stopped: why a hook ended the run before its last    |
+|              | step (null: none did)                                                                         |
 
 `signal` is a signal's name, or the text of a spot notice.
 The numbers of samples and epochs are null for a stream, whose length is unknown.
@@ -201,7 +201,7 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def as_json(value: Any) -> Any:
-    """The value in JSON's own types; JSON has no nan and no infinity, so those go as strings."""
+    """The value in JSON's types; JSON has no NaN and no infinity, so these become strings."""
     if isinstance(value, Mapping):
         return {str(name): as_json(entry) for name, entry in value.items()}
     if isinstance(value, list | tuple):

@@ -12,7 +12,7 @@ _OPTIM = "write optimizer(model), which returns one, or choose it by --optim.nam
 _SCHEDULE = "write schedule(step, total_steps), which returns a factor of the rate, or choose --optim.schedule"
 _ON_DEVICE = "write on_device(batch), which gets every batch on its device"
 _LOSS = "write loss(model, batch), which training and evaluation both call"
-_LOOP = "to have the loop yourself, use DDPManager (docs/own-loop.md)"
+_LOOP = "to write the loop yourself, use DDPManager (docs/own-loop.md)"
 _INSTEAD = {
     r"configure_optimizers|create_optimizer\w*|optimizer_step": _OPTIM,
     r"create_scheduler|lr_scheduler_step": _SCHEDULE,
@@ -46,6 +46,6 @@ def uncalled_methods(task: type[Task]) -> Iterator[str]:
 
 
 def _names_in(code: CodeType) -> set[str]:
-    """Every name that a function looks up, those inside it included."""
+    """Every name that a function uses, including functions inside it."""
     inner = [_names_in(one) for one in code.co_consts if isinstance(one, CodeType)]
     return set(code.co_names).union(*inner)

@@ -35,8 +35,7 @@ NAMED = 5
 
 
 def warm_up(job: Job, config: Config, *, note: Callable[[str], None]) -> None:
-    """Collective: forward passes on the next batch, and a backward pass where the layout needs it. `note` logs a
-    sentence."""
+    """Collective: forward passes on the next batch; a backward pass if the buckets need it. `note` logs a message."""
     job.heartbeat.mark(Phase.START)
     dist = config.dist
     all_used = check_few_samples(job)
@@ -117,7 +116,7 @@ def _try_loss(job: Job, batch: Any) -> LossParts | None:
     raised by the first step too."""
     try:
         with dry_run(job) as task, job.autocast:
-            job.model.eval()  # `dry_run` puts the modes back
+            job.model.eval()  # `dry_run` restores the modes
             task.training = False
             return loss_function(task)(job.model, batch)
     except Exception:

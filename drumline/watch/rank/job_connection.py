@@ -33,7 +33,7 @@ class JobConnection:
 
     @property
     def store(self) -> SealedStore | None:
-        """Shared keys and values of this job's ranks, which outlive a broken group; None on one process."""
+        """The key-value store of this job's ranks, which still works when the group is broken; None on one process."""
         return None if self.rendezvous is None else self.rendezvous.store
 
     @property
@@ -63,7 +63,7 @@ class JobConnection:
         recorder.fail(summary(error), failure_kind(error))
 
     def claim_failure(self, error: BaseException, mine: Failure, *, environment: Mapping[str, str]) -> Failure | None:
-        """Report to the others, and to the launcher, that this rank has failed. None: it is the first; otherwise the
+        """Report to the other ranks and the launcher that this rank has failed. None: it failed first; otherwise the
         earlier failure."""
         first = None
         if self.rendezvous is not None:
