@@ -1,4 +1,4 @@
-"""The objects of a user's own loop that a checkpoint holds, each by its name: which can be saved, and do they fit."""
+"""The named objects of a user's own loop in a checkpoint: whether they can be saved, and whether they match it."""
 
 from __future__ import annotations
 

@@ -222,7 +222,7 @@ def _load(one: Any, state: Any) -> None:
 
 @contextmanager
 def _naming(name: str) -> Iterator[None]:
-    """Errors name the object, and what to do in a loop of one's own."""
+    """Errors name the object, and what to do in a user's own loop."""
     try:
         with translated(name):
             yield

@@ -89,7 +89,7 @@ def restore(
 
 
 def restore_model(snapshot: Snapshot, model: nn.Module, *, name: str = "model") -> None:
-    """Put the weights and buffers of a snapshot back into a model."""
+    """Load the weights and buffers of a snapshot into a model."""
     with translated("model"):
         weights = snapshot.tensors[name]
         aliases = {str(one): str(of) for one, of in snapshot.documents[name]["aliases"].items()}
@@ -237,14 +237,13 @@ def restore_rng(state: Tensor, device: torch.device) -> None:
 
 
 def gather_rng(device: torch.device) -> dict[str, Tensor]:
-    """Collective: the random state of every rank, by rank, as a file of a checkpoint holds it."""
+    """Collective: the random state of every rank, as the tensors of a checkpoint's file."""
     gathered = gather_tensors(capture_rng(device), device=device)
     return {_rng_name(rank): state for rank, state in enumerate(gathered)}
 
 
 def restore_own_rng(saved: Mapping[str, Tensor], *, rank: int, device: torch.device) -> None:
-    """Continue this rank's draws. A rank that the saved world did not have keeps the random stream that it was just
-    seeded with."""
+    """Restore this rank's random state. A rank that did not exist when it was saved keeps its new seed."""
     if (state := saved.get(_rng_name(rank))) is not None:
         restore_rng(state, device)
 

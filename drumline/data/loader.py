@@ -1,8 +1,8 @@
 """Training batches on the device: this rank's part of each global batch, in the epoch's shuffled order.
 
 The engine takes optimizer steps from `steps`; a user's own loop iterates. Both start at `cursor` and move
-it; epochs follow each other without a call of `set_epoch`. `Loader` is what `IndexedLoader` and
-`StreamLoader` have in common.
+it; epochs follow each other without a call of `set_epoch`. `Loader` is the base class of
+`IndexedLoader` and `StreamLoader`.
 """
 
 from __future__ import annotations
@@ -81,14 +81,13 @@ class Loader(ABC):
     scale: float = 1.0
     """For the current batch: a mean loss times this, averaged over ranks by DDP, is the exact global mean."""
     is_last_micro_batch: bool = True
-    """Whether the batch just handed out ends its optimizer step: gradients are synchronized with it, and the optimizer
-    steps after it."""
+    """Whether the current batch is the last of its optimizer step: synchronize gradients, then call the optimizer."""
     waited_s: float = 0.0
     """How long steps have waited for their batches so far."""
     observer: LoaderObserver | None = None
     """Notified while a user's loop iterates; the engine, which uses `steps`, marks its own heartbeats."""
     num_samples: int | None
-    """In an epoch, over all ranks; None: not known, of a stream."""
+    """In an epoch, over all ranks; None for a stream, whose length is unknown."""
     steps_per_epoch: int | None
 
     def __init__(self, sharding: Sharding) -> None:

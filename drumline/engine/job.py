@@ -54,7 +54,7 @@ class Progress:
     last_step: int = sys.maxsize
     """The run ends after it."""
     stopped: dict[str, Any] | None = None
-    """A hook has ended the run: its `reason`, and `total_steps`, how many the run was to have."""
+    """A hook has ended the run: its `reason`, and the `total_steps` that the run would have had."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Job:
     batch: GlobalBatch
     data_fingerprint: str
     uncapturable: str | None = None
-    """Why a step cannot be captured as a CUDA graph, as the end of a sentence, as far as the optimizer decides it."""
+    """Why the optimizer's step cannot be captured in a CUDA graph, as the end of a sentence; None: it can."""
     captured_steps: WeakSet[Any] = field(default_factory=WeakSet)
     """The steps of `steps/graph.py` that are still in use."""
 
@@ -105,7 +105,7 @@ class Job:
 
     @property
     def eval_samples(self) -> int | None:
-        """Of all evaluation sets; None: that of a stream is not known yet."""
+        """Of all evaluation sets; None if the length of a stream is not known yet."""
         sizes = [loader.num_samples for loader in self.eval_loaders.values()]
         return None if None in sizes else sum(filter(None, sizes))
 
@@ -226,7 +226,7 @@ def build_job(
 
 
 def _make_optimizer(config: Config, task: Task, model: nn.Module, batch: GlobalBatch) -> Optimizer:
-    """The task's own, or that of the settings."""
+    """The task's optimizer if it has one, otherwise that of the settings."""
     if (own := task.optimizer(model)) is not None:
         return check_own_optimizer(own, model, maker=f"{type(task).__name__}.optimizer()")
     return make_optimizer(model, config.optim, lr=peak_rate(config.optim, world_size=batch.num_shares))
@@ -373,8 +373,8 @@ def count_steps(job: Job, train: TrainConfig, progress: Progress) -> int:
 
 
 def _steps_of_settings(job: Job, train: TrainConfig, progress: Progress) -> int:
-    """Epochs are passes over the data, so if the user has changed the batch on the way, what is left of them is another
-    number of steps."""
+    """Epochs are passes over the data, so if the user has changed the batch since, the remaining epochs have a
+    different number of steps."""
     if train.steps is not None:
         return train.steps
     if isinstance(job.loader, StreamLoader):

@@ -1,5 +1,5 @@
-"""The optimizer that the settings name, or the task's own, and its learning rates: a function of the step, so there is
-nothing to save or to step twice."""
+"""The optimizer that the settings name, or the task's own, and its learning rates: a pure function of the step, so
+they have no state to save."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GIVEN_ELSEWHERE = ("lr", "weight_decay")
 
 
 def make_optimizer(model: nn.Module, optim: OptimConfig, *, lr: float) -> Optimizer:
-    """The optimizer of the settings over the trained parameters, fused where the device has such a kernel."""
+    """The optimizer of the settings over the trained parameters, fused if the device has such a kernel."""
     trained = [p for p in model.parameters() if p.requires_grad]
     if not trained:
         raise UsageError(f"{type(model).__name__} has no trainable parameter")
@@ -68,7 +68,7 @@ class MuonAndAdamW(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Both steps. What they work on is handed over each time: loading a state replaces it."""
+        """Both steps. Groups and state are passed on each time, because `load_state_dict` replaces them."""
         loss = None if closure is None else closure()
         groups = iter(self.param_groups)
         for one, count in zip(self._both, self._num_groups, strict=True):
@@ -107,7 +107,7 @@ def optimizer_class(name: str) -> type[Optimizer]:
 
 
 def decayed_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
-    """Two groups at most. Biases and normalisation scales have one dimension; shrinking them only hurts."""
+    """Two groups at most. Biases and normalization scales have one dimension; they are not decayed."""
     parameters = list(parameters)
     groups: list[dict[str, Any]] = [
         {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay},
@@ -125,7 +125,7 @@ def _parsed(value: Any) -> Any:
 
 
 def check_steps(optimizer: Optimizer) -> Optimizer:
-    """Refuse one whose steps the engine cannot take."""
+    """Refuse an optimizer that the engine cannot use."""
     name, closure = type(optimizer).__name__, inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is closure.empty:
         raise UsageError(
@@ -165,8 +165,8 @@ def check_own_optimizer(optimizer: Optimizer, model: nn.Module, *, maker: str) -
 
 
 def make_capturable(optimizer: Optimizer, device: torch.device, *, skips: bool) -> str | None:
-    """Let the optimizer's step be captured in a CUDA graph: it then reads its rates, and counts its steps, on the
-    device. Returns why that cannot be, as the end of a sentence. `skips`: updates that are not finite are left out."""
+    """Make the optimizer's step capturable in a CUDA graph: its rates and its step count move to the device. Returns
+    why it cannot be captured, as the end of a sentence. `skips`: non-finite updates are skipped."""
     groups, name = optimizer.param_groups, type(optimizer).__name__
     if skips and not leaves_out_itself(optimizer):
         return f"{name} is not fused, so --train.on_nan skip waits for the device in every step"
@@ -181,20 +181,19 @@ def make_capturable(optimizer: Optimizer, device: torch.device, *, skips: bool) 
 
 
 def leaves_out_itself(optimizer: Optimizer) -> bool:
-    """Whether the update of every group is left out on the device where `found_inf` is set, as torch's fused ones do
-    for a loss scaler. torch has no public name for it."""
+    """Whether the optimizer itself skips an update if `found_inf` is set, as torch's fused optimizers do for a loss
+    scaler. torch has no public name for it."""
     is_fused = all(group.get("fused", True) for group in optimizer.param_groups)
     return is_fused and bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
 class LearningRates:
-    """Sets the rates of a step: each parameter group's own, times a factor that depends on the step alone."""
+    """Sets the rates of a step: each parameter group's own, times a factor that depends only on the step."""
 
     def __init__(
         self, optimizer: Optimizer, optim: OptimConfig, schedule: Callable[[int, int], float | None] | None = None
     ) -> None:
-        """`schedule(step, total_steps)`: the task's own factor; without one, and where it returns None, the settings'
-        decide."""
+        """`schedule(step, total_steps)`: the task's own factor; if it is None or returns None, the settings decide."""
         self._optimizer, self._optim, self._schedule = optimizer, optim, schedule
         self._own = [float(group["lr"]) for group in optimizer.param_groups]
         self.peak = max(self._own)

@@ -199,7 +199,7 @@ def check_contents(path: Path) -> None:
 
 
 def _is_stop(stopped: Any) -> bool:
-    """Whether it is what `Progress.stopped` is."""
+    """Whether it has the fields of `Progress.stopped`."""
     if not isinstance(stopped, dict):
         return stopped is None
     return isinstance(stopped.get("reason"), str) and type(stopped.get("total_steps")) is int
@@ -234,8 +234,7 @@ def report_resume(context: RunContext, found: FoundCheckpoint, facts: Mapping[st
 
 
 def restore(job: Job, path: Path, hooks: TaskHooks | None = None, *, with_optimizer: bool = True) -> None:
-    """Collective: put the job, and the hooks, back to where a checkpoint was taken. `with_optimizer=False`: its
-    optimizer stays new."""
+    """Collective: restore the job and the hooks from a checkpoint. `with_optimizer=False`: its optimizer stays new."""
     job.heartbeat.mark(Phase.START)
     device = job.ddp.device
     read = store.read(path) if job.ddp.is_main_process() else None

@@ -201,7 +201,7 @@ class RunContext:
     """None: the task has none."""
     throughput: Throughput = field(default_factory=Throughput)
     metrics: dict[str, Any] = field(default_factory=dict)
-    """What the latest evaluation measured: numbers, and nested lists of them."""
+    """The metrics of the latest evaluation: numbers and nested lists of numbers."""
 
     def __post_init__(self) -> None:
         self.progress.last_step = self.total_steps
@@ -226,7 +226,7 @@ class RunContext:
             self.hooks.call(moment, step=self.progress.step, epoch=self.epoch, metrics=self.metrics, only=only)
 
     def end_if(self, num_votes: float) -> None:
-        """Collective: if hooks have asked so many ranks to end the run, this step is the last."""
+        """Collective: end the run after this step if `num_votes`, the number of ranks that ask for it, is not 0."""
         if self.hooks is None or not num_votes:
             return
         progress = self.progress

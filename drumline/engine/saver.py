@@ -221,8 +221,8 @@ class Saver:
         gathered = gather_state(self._job, progress, self._facts, hooks, is_writer=is_writer)
         if gathered is None:
             return
-        # Held until the next save: were the writer's thread to free the pinned memory of its sums while a step is being
-        # captured, torch would take the capture for a use of it, and fail later.
+        # Kept until the next save: if the writer's thread freed the pinned memory of the sums while a step is being
+        # captured, torch would count the capture as a use of it, and fail later.
         self._held = gathered.complete
         complete = replace(gathered, complete=partial(self._complete, gathered))
         kind = self._background.start(progress.step, complete, copies=self._settings.background, about=about)

@@ -198,15 +198,15 @@ def _check_can_unfreeze(run: Run) -> None:
 class LogSamples(Hook):
     """Logs what `Task.predict` makes of one fixed batch: after each evaluation or, if given, every so many steps.
 
-    `show` turns the outputs into what `Run.log` takes, or into a list of that. Every rank predicts, so `predict` may
-    use collectives; rank 0's is logged. The random numbers of the training are not touched."""
+    `show` turns the outputs into a value that `Run.log` takes, or into a list of such values; None: the outputs as they
+    are. Every rank predicts, so `predict` may use collectives; rank 0's is logged. The random state is not changed."""
 
     def __init__(
         self,
         batch: Any,
         *,
         name: str = "samples",
-        show: Callable[[Any], Any] = lambda outputs: outputs,
+        show: Callable[[Any], Any] | None = None,
         every_steps: int | None = None,
     ) -> None:
         self.every_steps = every_steps or sys.maxsize
@@ -222,7 +222,9 @@ class LogSamples(Hook):
     def _log(self, run: Run) -> None:
         batch = pytree.tree_map_only(Tensor, lambda tensor: tensor.to(run.device), self._batch)
         with _evaluating(run):
-            values = self._show(run.task.predict(run.model, run.task.on_device(batch)))
+            values = run.task.predict(run.model, run.task.on_device(batch))
+            if self._show is not None:
+                values = self._show(values)
         if not isinstance(values, list | tuple):
             run.log(self._name, values)
             return
