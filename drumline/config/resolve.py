@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from drumline.config.config_file import read_config_file
-from drumline.config.fields import FIELDS, SECTIONS, Field
+from drumline.config.fields import FIELDS, SECTIONS, TASK_SECTION, Field
 from drumline.config.flags import EXCLUSIVE_PAIRS, SCHEMA_DEFAULT, Flags, Layer, Setting, check_layer, evidence
 from drumline.config.schema import Config
 from drumline.config.task_fields import check_task_settings, name_in_task
@@ -57,8 +57,10 @@ def resolve(
     settings."""
     of_task = check_layer(Setting(path, value, f"{task}.defaults") for path, value in task_defaults.items())
     own = Layer({path: Setting(path, field.default, where=task) for path, field in task_fields.items()})
-    checked = [check_task_settings(layer, task_fields, task=task) for layer in (*layers, of_task, own)]
-    everything = (*checked, DEFAULTS)
+    given = [*layers, of_task, own]
+    if any(path.startswith(f"{TASK_SECTION}.") for layer in given for path in layer.settings):
+        given = [check_task_settings(layer, task_fields, task=task) for layer in given]
+    everything = (*given, DEFAULTS)
     settled = _settle(everything)
     _raise_problems(everything, settled)
     return _build(settled, {name_in_task(path): settled[path].value for path in task_fields})

@@ -8,7 +8,6 @@ import errno
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -174,22 +173,18 @@ def _leave_out(report: traceback.TracebackException) -> int:
     return len(frames) - len(own)
 
 
-@contextmanager
-def explain_out_of_memory(job: Job, train: TrainConfig) -> Iterator[None]:
-    """Name the setting that lets a step, or an evaluation, do with less memory."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        in_evaluation = any(frame.name == evaluate.__name__ for frame in frames)
-        peak = ""
-        if job.ddp.device.type == "cuda":
-            used, total = torch.cuda.max_memory_reserved(job.ddp.device), torch.cuda.mem_get_info(job.ddp.device)[1]
-            peak = f"; the most that this rank has held is {memory_size(used)} of {memory_size(total)}"
-        raise TrainingError(
-            f"out of memory{user_line(error)}: {str(error).partition('. GPU')[0]}{peak}",
-            next_step=_evaluate_less(train) if in_evaluation else _train_less(job, train),
-        ) from error
+def out_of_memory(error: torch.OutOfMemoryError, job: Job, train: TrainConfig) -> TrainingError:
+    """The same error, with the setting that makes a step, or an evaluation, need less memory."""
+    frames = traceback.extract_tb(error.__traceback__)
+    in_evaluation = any(frame.name == evaluate.__name__ for frame in frames)
+    peak = ""
+    if job.ddp.device.type == "cuda":
+        used, total = torch.cuda.max_memory_reserved(job.ddp.device), torch.cuda.mem_get_info(job.ddp.device)[1]
+        peak = f"; the most that this rank has held is {memory_size(used)} of {memory_size(total)}"
+    return TrainingError(
+        f"out of memory{user_line(error)}: {str(error).partition('. GPU')[0]}{peak}",
+        next_step=_evaluate_less(train) if in_evaluation else _train_less(job, train),
+    )
 
 
 def _evaluate_less(train: TrainConfig) -> str:

@@ -214,7 +214,7 @@ def build_job(
         autocast=make_autocast(config.train.precision, device),
         loader=loader,
         eval_loaders=eval_loaders,
-        metrics=make_metrics(task, ddp) if eval_loaders else {},
+        metrics=make_metrics(task, ddp) if eval_loaders and type(task).metrics is not Task.metrics else {},
         meter=meter,
         finite=FiniteSteps(
             config.train.on_nan, meter, LiveBuffers(model), optimizer, scaler, waits_for_device=device.type != "cpu"

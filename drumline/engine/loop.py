@@ -35,7 +35,7 @@ def between_steps(
         # First, so that the folder has the settings of this step even if a later hook fails.
         first_step,
         # The task's hooks, in its order. Before the log line, with which ranks agree to stop if a hook asked for it.
-        *map(actions.AfterStep, hooks_after_step(context.hooks)),
+        *([] if context.hooks is None else map(actions.AfterStep, hooks_after_step(context.hooks))),
         # Before replicas are compared: it finds a NaN, and `--train.on_nan stop` freezes the weights of the one rank
         # whose loss was not finite, which would look like replicas that differ.
         actions.LogTraining(context, train_step, non_finite, notices),

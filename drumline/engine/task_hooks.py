@@ -142,9 +142,9 @@ def make_hooks(
     return TaskHooks(hooks, run, job)
 
 
-def hooks_after_step(hooks: TaskHooks | None) -> list[Hook]:
+def hooks_after_step(hooks: TaskHooks) -> list[Hook]:
     """Those that define `after_step`: no other is called after a step."""
-    return [] if hooks is None else [hook for hook in hooks.hooks if _overrides(hook, "after_step")]
+    return [hook for hook in hooks.hooks if _overrides(hook, "after_step")]
 
 
 def hooks_before_evaluation(hooks: TaskHooks) -> list[Hook]:

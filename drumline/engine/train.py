@@ -13,11 +13,12 @@ from typing import Any
 import torch
 
 from drumline.config.config_file import to_toml
+from drumline.config.schema import TrainConfig
 from drumline.distributed.collectives import gather_json
 from drumline.distributed.determinism import explain_refused_kernels
 from drumline.engine.actions import FirstStep
-from drumline.engine.failure_report import explain_out_of_memory, is_own
-from drumline.engine.job import Progress, build_job, check_streams, choose_batch, count_steps
+from drumline.engine.failure_report import is_own, out_of_memory
+from drumline.engine.job import Job, Progress, build_job, check_streams, choose_batch, count_steps
 from drumline.engine.loop import Loop, between_steps
 from drumline.engine.non_finite import NonFinite
 from drumline.engine.output import StartClock, WatchNotices, divert_output, open_reporter, report_end, report_start
@@ -54,7 +55,7 @@ def train(
     with ExitStack() as stack, _failure_in_heartbeat(ddp):
         # The folder, the failure that ended the previous start, and the checkpoint to resume from.
         reporter = _open_folder(request, folder, ddp, progress, stack)
-        if ddp.is_main_process():
+        if ddp.is_main_process() and not task_class.__module__.startswith("drumline."):
             for message in uncalled_methods(task_class):
                 reporter.report("warning", message=message)
         failure = begin_launch(folder, ddp)
@@ -72,7 +73,9 @@ def train(
         # The run's position, and its last step.
         at = Progress() if found is None else found.progress
         total_steps = count_steps(job, config.train, at)
-        hooks = make_hooks(job, config, folder.path, reporter.report, total_steps)
+        hooks = None
+        if task_class.hooks is not Task.hooks:
+            hooks = make_hooks(job, config, folder.path, reporter.report, total_steps)
         context = RunContext(request, job, progress, reporter, total_steps, hooks)
         facts = facts_of(request, job, before=saved, step=at.step)
         if found is not None:
@@ -135,6 +138,15 @@ def _failure_in_hooks(context: RunContext) -> Iterator[None]:
             context.job.ddp._connection.note_failure(error)  # a hook may block
             context.hooks.fail(error)
         raise
+
+
+@contextmanager
+def explain_out_of_memory(job: Job, train: TrainConfig) -> Iterator[None]:
+    """Name the setting that makes a step, or an evaluation, need less memory."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise out_of_memory(error, job, train) from error
 
 
 def _finish(progress: Progress) -> str:

@@ -102,9 +102,10 @@ class Task:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        for name in map(name_in_task, task_fields(type(self), Task)):
-            if name in config.task:  # not in a task that another one makes for itself
-                setattr(self, name, config.task[name])
+        if config.task:
+            for name in map(name_in_task, task_fields(type(self), Task)):
+                if name in config.task:  # not in a task that another one makes for itself
+                    setattr(self, name, config.task[name])
 
     def model(self) -> nn.Module:
         """A new network, on the CPU.

@@ -157,4 +157,5 @@ def load_task(spec: str) -> type[Task]:
 def resolve_task(spec: str, task: type[Task], layers: Layers) -> Config:
     """Stage 2 of the settings: the config of a run of this task."""
     defaults = PRESETS[spec].defaults if spec in PRESETS else task.defaults
-    return resolve(layers, defaults, task=task.__name__, task_fields=task_fields(task, Task))
+    own = {} if spec in PRESETS else task_fields(task, Task)
+    return resolve(layers, defaults, task=task.__name__, task_fields=own)

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from drumline.config.schema import Config, TrainConfig
 from drumline.data.sharding import Sharding
-from drumline.engine.failure_report import can_restart, describe_failure, explain_out_of_memory, is_own, subject
+from drumline.engine.failure_report import can_restart, describe_failure, is_own, subject
 from drumline.engine.steps.eager import loss_function
+from drumline.engine.train import explain_out_of_memory
 from drumline.errors import CheckpointError, DataError, NonFiniteError, Place, TrainingError, UsageError
 from drumline.tasks.base import Loss, Task
 from drumline.untrusted import parse_json
