@@ -28,8 +28,14 @@ from drumline.data.stream_loader import AnyLoader, StreamLoader
 from drumline.distributed.collectives import check_same, gather_json
 from drumline.distributed.determinism import platform_facts
 from drumline.distributed.wrap import LiveBuffers, gains_from_channels_last, has_batchnorm, unwrap_model
-from drumline.engine.finite_steps import FiniteSteps
-from drumline.engine.optimizer import LearningRates, check_own_optimizer, make_capturable, make_optimizer, peak_rate
+from drumline.engine.optimizer import (
+    FiniteSteps,
+    LearningRates,
+    check_own_optimizer,
+    make_capturable,
+    make_optimizer,
+    peak_rate,
+)
 from drumline.engine.task_metrics import make_metrics
 from drumline.errors import UsageError, log
 from drumline.manager import DDPManager

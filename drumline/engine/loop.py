@@ -31,11 +31,12 @@ def between_steps(
     evaluate = actions.Evaluate(context, trace)
     save = actions.Save(context, saver, evaluate)
     compare = actions.CompareReplicas(context, non_finite, save)
+    hooks = [] if context.hooks is None else hooks_after_step(context.hooks)
     return [
         # First, so that the folder has the settings of this step even if a later hook fails.
         first_step,
         # The task's hooks, in its order. Before the log line, with which ranks agree to stop if a hook asked for it.
-        *([] if context.hooks is None else map(actions.AfterStep, hooks_after_step(context.hooks))),
+        *map(actions.AfterStep, hooks),
         # Before replicas are compared: it finds a NaN, and `--train.on_nan stop` freezes the weights of the one rank
         # whose loss was not finite, which would look like replicas that differ.
         actions.LogTraining(context, train_step, non_finite, notices),
