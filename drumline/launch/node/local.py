@@ -15,7 +15,7 @@ from pathlib import Path
 from drumline.errors import ExitCode, Place
 from drumline.launch import startup
 from drumline.launch.node.guard import JOB_ENV, Guard
-from drumline.launch.node.watch_folder import SidecarDiagnosis, WatchFolder
+from drumline.launch.node.watch_folder import SidecarDiagnosis, WatchFolder, reports_first
 from drumline.launch.node_plan import NodePlan, Program, Supervision
 from drumline.launch.rank_environment import ErrorRecord, write_error
 from drumline.net.interfaces import check_is_own
@@ -88,7 +88,7 @@ def _run_guarded(node: NodePlan, program: Program, supervision: Supervision, wat
     if not result.is_failed():
         return ExitCode.SUCCESS
     rank, failure = first_failure(result)
-    if is_here:
+    if is_here and (diagnosis is not None or watch.current is None or reports_first(watch.current)):
         report_failure(rank, failure.exitcode, program, diagnosis)
     if diagnosis is not None and diagnosis.is_hang:
         return ExitCode.HANG

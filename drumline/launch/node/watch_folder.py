@@ -18,7 +18,7 @@ from pathlib import Path
 
 from drumline.untrusted import parse_json
 
-DIAGNOSIS, SIDECAR = "diagnosis.json", "sidecar.pid"
+DIAGNOSIS, SIDECAR, REPORTED = "diagnosis.json", "sidecar.pid", "reported"
 # How long the sidecar may take to report why a rank has exited; it gathers evidence first.
 DIAGNOSIS_S = 4.0
 POLL_S = 0.05
@@ -125,6 +125,16 @@ class WatchFolder:
         except (OSError, ValueError):
             return False
         return True
+
+
+def reports_first(folder: Path) -> bool:
+    """Whether nobody has reported yet why this start failed. The launcher and the sidecar both ask before they print:
+    a rank may be killed while the sidecar starts, when the launcher does not wait for it."""
+    try:
+        os.close(os.open(folder / REPORTED, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    except OSError as error:
+        return not isinstance(error, FileExistsError)
+    return True
 
 
 # Folders in memory

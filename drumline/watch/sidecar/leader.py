@@ -187,7 +187,7 @@ class Leader:
         action = self.options.on_hang if alarm == "hang" else "none"
         message = diagnosis.sentence(alarm)
         if is_printed(diagnosis):
-            self.reporter.print(message)
+            self.reporter.print_alarm(alarm, message)
         self.notices.append(Notice(alarm, message))
         self.reporter.write_diagnosis(alarm, diagnosis, inspected, action, time.time())
         if alarm != "stall":

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from drumline.errors import as_lines
-from drumline.launch.node.watch_folder import DIAGNOSIS
+from drumline.launch.node.watch_folder import DIAGNOSIS, reports_first
 from drumline.metrics.events import JsonLines
 from drumline.terminal import print_message
 from drumline.untrusted import check_own_folder, make_own_folder, parse_json, read_regular, replace_text
@@ -47,6 +47,10 @@ class SidecarReporter:
         """Print on a new line, even if a display is on the terminal."""
         with contextlib.suppress(OSError):  # the pipe has no reader
             print_message(*as_lines(message))
+
+    def print_alarm(self, alarm: str, message: str) -> None:
+        if alarm != "failure" or reports_first(self._folder):
+            self.print(message)
 
     def write_diagnosis(self, alarm: str, diagnosis: Diagnosis, cluster: ClusterState, action: str, at: float) -> None:
         """In the run folder: the diagnosis with all observations, and the event."""
