@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from drumline.checkpoint import catalog
 from drumline.distributed.collectives import all_sum
 from drumline.tasks.hook import Hook, Run
 from drumline.tasks.ready_hooks import EMA, EarlyStopping, LogSamples, Unfreeze
@@ -17,27 +18,35 @@ DECAY = 0.75
 
 
 class ByHand(Hook):
-    """The average of the weights, as one would write it down, and how many steps are in it."""
+    """The average of the weights, as one would write it down, how many steps are in it, and the loss of the latest
+    evaluation at each of them. It draws random numbers where a whole run and a resumed one differ."""
 
     def __init__(self) -> None:
         self.average: dict[str, Tensor] = {}
-        self.num_steps = 0
+        self.num_steps, self.losses = 0, 0.0
 
     def start(self, run: Run) -> None:
+        torch.rand(1)
         if not self.average:
             self.average = {name: one.clone() for name, one in run.model.state_dict().items()}
 
     def after_step(self, run: Run) -> None:
         self.num_steps += 1
+        self.losses += run.metrics.get("loss", 0.0)
         for name, now in run.model.state_dict().items():
             before = self.average[name]
             self.average[name] = DECAY * before + (1 - DECAY) * now if now.is_floating_point() else now.clone()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"average": self.average, "num_steps": self.num_steps}
+        return {"average": self.average, "num_steps": self.num_steps, "losses": self.losses}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.average, self.num_steps = dict(state["average"]), state["num_steps"]
+        torch.rand(1)
+        self.average = dict(state["average"])
+        self.num_steps, self.losses = state["num_steps"], state["losses"]
+
+    def after_save(self, run: Run) -> None:
+        torch.rand(1)
 
 
 class Hooked(Classify):
@@ -67,6 +76,9 @@ class AskedToStop(Hook):
         if run.step == 3 and run.rank == run.world_size - 1:
             run.stop(f"rank {run.rank} has seen enough")
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"ranks": all_sum(torch.ones(1)).item()}
+
 
 class Stopped(Classify):
     def hooks(self) -> Sequence[Hook]:
@@ -88,6 +100,38 @@ class Fails(Hook):
 class Failing(Classify):
     def hooks(self) -> Sequence[Hook]:
         return [Fails()]
+
+
+class Hears(Hook):
+    """Has no other moment."""
+
+    def failure(self, run: Run, error: BaseException) -> None:
+        run.task.log("failure", f"{error} at {run.step} of epoch {run.epoch} with {list(run.metrics)}")
+
+
+class FailsInASchedule(Classify):
+    """Between its seventh and its eighth step."""
+
+    def hooks(self) -> Sequence[Hook]:
+        return [Hears()]
+
+    def schedule(self, step: int, total_steps: int) -> float:
+        if step == 7:
+            raise ValueError("no such step")
+        return 1.0
+
+
+class KeepsTheModel(Hook):
+    def start(self, run: Run) -> None:
+        self.model = run.model
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"model": self.model}
+
+
+class Unsavable(Classify):
+    def hooks(self) -> Sequence[Hook]:
+        return [KeepsTheModel()]
 
 
 class Thawed(Classify):
@@ -129,6 +173,7 @@ class Recorder(Hook):
 
     def end(self, run: Run) -> None:
         self._record("end", run)
+        assert catalog.list_steps(run.folder / "checkpoints")[-1] == run.step
 
 
 class Recorded(Classify):

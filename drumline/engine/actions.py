@@ -157,8 +157,7 @@ class Evaluate(Action):
             context.call_hooks("before_evaluation")
             started = time.perf_counter()
             metrics = evaluate(context.job)
-        context.metrics.clear()
-        context.metrics.update(metrics)
+        context.progress.metrics = metrics
         if self._trace is not None:
             self._trace.write("evaluated", metrics=metrics)
         context.reporter.report(

@@ -32,6 +32,7 @@ from drumline.engine.optimizer import (
     FiniteSteps,
     LearningRates,
     check_own_optimizer,
+    group_settings,
     make_capturable,
     make_optimizer,
     peak_rate,
@@ -60,7 +61,9 @@ class Progress:
     last_step: int = sys.maxsize
     """The run ends after it."""
     stopped: dict[str, Any] | None = None
-    """A hook has ended the run: its `reason`, and the `total_steps` that the run would have had."""
+    """A hook has ended the run: its `reason`, and the `run_length` that the run would have had."""
+    metrics: dict[str, Any] = field(default_factory=dict)
+    """The metrics of the latest evaluation: numbers and nested lists of numbers."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,8 @@ class Job:
     data_fingerprint: str
     uncapturable: str | None = None
     """Why the optimizer's step cannot be captured in a CUDA graph, as the end of a sentence; None: it can."""
+    group_settings: list[dict[str, Any]] = field(default_factory=list)
+    """The optimizer's before its first step, by parameter group."""
     captured_steps: WeakSet[Any] = field(default_factory=WeakSet)
     """The steps of `steps/graph.py` that are still in use."""
 
@@ -228,6 +233,7 @@ def build_job(
         batch=batch,
         data_fingerprint=data_fingerprint,
         uncapturable=make_capturable(optimizer, device, skips=skips) if in_graph else None,
+        group_settings=group_settings(optimizer),  # with what makes it capturable
     )
 
 
@@ -374,8 +380,18 @@ def check_streams(job: Job) -> None:
 def count_steps(job: Job, train: TrainConfig, progress: Progress) -> int:
     """How many steps the run has in all, as seen from `progress`: no more where a hook has stopped it, unless the user
     has made the run longer since."""
-    total, stopped = _steps_of_settings(job, train, progress), progress.stopped
-    return total if stopped is None or total > stopped["total_steps"] else progress.step
+    length, stopped = run_length(train), progress.stopped
+    # Not by the number of steps, which a smaller batch raises, too.
+    if stopped is not None and stopped["unit"] == length["unit"] and stopped["length"] >= length["length"]:
+        return progress.step
+    return _steps_of_settings(job, train, progress)
+
+
+def run_length(train: TrainConfig) -> dict[str, Any]:
+    """How long the settings want the run to be: its `unit`, steps or epochs, and the `length` in it."""
+    if train.steps is not None:
+        return {"unit": "steps", "length": train.steps}
+    return {"unit": "epochs", "length": train.epochs or 1}
 
 
 def _steps_of_settings(job: Job, train: TrainConfig, progress: Progress) -> int:

@@ -3,6 +3,7 @@ have no state to save; and which updates are skipped because a loss or a gradien
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import SGD, Adam, AdamW, Muon, Optimizer
+from torch.utils import _pytree as pytree
 
 from drumline.checkpoint.finite import largest
 from drumline.config.schema import OptimConfig
@@ -182,6 +184,28 @@ def make_capturable(optimizer: Optimizer, device: torch.device, *, skips: bool) 
     for group in groups:
         group["lr"] = torch.tensor(float(group["lr"]), device=device)
     return None
+
+
+def group_settings(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """A copy of what each parameter group holds beside its parameters and its rate, which is set before each step."""
+    return [
+        copy.deepcopy({name: value for name, value in group.items() if name not in ("params", "lr")})
+        for group in optimizer.param_groups
+    ]
+
+
+def group_state(optimizer: Optimizer, built: list[dict[str, Any]]) -> list[list[str]]:
+    """By group: the settings that the optimizer has changed itself since it was built, as schedule-free ones and
+    Prodigy do. They are state: a resumed run takes them from the checkpoint. Tensors always count, since comparing
+    them would wait for the device."""
+
+    def is_state(value: Any, before: Any) -> bool:
+        return any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(value)) or bool(value != before)
+
+    return [
+        [name for name, before in own.items() if name in group and is_state(group[name], before)]
+        for group, own in zip(optimizer.param_groups, built, strict=True)
+    ]
 
 
 def leaves_out_itself(optimizer: Optimizer) -> bool:

@@ -168,7 +168,8 @@ def find_newest(ddp: DDPManager, root: Path) -> FoundCheckpoint | None:
         )
     if not path:
         return None
-    progress = Progress(saved["step"], Cursor(**saved["cursor"]), stopped=saved.get("stopped"))
+    cursor, metrics = Cursor(**saved["cursor"]), saved.get("metrics", {})
+    progress = Progress(saved["step"], cursor, stopped=saved.get("stopped"), metrics=metrics)
     return FoundCheckpoint(Path(path), saved["facts"], progress, skipped, non_finite)
 
 
@@ -192,6 +193,7 @@ def check_contents(path: Path) -> None:
         and saved["step"] == catalog.check_sizes(path).step
         and _is_stop(saved.get("stopped"))
         and isinstance(saved.get("stop_asked"), str | None)
+        and isinstance(saved.get("metrics", {}), dict)
     )
     if not is_complete:
         raise CorruptCheckpointError(path, "progress.json does not have the run's position")
@@ -202,7 +204,7 @@ def _is_stop(stopped: Any) -> bool:
     """Whether it has the fields of `Progress.stopped`."""
     if not isinstance(stopped, dict):
         return stopped is None
-    return isinstance(stopped.get("reason"), str) and type(stopped.get("total_steps")) is int
+    return isinstance(stopped.get("reason"), str) and type(stopped.get("length")) is int and "unit" in stopped
 
 
 def resume(context: RunContext, found: FoundCheckpoint) -> None:
@@ -210,7 +212,7 @@ def resume(context: RunContext, found: FoundCheckpoint) -> None:
     request, job, at = context.request, context.job, found.progress
     check_not_finished(found.facts, request, step=at.step, total_steps=context.total_steps)
     restore(job, found.path, context.hooks, with_optimizer=not resets_optimizer(found.facts, request))
-    context.progress.step, context.progress.cursor = at.step, at.cursor
+    context.progress.step, context.progress.cursor, context.progress.metrics = at.step, at.cursor, at.metrics
     if at.step >= context.total_steps:
         context.progress.stopped = at.stopped
     job.loader.cursor = at.cursor
@@ -246,11 +248,6 @@ def restore(job: Job, path: Path, hooks: TaskHooks | None = None, *, with_optimi
     }
     snapshot = store.Snapshot(tensors, documents)
     _restore_data(job, snapshot)
-    # The optimizer uses the settings of this start; its rate is set before each step.
-    settings = [
-        {name: value for name, value in group.items() if name not in ("params", "lr")}
-        for group in job.optimizer.param_groups
-    ]
     # An earlier version, which had these two, saved the optimizer's name only in the settings.
     name = documents["progress"]["facts"]["config"]["optim.name"]
     if name in ("sgd", "adamw"):
@@ -264,15 +261,25 @@ def restore(job: Job, path: Path, hooks: TaskHooks | None = None, *, with_optimi
             instead = "reset the optimizer and keep the weights with --optim.reset"
         error.next_step = f"{error.next_step}, or {instead}"
         raise
-    for group, own in zip(job.optimizer.param_groups, settings, strict=True):
-        group.update(own)
-    restore_own_rng(tensors["rng"], rank=job.ddp.rank, device=device)
+    if with_optimizer:
+        _use_own_settings(job, saved.get("group_state"))
     if job.ddp.is_main_process() and "measured" in saved:
         with state.translated("progress"):
             job.meter.put(**saved["measured"])
     if hooks is not None:
         hooks.restore(snapshot)
         hooks.run.stop_reason = saved.get("stop_asked")
+    # Last: hooks may have drawn random numbers.
+    restore_own_rng(tensors["rng"], rank=job.ddp.rank, device=device)
+
+
+def _use_own_settings(job: Job, group_state: list[list[str]] | None) -> None:
+    """Give the optimizer the settings of this start, but for what it had changed itself. Its rate is set before each
+    step. None: a checkpoint of an earlier version, which did not record it."""
+    groups = job.optimizer.param_groups
+    with state.translated("progress"):
+        for group, own, changed in zip(groups, job.group_settings, group_state or [[]] * len(groups), strict=True):
+            group.update({name: value for name, value in own.items() if name not in changed})
 
 
 def _restore_data(job: Job, snapshot: store.Snapshot) -> None:

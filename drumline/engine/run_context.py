@@ -12,7 +12,7 @@ from typing import Any
 
 from drumline.config.schema import Config
 from drumline.distributed.determinism import platform_facts
-from drumline.engine.job import Job, Progress, flat
+from drumline.engine.job import Job, Progress, flat, run_length
 from drumline.engine.run_folder import RunFolder
 from drumline.engine.task_hooks import TaskHooks
 from drumline.errors import UsageError
@@ -190,7 +190,7 @@ class Throughput:
 
 @dataclass(frozen=True)
 class RunContext:
-    """One object for the whole run; only `progress`, `throughput` and `metrics` change."""
+    """One object for the whole run; only `progress` and `throughput` change."""
 
     request: RunRequest
     job: Job
@@ -200,8 +200,6 @@ class RunContext:
     hooks: TaskHooks | None = None
     """None: the task has none."""
     throughput: Throughput = field(default_factory=Throughput)
-    metrics: dict[str, Any] = field(default_factory=dict)
-    """The metrics of the latest evaluation: numbers and nested lists of numbers."""
 
     def __post_init__(self) -> None:
         self.progress.last_step = self.total_steps
@@ -215,6 +213,11 @@ class RunContext:
         return RunFolder(self.request.run)
 
     @property
+    def metrics(self) -> dict[str, Any]:
+        """The metrics of the latest evaluation."""
+        return self.progress.metrics
+
+    @property
     def epoch(self) -> int:
         """The epoch of the latest step, counted from 1."""
         cursor = self.progress.cursor
@@ -225,13 +228,18 @@ class RunContext:
         if self.hooks is not None:
             self.hooks.call(moment, step=self.progress.step, epoch=self.epoch, metrics=self.metrics, only=only)
 
+    def fail_hooks(self, error: BaseException) -> None:
+        """Call `failure` of the task's hooks: this rank ends with this error."""
+        if self.hooks is not None:
+            self.hooks.fail(error, step=self.progress.step, epoch=self.epoch, metrics=self.metrics)
+
     def end_if(self, num_votes: float) -> None:
         """Collective: end the run after this step if `num_votes`, the number of ranks that ask for it, is not 0."""
         if self.hooks is None or not num_votes:
             return
         progress = self.progress
         if progress.step < progress.last_step:
-            progress.stopped = {"reason": self.hooks.pending_reason(), "total_steps": self.total_steps}
+            progress.stopped = {"reason": self.hooks.pending_reason(), **run_length(self.config.train)}
             progress.last_step = progress.step
         self.hooks.run.stop_reason = None
 

@@ -33,6 +33,7 @@ from drumline.data.ledger import Ledger, num_steps, to_json
 from drumline.distributed.collectives import all_sum, gather_json
 from drumline.distributed.wrap import LiveBuffers
 from drumline.engine.job import Job, Progress
+from drumline.engine.optimizer import group_state
 from drumline.engine.run_context import RunContext
 from drumline.engine.task_hooks import TaskHooks
 from drumline.errors import log
@@ -127,9 +128,10 @@ def gather_state(
     data = _gather_data_state(job)
     # Being copied to the host: complete when a copy that is started later is.
     sums = all_sum(job.meter.peek()).to("cpu", non_blocking=device.type == "cuda")
-    stop: dict[str, Any] = {}
+    of_run: dict[str, Any] = {}
     if hooks is not None:
-        stop = {"stop_asked": hooks.pending_reason(), "stopped": progress.stopped}
+        of_run = {"stop_asked": hooks.pending_reason(), "stopped": progress.stopped, "metrics": progress.metrics}
+    of_hooks = store.Snapshot({}, {}) if hooks is None else hooks.capture()  # on every rank: it may be collective
     if not is_writer:
         return None
     measured: dict[str, Any] = {"names": job.meter.names}
@@ -143,10 +145,10 @@ def gather_state(
             "saved_step": progress.saved_step,
             "measured": measured,
             "facts": dict(facts),
-            **stop,
+            "group_state": group_state(job.optimizer, job.group_settings),
+            **of_run,
         },
     )
-    of_hooks = store.Snapshot({}, {}) if hooks is None else hooks.capture()
     documents = {**snapshot.documents, **of_hooks.documents, **data.documents}
     live, own = {**snapshot.tensors, **of_hooks.tensors}, {"rng": rng, **data.tensors}
     return GatheredState(live, own, documents, lambda: measured.update(sums=sums.tolist()))
@@ -235,6 +237,12 @@ class Saver:
         if (written := self.writer.take()) is not None:
             paused_s = max(self._paused_s, written.pop("copy_s"))
             self._context.reporter.report("checkpoint", **written, blocked_s=paused_s)
+
+    def finish(self) -> None:
+        """Wait for the checkpoint that is being written, and report it."""
+        if self.writer.is_busy:
+            self._job.heartbeat.mark(Phase.SAVE)
+        self.report()
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Finish the checkpoint that is being written, however the loop ends. Its error never hides another one."""

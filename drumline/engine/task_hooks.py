@@ -4,14 +4,15 @@ to end the run because a hook asked for it."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from drumline.checkpoint.optimizer_state import decode_state, encode_state
-from drumline.checkpoint.state import translated
+from drumline.checkpoint.state import capture_rng, restore_rng, translated
 from drumline.checkpoint.store import Snapshot
 from drumline.config.schema import Config
 from drumline.distributed.collectives import check_same, gather_json
@@ -35,24 +36,35 @@ class TaskHooks:
 
     def call(self, moment: str, *, step: int, epoch: int, metrics: Mapping[str, Any], only: Hook | None = None) -> None:
         """Call this method of every hook, or of one. Collective where a hook's is."""
-        run = self.run
-        run.step, run.epoch, run.metrics = step, epoch, metrics
         self._job.heartbeat.mark(Phase.BETWEEN)
-        run.task._log = run.log
-        try:
-            for hook in self.hooks if only is None else (only,):
+        hooks = self.hooks if only is None else (only,)
+        # The checkpoint of this step has the random numbers of the moment before.
+        draws = _own_draws(self.run.device) if moment in ("start", "after_save") else nullcontext()
+        with draws, self._logging(step, epoch, metrics) as run:
+            # Hooks nest around an evaluation: the last one to change the model is the first to put it back.
+            for hook in hooks[::-1] if moment == "after_evaluation" else hooks:
                 with _named(hook, moment):
                     getattr(hook, moment)(run)
+
+    def fail(self, error: BaseException, *, step: int, epoch: int, metrics: Mapping[str, Any]) -> None:
+        """This rank ends with this error. What a hook raises about it does not hide it."""
+        with self._logging(step, epoch, metrics) as run:
+            for hook in self.hooks:
+                try:
+                    hook.failure(run, error)
+                except Exception as also:
+                    log.warning(f"the hook {type(hook).__name__}.failure() failed: {summary(also)}")
+
+    @contextmanager
+    def _logging(self, step: int, epoch: int, metrics: Mapping[str, Any]) -> Iterator[Run]:
+        """The run at this moment. The task may log meanwhile."""
+        run = self.run
+        run.step, run.epoch, run.metrics = step, epoch, metrics
+        run.task._log = run.log
+        try:
+            yield run
         finally:
             run.task._log = None
-
-    def fail(self, error: BaseException) -> None:
-        """This rank ends with this error. What a hook raises about it does not hide it."""
-        for hook in self.hooks:
-            try:
-                hook.failure(self.run, error)
-            except Exception as also:
-                log.warning(f"the hook {type(hook).__name__}.failure() failed: {summary(also)}")
 
     # The end of the run: each rank has its own reason, or none, and all must end at the same step.
 
@@ -137,6 +149,7 @@ def make_hooks(
         world_size=ddp.world_size,
         device=ddp.device,
         folder=folder,
+        has_eval_data=bool(job.eval_loaders),
         _report=report,
     )
     return TaskHooks(hooks, run, job)
@@ -150,6 +163,16 @@ def hooks_after_step(hooks: TaskHooks) -> list[Hook]:
 def hooks_before_evaluation(hooks: TaskHooks) -> list[Hook]:
     """Those that may change what is evaluated."""
     return [hook for hook in hooks.hooks if _overrides(hook, "before_evaluation")]
+
+
+@contextmanager
+def _own_draws(device: torch.device) -> Iterator[None]:
+    """Random numbers that are drawn here do not change those of the training."""
+    before = capture_rng(device)
+    try:
+        yield
+    finally:
+        restore_rng(before, device)
 
 
 def _overrides(hook: Hook, method: str) -> bool:

@@ -105,8 +105,11 @@ def train(
             actions = between_steps(context, train_step, first_step, non_finite, notices, trace, saver, preemption)
             with _failure_in_hooks(context):
                 context.call_hooks("start")
+                if hooks is not None:
+                    hooks.capture()  # what cannot be saved is refused before the first step
                 Loop(context, train_step, saver.ledger, actions).run()
                 if not progress.is_stopping:
+                    saver.finish()
                     context.call_hooks("end")
         ddp._connection.heartbeat.mark(Phase.LEAVING)
 
@@ -136,7 +139,7 @@ def _failure_in_hooks(context: RunContext) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         if context.hooks is not None and is_own(error):
             context.job.ddp._connection.note_failure(error)  # a hook may block
-            context.hooks.fail(error)
+            context.fail_hooks(error)
         raise
 
 

@@ -1,7 +1,8 @@
 """Hooks: code of the user's that runs between steps, around evaluations and saves, and when a run ends or fails.
 
-A task lists them in `hooks()`. At each moment all of them run, on every rank, in the order of that list. They run
-between steps, never inside one, so a compiled or captured step skips none of them. `ready_hooks` has the usual ones.
+A task lists them in `hooks()`. At each moment all of them run, on every rank, in the order of that list; after an
+evaluation in reverse order, so that hooks that change the model for it nest. They run between steps, never inside one,
+so a compiled or captured step skips none of them. `ready_hooks` has the usual ones.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class Run:
     """The epoch of the latest step, counted from 1."""
     metrics: Mapping[str, Any] = field(default_factory=dict)
     """What the latest evaluation measured; empty before the first."""
+    has_eval_data: bool = True
+    """Whether there are evaluations."""
     stop_reason: str | None = None
     """What `stop` was called with on this rank, until all ranks have stopped."""
     _report: Callable[..., None] = field(repr=False)
@@ -69,7 +72,8 @@ class Run:
 class Hook:
     """Override the moments that you need, and `state_dict` and `load_state_dict` if the hook remembers something.
 
-    Every rank calls them, so a method may use collectives, except `failure`. What a method raises ends the run."""
+    Every rank calls them, so a method may use collectives, except `failure`. What a method raises ends the run. Random
+    numbers that `start`, `load_state_dict` and `after_save` draw do not change those of the training."""
 
     every_steps = 1
     """`after_step` is called when the number of steps done is a multiple of this."""
@@ -90,10 +94,12 @@ class Hook:
         """Before a checkpoint is made: the last moment for `state_dict` to change."""
 
     def after_save(self, run: Run) -> None:
-        """When the state is copied; the checkpoint may still be being written beside the next steps."""
+        """When the state is copied; the checkpoint may still be being written beside the next steps, and does not hold
+        what changes here: a `stop` is forgotten if the run is killed before the next save."""
 
     def end(self, run: Run) -> None:
-        """After the last step of a run that has finished or was stopped by `Run.stop`; not when it is preempted."""
+        """After the last step of a run that has finished or was stopped by `Run.stop`; not when it is preempted. On
+        rank 0 the last checkpoint is complete."""
 
     def failure(self, run: Run, error: BaseException) -> None:
         """On a rank that fails with an error of its own, before it exits; not on those that only lost that rank. No
@@ -101,7 +107,7 @@ class Hook:
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps of the hook: numbers, text, tensors, and lists, tuples and dicts of them; the same
-        on every rank. Rank 0's is saved."""
+        on every rank. Rank 0's is saved. Also called once at the start, so that what cannot be saved is found there."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -14,7 +14,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from torch.utils import _pytree as pytree
 
 from drumline.checkpoint.state import capture_rng, model_state, restore_rng
-from drumline.errors import UsageError, did_you_mean
+from drumline.errors import UsageError, did_you_mean, log
 from drumline.tasks.hook import Hook, Run
 from drumline.text import plural
 
@@ -99,10 +99,12 @@ def _average_type(tensor: Tensor) -> torch.dtype:
 
 class EarlyStopping(Hook):
     """Ends the run when a metric of the evaluation has not improved by more than `min_delta` in `patience` evaluations
-    in a row. A metric that is not finite has not improved."""
+    in a row. A metric that is not finite has not improved. A run that was stopped and is then made longer counts anew.
+
+    `higher_is_better` need not be given for a loss, nor for the task's `best_metric`, where the task says it."""
 
     def __init__(
-        self, metric: str = "loss", patience: int = 3, *, min_delta: float = 0.0, higher_is_better: bool = False
+        self, metric: str = "loss", patience: int = 3, *, min_delta: float = 0.0, higher_is_better: bool | None = None
     ) -> None:
         if patience < 1 or min_delta < 0:
             raise UsageError(
@@ -110,10 +112,21 @@ class EarlyStopping(Hook):
                 next_step="use a patience from 1 on, and a min_delta from 0 on",
             )
         self._metric, self._patience = metric, patience
-        self._min_delta, self._sign = min_delta, 1.0 if higher_is_better else -1.0
+        self._min_delta, self._higher_is_better = min_delta, higher_is_better
         self.best: float | None = None
         self.num_without = 0
         """Evaluations since the best."""
+
+    def start(self, run: Run) -> None:
+        if self._higher_is_better is None and self._metric == run.task.best_metric:
+            self._higher_is_better = run.task.higher_is_better
+        if self._higher_is_better is None and self._metric.rpartition("/")[2] != "loss":
+            raise UsageError(
+                f"whether a higher {self._metric} is better is not known",
+                next_step="give EarlyStopping higher_is_better=True or False",
+            )
+        if not run.has_eval_data and run.rank == 0:
+            log.warning("EarlyStopping never stops this run: there is no eval_data(), so nothing is evaluated")
 
     def after_evaluation(self, run: Run) -> None:
         value = run.metrics.get(self._metric)
@@ -123,7 +136,8 @@ class EarlyStopping(Hook):
                 f"the evaluation does not report {self._metric!r}: {did_you_mean(self._metric, known)}",
                 next_step="give EarlyStopping a metric of the evaluation",
             )
-        is_better = self.best is None or self._sign * (value - self.best) > self._min_delta
+        sign = 1.0 if self._higher_is_better else -1.0
+        is_better = self.best is None or sign * (value - self.best) > self._min_delta
         if math.isfinite(value) and is_better:
             self.best, self.num_without = float(value), 0
             return
@@ -131,6 +145,7 @@ class EarlyStopping(Hook):
         if self.num_without >= self._patience:
             best = "" if self.best is None else f"; the best was {self.best:.6g}"
             run.stop(f"{self._metric} has not improved in {plural(self.num_without, 'evaluation')}{best}")
+            self.num_without = 0
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best, "num_without": self.num_without}

@@ -38,7 +38,7 @@ from drumline.metrics.events import read_events
 from drumline.tasks import ImageClassification
 from drumline.tasks.base import Loss
 from drumline.tasks.built_in import Synthetic
-from drumline.tasks.hook import Hook
+from drumline.tasks.hook import Hook, Run
 from drumline.tasks.ready_hooks import EMA
 from tests.jobs import assert_same_bits, newest
 from tests.ranks import run_ranks
@@ -239,12 +239,23 @@ class Hooked(ImageClassification):
         return model
 
 
+class HooksAtStart(ImageClassification):
+    def hooks(self) -> list[Hook]:
+        return [Registers()]
+
+
+class Registers(Hook):
+    def start(self, run: Run) -> None:
+        run.model.register_forward_hook(lambda *_: None)
+
+
 REASONS = {
     Waits: "it waits for the device at test_graph_step_cuda.py:",
     Synchronises: "CUDA cannot capture it at test_graph_step_cuda.py:",
     DrawsOnTheHost: "it draws random numbers on the host (random), and a replayed step would repeat the same ones",
     Counts: "Counts.count changes from step to step (",
     Hooked: "MiniResNet has a hook, which a replayed step would not call",
+    HooksAtStart: "MiniResNet has a hook, which a replayed step would not call",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,9 @@ import torch
 
 from drumline.checkpoint import store
 from drumline.config.schema import CheckpointConfig, Config, DistConfig
-from drumline.errors import UsageError
+from drumline.errors import CheckpointError, UsageError
 from drumline.metrics.events import read_events
-from tests.hooked_jobs import Failing, Hooked, Recorded, Recorder, Stopped, Thawed
+from tests.hooked_jobs import Failing, FailsInASchedule, Hooked, Recorded, Recorder, Stopped, Thawed, Unsavable
 from tests.jobs import assert_same_bits, make_config, newest, train_here
 from tests.multiproc.test_resume import EVERY_STEP, interrupted_at
 from tests.ranks import RanksFailed, run_ranks
@@ -23,19 +24,24 @@ def events_of(run: Path, kind: str, rank: int = 0) -> list[dict[str, Any]]:
     return [event for event in read_events(run / "events" / f"rank-{rank:05d}.jsonl") if event["kind"] == kind]
 
 
-def test_every_moment_comes_in_the_order_of_the_list(tmp_path: Path) -> None:
+def test_every_moment_comes_in_the_order_of_the_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an evaluation in reverse; at the end the last checkpoint is complete, however slow the disk is."""
     Recorder.records.clear()
+    write = store.write
+    monkeypatch.setattr(store, "write", lambda *given, **named: (time.sleep(0.2), write(*given, **named))[1])
     config = make_config(epochs=1, checkpoint=CheckpointConfig(every_steps=4))
     train_here(config, Recorded, tmp_path)
-    at_the_end = ["before_evaluation", "after_evaluation", "before_save", "after_save", "end"]
+    names = ("first", "second")
     assert Recorder.records == [
         ("first", "start", 0),
         ("second", "start", 0),
         ("first", "after_step", 2),
         ("first", "after_step", 4),
         ("second", "after_step", 4),
-        *((name, moment, 4) for moment in ("before_save", "after_save") for name in ("first", "second")),
-        *((name, moment, 5) for moment in at_the_end for name in ("first", "second")),
+        *((name, moment, 4) for moment in ("before_save", "after_save") for name in names),
+        *((name, "before_evaluation", 5) for name in names),
+        *((name, "after_evaluation", 5) for name in reversed(names)),
+        *((name, moment, 5) for moment in ("before_save", "after_save", "end") for name in names),
     ]
     logged = events_of(tmp_path, "logged")
     (evaluation,) = events_of(tmp_path, "evaluation")
@@ -58,7 +64,7 @@ def test_one_rank_asks_to_stop_and_all_end_after_the_next_log_line_also_after_a_
     interrupted_at(3, 2, config, Stopped, tmp_path)
     ends = run_ranks(2, train_here, config, Stopped, tmp_path)
     for end in (*whole, *ends):
-        assert (end.step, end.stopped) == (4, {"reason": reason, "total_steps": 10})
+        assert (end.step, end.stopped) == (4, {"reason": reason, "unit": "epochs", "length": 2})
     assert_same_bits(newest(tmp_path), newest(tmp_path / "whole"))
     assert [event["step"] for event in events_of(tmp_path, "evaluation")] == [4], "as at the end of any run"
     assert [event["stopped"] for rank in (0, 1) for event in events_of(tmp_path, "end", rank)] == [reason] * 2
@@ -72,6 +78,10 @@ def test_one_rank_asks_to_stop_and_all_end_after_the_next_log_line_also_after_a_
     )
     with pytest.raises(UsageError, match=r"has finished at step 4, and was trained with other settings: optim\.lr"):
         train_here(replace(config, optim=replace(config.optim, lr=0.5)), Stopped, tmp_path)
+    with pytest.raises(
+        UsageError, match=r"has finished at step 4, .* train\.batch_size 8 -> 4"
+    ):  # more steps, same epochs
+        train_here(make_config(batch_size=4, checkpoint=EVERY_STEP), Stopped, tmp_path)
     longer = train_here(make_config(epochs=3, checkpoint=EVERY_STEP), Stopped, tmp_path)
     assert (longer.step, longer.stopped) == (15, None)
 
@@ -86,6 +96,19 @@ def test_a_failing_hook_is_named_and_only_its_rank_hears_of_the_failure(tmp_path
     assert (tmp_path / "failed-1").read_text() == "2 the disk is full of bees"
     (warning,) = events_of(tmp_path, "warning", rank=1)
     assert warning["message"] == "the hook Fails.failure() failed: OSError: and now the network"
+
+
+def test_a_hook_that_only_hears_of_failures_knows_the_moment_and_may_log(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no such step"):
+        train_here(make_config(), FailsInASchedule, tmp_path)
+    (logged,) = events_of(tmp_path, "logged")
+    assert (logged["step"], logged["value"]) == (7, "no such step at 7 of epoch 2 with ['loss', 'accuracy']")
+
+
+def test_a_state_that_cannot_be_saved_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"the hook KeepsTheModel.state_dict(): 0/model cannot be saved"):
+        train_here(make_config(), Unsavable, tmp_path)
+    assert not events_of(tmp_path, "train")
 
 
 def at_step(run: Path, step: int) -> store.Snapshot:

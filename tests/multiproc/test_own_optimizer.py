@@ -23,15 +23,17 @@ from tests.multiproc.test_task_metrics import MedianMargin
 
 
 class Momentum(Optimizer):
-    """As people write their own: one state tensor, plain text and a number beside it, and a count of no parameter."""
+    """As people write their own: one state tensor, plain text and a number beside it, a count of no parameter, and one
+    in each group."""
 
     def __init__(self, params: Any, lr: float) -> None:
-        super().__init__(params, {"lr": lr})
+        super().__init__(params, {"lr": lr, "taken": 0})
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         self.state["all"]["steps"] = self.state["all"].get("steps", 0) + 1  # type: ignore[index]
         for group in self.param_groups:
+            group["taken"] += 1
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
@@ -39,7 +41,8 @@ class Momentum(Optimizer):
                 mean = state.setdefault("mean", torch.zeros_like(parameter))
                 state["kind"], state["updates"] = "lerp", state.get("updates", 0) + 1
                 mean.lerp_(parameter.grad, 0.1 + 1 / (state["updates"] + 1))
-                parameter.sub_(mean * (group["lr"] / self.state["all"]["steps"] ** 0.1))  # type: ignore[index]
+                fall = (group["taken"] * self.state["all"]["steps"]) ** 0.1  # type: ignore[index]
+                parameter.sub_(mean * (group["lr"] / fall))
 
 
 class OwnOptimizer(Everything):

@@ -133,6 +133,10 @@ class GraphStep:
         return True
 
     def _capture(self, shape: Shape, step: Step, micro_batches: list[MicroBatch]) -> CapturedStep | None:
+        if reason := find_hook(self._job.model, self._job.optimizer):  # registered since the start
+            self._turn_off(reason)
+            self._run(step)
+            return None
         device, meter = self._job.ddp.device, self._job.meter
         rng, weight = torch.cuda.get_rng_state(device), meter.host_weight
         try:

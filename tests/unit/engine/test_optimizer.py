@@ -13,6 +13,8 @@ from drumline.engine.optimizer import (
     LearningRates,
     check_own_optimizer,
     check_steps,
+    group_settings,
+    group_state,
     make_capturable,
     make_optimizer,
     peak_rate,
@@ -221,3 +223,16 @@ def test_an_own_optimizer_must_train_the_whole_model() -> None:
 def test_a_closure_that_may_be_left_out_is_no_hindrance() -> None:
     optimizer = AdamW(network().parameters())
     assert check_steps(optimizer) is optimizer
+
+
+def test_what_an_optimizer_changes_in_its_groups_is_state() -> None:
+    first, second = nn.Linear(2, 2).parameters()
+    optimizer = SGD([{"params": [first]}, {"params": [second], "weight_sum": 0.0}], lr=0.1, momentum=0.9)
+    for group in optimizer.param_groups:
+        group["seen"] = [1, 2]
+    built = group_settings(optimizer)
+    assert group_state(optimizer, built) == [[], []]
+    optimizer.param_groups[0]["seen"].append(3)
+    optimizer.param_groups[0]["lr"] = 0.2  # the schedule's
+    optimizer.param_groups[1].update(weight_sum=0.5, momentum=torch.tensor(0.9))
+    assert group_state(optimizer, built) == [["seen"], ["weight_sum", "momentum"]]

@@ -18,6 +18,7 @@ from drumline.engine.task_hooks import TaskHooks, make_hooks
 from drumline.errors import CheckpointError, UsageError
 from drumline.tasks.base import Task
 from drumline.tasks.hook import Hook, Run
+from drumline.tasks.ready_hooks import EMA
 from drumline.watch.heartbeat import HeartbeatWriter
 
 NOW: dict[str, Any] = {"step": 3, "epoch": 1, "metrics": {}}
@@ -26,7 +27,13 @@ NOW: dict[str, Any] = {"step": 3, "epoch": 1, "metrics": {}}
 def hooks_of(hooks: Sequence[Any], task: type[Task] = Task) -> TaskHooks | None:
     ddp = SimpleNamespace(host="a", device=torch.device("cpu"), rank=0, world_size=1)
     own = type(task.__name__, (task,), {"hooks": lambda self: hooks})
-    parts = {"ddp": ddp, "model": nn.Linear(1, 1), "optimizer": None, "heartbeat": HeartbeatWriter()}
+    parts = {
+        "ddp": ddp,
+        "model": nn.Linear(1, 1),
+        "optimizer": None,
+        "heartbeat": HeartbeatWriter(),
+        "eval_loaders": {},
+    }
     job: Any = SimpleNamespace(task=own(Config()), **parts)
     return make_hooks(job, Config(), Path("run"), lambda *_, **__: None, 10)
 
@@ -132,6 +139,20 @@ def test_an_error_names_the_hook() -> None:
         CheckpointError, match=r"the hook Raises.state_dict\(\): 1/model cannot be saved: it is a Linea"
     ):
         hooks.capture()
+
+
+def test_hooks_that_change_the_model_for_an_evaluation_nest() -> None:
+    hooks = some(EMA(0.5), EMA(0.9))
+    hooks.call("start", **NOW)
+    weight: Any = hooks.run.model.weight
+    with torch.no_grad():
+        weight.add_(1.0)
+    trained = weight.clone()
+    for moment in ("after_step", "before_evaluation"):
+        hooks.call(moment, **NOW)
+    assert not torch.equal(weight, trained)
+    hooks.call("after_evaluation", **NOW)
+    assert torch.equal(weight, trained)
 
 
 def test_the_task_logs_in_hooks_only() -> None:

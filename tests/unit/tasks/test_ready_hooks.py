@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from drumline.config.schema import Config, DistConfig, TrainConfig
 from drumline.errors import UsageError
+from drumline.tasks.base import Task
 from drumline.tasks.hook import Run
 from drumline.tasks.ready_hooks import EMA, EarlyStopping, LogSamples, Unfreeze
 
@@ -104,7 +105,7 @@ def stops_after(hook: EarlyStopping, values: list[float]) -> int | None:
     """After which evaluation, counted from 1."""
     run = make_run()
     for number, value in enumerate(values, 1):
-        run.metrics = {"loss": value, "accuracy": value}
+        run.metrics = {"loss": value, "accuracy": value, "val/loss": value}
         hook.after_evaluation(run)
         if run.stop_reason is not None:
             return number
@@ -125,6 +126,42 @@ def test_it_stops_when_nothing_has_improved(
     make: Callable[[], EarlyStopping], values: list[float], expected: int | None
 ) -> None:
     assert stops_after(make(), values) == expected
+
+
+@pytest.mark.parametrize(
+    ("metric", "best", "higher", "expected"),
+    [
+        ("accuracy", "accuracy", True, None),
+        ("accuracy", "accuracy", False, 2),
+        ("val/loss", "accuracy", True, 2),
+        ("loss", "loss", False, 2),
+    ],
+)
+def test_the_task_knows_whether_higher_is_better(metric: str, best: str, higher: bool, expected: int | None) -> None:
+    hook = EarlyStopping(metric, 1)
+    hook.start(make_run(task=SimpleNamespace(best_metric=best, higher_is_better=higher)))
+    assert stops_after(hook, [0.5, 0.6, 0.7]) == expected
+
+
+def test_which_values_are_better_must_be_known() -> None:
+    run = make_run(task=SimpleNamespace(best_metric="loss", higher_is_better=False))
+    with pytest.raises(UsageError, match="a higher f1 is better is not known\n  try: give EarlyStopping higher_is"):
+        EarlyStopping("f1").start(run)
+    EarlyStopping("f1", higher_is_better=False).start(run)
+
+
+def test_without_evaluations_it_warns(caplog: pytest.LogCaptureFixture) -> None:
+    for rank in (0, 1):
+        EarlyStopping(higher_is_better=False).start(make_run(rank=rank, has_eval_data=False, task=Task(Config())))
+    assert [record.getMessage() for record in caplog.records] == [
+        "EarlyStopping never stops this run: there is no eval_data(), so nothing is evaluated"
+    ]
+
+
+def test_a_stopped_run_that_is_made_longer_counts_anew() -> None:
+    hook = EarlyStopping("loss", 2)
+    assert stops_after(hook, [1.0, 2.0, 2.0]) == 3
+    assert stops_after(hook, [2.0, 2.0]) == 2
 
 
 def test_a_resumed_one_counts_on() -> None:
