@@ -120,7 +120,11 @@ def make_eval_loaders(
     config: Config, task: Task, ddp: DDPManager, sets: Mapping[str, Any]
 ) -> dict[str, EvaluationLoader]:
     """Of sets that `check_same_data` has compared."""
-    options = {**loading_options(config, task), "batch_size": config.train.eval_batch_size, "compare": False}
+    options: dict[str, Any] = {
+        **loading_options(config, task),
+        "batch_size": config.train.eval_batch_size,
+        "compare": False,
+    }
     return {name: ddp.loader(data, train=False, **options) for name, data in sets.items()}
 
 

@@ -177,7 +177,7 @@ def build_job(
     data_fingerprint = fingerprint(train_data)
     # Elastic mode also compares the machines.
     machine = platform_facts(device) if config.train.exact == "elastic" else {}
-    facts = {"the training data": data_fingerprint, **evaluation_facts(eval_sets)}
+    facts: dict[str, Any] = {"the training data": data_fingerprint, **evaluation_facts(eval_sets)}
     check_same_data(ddp, facts | {f"the {name}": value for name, value in machine.items()})
     loader = _make_loader(config, task, ddp, batch, train_data)
     eval_loaders = make_eval_loaders(config, task, ddp, eval_sets)

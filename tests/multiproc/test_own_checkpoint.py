@@ -40,8 +40,9 @@ class SeenHere:
 @contextmanager
 def watched_log() -> Iterator[list[str]]:
     """The warnings of Drumline meanwhile."""
+    messages: list[str] = []
     with patch.object(log, "warning") as warning:
-        yield (messages := [])
+        yield messages
     messages += [str(call.args[0]) for call in warning.call_args_list]
 
 

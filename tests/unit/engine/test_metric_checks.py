@@ -91,10 +91,11 @@ def test_a_collection_has_no_groups_and_its_members_are_checked_by_name() -> Non
     whole = WholeState()
     whole.add_state("total", torch.tensor(0.0), dist_reduce_fx="sum")
     members = {"first": SumMetric(), "second": SumMetric()}
-    [(name, made)] = make_metrics(task_with(both=MetricCollection(members, prefix="my-")), ONE_OF_TWO).items()
-    update_metrics({name: made}, torch.tensor([1.0, 2.0]))
-    assert compute_metrics({name: made}, ALONE, is_updated=True) == {"both/my-first": 3.0, "both/my-second": 3.0}
-    assert made.compute_groups == {}
+    found = make_metrics(task_with(both=MetricCollection(members, prefix="my-")), ONE_OF_TWO)
+    update_metrics(found, torch.tensor([1.0, 2.0]))
+    assert compute_metrics(found, ALONE, is_updated=True) == {"both/my-first": 3.0, "both/my-second": 3.0}
+    both: Any = found["both"]
+    assert both.compute_groups == {}
     with pytest.raises(UsageError, match="the metric 'both/whole' cannot be merged over ranks"):
         make_metrics(task_with(both=MetricCollection({"whole": whole})), ONE_OF_TWO)
 
