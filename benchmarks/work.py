@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from drumline.config.schema import Config
 from drumline.distributed.determinism import seed_shared
-from drumline.engine.job import make_autocast
+from drumline.engine.evaluation_job import make_autocast
 from drumline.models import build_model
 
 Batch = tuple[Tensor, Tensor]

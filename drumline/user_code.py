@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 from drumline.errors import UsageError, did_you_mean
 
-_PACKAGE = str(Path(__file__).parent)
-_PYTHON = str(Path(inspect.__file__).parent)
+_PACKAGE = f"{Path(__file__).parent}/"
+_PYTHON = f"{Path(inspect.__file__).parent}/"
 Built = TypeVar("Built")
 
 
@@ -30,7 +30,7 @@ def is_users_file(filename: str) -> bool:
     """Whether a frame of a traceback is in the user's code, or in a library that it calls: not in Drumline, torch or
     Python's own library."""
     torch = sys.modules.get("torch")
-    of_torch = (str(Path(torch.__file__).parent),) if torch is not None and torch.__file__ else ()
+    of_torch = (f"{Path(torch.__file__).parent}/",) if torch is not None and torch.__file__ else ()
     is_pythons = filename.startswith(_PYTHON) and "-packages" not in filename
     return not is_pythons and not filename.startswith(("<", _PACKAGE, *of_torch))
 

@@ -27,6 +27,7 @@ from drumline.checkpoint.store import Snapshot, WritingRank
 from drumline.distributed.collectives import broadcast_json, broadcast_tensors
 from drumline.distributed.wrap import LiveBuffers, unwrap_model
 from drumline.errors import CheckpointError, CheckpointMismatchError, UsageError, log
+from drumline.text import join_names
 from drumline.untrusted import make_own_folder
 
 
@@ -62,7 +63,8 @@ class Checkpoint:
         """Collective: put everything back to where the newest complete checkpoint was taken, the random numbers of all
         ranks too; returns its step. 0: there is none, and the run begins.
 
-        One that is corrupt or not finite is skipped, with a warning, for the one before it."""
+        One that is corrupt or not finite is skipped, with a warning, for the one before it. If none is finite,
+        the newest is loaded, with a warning."""
         with self._saving():
             self._has_resumed = True
             if (snapshot := self._read()) is None:
@@ -72,10 +74,7 @@ class Checkpoint:
             for name in self._objects:
                 self._restore(name, snapshot)
             if progress["world_size"] != self._world_size and self._me.rank == 0:
-                log.warning(
-                    f"the number of ranks changed since the checkpoint: {progress['world_size']} -> "
-                    f"{self._world_size}; the samples of a loader are the same, but not the bits"
-                )
+                log.warning(self._about_ranks(progress["world_size"], snapshot.documents))
             restore_own_rng(rng, rank=self._me.rank, device=self._device)
             return int(progress["step"])
 
@@ -164,6 +163,11 @@ class Checkpoint:
             read = None if path is None else store.read(path)
             for corrupt, reason in skipped if path else ():
                 log.warning(f"the checkpoint {corrupt} was skipped: {reason}")
+            if path is not None and (tensor := catalog.check_sizes(path).non_finite) is not None:
+                log.warning(
+                    f"no checkpoint is finite: {tensor} of {path} is not; to start again, give ddp.checkpoint another "
+                    "folder"
+                )
         found: list[Any] = [None, []] if read is None else [read.documents, list(read.tensors)]
         documents, files, newest = broadcast_json([*found, skipped[0][1] if skipped else None], device=self._device)
         if documents is None and newest is not None:
@@ -187,6 +191,17 @@ class Checkpoint:
                 load_optimizer_state(self._models_of(one), one, tensors, document)
             else:
                 _load(one, state_of_rank(document, tensors, self._me.rank))
+
+    def _about_ranks(self, saved: int, documents: Mapping[str, Any]) -> str:
+        """The warning that the number of ranks has changed; it names the objects with a state for each rank."""
+        message = f"the number of ranks changed since the checkpoint: {saved} -> {self._world_size}"
+        own = [name for name in self._objects if len(documents[name].get("ranks", ())) > 1]
+        if not own:
+            return f"{message}; the samples of a loader are the same, but not the bits"
+        copied = f"ranks from {saved} on get a copy of the state of rank {saved - 1}"
+        lost = f"the states of ranks from {self._world_size} on are not used"
+        effect = copied if saved < self._world_size else lost
+        return f"{message}; each rank had its own state of {join_names(own)}: {effect}"
 
     def _check_can_save(self, step: int) -> None:
         if not self._has_resumed:

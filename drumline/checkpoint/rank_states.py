@@ -14,14 +14,15 @@ from blake3 import blake3
 from torch import Tensor
 
 from drumline.checkpoint.optimizer_state import decode_state
-from drumline.distributed.collectives import gather_json, gather_tensors
+from drumline.distributed.collectives import gather_json, gather_on_main
 from drumline.distributed.tensor_hash import hash_tensors
 
 
 def gather_states(
     document: Any, tensors: Mapping[str, Tensor], *, device: torch.device
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Collective: from this rank's encoded state (`encode_state`), a document and tensors with those of all ranks."""
+    """Collective: from this rank's encoded state (`encode_state`), a document with those of all ranks and, on rank 0
+    alone, their tensors, which may be large."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     shapes = {
         name: [str(one.dtype).removeprefix("torch."), list(one.shape), one.nbytes] for name, one in tensors.items()
@@ -29,14 +30,12 @@ def gather_states(
     pieces = [tensor.reshape(-1).view(torch.uint8) for tensor in tensors.values()]
     content = torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.uint8)
     everyone = gather_json([document, shapes, content.numel()], device=device)
-    padded = torch.zeros(max(size for _, _, size in everyone), dtype=torch.uint8)
-    padded[: content.numel()] = content
-    contents = gather_tensors(padded, device=device) if padded.numel() else [padded] * len(everyone)
+    contents = gather_on_main(content, [size for _, _, size in everyone], device=device)
     gathered = {}
-    for rank, (_, theirs, _) in enumerate(everyone):
+    for rank, ((_, theirs, _), received) in enumerate(zip(everyone, contents, strict=False)):
         start = 0
         for name, (dtype, shape, size) in theirs.items():
-            piece = contents[rank][start : start + size].clone()
+            piece = received[start : start + size].clone()
             gathered[f"{rank}/{name}"] = piece.view(getattr(torch, dtype)).reshape(shape)
             start += size
     return rank_documents([document for document, _, _ in everyone], has_tensors=bool(gathered)), gathered

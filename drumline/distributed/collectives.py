@@ -7,7 +7,7 @@ does not wait for its device.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import blake3
@@ -18,6 +18,9 @@ from torch import Tensor, nn
 from drumline.distributed.tensor_hash import hash_tensors
 from drumline.errors import PreflightError
 from drumline.text import by_rank
+
+PIECE_BYTES = 1 << 24
+"""Of what `gather_on_main` sends at once from each rank."""
 
 
 def all_sum(tensor: Tensor) -> Tensor:
@@ -47,6 +50,24 @@ def gather_json(value: Any, *, device: torch.device) -> list[Any]:
     padded[: encoded.numel()] = encoded
     parts = gather_tensors(padded, device=device)
     return [_decode(part[: int(size)]) for part, size in zip(parts, sizes, strict=True)]
+
+
+def gather_on_main(content: Tensor, sizes: Sequence[int], *, device: torch.device) -> list[Tensor]:
+    """Collective: the bytes of every rank, which have these sizes, on rank 0, on the CPU; nothing on the others. They
+    travel in pieces, so that a device holds little of them at once."""
+    if _is_alone():
+        return [content]
+    is_main, longest = dist.get_rank() == 0, max(sizes)
+    received = [torch.empty(size, dtype=torch.uint8) for size in sizes] if is_main else []
+    for start in range(0, longest, PIECE_BYTES):
+        end = min(start + PIECE_BYTES, longest)
+        piece = torch.zeros(end - start, dtype=torch.uint8, device=device)
+        piece[: len(content[start:end])] = content[start:end]
+        pieces = [torch.empty_like(piece) for _ in sizes] if is_main else None
+        dist.gather(piece, pieces, dst=0)
+        for whole, part in zip(received, pieces or (), strict=True):
+            whole[start:end] = part[: len(whole[start:end])]
+    return received
 
 
 def broadcast_json(value: Any, *, device: torch.device) -> Any:

@@ -13,7 +13,7 @@ from torch import Tensor
 from drumline.data.evaluation_loader import EvaluationLoader
 from drumline.distributed.collectives import all_sum, broadcast_json
 from drumline.distributed.wrap import LiveBuffers
-from drumline.engine.job import Job
+from drumline.engine.evaluation_job import EvaluationJob
 from drumline.engine.task_metrics import compute_metrics, update_metrics
 from drumline.errors import TrainingError
 from drumline.metrics.meters import check_names
@@ -21,7 +21,7 @@ from drumline.watch.heartbeat import Phase
 
 
 @torch.no_grad()
-def evaluate(job: Job) -> dict[str, Any]:
+def evaluate(job: EvaluationJob) -> dict[str, Any]:
     """Collective: the mean loss and all metrics of the model, as it is now, over every sample of each evaluation set.
     Those of a set with a name are called `NAME/METRIC`."""
     job.heartbeat.mark(Phase.EVALUATION)
@@ -40,7 +40,7 @@ def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 @contextmanager
-def _evaluation_mode(job: Job) -> Iterator[None]:
+def _evaluation_mode(job: EvaluationJob) -> Iterator[None]:
     modes = [(module, module.training) for module in job.model.modules()]
     job.model.eval()
     job.task.training = False
@@ -52,7 +52,7 @@ def _evaluation_mode(job: Job) -> Iterator[None]:
             module.training = was_training
 
 
-def _evaluate_set(job: Job, loader: EvaluationLoader) -> dict[str, Any]:
+def _evaluate_set(job: EvaluationJob, loader: EvaluationLoader) -> dict[str, Any]:
     """Collective. A batch holds the same samples whatever the world size, every batch is summed by one rank, and the
     sums are added with exact rounding, in any order."""
     device = job.ddp.device
@@ -86,7 +86,7 @@ def _evaluate_set(job: Job, loader: EvaluationLoader) -> dict[str, Any]:
     return {**reported, **measured}
 
 
-def _sum_batches(job: Job, loader: EvaluationLoader) -> tuple[list[str], dict[int, Tensor]]:
+def _sum_batches(job: EvaluationJob, loader: EvaluationLoader) -> tuple[list[str], dict[int, Tensor]]:
     """The names of the metrics, and for each batch number a row: weight, loss, metrics."""
     names: list[str] = []
     sums = {}

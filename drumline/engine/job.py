@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -22,12 +21,22 @@ from torch.optim import Optimizer
 
 from drumline.config.schema import Config, TrainConfig
 from drumline.data.dataset import fingerprint
-from drumline.data.evaluation_loader import EvaluationLoader
 from drumline.data.sharding import Cursor
 from drumline.data.stream_loader import AnyLoader, StreamLoader
 from drumline.distributed.collectives import check_same, gather_json
 from drumline.distributed.determinism import platform_facts
-from drumline.distributed.wrap import LiveBuffers, gains_from_channels_last, has_batchnorm, unwrap_model
+from drumline.distributed.wrap import LiveBuffers, has_batchnorm, unwrap_model
+from drumline.engine.evaluation_job import (
+    EvaluationJob,
+    check_same_data,
+    evaluation_facts,
+    evaluation_sets,
+    is_channels_last,
+    loading_options,
+    make_autocast,
+    make_eval_loaders,
+    set_arithmetic,
+)
 from drumline.engine.optimizer import (
     FiniteSteps,
     LearningRates,
@@ -40,9 +49,9 @@ from drumline.engine.optimizer import (
 from drumline.engine.task_metrics import make_metrics
 from drumline.errors import UsageError, log
 from drumline.manager import DDPManager
-from drumline.metrics.meters import Meter, check_names
-from drumline.tasks.base import Metric, Task
-from drumline.watch.heartbeat import HeartbeatWriter, Phase
+from drumline.metrics.meters import Meter
+from drumline.tasks.base import Task
+from drumline.watch.heartbeat import Phase
 
 CAPTURING = ("graph", "compiled_graph", "auto")
 """The values of `train.step` that capture a graph, or may do so."""
@@ -81,24 +90,15 @@ class GlobalBatch:
 
 
 @dataclass(frozen=True)
-class Job:
+class Job(EvaluationJob):
     """What the step, the loop, evaluation and checkpoints work on."""
 
-    task: Task
-    ddp: DDPManager
-    model: nn.Module
-    """The task's own model, on the device."""
     applied: nn.Module
     """The wrapped model, called with a function of the model and its arguments; under DDP if there is a group."""
     optimizer: Optimizer
     rates: LearningRates
     scaler: GradScaler | None
-    autocast: AbstractContextManager[object]
     loader: AnyLoader
-    eval_loaders: Mapping[str, EvaluationLoader]
-    """The evaluation sets by name; a single one is called ''."""
-    metrics: Mapping[str, Metric]
-    """The task's own, for evaluations."""
     meter: Meter
     finite: FiniteSteps
     batch: GlobalBatch
@@ -110,28 +110,12 @@ class Job:
     captured_steps: WeakSet[Any] = field(default_factory=WeakSet)
     """The steps of `steps/graph.py` that are still in use."""
 
-    @property
-    def heartbeat(self) -> HeartbeatWriter:
-        return self.ddp._connection.heartbeat
-
-    @property
-    def eval_samples(self) -> int | None:
-        """Of all evaluation sets; None if the length of a stream is not known yet."""
-        sizes = [loader.num_samples for loader in self.eval_loaders.values()]
-        return None if None in sizes else sum(filter(None, sizes))
-
-    def reported(self, means: dict[str, float]) -> dict[str, float]:
-        """The numbers for the log: the task's `report` of the means."""
-        numbers = self.task.report(means)
-        check_names(numbers)
-        return numbers
-
     def close(self) -> None:
         """Release captured steps, which must not outlive the process group, and end the processes that load data."""
         for captured in self.captured_steps:
             captured.release()
-        for loader in (self.loader, *self.eval_loaders.values()):
-            loader.close()
+        self.loader.close()
+        super().close()
 
 
 def make_manager(config: Config, task: str = "", *, run: Path | None = None) -> DDPManager:
@@ -200,10 +184,14 @@ def build_job(
     if in_graph:
         leave_default_stream(device)
     batch = batch or choose_batch(config.train, world_size=ddp.world_size)
-    train_data, eval_sets = task.train_data(), _evaluation_sets(task)
+    train_data, eval_sets = task.train_data(), evaluation_sets(task)
     data_fingerprint = fingerprint(train_data)
-    _check_same_data(config, ddp, data_fingerprint, {name: fingerprint(data) for name, data in eval_sets.items()})
-    loader, eval_loaders = _make_loaders(config, task, ddp, batch, train_data, eval_sets)
+    # Elastic mode also compares the machines.
+    machine = platform_facts(device) if config.train.exact == "elastic" else {}
+    facts: dict[str, Any] = {"the training data": data_fingerprint, **evaluation_facts(eval_sets)}
+    check_same_data(ddp, facts | {f"the {name}": value for name, value in machine.items()})
+    loader = _make_loader(config, task, ddp, batch, train_data)
+    eval_loaders = make_eval_loaders(config, task, ddp, eval_sets)
     on_data()
     applied = _wrap(config, task.model(), ddp)
     model = unwrap_model(applied)
@@ -253,69 +241,18 @@ def leave_default_stream(device: torch.device) -> None:
         torch.cuda.set_stream(own)
 
 
-def set_arithmetic(train: TrainConfig, device: torch.device) -> None:
-    """Set TF32 and cuDNN's search for kernels, for the whole process."""
-    if device.type != "cuda":
-        return
-    if train.tf32 != "auto":
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = train.tf32 == "on"
-    torch.backends.cudnn.benchmark = train.cudnn_benchmark
-
-
-def make_autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """A context for forward passes, made once and entered in every step. fp32 needs none."""
-    if precision == "fp32":
-        return nullcontext()
-    return torch.autocast(device.type, dtype={"bf16": torch.bfloat16, "fp16": torch.float16}[precision])
-
-
-def _evaluation_sets(task: Task) -> dict[str, Any]:
-    """The datasets by name; '' for a single one."""
-    found = task.eval_data()
-    if isinstance(found, Mapping) and all(isinstance(name, str) for name in found):
-        return dict(found)
-    return {} if found is None else {"": found}
-
-
-def _check_same_data(config: Config, ddp: DDPManager, train_data: str, eval_sets: Mapping[str, str]) -> None:
-    """Collective. The rendezvous has compared versions, settings and code. Elastic mode also compares the machines."""
-    compared = {"the training data": train_data, "the evaluation sets": list(eval_sets)}
-    compared |= {f"the evaluation data {name}".rstrip(): data for name, data in eval_sets.items()}
-    if config.train.exact == "elastic":
-        compared |= {f"the {name}": value for name, value in platform_facts(ddp.device).items()}
-    check_same(
-        compared,
-        host=ddp.host,
-        device=ddp.device,
-        next_step="start every rank with the same command, packages and data (only data.dir may differ)",
-    )
-
-
-def _make_loaders(
-    config: Config, task: Task, ddp: DDPManager, batch: GlobalBatch, train_data: Any, eval_sets: Mapping[str, Any]
-) -> tuple[AnyLoader, dict[str, EvaluationLoader]]:
-    data = config.data
-    loading: dict[str, Any] = {
-        "workers": data.workers,
-        "pin_memory": data.pin_memory,
-        "persistent_workers": data.persistent_workers,
-        "prefetch_factor": data.prefetch_factor,
-        "collate": task.collate,
-        "compare": False,  # build_job has done it for all data at once
-    }
+def _make_loader(config: Config, task: Task, ddp: DDPManager, batch: GlobalBatch, data: Any) -> AnyLoader:
     made = ddp.loader(
-        train_data,
+        data,
         batch_size=batch.size,
         accumulate=batch.accumulate,
         micro_batch_size=batch.micro_batch_size,
         shards=config.train.shards if config.train.exact == "elastic" else None,
-        resident=data.resident,
-        **loading,
+        resident=config.data.resident,
+        compare=False,  # build_job has done it for all data at once
+        **loading_options(config, task),
     )
-    return cast(AnyLoader, made), {
-        name: ddp.loader(data, batch_size=config.train.eval_batch_size, train=False, **loading)
-        for name, data in eval_sets.items()
-    }
+    return cast(AnyLoader, made)
 
 
 def _wrap(config: Config, model: nn.Module, ddp: DDPManager) -> nn.Module:
@@ -323,7 +260,7 @@ def _wrap(config: Config, model: nn.Module, ddp: DDPManager) -> nn.Module:
     return ddp.wrap(
         model,
         applied=True,
-        channels_last=_is_channels_last(config.train, model, ddp.device),
+        channels_last=is_channels_last(config.train, model, ddp.device),
         reduces_gradients=config.train.exact != "elastic",
         sync_batchnorm=dist.sync_batchnorm,
         find_unused_parameters=dist.find_unused_parameters,
@@ -332,13 +269,6 @@ def _wrap(config: Config, model: nn.Module, ddp: DDPManager) -> nn.Module:
         gradient_as_bucket_view=dist.gradient_as_bucket_view,
         static_graph=dist.static_graph,
     )
-
-
-def _is_channels_last(train: TrainConfig, model: nn.Module, device: torch.device) -> bool:
-    """Tensor cores are faster with channels last; on the CPU it gains little."""
-    if train.memory_format == "auto":
-        return device.type == "cuda" and gains_from_channels_last(model)
-    return train.memory_format == "channels_last"
 
 
 def _warn_about_data(config: Config, ddp: DDPManager, loader: AnyLoader, model: nn.Module, batch_size: int) -> None:

@@ -83,6 +83,9 @@ class MuonAndAdamW(Optimizer):
         return loss
 
 
+MuonAndAdamW.__name__ = "muon"  # messages and checkpoints name it as the user does
+
+
 def _make_muon(model: nn.Module, trained: list[nn.Parameter], optim: OptimConfig, lr: float, options: Any) -> Optimizer:
     """Muon for matrices but for embeddings, as torch documents it, and AdamW for the rest. `match_rms_adamw` makes
     Muon's updates as large as AdamW's, so one rate and one decay fit both."""

@@ -19,7 +19,7 @@ from drumline.config.schema import Config
 from drumline.config.task_fields import is_in_task, task_fields
 from drumline.distributed.collectives import broadcast_json, broadcast_tensors
 from drumline.engine.evaluation import evaluate
-from drumline.engine.job import Job, build_job
+from drumline.engine.evaluation_job import EvaluationJob, build_evaluation_job
 from drumline.engine.resume import check_contents
 from drumline.engine.run_folder import RunFolder
 from drumline.engine.task_hooks import HOOKS_FILE, hooks_before_evaluation, make_hooks
@@ -50,18 +50,19 @@ def open_run(
 
     `task`: in place of the one that the run was started with, say where its file has moved. `given`: settings that
     override those of the checkpoint."""
-    checkpoint = find_checkpoint(run, which)
+    checkpoint = find_checkpoint(run, which, task)
     progress = catalog.read_document(checkpoint, "progress")
     facts, cursor = progress["facts"], progress["cursor"]
     spec = task if isinstance(task, str) else str(facts["task"])
-    found = task if isinstance(task, type) else load_task(spec)
+    found = _load_given(task, facts)
     config = resolve_task(spec, found, Layers(given or Layer({}), _recorded(facts, found), Layer({})))
     epoch = max(1, cursor["epoch"] + (cursor["position"] > 0))
     return SavedRun(checkpoint, progress["step"], epoch, spec, found, config)
 
 
-def find_checkpoint(run: Path, which: str | int) -> Path:
-    """The checkpoint `best`, `last` or of a step, every byte checked. `best` is by the metric that the task names."""
+def find_checkpoint(run: Path, which: str | int, task: type[Task] | str | None = None) -> Path:
+    """The checkpoint `best`, `last` or of a step, every byte checked. `best` is by the metric that the task names.
+    `task`: as for `open_run`."""
     root = RunFolder(run).checkpoints
     if which not in ("best", "last") and not str(which).isdecimal():
         raise UsageError(f"there is no checkpoint {which!r}", next_step="name it best, last, or by its step")
@@ -71,7 +72,7 @@ def find_checkpoint(run: Path, which: str | int) -> Path:
             raise CheckpointError(f"there is no complete checkpoint in {run}", next_step="give the folder of a run")
         if which == "last":
             return newest
-        which = _best_step(root, newest)
+        which = _best_step(root, newest, task)
     path = root / catalog.folder_name(int(which))
     if not path.is_dir():
         steps = ", ".join(map(str, catalog.list_steps(root)))
@@ -81,10 +82,10 @@ def find_checkpoint(run: Path, which: str | int) -> Path:
     return path
 
 
-def _best_step(root: Path, newest: Path) -> int:
+def _best_step(root: Path, newest: Path, given: type[Task] | str | None) -> int:
     facts = catalog.read_document(newest, "progress")["facts"]
     # An earlier version did not record what is best.
-    task = None if "best_metric" in facts else load_task(facts["task"])
+    task = None if "best_metric" in facts else _load_given(given, facts)
     metric = str(facts["best_metric"] if task is None else task.best_metric)
     higher = bool(facts["higher_is_better"] if task is None else task.higher_is_better)
     step = best(root, metric=metric, higher_is_better=higher)
@@ -94,6 +95,11 @@ def _best_step(root: Path, newest: Path) -> int:
             next_step="choose the last, or one by its step",
         )
     return step
+
+
+def _load_given(task: type[Task] | str | None, facts: dict[str, Any]) -> type[Task]:
+    """The task that the user gave. Only without one is the code imported that the checkpoint names."""
+    return task if isinstance(task, type) else load_task(task or str(facts["task"]))
 
 
 def _recorded(facts: dict[str, Any], task: type[Task]) -> Layer:
@@ -121,7 +127,7 @@ def load_model(saved: SavedRun) -> nn.Module:
 
 def evaluate_run(saved: SavedRun, ddp: DDPManager) -> dict[str, Any]:
     """Collective: evaluate the checkpoint on the task's evaluation data, as the run itself does it."""
-    job = build_job(saved.config, saved.task(saved.config), ddp)
+    job = build_evaluation_job(saved.config, saved.task(saved.config), ddp)
     try:
         if not job.eval_loaders:
             raise UsageError(
@@ -142,7 +148,7 @@ def evaluate_run(saved: SavedRun, ddp: DDPManager) -> dict[str, Any]:
         job.close()
 
 
-def _restore(job: Job, saved: SavedRun) -> None:
+def _restore(job: EvaluationJob, saved: SavedRun) -> None:
     """Collective: the weights of the checkpoint, and what hooks make of them for an evaluation (EMA). Rank 0 reads, the
     others receive."""
     device = job.ddp.device
@@ -154,7 +160,7 @@ def _restore(job: Job, saved: SavedRun) -> None:
     snapshot = store.Snapshot(tensors, documents)
     state.restore_model(snapshot, job.model)
     run = saved.checkpoint.parents[1]
-    if (hooks := make_hooks(job, saved.config, run, lambda *_, **__: None, saved.step)) is not None:
+    if (hooks := make_hooks(job, saved.config, run, None, saved.step)) is not None:
         hooks.restore(snapshot)
         for hook in hooks_before_evaluation(hooks):
             for moment in ("start", "before_evaluation"):

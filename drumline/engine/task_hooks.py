@@ -17,7 +17,7 @@ from drumline.checkpoint.store import Snapshot
 from drumline.config.schema import Config
 from drumline.distributed.collectives import check_same, gather_json
 from drumline.distributed.failure import summary
-from drumline.engine.job import Job
+from drumline.engine.evaluation_job import EvaluationJob
 from drumline.errors import DrumlineError, UsageError, log
 from drumline.tasks.hook import Hook, Run
 from drumline.watch.heartbeat import Phase
@@ -29,7 +29,7 @@ HOOKS_FILE = "hooks"
 class TaskHooks:
     """A task's hooks, and the `Run` that they are given."""
 
-    def __init__(self, hooks: Sequence[Hook], run: Run, job: Job) -> None:
+    def __init__(self, hooks: Sequence[Hook], run: Run, job: EvaluationJob) -> None:
         self.hooks = hooks
         self.run = run
         self._job = job
@@ -117,9 +117,9 @@ class TaskHooks:
 
 
 def make_hooks(
-    job: Job, config: Config, folder: Path, report: Callable[..., None], total_steps: int
+    job: EvaluationJob, config: Config, folder: Path, report: Callable[..., None] | None, total_steps: int
 ) -> TaskHooks | None:
-    """Collective: the task's hooks, compared across ranks; None: it has none."""
+    """Collective: the task's hooks, compared across ranks; None: it has none. `report`: as for `Run`."""
     hooks: list[Any] = list(job.task.hooks())
     ddp, where = job.ddp, f"{type(job.task).__name__}.hooks()"
     for hook in hooks:
@@ -142,7 +142,7 @@ def make_hooks(
     run = Run(
         task=job.task,
         model=job.model,
-        optimizer=job.optimizer,
+        _optimizer=getattr(job, "optimizer", None),
         config=config,
         total_steps=total_steps,
         rank=ddp.rank,

@@ -3,6 +3,7 @@ their order, and computes the values once."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -23,24 +24,42 @@ INSTEAD = "write a merge_state for it, give it as sums with Loss(metrics=...), o
 
 def make_metrics(task: Task, ddp: DDPManager) -> dict[str, Metric]:
     """Those of the task, on the device. What could not be merged on several ranks is refused there."""
-    metrics = dict(task.metrics())
+    metrics = {name: _without_groups(metric) for name, metric in task.metrics().items()}
     for name, metric in metrics.items():
-        if missing := [one for one in NEEDED if not hasattr(metric, one)]:
+        needed = NEEDED[:3] if _is_collection(metric) else NEEDED  # its members have the rest
+        if missing := [one for one in needed if not hasattr(metric, one)]:
             raise UsageError(
                 f"the metric {name!r} has no {' and no '.join(missing)}",
                 next_step=f"return torchmetrics' metrics, or objects with {', '.join(NEEDED)}",
             )
         if isinstance(metric, nn.Module):
             metric.to(ddp.device)
-        for part in _parts(metric).values():
+        for place, part in _parts(metric).items():
             if hasattr(part, "sync_on_compute"):  # torchmetrics would add up the ranks by itself, and again
                 vars(part).update(sync_on_compute=False, _to_sync=False)
             if ddp.world_size > 1:
-                _check_merge(name, part)
+                _check_merge(f"{name}/{place}" if _is_collection(metric) else name, part)
     return metrics
 
 
+def _is_collection(metric: Any) -> bool:
+    """Whether it is a MetricCollection of torchmetrics, which is not imported for this."""
+    return isinstance(metric, getattr(sys.modules.get("torchmetrics"), "MetricCollection", ()))
+
+
+def _without_groups(metric: Any) -> Any:
+    """A MetricCollection updates one metric of a group, and each rank would form its groups from its first batch."""
+    if not _is_collection(metric):
+        return metric
+    members = dict(metric.items(keep_base=True, copy_state=False))
+    return type(metric)(members, prefix=metric.prefix, postfix=metric.postfix, compute_groups=False)
+
+
 def _check_merge(name: str, metric: Metric) -> None:
+    """Refuse what torchmetrics' own merge_state cannot merge, or merges wrongly. One that was written for the metric is
+    not tried: a state without updates is nothing that it must expect."""
+    if getattr(type(metric).merge_state, "__module__", "") != "torchmetrics.metric":
+        return
     problem = _unweighted(metric)
     try:
         metric.merge_state(metric.metric_state)
@@ -52,10 +71,8 @@ def _check_merge(name: str, metric: Metric) -> None:
 
 
 def _unweighted(metric: Metric) -> str | None:
-    """What torchmetrics' own merge_state gets wrong: it does not know how many updates a mean is of, nor what a tensor
+    """What merge_state gets wrong: it does not know how many updates a mean is of, nor what a tensor
     without a reduction is for."""
-    if getattr(type(metric).merge_state, "__module__", "") != "torchmetrics.metric":
-        return None
     for key, reduction in getattr(metric, "_reductions", {}).items():
         if getattr(reduction, "__name__", "") == "dim_zero_mean":
             return f"its {key} is a mean, of which merge_state does not know the weight"

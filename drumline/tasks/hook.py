@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from drumline.config.schema import Config
-from drumline.errors import log
+from drumline.errors import UsageError, log
 from drumline.metrics.logged import logged_fields
 
 
@@ -29,7 +29,6 @@ class Run:
     """The `Task`."""
     model: nn.Module
     """The task's own, on the device."""
-    optimizer: Optimizer
     config: Config
     total_steps: int
     rank: int
@@ -47,13 +46,25 @@ class Run:
     """Whether there are evaluations."""
     stop_reason: str | None = None
     """What `stop` was called with on this rank, until all ranks have stopped."""
-    _report: Callable[..., None] = field(repr=False)
+    _optimizer: Optimizer | None = field(repr=False)
+    _report: Callable[..., None] | None = field(repr=False)
+    """None where nothing is written, as in `drumline evaluate`."""
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """That of the training; a checkpoint is evaluated without one."""
+        if self._optimizer is None:
+            raise UsageError(
+                "a checkpoint is evaluated without an optimizer",
+                next_step="keep what before_evaluation() needs in the state_dict() of the hook, as drumline.EMA does",
+            )
+        return self._optimizer
 
     def log(self, name: str, value: Any) -> None:
         """Log a number (or a tensor with one), text, or an image: an array or tensor of HxW, HxWx3 or 3xHxW, in uint8
         or in floats from 0 to 1. Call it on every rank or on rank 0: only rank 0 writes. A tensor on the GPU is waited
         for."""
-        if self.rank != 0:
+        if self.rank != 0 or self._report is None:
             return
         try:
             fields = logged_fields(name, value, step=self.step, folder=self.folder)

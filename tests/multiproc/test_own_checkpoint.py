@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -15,6 +18,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits as judge
 from drumline import DDPManager
 from drumline.audit.verify import verify_run
 from drumline.checkpoint import catalog
+from drumline.errors import log
 from tests.jobs import Points
 from tests.ranks import RanksFailed, run_ranks
 from tests.stream_jobs import OwnPlace
@@ -31,6 +35,15 @@ class SeenHere:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.sums = state["sums"].tolist()
+
+
+@contextmanager
+def watched_log() -> Iterator[list[str]]:
+    """The warnings of Drumline meanwhile."""
+    messages: list[str] = []
+    with patch.object(log, "warning") as warning:
+        yield messages
+    messages += [str(call.args[0]) for call in warning.call_args_list]
 
 
 def train_gan(folder: Path, until: int, die_at: int = 0, stream: bool = False, augments: bool = True) -> dict[str, Any]:
@@ -53,7 +66,8 @@ def train_gan(folder: Path, until: int, die_at: int = 0, stream: bool = False, a
             loader=loader,
             seen=seen,
         )
-        started = step = checkpoint.resume()
+        with watched_log() as warnings:
+            started = step = checkpoint.resume()
         while step < until:
             for points, _ in loader:
                 is_last = loader.is_last_micro_batch
@@ -84,6 +98,7 @@ def train_gan(folder: Path, until: int, die_at: int = 0, stream: bool = False, a
         loader.close()
         return {
             "started": started,
+            "warnings": warnings,
             "weights": {key: one.tolist() for net in (generator, critic) for key, one in net.state_dict().items()},
             "seen": seen.sums,
             "noise": torch.rand(2).tolist(),
@@ -111,6 +126,10 @@ def test_on_another_number_of_ranks_the_samples_go_on(tmp_path: Path) -> None:
     """Each of the 37 once: 4 steps of 8 on two ranks, and the last of the epoch on one."""
     ranks = run_ranks(2, train_gan, tmp_path, 4, 0, False, False)
     (alone,) = run_ranks(1, train_gan, tmp_path, 5, 0, False, False)
+    assert alone["warnings"] == [
+        "the number of ranks changed since the checkpoint: 2 -> 1; each rank had its own state of seen: the states of "
+        "ranks from 1 on are not used"
+    ]
     assert alone["started"] == 4
     rest = alone["seen"][len(ranks[0]["seen"]) :]
     trained = [one for rank in ranks for one in rank["seen"]] + rest

@@ -22,15 +22,30 @@ from tests.jobs import Classify, Everything, make_config, newest, train_here, tr
 from tests.ranks import run_ranks
 
 
+class Pictures(drumline.Hook):
+    """Logs an image before each evaluation."""
+
+    def before_evaluation(self, run: drumline.Run) -> None:
+        run.log("picture", torch.zeros(2, 2))
+
+
 class Averaged(Everything):
     """Evaluates with an average of the weights, so that an evaluation of the weights themselves would differ."""
 
     def hooks(self) -> list[drumline.Hook]:
-        return [drumline.EarlyStopping("loss"), drumline.EMA(0.8)]
+        return [drumline.EarlyStopping("loss"), drumline.EMA(0.8), Pictures()]
+
+
+class Elsewhere(Averaged):
+    """On a machine without the training data."""
+
+    def train_data(self) -> Any:
+        raise FileNotFoundError("the training data")
 
 
 def evaluate_here(run: Path, which: str | int) -> dict[str, Any]:
-    saved = open_run(run, which, task=Averaged)
+    few = [Setting("train.batch_size", 1, "test"), Setting("optim.name", "nowhere:Optimizer", "test")]
+    saved = open_run(run, which, task=Elsewhere, given=check_layer(few))
     ddp = make_manager(saved.config)
     ddp.setup()
     try:
@@ -98,6 +113,23 @@ def test_which_checkpoint(trained: Path, tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-1] + b"?")
     with pytest.raises(CheckpointError, match=r"model\.safetensors: its checksum differs"):
         find_checkpoint(damaged, steps[-1])
+
+
+def test_code_that_the_checkpoint_names_is_not_imported_for_a_given_task(
+    trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of an earlier version, which does not record what is best."""
+    read = catalog.read_document
+
+    def of_earlier_version(path: Path, name: str) -> Any:
+        document = read(path, name)
+        document["facts"].pop("best_metric")
+        return document | {"facts": document["facts"] | {"task": "nowhere:Task"}}
+
+    monkeypatch.setattr(catalog, "read_document", of_earlier_version)
+    assert open_run(trained, "best", task=Averaged).task is Averaged
+    with pytest.raises(UsageError, match="there is no module 'nowhere'"):
+        open_run(trained, "best")
 
 
 def test_settings_are_the_checkpoints_unless_others_are_given(trained: Path) -> None:

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from sklearn import metrics as sklearn_metrics
 from torch import Tensor, nn
+from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAUROC, MulticlassConfusionMatrix, MulticlassF1Score, MulticlassRecall
 from torchmetrics.wrappers import ClasswiseWrapper
 
 from drumline.checkpoint import catalog
+from drumline.checkpoint.rank_states import gather_states
+from drumline.distributed import collectives
 from drumline.engine.evaluation import evaluate
 from drumline.engine.job import build_job, make_manager
 from drumline.metrics.events import read_events
@@ -69,6 +73,9 @@ class Measured(Classify):
             "confusion": MulticlassConfusionMatrix(CLASSES),
             "recall": ClasswiseWrapper(MulticlassRecall(CLASSES, average=None), labels=["no", "yes"], prefix="of-"),
             "margin": MedianMargin(),
+            "all": MetricCollection(
+                {"f1": MulticlassF1Score(CLASSES, average="macro"), "recall": MulticlassRecall(CLASSES)}
+            ),
         }
 
 
@@ -96,7 +103,18 @@ def test_metrics_are_those_of_scikit_learn_on_one_two_and_four_ranks() -> None:
         for one, again, _ in results:
             assert one == again == first  # on every rank, and the second time
     assert [name for name in first if name.startswith("plain/")] == [
-        f"plain/{name}" for name in ("loss", "f1", "auroc", "confusion", "recall/of-no", "recall/of-yes", "margin")
+        f"plain/{name}"
+        for name in (
+            "loss",
+            "f1",
+            "auroc",
+            "confusion",
+            "recall/of-no",
+            "recall/of-yes",
+            "margin",
+            "all/f1",
+            "all/recall",
+        )
     ]
     for name, both in outputs.items():
         scores, labels = map(torch.tensor, both)
@@ -108,10 +126,25 @@ def test_metrics_are_those_of_scikit_learn_on_one_two_and_four_ranks() -> None:
             "margin": float((scores[:, 1] - scores[:, 0]).median()),
         }
         recalls = sklearn_metrics.recall_score(labels, chosen, average=None)
+        expected |= {"all/f1": expected["f1"], "all/recall": recalls.mean()}
         expected |= {f"recall/of-{label}": recall for label, recall in zip(("no", "yes"), recalls, strict=True)}
         assert {key: first[f"{name}/{key}"] for key in expected} == pytest.approx(expected, rel=1e-6)
         loss = nn.functional.nll_loss(scores.log(), labels)
         assert first[f"{name}/loss"] == pytest.approx(float(loss))
+
+
+def gathered_here() -> list[list[str]]:
+    """Rank r has 5 + 3 * r numbers, in pieces of 16 bytes."""
+    with make_manager(CONFIG) as ddp, patch.object(collectives, "PIECE_BYTES", 16):
+        own = {"values": torch.arange(5 + 3 * ddp.rank, dtype=torch.float32) + ddp.rank}
+        document, tensors = gather_states(ddp.rank, own, device=ddp.device)
+        assert document["ranks"] == [0, 1, 2]
+        return [[name, *one.tolist()] for name, one in tensors.items()]
+
+
+def test_only_rank_0_holds_the_states_of_all_ranks() -> None:
+    expected = [[f"{rank}/values", *(float(value) for value in range(rank, 5 + 4 * rank))] for rank in range(3)]
+    assert run_ranks(3, gathered_here) == [expected, [], []]
 
 
 def test_a_run_evaluates_by_steps_and_keeps_the_best_by_the_metric_of_a_set(tmp_path: Path) -> None:

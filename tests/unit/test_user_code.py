@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
+import drumline
 from drumline.errors import UsageError
-from drumline.user_code import build_accepted, is_class_spec, load_class, load_function
+from drumline.user_code import build_accepted, is_class_spec, is_users_file, load_class, load_function
 
 
 @pytest.fixture
@@ -130,3 +132,10 @@ def test_a_function_is_named_the_same_way() -> None:
     )
     with pytest.raises(UsageError, match="has no function 'joint'; did you mean 'join'"):
         load_function("os.path:joint")
+
+
+def test_libraries_whose_names_begin_like_torch_or_drumline_are_not_taken_for_them() -> None:
+    for package in (torch, drumline):
+        folder = Path(str(package.__file__)).parent
+        assert not is_users_file(f"{folder}/nn/modules.py")
+        assert is_users_file(f"{folder}vision/transforms.py")

@@ -275,6 +275,20 @@ def test_a_nan_is_marked_and_skipped(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert bool(net.bias.isfinite().all())
 
 
+def test_where_no_checkpoint_is_finite_the_newest_is_loaded_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    net = nn.Linear(2, 3)
+    nn.init.constant_(net.bias, torch.nan)
+    saved(tmp_path, 1, 2, net=net)
+    with caplog.at_level(logging.WARNING, "drumline"):
+        assert resumed(tmp_path, net=net) == 2
+    newest = tmp_path / "checkpoints/step-00000002"
+    assert caplog.messages[-1] == (
+        f"no checkpoint is finite: net/bias of {newest} is not; to start again, give ddp.checkpoint another folder"
+    )
+
+
 def save_in_vain(folder: Path, *steps: int, error: Exception | None = None) -> None:
     """Saves into a folder whose place a file has taken."""
     with DDPManager() as ddp:

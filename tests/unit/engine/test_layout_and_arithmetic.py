@@ -10,7 +10,7 @@ from torch import nn
 
 from drumline.config.schema import OptimConfig, TrainConfig
 from drumline.distributed.wrap import gains_from_channels_last
-from drumline.engine.job import _is_channels_last, set_arithmetic
+from drumline.engine.evaluation_job import is_channels_last, set_arithmetic
 from drumline.engine.optimizer import make_optimizer
 from drumline.models import GPT, MiniResNet
 
@@ -34,9 +34,9 @@ def test_the_layout_follows_the_model_and_the_device_unless_it_is_given(
     memory_format: str, device: torch.device, expected: bool
 ) -> None:
     train = TrainConfig(memory_format=memory_format)
-    assert _is_channels_last(train, RESNET, device) is expected
+    assert is_channels_last(train, RESNET, device) is expected
     if memory_format == "auto":
-        assert not _is_channels_last(train, nn.Linear(2, 2), device)
+        assert not is_channels_last(train, nn.Linear(2, 2), device)
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])

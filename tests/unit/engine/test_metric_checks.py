@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torchmetrics import Metric
+from torchmetrics import Metric, MetricCollection
 from torchmetrics.aggregation import SumMetric
 
 from drumline.engine.evaluation import numbers
@@ -55,7 +55,9 @@ class PartState(WholeState):
 
 
 class OwnMerge(PartState):
-    def merge_state(self, state: Any) -> None: ...
+    def merge_state(self, state: Any) -> None:
+        """As one may write it: without updates there is nothing to concatenate, which is an error."""
+        torch.cat([])
 
 
 @pytest.mark.parametrize(
@@ -83,6 +85,19 @@ def test_the_trial_of_a_merge_leaves_nothing_behind() -> None:
     assert (metric.sync_on_compute, metric._to_sync) == (False, False)
     metric.update(torch.tensor([1.0, 2.0]))
     assert metric.compute() == 3
+
+
+def test_a_collection_has_no_groups_and_its_members_are_checked_by_name() -> None:
+    whole = WholeState()
+    whole.add_state("total", torch.tensor(0.0), dist_reduce_fx="sum")
+    members = {"first": SumMetric(), "second": SumMetric()}
+    found = make_metrics(task_with(both=MetricCollection(members, prefix="my-")), ONE_OF_TWO)
+    update_metrics(found, torch.tensor([1.0, 2.0]))
+    assert compute_metrics(found, ALONE, is_updated=True) == {"both/my-first": 3.0, "both/my-second": 3.0}
+    both: Any = found["both"]
+    assert both.compute_groups == {}
+    with pytest.raises(UsageError, match="the metric 'both/whole' cannot be merged over ranks"):
+        make_metrics(task_with(both=MetricCollection({"whole": whole})), ONE_OF_TWO)
 
 
 class Recorder:

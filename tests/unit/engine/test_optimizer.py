@@ -193,7 +193,7 @@ def test_what_can_be_captured_reads_its_rate_on_the_device(kind: Any, skips: boo
 
 def test_muon_cannot_be_captured() -> None:
     optimizer = make_optimizer(network(), OptimConfig(name="muon"), lr=0.2)
-    assert make_capturable(optimizer, CPU, skips=False) == "MuonAndAdamW reads its rate on the host"
+    assert make_capturable(optimizer, CPU, skips=False) == "muon reads its rate on the host"
 
 
 class WithoutRate(Optimizer):

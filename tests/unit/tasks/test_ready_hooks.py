@@ -25,7 +25,7 @@ def make_run(model: nn.Module | None = None, **settings: Any) -> Run:
     given: dict[str, Any] = {
         "task": None,
         "model": model,
-        "optimizer": torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=0.1),
+        "_optimizer": torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=0.1),
         "config": Config(),
         "total_steps": 10,
         "rank": 0,
@@ -260,3 +260,11 @@ def test_samples_come_every_so_many_steps_or_after_evaluations() -> None:
     assert logged == []
     hook.after_step(run)
     assert [(fields["name"], fields["value"]) for fields in logged] == [("story", "text")]
+
+
+def test_a_run_that_only_evaluates_writes_nothing_and_has_no_optimizer(tmp_path: Path) -> None:
+    run = make_run(folder=tmp_path, _report=None, _optimizer=None)
+    run.log("picture", torch.zeros(2, 2))
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(UsageError, match=r"is evaluated without an optimizer\n  try: keep what before_evaluation"):
+        _ = run.optimizer
