@@ -203,6 +203,8 @@ def _inner(annotation: Any) -> Any:
 def _read(annotation: Any, text: str) -> Any:
     """The value that a TOML file would have for this text; text that cannot be parsed is refused by `from_value`."""
     kind, arguments = get_origin(annotation) or annotation, get_args(annotation)
+    if is_optional(annotation) and text.lower() == "none":
+        return text
     if kind is Annotated or is_optional(annotation):
         return _read(arguments[0] if kind is Annotated else _inner(annotation), text)
     if kind is tuple:
