@@ -25,8 +25,8 @@ from drumline.untrusted import make_own_folder, parse_json, read_regular, replac
 MAX_WAITING = 10_000
 MAX_BATCH = 200
 RETRY_S = 60.0
-CLOSE_S = 10.0
-"""How long the end of a run waits for a tracker, counted from when the tracker last answered."""
+CLOSE_S, MAX_CLOSE_S = 10.0, 60.0
+"""How long the end of a run waits for a tracker that does not answer, and for one that does."""
 _THREAD = "drumline-tracker"
 _LOGIN = re.compile(r"//[^/@\s]+@")
 
@@ -76,15 +76,17 @@ class Tracking:
             self._warn("slow", f"is too slow: {MAX_WAITING:,} events wait for it, and the next ones are dropped")
 
     def close(self) -> None:
-        """Wait until the tracker has everything, or has not answered for `CLOSE_S`."""
+        """Wait until the tracker has everything, or does not answer."""
         if self._is_closed:
             return
         self._is_closed = True
         with self._changed:
             self._is_closing = True
             self._changed.notify()
-        busy_s = 0.0 if self._busy_since is None else time.monotonic() - self._busy_since
-        self._thread.join(max(0.1, CLOSE_S - busy_s))
+        end = time.monotonic() + MAX_CLOSE_S
+        while self._thread.is_alive() and (now := time.monotonic()) < end and now - (self._busy_since or now) < CLOSE_S:
+            self._thread.join(0.05)
+        self._thread.join(0.1)
         lost = self._num_events - self._num_written
         if lost or self._thread.is_alive():
             silent = "does not answer, and " if self._thread.is_alive() else ""
