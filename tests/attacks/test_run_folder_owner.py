@@ -26,7 +26,7 @@ from drumline.watch.sidecar.sidecar_reporter import write_status_file
 from tests.attacks.limits import bounded
 from tests.jobs import Classify, make_config, train_here
 
-PARTS = ["events", "logs", "checkpoints", "diagnoses", "watch", "trace", "tensorboard", "trackers", "wandb"]
+PARTS = ["events", "logs", "checkpoints", "diagnoses", "watch", "trace", "tensorboard", "media", "trackers", "wandb"]
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ import pytest
 from drumline.metrics.events import read_events
 from tests.cli.test_command import drumline
 from tests.ranks import free_port
-from tests.unit.metrics.test_tensorboard import curves, png
+from tests.unit.metrics.test_tensorboard import PNG, curves
 
 pytestmark = pytest.mark.usefixtures("warm")
 PYTHON = sys.executable  # not a warm one
@@ -253,7 +253,7 @@ again.close("preempted")
 
 
 def test_images_and_text_get_to_the_trackers(tmp_path: Path, server: Server) -> None:
-    (tmp_path / "digit.png").write_bytes(png(8, 6))
+    (tmp_path / "digit.png").write_bytes(PNG)
     environment = {
         **os.environ,
         **own_wandb(tmp_path),
@@ -266,12 +266,12 @@ def test_images_and_text_get_to_the_trackers(tmp_path: Path, server: Server) -> 
     assert run["data"]["params"] == [{"key": "a", "value": "1"}]
     assert {one["key"] for one in run["data"]["metrics"]} == {"norm/a b_"}
     files = server.get(f"artifacts/list?run_id={run['info']['run_id']}&path=media")["files"]
-    assert [file["path"] for file in files] == ["media/digit.png", "media/poem_first-00000003.txt"]
+    assert [file["path"] for file in files] == ["media/digit.png", "media/poem-first-00000003.txt"]
 
     records = wandb_records(tmp_path)
     (row,) = [value for kind, value in records if kind == "history"]
     assert (row["_step"], row["norm/a b%"], row["digit/width"]) == (3, 2.0, 8)
     media = tmp_path / "wandb" / "latest-run" / "files" / "media"
-    assert [file.read_bytes() for file in media.rglob("*.png")] == [png(8, 6)]
+    assert [file.read_bytes() for file in media.rglob("*.png")] == [PNG]
     assert ["<pre>a &lt;rose&gt;</pre>" in file.read_text() for file in media.rglob("*.html")] == [True]
     assert ["exit", 1] in records

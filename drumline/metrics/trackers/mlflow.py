@@ -65,7 +65,7 @@ class MLflow:
                 if not self._has_artifact(path.name):
                     self._client.log_artifact(self._run, str(path), _MEDIA)
             for name, text in record.texts.items():
-                file = f"{_allowed(name).replace('/', '_')}-{record.step:08d}.txt"
+                file = f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', name)}-{record.step:08d}.txt"
                 if not self._has_artifact(file):
                     self._client.log_text(self._run, text, f"{_MEDIA}/{file}")
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import struct
 import subprocess
 import sys
 import warnings
-import zlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from drumline.errors import MissingExtraError
+from drumline.metrics.logged import encode_png
 from drumline.metrics.trackers.tensorboard import TensorBoard
 from drumline.metrics.trackers.tracker import Record
+
+PNG = encode_png(np.eye(6, 8, dtype=np.uint8))
 
 
 def reader_of(folder: Path) -> Any:
@@ -38,17 +40,8 @@ def losses(*steps: int, value: float) -> list[Record]:
     return [Record(step, 1000.0 + step, {"train/loss": value}) for step in steps]
 
 
-def png(width: int, height: int) -> bytes:
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    rows = zlib.compress(b"".join(b"\0" + bytes(width) for _ in range(height)))
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
-
-
 def test_numbers_images_and_text_are_shown_by_step(tmp_path: Path) -> None:
-    (tmp_path / "digit.png").write_bytes(png(8, 6))
+    (tmp_path / "digit.png").write_bytes(PNG)
     board = TensorBoard(tmp_path / "board", {"optim.lr": 0.1})
     board.open(None, resume_step=0)
     board.write(
@@ -69,7 +62,7 @@ def test_numbers_images_and_text_are_shown_by_step(tmp_path: Path) -> None:
     reader = reader_of(tmp_path / "board")
     (image,) = reader.Images("digit")
     assert (image.step, image.width, image.height) == (2, 8, 6)
-    assert image.encoded_image_string == png(8, 6)
+    assert image.encoded_image_string == PNG
     (text,) = reader.Tensors("poem/text_summary")
     assert (text.step, text.tensor_proto.string_val[0]) == (2, b"a rose is a rose")
     (config,) = reader.Tensors("config/text_summary")
