@@ -185,6 +185,8 @@ def describe_type(annotation: Any) -> str:
     if kind is Literal:
         return " | ".join(arguments)
     if kind is tuple:
+        if get_origin(arguments[0]) is Literal:
+            return f"some of {', '.join(get_args(arguments[0]))}"
         count = "" if arguments[1] is Ellipsis else f"{len(arguments)} "
         return f"{count}{describe_type(arguments[0])}, with commas".replace("number", "numbers", 1)
     words = {int: "whole number", float: "number", bool: "true | false", str: "text"}

@@ -23,9 +23,9 @@ from tests.unit.metrics.test_tensorboard import PNG, curves
 pytestmark = pytest.mark.usefixtures("warm")
 PYTHON = sys.executable  # not a warm one
 QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "WANDB_ERROR_REPORTING": "false", "WANDB_MODE": "offline"}
-# Rank 0 is killed once, in step 8, when step 5 was the last to be saved.
+# Rank 0 is killed once, in step 8, when step 5 was the last to be saved and the trackers had some steps.
 KILLED_ONCE = """
-import os, signal
+import os, signal, time
 from pathlib import Path
 from drumline.tasks import ImageClassification
 
@@ -40,6 +40,10 @@ class KilledOnce(ImageClassification):
         self.step += model.training
         if os.environ["RANK"] == "0" and self.step == 8 and not Path("killed").exists():
             Path("killed").touch()
+            log = Path("tracked/logs/rank-00000.log")
+            while not all(f" {name}: " in log.read_text() for name in ("wandb", "mlflow", "tensorboard")):
+                time.sleep(0.05)
+            time.sleep(1)
             os.kill(os.getpid(), signal.SIGKILL)
         return super().loss(model, batch)
 """
@@ -64,17 +68,23 @@ class ServerHangs(ImageClassification):
             os.kill(int(os.environ["SERVER"]), signal.SIGSTOP)
         return super().loss(model, batch)
 """
+# Its transaction log is LevelDB's: blocks of 32 kB, pieces of records with a checksum, a length and a kind.
 READ_WANDB = """
 import json, sys
+from pathlib import Path
 from wandb.proto.wandb_internal_pb2 import Record
-from wandb.sdk.internal.datastore import DataStore
 
-store = DataStore()
-store.open_for_scan(sys.argv[1])
-records = []
-while (data := store.scan_data()) is not None:
-    record = Record()
-    record.ParseFromString(data)
+data, at, piece, records = Path(sys.argv[1]).read_bytes(), 7, b"", []
+while at + 7 <= len(data):
+    if (left := 32768 - at % 32768) < 7:
+        at += left
+        continue
+    size, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
+    piece += data[at + 7 : at + 7 + size]
+    at += 7 + size
+    if kind not in (1, 4):  # more of it follows
+        continue
+    record, piece = Record.FromString(piece), b""
     kind = record.WhichOneof("record_type")
     if kind == "history":
         items = record.history.item
@@ -241,11 +251,11 @@ from drumline.metrics.trackers.wandb import WeightsAndBiases
 run = Path(sys.argv[1])
 records = [Record(3, 7.0, {"norm/a b%": 2.0}, {"digit": run / "digit.png"}, {"poem/first": "a <rose>"})]
 for tracker in (WeightsAndBiases(run, {"a": 1}), MLflow(run, {"a": 1})):
-    opened = tracker.open(None, resume_step=0)
+    tracker.open("abc", resume_step=0)
     tracker.write(records)
     tracker.close("failed")
 again = MLflow(run, {"a": 2})
-again.open(opened.run, resume_step=3)
+again.open("abc", resume_step=3)
 assert again.has("norm/a b%", 3) and not again.has("norm/a b%", 4) and not again.has("digit", 3)
 again.write(records)
 again.close("preempted")

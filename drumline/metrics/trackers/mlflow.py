@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from drumline.metrics.trackers.tracker import Opened, Outcome, Record, load_package
+from drumline.metrics.trackers.tracker import Outcome, Record, load_package
 
-_MEDIA = "media"
+_MEDIA, _TAG = "media", "drumline.run"
 _STATUS: Mapping[Outcome, str] = {"finished": "FINISHED", "preempted": "KILLED", "failed": "FAILED"}
 # What a server takes in one request.
 _MAX_METRICS, _MAX_PARAMS = 1000, 100
@@ -29,21 +29,29 @@ class MLflow:
         load_package("mlflow.environment_variables", tracker="mlflow").MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT.set(True)
         self._client: Any = None
         self._run = ""
+        self._known: Mapping[str, str] = {}
         self._is_continued = False
         self._steps: dict[str, set[int]] = {}
         self._artifacts: set[str] | None = None
 
-    def open(self, run: str | None, *, resume_step: int) -> Opened:
+    def open(self, run: str, *, resume_step: int) -> str:
         if not self._run:
             self._client = self._mlflow.MlflowClient()
-            self._is_continued = run is not None
-            name = None if run else self._folder.resolve().name
-            self._run = self._mlflow.start_run(run_id=run, run_name=name).info.run_id
-        if not self._is_continued:
-            params = [self._mlflow.entities.Param(name, str(value)) for name, value in self._config.items()]
-            for part in _parts(params, _MAX_PARAMS):
-                self._client.log_batch(self._run, params=part, synchronous=True)
-        return Opened(self._run, f"run {self._run}")
+            found = self._mlflow.search_runs(filter_string=f"tags.`{_TAG}` = '{run}'", output_format="list")
+            self._is_continued = bool(found)
+            if found:
+                begun = self._mlflow.start_run(run_id=found[0].info.run_id)
+            else:
+                begun = self._mlflow.start_run(run_name=self._folder.resolve().name, tags={_TAG: run})
+            self._run, self._known = begun.info.run_id, begun.data.params
+        lacking = [
+            self._mlflow.entities.Param(name, str(value))
+            for name, value in self._config.items()
+            if name not in self._known
+        ]
+        for part in _parts(lacking, _MAX_PARAMS):
+            self._client.log_batch(self._run, params=part, synchronous=True)
+        return f"run {self._run}"
 
     def has(self, name: str, step: int) -> bool:
         if not self._is_continued:

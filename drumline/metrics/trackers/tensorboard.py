@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from drumline.metrics.trackers.tracker import Opened, Outcome, Record, load_package
+from drumline.metrics.trackers.tracker import Outcome, Record, load_package
 
 
 class TensorBoard:
@@ -21,12 +21,12 @@ class TensorBoard:
         self._package = load_package("torch.utils.tensorboard", tracker="tensorboard")
         self._writer: Any = None
 
-    def open(self, run: str | None, *, resume_step: int) -> Opened:
+    def open(self, run: str, *, resume_step: int) -> str:
         self._writer = self._package.SummaryWriter(str(self._folder), purge_step=resume_step + 1)
         if resume_step == 0:
             lines = [f"    {name} = {value}" for name, value in self._config.items()]
             self._writer.add_text("config", "\n".join(lines), global_step=0)
-        return Opened(None, f"tensorboard --logdir {self._folder}")
+        return f"tensorboard --logdir {self._folder}"
 
     def has(self, name: str, step: int) -> bool:
         return False

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, Protocol
 
 from drumline.errors import MissingExtraError
 from drumline.metrics.events import STAMP, Event, read_events
@@ -45,13 +45,6 @@ class Record:
         return bool(self.numbers or self.images or self.texts)
 
 
-class Opened(NamedTuple):
-    """A tracker's run: its id, if it has one, and where people find it."""
-
-    run: str | None
-    shown: str
-
-
 class Tracker(Protocol):
     """One run in one tracker. All calls come from one thread, which is not the loop's; each may raise, or hang."""
 
@@ -59,8 +52,9 @@ class Tracker(Protocol):
     keeps_past: bool
     """Whether it still has, after a kill, what was written before: else that is written again on a resume."""
 
-    def open(self, run: str | None, *, resume_step: int) -> Opened:
-        """Begin a run, or continue the one with this id. After a failure it is called again."""
+    def open(self, run: str, *, resume_step: int) -> str:
+        """Begin the tracker's run of this id, or continue it; where people find it. After a failure it is called
+        again."""
 
     def has(self, name: str, step: int) -> bool:
         """Whether an earlier start of the run has written this already."""

@@ -1,6 +1,6 @@
 """Hands a run's events to a tracker on a thread of its own: one that fails, hangs or is slow does not hold training up.
 
-Rank 0 alone tracks. The id of the tracker's run is kept in the run folder, so that a resumed run continues it. What the
+Rank 0 alone tracks. The id of the tracker's run is in the run folder, so that a resumed run continues it. What the
 tracker then lacks of the steps before is read from the run's own event file.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 import threading
 import time
 from collections import deque
@@ -123,14 +124,14 @@ class Tracking:
         return True
 
     def _open_once(self) -> None:
-        run = None
         if self._id_file.exists():
             run = str(parse_json(read_regular(self._id_file))["run"])
-        opened = self._tracker.open(run, resume_step=self._resume_step)
-        if opened.run is not None and opened.run != run:
+        else:  # before the tracker knows of it: a kill in between must not lead to a second run
+            run = secrets.token_hex(8)
             make_own_folder(self._id_file.parent)
-            replace_text(self._id_file, json.dumps({"run": opened.run}) + "\n")
-        self._report("note", message=f"{self._tracker.name}: {opened.shown}")
+            replace_text(self._id_file, json.dumps({"run": run}) + "\n")
+        shown = self._tracker.open(run, resume_step=self._resume_step)
+        self._report("note", message=f"{self._tracker.name}: {shown}")
 
     def _write_past(self) -> None:
         events = past_events(self._event_file, now=self._first_event, resume_step=self._resume_step)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from drumline.metrics.trackers.tracker import Opened, Outcome, Record, load_package
+from drumline.metrics.trackers.tracker import Outcome, Record, load_package
 
 
 class WeightsAndBiases:
@@ -25,7 +25,7 @@ class WeightsAndBiases:
         self._run: Any = None
         self._first_step = 0
 
-    def open(self, run: str | None, *, resume_step: int) -> Opened:
+    def open(self, run: str, *, resume_step: int) -> str:
         # Silent: W&B would print between our lines, and ask for a key where there is none.
         settings = self._wandb.setup(self._wandb.Settings(silent=True)).settings
         self._run = self._wandb.init(
@@ -39,7 +39,7 @@ class WeightsAndBiases:
             settings=self._wandb.Settings(silent=True, console="off", reinit="create_new"),
         )
         self._first_step = int(self._run.starting_step)
-        return Opened(self._run.id, self._run.url or f"offline, in {Path(self._run.dir).parent}")
+        return str(self._run.url or f"offline, in {Path(self._run.dir).parent}")
 
     def has(self, name: str, step: int) -> bool:
         return step < self._first_step

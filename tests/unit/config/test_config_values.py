@@ -141,7 +141,7 @@ def test_a_value_that_does_not_fit_is_refused(path: str, given: Any, complaint: 
         ("optim.name", "sgd | adamw | muon | package.Class"),
         ("model.widths", "whole numbers at least 1, with commas"),
         ("optim.betas", "2 numbers between 0 and 1, with commas"),
-        ("log.trackers", "wandb | mlflow | tensorboard, with commas, or none"),
+        ("log.trackers", "some of wandb, mlflow, tensorboard, or none"),
         ("data.augment", "true | false"),
         ("data.name", "text"),
         ("model.options", "text, number or true | false"),

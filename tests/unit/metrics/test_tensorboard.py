@@ -43,7 +43,7 @@ def losses(*steps: int, value: float) -> list[Record]:
 def test_numbers_images_and_text_are_shown_by_step(tmp_path: Path) -> None:
     (tmp_path / "digit.png").write_bytes(PNG)
     board = TensorBoard(tmp_path / "board", {"optim.lr": 0.1})
-    board.open(None, resume_step=0)
+    board.open("abc", resume_step=0)
     board.write(
         [
             Record(1, 1001.0, {"train/loss": 0.5, "train/lr": 0.1}),
@@ -71,11 +71,11 @@ def test_numbers_images_and_text_are_shown_by_step(tmp_path: Path) -> None:
 
 def test_a_resumed_run_hides_the_steps_it_repeats(tmp_path: Path) -> None:
     first = TensorBoard(tmp_path, {})
-    first.open(None, resume_step=0)
+    first.open("abc", resume_step=0)
     first.write(losses(1, 2, 3, value=1.0))
     first.close("failed")
     second = TensorBoard(tmp_path, {})
-    second.open(None, resume_step=1)
+    second.open("abc", resume_step=1)
     second.write(losses(2, value=0.5))
     second.close("finished")
     assert curves(tmp_path) == {"train/loss": [(1, 1.0), (2, 0.5)]}

@@ -15,7 +15,7 @@ from drumline.errors import MissingExtraError
 from drumline.metrics.events import EventLog, Reporter
 from drumline.metrics.trackers import tracking
 from drumline.metrics.trackers.mlflow import MLflow
-from drumline.metrics.trackers.tracker import Opened, Outcome, Record, record_of
+from drumline.metrics.trackers.tracker import Outcome, Record, record_of
 from drumline.metrics.trackers.tracking import Tracking, has_unfinished_tracker
 from drumline.metrics.trackers.wandb import WeightsAndBiases
 
@@ -29,15 +29,15 @@ class Remembers:
 
     def __init__(self) -> None:
         self.points: list[tuple[str, int, Any]] = []
-        self.opened: list[tuple[str | None, int]] = []
+        self.opened: list[tuple[str, int]] = []
         self.outcome: Outcome | None = None
         self.had = -1
         self.before: Callable[[str], None] = lambda call: None
 
-    def open(self, run: str | None, *, resume_step: int) -> Opened:
+    def open(self, run: str, *, resume_step: int) -> str:
         self.opened.append((run, resume_step))
         self.before("open")
-        return Opened(run or "run-7", "http://here/run-7")
+        return f"http://here/{run}"
 
     def has(self, name: str, step: int) -> bool:
         return step <= self.had
@@ -117,12 +117,12 @@ def test_a_run_is_tracked_from_its_first_step_to_its_end(tmp_path: Path) -> None
     run.reporter.report("evaluation", step=2, loss=0.3)
     run.reporter.report("end", step=2, metrics={"loss": 0.3})
     assert run.close() == []
-    assert run.messages == [("note", "memory: http://here/run-7")]
-    assert tracker.opened == [(None, 0)]
+    kept = json.loads((tmp_path / "trackers" / "memory.json").read_text())["run"]
+    assert run.messages == [("note", f"memory: http://here/{kept}")]
+    assert tracker.opened == [(kept, 0)]
     assert tracker.losses() == [1, 2]
     assert tracker.points[-1] == ("evaluation/loss", 2, 0.3)
     assert tracker.outcome == "finished"
-    assert json.loads((tmp_path / "trackers" / "memory.json").read_text()) == {"run": "run-7"}
     assert not has_unfinished_tracker()
 
 
@@ -148,8 +148,9 @@ def test_a_tracker_is_told_how_the_run_ended(tmp_path: Path, kind: Any, outcome:
 @pytest.mark.parametrize(("had", "expected"), [(-1, [1, 2, 3, 4, 5, 6]), (2, [3, 4, 5, 6]), (5, [6])])
 def test_a_resumed_run_continues_and_has_each_step_once(tmp_path: Path, had: int, expected: list[int]) -> None:
     """The first start is killed after step 5, the second, which began at 3, after 4: steps 4 and 5 are not its own."""
+    first = Remembers()
     for resumed_at, steps in ((None, (1, 2, 3, 4, 5)), (3, (4,))):
-        killed = Tracked(tmp_path, Remembers())
+        killed = Tracked(tmp_path, first)
         killed.reporter.report("start", total_steps=6)
         if resumed_at is not None:
             killed.reporter.report("resume", step=resumed_at, path="")
@@ -163,7 +164,8 @@ def test_a_resumed_run_continues_and_has_each_step_once(tmp_path: Path, had: int
     run.reporter.report("resume", step=4, path="")
     run.train(5, 6)
     assert run.close() == []
-    assert tracker.opened == [("run-7", 4)]
+    assert {run for run, _ in first.opened + tracker.opened} == {first.opened[0][0]}, "one run"
+    assert tracker.opened[0][1] == 4
     assert tracker.losses() == expected
 
 
