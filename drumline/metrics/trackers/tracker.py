@@ -35,9 +35,9 @@ class Record:
 
     def without(self, has: Callable[[str, int], bool]) -> Record:
         """What of it a tracker does not have yet."""
+        parts: tuple[Mapping[str, Any], ...] = (self.numbers, self.images, self.texts)
         numbers, images, texts = (
-            {name: value for name, value in values.items() if not has(name, self.step)}
-            for values in (self.numbers, self.images, self.texts)
+            {name: value for name, value in values.items() if not has(name, self.step)} for values in parts
         )
         return replace(self, numbers=numbers, images=images, texts=texts)
 
