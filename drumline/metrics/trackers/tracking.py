@@ -149,7 +149,7 @@ class Tracking:
         try:
             action()
         except Exception as error:
-            self._warn("failure", f"failed: {_LOGIN.sub('//***@', summary(error))}")
+            self._warn("failure", f"failed: {_LOGIN.sub('//***@', summary(error))}; training continues")
             return False
         return True
 
@@ -157,8 +157,7 @@ class Tracking:
         """Once for each topic."""
         if topic not in self._warned_of:
             self._warned_of.add(topic)
-            end = f"the run does not wait for it, and {self._event_file} has everything"
-            self._report("warning", message=f"{self._tracker.name} {what}; {end}")
+            self._report("warning", message=f"{self._tracker.name} {what}; {self._event_file} has everything")
 
 
 def _count(events: Iterable[Event]) -> int:
