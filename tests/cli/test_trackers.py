@@ -262,4 +262,5 @@ def test_a_server_that_stops_to_answer_does_not_hold_the_run_up(tmp_path: Path, 
     assert again.returncode == 0, again.stderr
     (run,) = server.runs("hangs")
     assert sorted(server.steps(run, "train/loss")) == [*range(1, 13)]
+    assert server.steps(run, "evaluation/loss") == [12]
     assert run["info"]["status"] == "FINISHED"

@@ -69,6 +69,8 @@ class MLflow:
         for part in _parts(metrics, _MAX_METRICS):
             self._client.log_batch(self._run, metrics=part, synchronous=True)
         for record in records:
+            for name in self._steps.keys() & record.numbers.keys():
+                self._steps[name].add(record.step)
             for path in record.images.values():
                 if not self._has_artifact(path.name):
                     self._client.log_artifact(self._run, str(path), _MEDIA)

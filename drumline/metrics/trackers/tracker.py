@@ -97,27 +97,18 @@ def record_of(event: Event, folder: Path) -> Record:
             return replace(record, texts={event["name"]: event["value"]})
 
 
-def past_events(path: Path, *, now: tuple[Any, Any] | None, resume_step: int) -> Iterator[Event]:
-    """The events of a run's earlier starts, without those of steps that a later start repeats.
-
-    `now`: the time and number of the first event of this start, which resumed from `resume_step`."""
-
-    def before_now() -> Iterator[Event]:
-        for event in read_events(path):
-            if (event["time"], event["number"]) == now:
-                return
-            yield event
-
+def past_events(path: Path) -> Iterator[Event]:
+    """What the earlier starts of a run did, without what a later one repeats. The last start in the file is this one."""
     resumed_from: list[int] = []
-    for event in before_now():
+    for event in read_events(path):
         if event["kind"] == "start":
             resumed_from.append(0)
         elif event["kind"] == "resume" and resumed_from:
             resumed_from[-1] = event["step"]
     # What a start did counts as far as every later one resumed from there or after it.
-    limits = [*accumulate(reversed([*resumed_from[1:], resume_step]), min)]
+    limits = [-1, *accumulate(reversed(resumed_from[1:]), min)]
     limit = -1
-    for event in before_now():
+    for event in read_events(path):
         if event["kind"] == "start":
             limit = limits.pop()
         elif event["kind"] in RECORDED and event["step"] <= limit:

@@ -46,7 +46,6 @@ class Tracking:
         self._is_closing = self._is_closed = False
         self._num_events = self._num_written = 0
         self._warned_of: set[str] = set()
-        self._first_event: tuple[float, int] | None = None
         self._resume_step = 0
         self._outcome: Outcome = "failed"
         self._busy_since: float | None = None
@@ -54,8 +53,6 @@ class Tracking:
         self._thread.start()
 
     def __call__(self, event: Event) -> None:
-        if self._first_event is None:
-            self._first_event = event["time"], event["number"]
         match event["kind"]:
             case "resume":
                 self._resume_step = event["step"]
@@ -134,7 +131,7 @@ class Tracking:
         self._report("note", message=f"{self._tracker.name}: {shown}")
 
     def _write_past(self) -> None:
-        events = past_events(self._event_file, now=self._first_event, resume_step=self._resume_step)
+        events = past_events(self._event_file)
         while batch := [*islice(events, MAX_BATCH)]:
             self._busy_since = time.monotonic()
             self._write(batch)
