@@ -98,7 +98,7 @@ def record_of(event: Event, folder: Path) -> Record:
 
 
 def past_events(path: Path) -> Iterator[Event]:
-    """What the earlier starts of a run did, without what a later one repeats. The last start in the file is this one."""
+    """What earlier starts of a run did, without what a later one repeats. The last start in the file is this one."""
     resumed_from: list[int] = []
     for event in read_events(path):
         if event["kind"] == "start":
