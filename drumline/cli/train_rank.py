@@ -19,6 +19,7 @@ from drumline.errors import ExitCode
 from drumline.launch.startup import interrupted, load_compiler_late
 from drumline.launch.topology import topology_from
 from drumline.manager import DDPManager
+from drumline.metrics.trackers.tracking import has_unfinished_tracker
 from drumline.tasks.built_in import load_task, resolve_task
 from drumline.terminal import print_message
 from drumline.watch.failure_kind import failure_kind
@@ -49,13 +50,14 @@ def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequ
         ddp._connection.heartbeat.fail(summary(error), failure_kind(error))
         exit_now(report_failure(error, ddp, progress, run=folder, environment=os.environ))
     preemption.close()
-    if not ddp.cleanup():
+    if not ddp.cleanup() or has_unfinished_tracker():
         exit_now(code)
     return code
 
 
 def exit_now(code: int) -> None:
-    """Without Python's own exit, which would wait for a process group that is broken or cannot be destroyed."""
+    """Without Python's own exit, which would wait for a process group that is broken or cannot be destroyed, and for a
+    tracker that hangs."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -185,6 +185,8 @@ def describe_type(annotation: Any) -> str:
     if kind is Literal:
         return " | ".join(arguments)
     if kind is tuple:
+        if get_origin(arguments[0]) is Literal:
+            return f"some of {', '.join(get_args(arguments[0]))}"
         count = "" if arguments[1] is Ellipsis else f"{len(arguments)} "
         return f"{count}{describe_type(arguments[0])}, with commas".replace("number", "numbers", 1)
     words = {int: "whole number", float: "number", bool: "true | false", str: "text"}
@@ -203,6 +205,8 @@ def _inner(annotation: Any) -> Any:
 def _read(annotation: Any, text: str) -> Any:
     """The value that a TOML file would have for this text; text that cannot be parsed is refused by `from_value`."""
     kind, arguments = get_origin(annotation) or annotation, get_args(annotation)
+    if is_optional(annotation) and text.lower() == "none":
+        return text
     if kind is Annotated or is_optional(annotation):
         return _read(arguments[0] if kind is Annotated else _inner(annotation), text)
     if kind is tuple:

@@ -274,8 +274,11 @@ class LogConfig:
     """Log the loss after this many optimizer steps; steps in between do not wait for the device."""
     display: Literal["auto", "live", "plain", "none"] = "auto"
     """How progress is shown; `auto`: a live display on a terminal, plain lines elsewhere."""
+    trackers: tuple[Literal["wandb", "mlflow", "tensorboard"], ...] | None = None
+    """Trackers that show the curves, one run in each for the whole run; each needs the extra of its name. Their own
+    variables set them up (WANDB_PROJECT, WANDB_MODE, MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME, ...)."""
     tensorboard: bool = False
-    """Write TensorBoard files to RUN/tensorboard (needs the `tensorboard` extra)."""
+    """The same as `tensorboard` among `log.trackers`: TensorBoard files in RUN/tensorboard."""
     trace: bool = False
     """Write hashes of every sample and tensor at every step to RUN/trace, to compare two runs bit by bit; slow."""
 

@@ -9,17 +9,17 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from drumline.checkpoint.retention import best
-from drumline.config.schema import LogConfig
+from drumline.config.schema import Config
 from drumline.data.sharding import Cursor, plan_step
 from drumline.distributed.failure import summary
-from drumline.engine.job import Progress
+from drumline.engine.job import Progress, flat
 from drumline.engine.run_context import RunContext
 from drumline.engine.run_folder import RunFolder
 from drumline.errors import log
@@ -28,7 +28,11 @@ from drumline.launch.rank_environment import command_start, now, process_start
 from drumline.manager import DDPManager
 from drumline.metrics.display import Display, PlainDisplay
 from drumline.metrics.events import EventLog, Reporter, Sink, parse_line
-from drumline.metrics.tensorboard import TensorBoard
+from drumline.metrics.trackers.mlflow import MLflow
+from drumline.metrics.trackers.tensorboard import TensorBoard
+from drumline.metrics.trackers.tracker import Tracker
+from drumline.metrics.trackers.tracking import Tracking
+from drumline.metrics.trackers.wandb import WeightsAndBiases
 from drumline.untrusted import APPEND, descriptor_of, open_log
 from drumline.watch.sidecar.sidecar_reporter import NOTICES
 
@@ -53,7 +57,7 @@ def screen() -> TextIO:
 
 
 @contextmanager
-def open_reporter(settings: LogConfig, folder: RunFolder, ddp: DDPManager, progress: Progress) -> Iterator[Reporter]:
+def open_reporter(config: Config, folder: RunFolder, ddp: DDPManager, progress: Progress) -> Iterator[Reporter]:
     """A reporter for one run on one rank. Warnings of the package's logger become events, and so does an error that
     leaves the block."""
     with ExitStack() as stack:
@@ -62,9 +66,7 @@ def open_reporter(settings: LogConfig, folder: RunFolder, ddp: DDPManager, progr
         events = stack.enter_context(closing(EventLog(folder.event_file(ddp.rank))))
         sinks: list[Sink] = [events]
         if ddp.is_main_process():
-            sinks += [plain, make_display(settings.display, sys.stdout)]
-            if settings.tensorboard:
-                sinks.append(TensorBoard(folder.tensorboard))
+            sinks += [plain, make_display(config.log.display, sys.stdout)]
         else:  # the launcher may show its log, too
             sinks.append(lambda event: plain(event) if event["kind"] == "warning" else None)
         reporter = stack.enter_context(Reporter(sinks, rank=ddp.rank, host=ddp.host))
@@ -72,11 +74,35 @@ def open_reporter(settings: LogConfig, folder: RunFolder, ddp: DDPManager, progr
         handler.emit = lambda record: reporter.report("warning", message=record.getMessage())  # type: ignore[method-assign]
         log.logger.addHandler(handler)
         stack.callback(log.logger.removeHandler, handler)
+        if ddp.is_main_process():
+            for sink in _trackers(config, folder, reporter):
+                stack.callback(sink.close)  # while its warnings still become events
+                reporter.add(sink)
         try:
             yield reporter
         except (Exception, SystemExit) as error:
             reporter.report("error", step=progress.step, message=summary(error))
             raise
+
+
+def _trackers(config: Config, folder: RunFolder, reporter: Reporter) -> list[Tracking]:
+    names = {*(config.log.trackers or ()), *(["tensorboard"] if config.log.tensorboard else [])}
+    makers: dict[str, Callable[[], Tracker]] = {
+        "wandb": lambda: WeightsAndBiases(folder.path, flat(config)),
+        "mlflow": lambda: MLflow(folder.path, flat(config)),
+        "tensorboard": lambda: TensorBoard(folder.tensorboard, flat(config)),
+    }
+    made = [makers[name]() for name in sorted(names)]  # all packages are there, before a thread starts
+    return [
+        Tracking(
+            tracker,
+            folder=folder.path,
+            event_file=folder.event_file(0),
+            id_file=folder.trackers / f"{tracker.name}.json",
+            report=reporter.report,
+        )
+        for tracker in made
+    ]
 
 
 def make_display(mode: Literal["auto", "live", "plain", "none"], stream: TextIO) -> Display:

@@ -5,6 +5,7 @@ settings-history.jsonl (which settings changed at which step, if any did)  trace
 media/NAME-NNNNNNNN.png (images that hooks log, by step)
 preempted.json (until a preempted run is resumed; scripts that requeue jobs may check for it)
 watch/launch.json (the launch, kept over restarts)  diagnoses/NNNN-CAUSE.json (diagnoses of the sidecars)
+trackers/NAME.json (the id of the tracker's run)  wandb/  tensorboard/ (with log.trackers)
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ class RunFolder:
         self.logs = path / "logs"
         self.tensorboard = path / "tensorboard"
         self.media = path / "media"
+        self.trackers = path / "trackers"
+        self.wandb = path / "wandb"
         self.events = path / "events"
         self.traces = path / "trace"
 
@@ -68,7 +71,8 @@ class RunFolder:
             make_own_folder(self.path, follow_links=True)  # the user named it
             for folder in (self.events, self.logs, self.checkpoints):
                 make_own_folder(folder)
-            for folder in (self.diagnoses, self.launch_file.parent, self.traces, self.tensorboard, self.media):
+            parts = (self.tensorboard, self.media, self.trackers, self.wandb)
+            for folder in (self.diagnoses, self.launch_file.parent, self.traces, *parts):
                 if os.path.lexists(folder):
                     check_own_folder(folder)
             for file in (self.ledger, self.settings_history, *self.events.iterdir(), *self.logs.iterdir()):

@@ -173,7 +173,7 @@ def _open_folder(
     if not ddp.is_main_process():
         folder.make()
         divert_output(folder.log_file(ddp.rank))
-    reporter = stack.enter_context(open_reporter(request.config.log, folder, ddp, progress))
+    reporter = stack.enter_context(open_reporter(request.config, folder, ddp, progress))
     if moved_to is not None:
         reporter.report("note", message=f"moved the earlier run to {moved_to}")
     return reporter

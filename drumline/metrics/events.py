@@ -1,4 +1,4 @@
-"""Events: what happened in a run, as flat records that the log files, the display and TensorBoard all read.
+"""Events: what happened in a run, as flat records that the log files, the display and the trackers all read.
 
 The engine reports to one `Reporter` per rank, which adds the common fields and passes the event to its sinks. Every
 event has `time` (Unix seconds), `number` (from 0 in each process: a gap is a lost event), `kind`, `rank`, `host` and
@@ -100,6 +100,10 @@ class Reporter:
                         self.report("warning", message=f"events are being lost: {error}")
                 else:
                     self._failing.discard(index)
+
+    def add(self, sink: Sink) -> None:
+        """Hand it the events from now on."""
+        self._sinks.append(sink)
 
     def close(self) -> None:
         for sink in self._sinks:

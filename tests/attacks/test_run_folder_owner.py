@@ -26,6 +26,8 @@ from drumline.watch.sidecar.sidecar_reporter import write_status_file
 from tests.attacks.limits import bounded
 from tests.jobs import Classify, make_config, train_here
 
+PARTS = ["events", "logs", "checkpoints", "diagnoses", "watch", "trace", "tensorboard", "media", "trackers", "wandb"]
+
 
 @pytest.fixture
 def shared() -> Iterator[Path]:
@@ -82,7 +84,7 @@ def test_a_link_of_another_user_to_a_folder_of_ours_is_refused(other_user: int, 
     assert is_untouched(victim)
 
 
-@pytest.mark.parametrize("name", ["events", "logs", "checkpoints", "diagnoses", "watch", "trace", "tensorboard"])
+@pytest.mark.parametrize("name", PARTS)
 def test_a_part_of_another_user_is_refused(other_user: int, tmp_path: Path, name: str) -> None:
     run = RunFolder(tmp_path / "run")
     run.make()
@@ -125,7 +127,7 @@ def test_a_file_system_that_gives_all_files_one_owner_is_fine(
         check_own_folder(shared / "run")
 
 
-@pytest.mark.parametrize("name", ["events", "logs", "checkpoints", "diagnoses", "watch", "trace", "tensorboard"])
+@pytest.mark.parametrize("name", PARTS)
 def test_a_link_in_place_of_a_folder_is_refused(tmp_path: Path, victim: Path, name: str) -> None:
     run = RunFolder(tmp_path / "run")
     run.path.mkdir()

@@ -1,0 +1,99 @@
+"""MLflow as a tracker. Its own variables set it up: MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from drumline.metrics.trackers.tracker import Outcome, Record, load_package
+
+_MEDIA, _TAG = "media", "drumline.run"
+_STATUS: Mapping[Outcome, str] = {"finished": "FINISHED", "preempted": "KILLED", "failed": "FAILED"}
+# What a server takes in one request.
+_MAX_METRICS, _MAX_PARAMS = 1000, 100
+
+
+class MLflow:
+    """Settings are parameters, which MLflow never changes: they stay those that the run began with. Images and text are
+    artifacts."""
+
+    name = "mlflow"
+    keeps_past = False
+
+    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
+        self._folder, self._config = folder, config
+        self._mlflow = load_package("mlflow", tracker="mlflow")
+        # Else it prints the server's address at the end, and a password that is in it.
+        load_package("mlflow.environment_variables", tracker="mlflow").MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT.set(True)
+        self._client: Any = None
+        self._run = ""
+        self._known: Mapping[str, str] = {}
+        self._is_continued = False
+        self._steps: dict[str, set[int]] = {}
+        self._artifacts: set[str] | None = None
+
+    def open(self, run: str, *, resume_step: int) -> str:
+        if not self._run:
+            self._client = self._mlflow.MlflowClient()
+            found = self._mlflow.search_runs(filter_string=f"tags.`{_TAG}` = '{run}'", output_format="list")
+            self._is_continued = bool(found)
+            if found:
+                begun = self._mlflow.start_run(run_id=found[0].info.run_id)
+            else:
+                begun = self._mlflow.start_run(run_name=self._folder.resolve().name, tags={_TAG: run})
+            self._run, self._known = begun.info.run_id, begun.data.params
+        lacking = [
+            self._mlflow.entities.Param(name, str(value))
+            for name, value in self._config.items()
+            if name not in self._known
+        ]
+        for part in _parts(lacking, _MAX_PARAMS):
+            self._client.log_batch(self._run, params=part, synchronous=True)
+        return f"run {self._run}"
+
+    def has(self, name: str, step: int) -> bool:
+        if not self._is_continued:
+            return False
+        if name not in self._steps:
+            self._steps[name] = {one.step for one in self._client.get_metric_history(self._run, _allowed(name))}
+        return step in self._steps[name]
+
+    def write(self, records: Sequence[Record]) -> None:
+        metrics = [
+            self._mlflow.entities.Metric(_allowed(name), value, int(record.time * 1000), record.step)
+            for record in records
+            for name, value in record.numbers.items()
+        ]
+        for part in _parts(metrics, _MAX_METRICS):
+            self._client.log_batch(self._run, metrics=part, synchronous=True)
+        for record in records:
+            for name in self._steps.keys() & record.numbers.keys():
+                self._steps[name].add(record.step)
+            for path in record.images.values():
+                if not self._has_artifact(path.name):
+                    self._client.log_artifact(self._run, str(path), _MEDIA)
+            for name, text in record.texts.items():
+                file = f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', name)}-{record.step:08d}.txt"
+                if not self._has_artifact(file):
+                    self._client.log_text(self._run, text, f"{_MEDIA}/{file}")
+
+    def _has_artifact(self, file: str) -> bool:
+        """Whether an earlier start of the run has uploaded this file."""
+        if self._artifacts is None:
+            found = self._client.list_artifacts(self._run, _MEDIA) if self._is_continued else []
+            self._artifacts = {one.path for one in found}
+        return f"{_MEDIA}/{file}" in self._artifacts
+
+    def close(self, outcome: Outcome) -> None:
+        self._mlflow.end_run(_STATUS[outcome])
+
+
+def _parts(values: list[Any], size: int) -> Iterator[list[Any]]:
+    return (values[start : start + size] for start in range(0, len(values), size))
+
+
+def _allowed(name: str) -> str:
+    """The name in the letters that MLflow takes."""
+    return re.sub(r"[^\w./: -]", "_", name, flags=re.ASCII)

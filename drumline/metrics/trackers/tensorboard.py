@@ -1,0 +1,55 @@
+"""TensorBoard as a tracker: files in the run folder."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from drumline.metrics.trackers.tracker import Outcome, Record, load_package
+
+
+class TensorBoard:
+    """Writes to a folder; a resumed run hides what it is about to repeat."""
+
+    name = "tensorboard"
+    keeps_past = True
+
+    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
+        self._folder, self._config = folder, config
+        self._package = load_package("torch.utils.tensorboard", tracker="tensorboard")
+        self._writer: Any = None
+
+    def open(self, run: str, *, resume_step: int) -> str:
+        self._writer = self._package.SummaryWriter(str(self._folder), purge_step=resume_step + 1)
+        if resume_step == 0:
+            lines = [f"    {name} = {value}" for name, value in self._config.items()]
+            self._writer.add_text("config", "\n".join(lines), global_step=0)
+        return f"tensorboard --logdir {self._folder}"
+
+    def has(self, name: str, step: int) -> bool:
+        return False
+
+    def write(self, records: Sequence[Record]) -> None:
+        for record in records:
+            at = {"global_step": record.step, "walltime": record.time}
+            for name, value in record.numbers.items():
+                self._writer.add_scalar(name, value, **at)
+            for name, text in record.texts.items():
+                self._writer.add_text(name, text, **at)
+            for name, path in record.images.items():
+                self._writer.file_writer.add_summary(_image_summary(name, path.read_bytes()), **at)
+        self._writer.flush()  # so that a kill loses nothing of it
+
+    def close(self, outcome: Outcome) -> None:
+        self._writer.close()
+
+
+def _image_summary(name: str, png: bytes) -> Any:
+    """The file as it is: torch's own `add_image` would need Pillow to encode it again."""
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    width, height = struct.unpack(">II", png[16:24])
+    image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=png)
+    return Summary(value=[Summary.Value(tag=name, image=image)])

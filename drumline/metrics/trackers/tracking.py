@@ -1,0 +1,167 @@
+"""Hands a run's events to a tracker on a thread of its own: one that fails, hangs or is slow does not hold training up.
+
+Rank 0 alone tracks. The id of the tracker's run is in the run folder, so that a resumed run continues it. What the
+tracker then lacks of the steps before is read from the run's own event file.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from drumline.distributed.failure import summary
+from drumline.metrics.events import Event
+from drumline.metrics.trackers.tracker import RECORDED, Outcome, Tracker, past_events, record_of
+from drumline.untrusted import make_own_folder, parse_json, read_regular, replace_text
+
+MAX_WAITING = 10_000
+MAX_BATCH = 200
+RETRY_S = 60.0
+CLOSE_S, MAX_CLOSE_S = 10.0, 60.0
+"""How long the end of a run waits for a tracker that does not answer, and for one that does."""
+_THREAD = "drumline-tracker"
+_LOGIN = re.compile(r"//[^/@\s]+@")
+
+
+class Tracking:
+    """A sink for one tracker. Nothing here waits for the tracker but `close`, and that not for long."""
+
+    def __init__(
+        self, tracker: Tracker, *, folder: Path, event_file: Path, id_file: Path, report: Callable[..., None]
+    ) -> None:
+        """`report`: the reporter's, for what the user should know."""
+        self._tracker, self._report = tracker, report
+        self._folder, self._event_file, self._id_file = folder, event_file, id_file
+        self._changed = threading.Condition()
+        self._waiting: deque[Event] = deque()
+        self._is_closing = self._is_closed = False
+        self._num_events = self._num_written = 0
+        self._warned_of: set[str] = set()
+        self._resume_step = 0
+        self._outcome: Outcome = "failed"
+        self._busy_since: float | None = None
+        self._thread = threading.Thread(target=self._work, name=f"{_THREAD}-{tracker.name}", daemon=True)
+        self._thread.start()
+
+    def __call__(self, event: Event) -> None:
+        match event["kind"]:
+            case "resume":
+                self._resume_step = event["step"]
+            case "preempted":
+                self._outcome = "preempted"
+            case "first_step" | "train" | "evaluation" | "logged" | "end":
+                if event["kind"] == "end":
+                    self._outcome = "finished"
+                self._put(event)
+
+    def _put(self, event: Event) -> None:
+        with self._changed:
+            self._num_events += _count([event])
+            has_room = len(self._waiting) < MAX_WAITING
+            if has_room:
+                self._waiting.append(event)
+                self._changed.notify()
+        if not has_room:
+            self._warn("slow", f"is too slow: {MAX_WAITING:,} events wait for it, and the next ones are dropped")
+
+    def close(self) -> None:
+        """Wait until the tracker has everything, or does not answer."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify()
+        end = time.monotonic() + MAX_CLOSE_S
+        while self._thread.is_alive() and (now := time.monotonic()) < end and now - (self._busy_since or now) < CLOSE_S:
+            self._thread.join(0.05)
+        self._thread.join(0.1)
+        lost = self._num_events - self._num_written
+        if lost or self._thread.is_alive():
+            silent = "does not answer, and " if self._thread.is_alive() else ""
+            self._warn("end", f"{silent}lacks {lost} of {self._num_events} events of this run")
+
+    # The thread
+
+    def _work(self) -> None:
+        events = self._take()
+        if not events or not self._open():
+            return
+        if not self._tracker.keeps_past and self._resume_step:
+            self._attempt(self._write_past)
+        while events:
+            if self._attempt(partial(self._write, events)):
+                self._num_written += _count(events)
+            events = self._take()
+        self._attempt(lambda: self._tracker.close(self._outcome))
+
+    def _take(self) -> list[Event]:
+        """What waits, once there is something; nothing when the run is over."""
+        self._busy_since = None
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._is_closing)
+            self._busy_since = time.monotonic()
+            return [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_BATCH))]
+
+    def _open(self) -> bool:
+        """Again and again, while events wait; False: the run is over."""
+        while not self._attempt(self._open_once):
+            with self._changed:
+                if self._changed.wait_for(lambda: self._is_closing, RETRY_S):
+                    return False
+        return True
+
+    def _open_once(self) -> None:
+        if self._id_file.exists():
+            run = str(parse_json(read_regular(self._id_file))["run"])
+        else:  # before the tracker knows of it: a kill in between must not lead to a second run
+            run = secrets.token_hex(8)
+            make_own_folder(self._id_file.parent)
+            replace_text(self._id_file, json.dumps({"run": run}) + "\n")
+        shown = self._tracker.open(run, resume_step=self._resume_step)
+        self._report("note", message=f"{self._tracker.name}: {shown}")
+
+    def _write_past(self) -> None:
+        events = past_events(self._event_file)
+        while batch := [*islice(events, MAX_BATCH)]:
+            self._busy_since = time.monotonic()
+            self._write(batch)
+
+    def _write(self, events: Iterable[Event]) -> None:
+        records = (record_of(event, self._folder).without(self._tracker.has) for event in events)
+        if new := [record for record in records if record]:
+            self._tracker.write(new)
+
+    def _attempt(self, action: Callable[[], Any]) -> bool:
+        self._busy_since = time.monotonic()
+        try:
+            action()
+        except Exception as error:
+            self._warn("failure", f"failed: {_LOGIN.sub('//***@', summary(error))}; training continues")
+            return False
+        return True
+
+    def _warn(self, topic: str, what: str) -> None:
+        """Once for each topic."""
+        if topic not in self._warned_of:
+            self._warned_of.add(topic)
+            self._report("warning", message=f"{self._tracker.name} {what}; {self._event_file} has everything")
+
+
+def _count(events: Iterable[Event]) -> int:
+    """Those that a tracker shows."""
+    return sum(event["kind"] in RECORDED for event in events)
+
+
+def has_unfinished_tracker() -> bool:
+    """Whether a tracker still does not answer after its `close`: its package might block the exit of Python, too."""
+    return any(thread.name.startswith(_THREAD) for thread in threading.enumerate())

@@ -1,0 +1,54 @@
+"""Weights & Biases as a tracker. Its own variables set it up: WANDB_PROJECT, WANDB_MODE, WANDB_API_KEY."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from drumline.metrics.trackers.tracker import Outcome, Record, load_package
+
+
+class WeightsAndBiases:
+    """Optimizer steps are W&B's own steps, which only grow: a step that W&B has is never written twice.
+
+    Offline, W&B writes a folder for each start, and a kill loses the end of it. So each gets the whole run.
+    """
+
+    name = "wandb"
+    keeps_past = False
+
+    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
+        self._folder, self._config = folder, config
+        self._wandb = load_package("wandb", tracker="wandb")
+        self._run: Any = None
+        self._first_step = 0
+
+    def open(self, run: str, *, resume_step: int) -> str:
+        # Silent: W&B would print between our lines, and ask for a key where there is none.
+        settings = self._wandb.setup(self._wandb.Settings(silent=True)).settings
+        self._run = self._wandb.init(
+            id=run,
+            resume="allow",
+            name=settings.run_name or self._folder.resolve().name,
+            dir=str(self._folder),
+            config=dict(self._config),
+            allow_val_change=True,
+            # A run that the user's own code has begun stays theirs.
+            settings=self._wandb.Settings(silent=True, console="off", reinit="create_new"),
+        )
+        self._first_step = int(self._run.starting_step)
+        return str(self._run.url or f"offline, in {Path(self._run.dir).parent}")
+
+    def has(self, name: str, step: int) -> bool:
+        return step < self._first_step
+
+    def write(self, records: Sequence[Record]) -> None:
+        for record in records:
+            images = {name: self._wandb.Image(str(path)) for name, path in record.images.items()}
+            texts = {name: self._wandb.Html(f"<pre>{html.escape(text)}</pre>") for name, text in record.texts.items()}
+            self._run.log({**record.numbers, **images, **texts}, step=record.step)
+
+    def close(self, outcome: Outcome) -> None:
+        self._run.finish(exit_code=int(outcome == "failed"))

@@ -1,0 +1,266 @@
+"""The real trackers: W&B offline, an MLflow server of its own and TensorBoard, through a kill and while one hangs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from drumline.metrics.events import read_events
+from tests.cli.test_command import drumline
+from tests.ranks import free_port
+from tests.unit.metrics.test_tensorboard import PNG, curves
+
+pytestmark = pytest.mark.usefixtures("warm")
+PYTHON = sys.executable  # not a warm one
+QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "WANDB_ERROR_REPORTING": "false", "WANDB_MODE": "offline"}
+# Rank 0 is killed once, in step 8, when step 5 was the last to be saved and the trackers had some steps.
+KILLED_ONCE = """
+import os, signal, time
+from pathlib import Path
+import numpy as np
+from drumline import Hook
+from drumline.tasks import ImageClassification
+
+class Logs(Hook):
+    def after_step(self, run):
+        if run.step in (3, 6):
+            run.log("digit", np.eye(6, 8, dtype=np.uint8))
+            run.log("poem/first", "a <rose>")
+            run.log("norm/a b%", 2.0)
+
+class KilledOnce(ImageClassification):
+    defaults = {
+        "data.name": "digits", "model.widths": [4], "train.steps": 12, "train.batch_size": 64,
+        "checkpoint.every_steps": 5, "checkpoint.background": False, "log.every_steps": 1,
+    }
+    step = 0
+
+    def hooks(self):
+        return [Logs()]
+
+    def loss(self, model, batch):
+        self.step += model.training
+        if os.environ["RANK"] == "0" and self.step == 8 and not Path("killed").exists():
+            Path("killed").touch()
+            log = Path("tracked/logs/rank-00000.log")
+            while not all(f" {name}: " in log.read_text() for name in ("wandb", "mlflow", "tensorboard")):
+                time.sleep(0.05)
+            time.sleep(1)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().loss(model, batch)
+"""
+# In step 5 the server stops to answer.
+SERVER_HANGS = """
+import os, signal, time
+from drumline.metrics.trackers import tracking
+from drumline.tasks import ImageClassification
+
+tracking.CLOSE_S = 1.0
+
+class ServerHangs(ImageClassification):
+    defaults = {
+        "data.name": "digits", "model.widths": [4], "train.steps": 12, "train.batch_size": 64, "log.every_steps": 1
+    }
+    step = 0
+
+    def loss(self, model, batch):
+        self.step += model.training
+        if self.step == 5:
+            time.sleep(1)  # for the steps before to get there
+            os.kill(int(os.environ["SERVER"]), signal.SIGSTOP)
+        return super().loss(model, batch)
+"""
+# Its transaction log is LevelDB's: blocks of 32 kB, pieces of records with a checksum, a length and a kind.
+READ_WANDB = """
+import json, sys
+from pathlib import Path
+from wandb.proto.wandb_internal_pb2 import Record
+
+data, at, piece, records = Path(sys.argv[1]).read_bytes(), 7, b"", []
+while at + 7 <= len(data):
+    if (left := 32768 - at % 32768) < 7:
+        at += left
+        continue
+    size, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
+    piece += data[at + 7 : at + 7 + size]
+    at += 7 + size
+    if kind not in (1, 4):  # more of it follows
+        continue
+    record, piece = Record.FromString(piece), b""
+    kind = record.WhichOneof("record_type")
+    if kind == "history":
+        items = record.history.item
+        records.append(["history", {"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in items}])
+    elif kind == "run":
+        config = {i.key: json.loads(i.value_json) for i in record.run.config.update}
+        records.append(["run", {"id": record.run.run_id, "project": record.run.project, "config": config}])
+    elif kind == "exit":
+        records.append(["exit", record.exit.exit_code])
+print(json.dumps(records))
+"""
+
+
+class Server(NamedTuple):
+    url: str
+    pid: int
+
+    def get(self, path: str, **body: Any) -> Any:
+        """Its REST API, without MLflow's own client."""
+        data = json.dumps(body).encode() if body else None
+        request = urllib.request.Request(
+            f"{self.url}/api/2.0/mlflow/{path}", data, {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.load(answer)
+
+    def runs(self, experiment: str) -> list[dict[str, Any]]:
+        found = self.get(f"experiments/get-by-name?experiment_name={experiment}")["experiment"]["experiment_id"]
+        runs: list[dict[str, Any]] = self.get("runs/search", experiment_ids=[found])["runs"]
+        return runs
+
+    def steps(self, run: dict[str, Any], metric: str) -> list[int]:
+        history = self.get(f"metrics/get-history?run_id={run['info']['run_id']}&metric_key={metric}")
+        return [int(one.get("step", 0)) for one in history["metrics"]]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder, port = tmp_path_factory.mktemp("mlflow"), free_port()
+    environment = {
+        **os.environ,
+        **QUIET,
+        "MLFLOW_ALLOW_FILE_STORE": "true",
+        "_MLFLOW_SERVER_FILE_STORE": str(folder / "store"),
+        "_MLFLOW_SERVER_ARTIFACT_ROOT": str(folder / "artifacts"),
+    }
+    code = f"from mlflow.server import app; app.run(host='127.0.0.1', port={port}, threaded=True)"
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen([PYTHON, "-c", code], env=environment, stdout=log, stderr=log)
+    try:
+        server = Server(f"http://127.0.0.1:{port}", process.pid)
+        while not answers(f"{server.url}/health"):
+            assert process.poll() is None, (folder / "log").read_text()
+            time.sleep(0.1)
+        yield server
+    finally:
+        process.kill()
+        process.wait()
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5):
+            return True
+    except OSError:
+        return False
+
+
+def own_wandb(folder: Path) -> dict[str, str]:
+    """So that W&B writes nothing to the user's own folders."""
+    return {**QUIET, **{f"WANDB_{name}_DIR": str(folder / "wandb-own") for name in ("CONFIG", "CACHE", "DATA")}}
+
+
+def wandb_records(run: Path) -> list[list[Any]]:
+    (file,) = (run / "wandb" / "latest-run").glob("*.wandb")
+    output = subprocess.run([PYTHON, "-c", READ_WANDB, str(file)], check=True, capture_output=True, text=True)
+    records: list[list[Any]] = json.loads(output.stdout)
+    return records
+
+
+def test_a_killed_run_is_one_run_and_one_curve_in_every_tracker(tmp_path: Path, server: Server) -> None:
+    (tmp_path / "mine.py").write_text(KILLED_ONCE)
+    result = drumline(
+        *("train", "mine.py:KilledOnce", "--procs", "2", "--run", "tracked"),
+        *("--log.trackers", "wandb,mlflow,tensorboard"),
+        cwd=tmp_path,
+        **own_wandb(tmp_path),
+        WANDB_PROJECT="digits",
+        MLFLOW_TRACKING_URI=server.url.replace("//", "//someone:secret@"),
+        MLFLOW_EXPERIMENT_NAME="killed",
+    )
+    assert result.returncode == 0, result.stderr
+    assert "restart 1 of" in result.stderr
+    steps = [*range(1, 13)]
+
+    (run,) = server.runs("killed")
+    assert (run["info"]["run_name"], run["info"]["status"]) == ("tracked", "FINISHED")
+    assert server.steps(run, "train/loss") == server.steps(run, "train/lr") == steps
+    assert server.steps(run, "evaluation/accuracy") == [12]
+    assert {"key": "model.widths", "value": "[4]"} in run["data"]["params"]
+    assert server.steps(run, "norm/a%20b_") == [3, 6], "in the letters that MLflow takes"
+    files = server.get(f"artifacts/list?run_id={run['info']['run_id']}&path=media")["files"]
+    names = [
+        f"{name}-0000000{step}.{kind}" for name, kind in (("digit", "png"), ("poem-first", "txt")) for step in (3, 6)
+    ]
+    assert [file["path"] for file in files] == [f"media/{name}" for name in names]
+
+    records = wandb_records(tmp_path / "tracked")
+    ids = [value["id"] for kind, value in records if kind == "run"]
+    assert set(ids) == {json.loads((tmp_path / "tracked" / "trackers" / "wandb.json").read_text())["run"]}
+    assert len([*(tmp_path / "tracked" / "wandb").glob("offline-run-*")]) == 2, "one for each start, of one id"
+    history = [value for kind, value in records if kind == "history"]
+    assert [row["_step"] for row in history if "train/loss" in row] == steps
+    assert [row["_step"] for row in history if "evaluation/accuracy" in row] == [12]
+    begun = next(value for kind, value in records if kind == "run")
+    assert (begun["project"], begun["config"]["model.widths"]) == ("digits", [4])
+    assert ["exit", 0] in records
+    assert [(row["_step"], row["digit/width"]) for row in history if "norm/a b%" in row] == [(3, 8), (6, 8)]
+    media = tmp_path / "tracked" / "wandb" / "latest-run" / "files" / "media"
+    assert [file.read_bytes() for file in media.rglob("*.png")] == [PNG, PNG]
+    assert ["<pre>a &lt;rose&gt;</pre>" in file.read_text() for file in media.rglob("*.html")] == [True, True]
+
+    board = curves(tmp_path / "tracked" / "tensorboard")
+    assert [step for step, _ in board["norm/a b%"]] == [3, 6]
+    assert [step for step, _ in board["train/loss"]] == steps
+    for path in (tmp_path / "tracked").rglob("*"):
+        assert not path.is_file() or b"secret" not in path.read_bytes(), path
+    assert "secret" not in result.stdout + result.stderr
+
+
+def test_a_server_that_stops_to_answer_does_not_hold_the_run_up(tmp_path: Path, server: Server) -> None:
+    (tmp_path / "mine.py").write_text(SERVER_HANGS)
+    try:
+        result = drumline(
+            *("train", "mine.py:ServerHangs", "--run", "run", "--log.trackers", "mlflow"),
+            cwd=tmp_path,
+            **QUIET,
+            SERVER=str(server.pid),
+            MLFLOW_TRACKING_URI=server.url,
+            MLFLOW_EXPERIMENT_NAME="hangs",
+        )
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+    assert result.returncode == 0, result.stderr
+    events = [*read_events(tmp_path / "run" / "events" / "rank-00000.jsonl")]
+    assert [event["step"] for event in events if event["kind"] == "train"] == [*range(1, 13)]
+    end, warning = events[-2:]
+    assert end["kind"] == "end"
+    assert warning["message"].startswith("mlflow does not answer, and lacks ")
+    (run,) = server.runs("hangs")
+    seen = server.steps(run, "train/loss")
+    assert 1 <= len(seen) < 12
+
+    # The same command shows the result of the finished run again, and brings what the server lacks.
+    (tmp_path / "mine.py").write_text(SERVER_HANGS.replace("if self.step == 5", "if False"))
+    again = drumline(
+        *("train", "mine.py:ServerHangs", "--run", "run", "--log.trackers", "mlflow"),
+        cwd=tmp_path,
+        **QUIET,
+        MLFLOW_TRACKING_URI=server.url,
+        MLFLOW_EXPERIMENT_NAME="hangs",
+    )
+    assert again.returncode == 0, again.stderr
+    (run,) = server.runs("hangs")
+    assert sorted(server.steps(run, "train/loss")) == [*range(1, 13)]
+    assert server.steps(run, "evaluation/loss") == [12]
+    assert run["info"]["status"] == "FINISHED"
