@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.example_folders import FOLDERS
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name != "spirals.py")
 COMMANDS = re.compile(r"^ *((?:drumline|torchrun|python) .*)$", re.MULTILINE)
-LONGEST = {"own_task.py": 40, "own_loop.py": 80, "gan.py": 80}
+LONGEST = dict.fromkeys((path.name for path in EXAMPLES), 80) | {"own_task.py": 40}
 PROGRAMS = {"drumline": ["-m", "drumline"], "torchrun": ["-m", "torch.distributed.run", "--standalone"], "python": []}
 
 
@@ -36,6 +38,9 @@ def test_examples_are_short(name: str, lines: int) -> None:
 @pytest.mark.parametrize(("name", "command"), commands())
 def test_an_example_runs_and_learns(tmp_path: Path, name: str, command: str) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
+    if name in FOLDERS:
+        folder, make = FOLDERS[name]
+        make(tmp_path / folder)
     program, *arguments = command.split()
     result = subprocess.run(
         [sys.executable, *PROGRAMS[program], *arguments],
