@@ -22,7 +22,7 @@ def make_images(folder: Path) -> None:
     for split, count in counts.items():
         rows = digits(split=split, augment=False).gather(np.arange(count))
         for number, (image, label) in enumerate(zip(rows.images.numpy() * 15, rows.labels.tolist(), strict=True)):
-            file = folder / split / str(label) / f"{number}.png"
+            file = folder / "images" / split / str(label) / f"{number}.png"
             file.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(image[0]).save(file)
 
@@ -30,9 +30,10 @@ def make_images(folder: Path) -> None:
 def make_shards(folder: Path) -> None:
     """Points of the spirals as tar files: four for training, one for evaluation."""
     spirals = runpy.run_path(str(EXAMPLES / "spirals.py"))["spirals"]
-    folder.mkdir()
+    shards = folder / "shards"
+    shards.mkdir()
     for seed, name in enumerate(["train-0", "train-1", "train-2", "train-3", "eval-0"]):
-        with tarfile.open(folder / f"{name}.tar", "w") as tar:
+        with tarfile.open(shards / f"{name}.tar", "w") as tar:
             for number, (point, arm) in enumerate(spirals(500, seed=seed)):
                 array = io.BytesIO()
                 np.save(array, point.numpy())
@@ -42,5 +43,5 @@ def make_shards(folder: Path) -> None:
                     tar.addfile(entry, io.BytesIO(content))
 
 
-FOLDERS = {"image_folder.py": ("images", make_images), "tar_shards.py": ("shards", make_shards)}
-"""By the name of an example: the folder that it reads, and what makes it."""
+MAKERS = {"image_folder.py": make_images, "tar_shards.py": make_shards}
+"""By the name of an example: what makes the files that it reads, in the current folder."""
