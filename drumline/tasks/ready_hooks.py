@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 from torch.utils import _pytree as pytree
 
@@ -187,10 +188,21 @@ class Unfreeze(Hook):
     def after_step(self, run: Run) -> None:
         if run.step == self._at_step:
             self._set(True)
+            _begin_momentum(run.optimizer, self._parameters)
 
     def _set(self, is_trained: bool) -> None:
         for parameter in self._parameters:
             parameter.requires_grad_(is_trained)
+
+
+def _begin_momentum(optimizer: Optimizer, parameters: list[nn.Parameter]) -> None:
+    """torch's fused SGD takes the momentum of all parameters or of none; zeros are where it begins."""
+    for group in optimizer.param_groups if isinstance(optimizer, SGD) else []:
+        if group["fused"] and group["momentum"]:
+            chosen = {id(one) for one in parameters}
+            for one in group["params"]:
+                if id(one) in chosen:
+                    optimizer.state[one].setdefault("momentum_buffer", torch.zeros_like(one))
 
 
 def _check_can_unfreeze(run: Run) -> None:

@@ -122,6 +122,7 @@ def make_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(ROOT / "examples")
+    monkeypatch.syspath_prepend(folder)  # a block may import the file of another
     return folder
 
 
