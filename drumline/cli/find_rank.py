@@ -7,7 +7,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -61,20 +61,22 @@ def run_rank(verb: str, task: str, layers: Layers, own: Mapping[str, Any]) -> in
 
 def _find_lr(config: Config, task_class: type[Task], ddp: DDPManager, own: Mapping[str, Any]) -> None:
     options = RangeOptions(own.get("low", LOW), own.get("high", HIGH), own.get("steps", STEPS))
-    is_main = ddp.is_main_process()
+    is_main, (progress, note) = ddp.is_main_process(), _outputs(ddp)
 
     def on_step(number: int, rate: float, loss: float) -> None:
-        if is_main:
-            _progress(f"step {number + 1} of {options.steps}: rate {rate:.2g}, loss {loss:.4g}")
+        progress(f"step {number + 1} of {options.steps}: rate {rate:.2g}, loss {loss:.4g}")
 
-    found = measure_range(config, task_class, ddp, options, note=_note if is_main else lambda _: None, on_step=on_step)
-    if is_main:
-        _progress("")
+    found = measure_range(config, task_class, ddp, options, note=note, on_step=on_step)
+    progress("")
     if is_main and not own.get("json"):
         show_lines(range_table(found))
     rate = found.suggestion()  # raises on every rank if there is none
     if is_main and own.get("json"):
-        result = {"lr": lr_setting(found, rate), "rate": rate, "has_diverged": found.has_diverged}
+        result = {
+            "lr": None if found.own_optimizer else lr_setting(found, rate),
+            "rate": rate,
+            "has_diverged": found.has_diverged,
+        }
         _show_json({**result, "rates": found.rates, "losses": found.losses})
     elif is_main:
         show_lines([describe_rate(found, rate)])
@@ -106,19 +108,15 @@ def describe_rate(found: RangeTest, rate: float) -> str:
 
 
 def _find_batch(config: Config, task_class: type[Task], ddp: DDPManager, own: Mapping[str, Any]) -> None:
-    is_main, margin = ddp.is_main_process(), own.get("margin", MARGIN)
-    if is_main and config.train.step != "eager":
-        _note(f"sizes are tried with eager steps; those of --train.step {config.train.step} may need more memory")
+    margin, (progress, note) = own.get("margin", MARGIN), _outputs(ddp)
+    if config.train.step != "eager":
+        note(f"sizes are tried with eager steps; those of --train.step {config.train.step} may need more memory")
     found = search_batch(
-        config,
-        task_class,
-        ddp,
-        margin=margin,
-        on_trial=lambda trial: _progress(f"tried micro-batches of {trial.size}") if is_main else None,
+        config, task_class, ddp, margin=margin, on_trial=lambda trial: progress(f"tried micro-batches of {trial.size}")
     )
-    if not is_main:
+    progress("")
+    if not ddp.is_main_process():
         return
-    _progress("")
     if own.get("json"):
         _show_json({"micro_batch_size": found.chosen.size, **asdict(found)})
         return
@@ -156,10 +154,11 @@ def _show_json(result: Mapping[str, Any]) -> None:
     show(json.dumps(as_json(dict(result))), is_data=True)
 
 
-def _note(message: str) -> None:
-    print_message(f"note: {message}")
+def _outputs(ddp: DDPManager) -> tuple[Callable[[str], None], Callable[[str], None]]:
+    """Where progress is shown, and notes are printed: on rank 0, progress only on a terminal."""
+    if not ddp.is_main_process():
+        return _ignore, _ignore
+    return show_progress if sys.stderr.isatty() else _ignore, lambda message: print_message(f"note: {message}")
 
 
-def _progress(text: str) -> None:
-    if sys.stderr.isatty():
-        show_progress(text)
+def _ignore(text: str) -> None: ...
