@@ -16,6 +16,8 @@ VERBS = {
     "train": "train a task: alone, on several ranks, or as a rank of a job",
     "launch": "start a task or a torchrun script: here, on hosts over ssh,\n"
     "by hand on several machines, on Slurm, on Kubernetes",
+    "find-lr": "suggest a learning rate, from steps at growing rates",
+    "find-batch": "find the largest micro-batch that fits in the GPU's memory",
     "evaluate": "evaluate a checkpoint of a run, on any number of ranks",
     "watch": "follow a running job from another terminal, rank by rank",
     "doctor": "check this machine, or hosts and every pair, before a run",

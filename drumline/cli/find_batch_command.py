@@ -1,0 +1,31 @@
+"""`drumline find-batch TASK`: the command line of the search for the largest micro-batch (engine/batch_search.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from drumline.cli.find_settings import SHARED_FLAGS, run_verb
+from drumline.config import FlagTable, read_flags
+from drumline.config.schema import Fraction
+
+MARGIN = 0.05
+OWN_FLAGS: FlagTable = {
+    "margin": (
+        Fraction,
+        "FRACTION",
+        f"How much of the GPU's memory a step must leave free, for fragmentation and longer samples [{MARGIN:g}].",
+    ),
+    **SHARED_FLAGS,
+}
+USAGE = """\
+usage: drumline find-batch TASK [--margin FRACTION] [--procs N] [--section.name value ...]
+
+Finds the largest --train.micro_batch_size with which a step of TASK fits in the GPU's memory on every rank, by taking
+steps on the task's own data, and prints how fast each size is. The global batch stays as it is, and so does the
+result of the run. On the CPU only speed is measured. The settings are those of `drumline train TASK`. Nothing is
+saved.
+"""
+
+
+def run(argv: Sequence[str]) -> int:
+    return run_verb("find-batch", argv, read_flags(argv, OWN_FLAGS, max_positional=1), OWN_FLAGS, USAGE)

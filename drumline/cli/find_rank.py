@@ -1,0 +1,164 @@
+"""One rank of `drumline find-lr` or `drumline find-batch`: imports torch and the task, measures, and prints the result
+on rank 0."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from drumline.cli.find_batch_command import MARGIN
+from drumline.cli.find_lr_command import HIGH, LOW, STEPS
+from drumline.cli.train_rank import exit_now
+from drumline.config import Layers
+from drumline.config.schema import Config
+from drumline.distributed.failure import summary
+from drumline.engine.batch_search import BatchSearch, search_batch
+from drumline.engine.failure_report import report_failure
+from drumline.engine.job import Progress, make_manager
+from drumline.engine.range_test import SAFETY, RangeOptions, RangeTest, measure_range
+from drumline.errors import ExitCode
+from drumline.launch.startup import load_compiler_late
+from drumline.manager import DDPManager
+from drumline.metrics.events import as_json
+from drumline.tasks.base import Task
+from drumline.tasks.built_in import load_task, resolve_task
+from drumline.terminal import print_message, show, show_lines, show_progress
+from drumline.text import memory_size
+from drumline.watch.failure_kind import failure_kind
+
+ROWS, WIDTH = 25, 40
+# A size is worth mentioning if it is this much faster than the largest.
+FASTER = 1.05
+
+
+def run_rank(verb: str, task: str, layers: Layers, own: Mapping[str, Any]) -> int:
+    """Measure as one rank of a group, or alone; returns the exit code."""
+    ddp = DDPManager()
+    try:
+        task_class = load_task(task)
+        config = resolve_task(task, task_class, layers)
+        ddp = make_manager(config, task)
+        ddp.setup()
+        load_compiler_late()
+        (_find_lr if verb == "find-lr" else _find_batch)(config, task_class, ddp, own)
+    except KeyboardInterrupt as error:
+        ddp._connection.heartbeat.fail(summary(error), failure_kind(error))
+        if ddp._connection.store is None:  # among several ranks the launcher reports it, once
+            print_message("interrupted")
+        exit_now(ExitCode.INTERRUPTED)
+    except (Exception, SystemExit) as error:  # the user's code may call sys.exit, which is not success
+        ddp._connection.heartbeat.fail(summary(error), failure_kind(error))
+        exit_now(report_failure(error, ddp, Progress(), run=None, environment=os.environ))
+    if not ddp.cleanup():
+        exit_now(ExitCode.SUCCESS)
+    return ExitCode.SUCCESS
+
+
+def _find_lr(config: Config, task_class: type[Task], ddp: DDPManager, own: Mapping[str, Any]) -> None:
+    options = RangeOptions(own.get("low", LOW), own.get("high", HIGH), own.get("steps", STEPS))
+    is_main, (progress, note) = ddp.is_main_process(), _outputs(ddp)
+
+    def on_step(number: int, rate: float, loss: float) -> None:
+        progress(f"step {number + 1} of {options.steps}: rate {rate:.2g}, loss {loss:.4g}")
+
+    found = measure_range(config, task_class, ddp, options, note=note, on_step=on_step)
+    progress("")
+    if is_main and not own.get("json"):
+        show_lines(range_table(found))
+    rate = found.suggestion()  # raises on every rank if there is none
+    if is_main and own.get("json"):
+        result = {
+            "lr": None if found.own_optimizer else lr_setting(found, rate),
+            "rate": rate,
+            "has_diverged": found.has_diverged,
+        }
+        _show_json({**result, "rates": found.rates, "losses": found.losses})
+    elif is_main:
+        show_lines([describe_rate(found, rate)])
+
+
+def lr_setting(found: RangeTest, rate: float) -> float:
+    """The value of `--optim.lr` for this rate."""
+    return float(f"{rate * found.setting:.2g}")
+
+
+def range_table(found: RangeTest) -> Iterator[str]:
+    """The rates and losses of some steps, as a plot: the smoothed loss from left to right."""
+    smooth, lowest, last = found.smooth, found.lowest, len(found.losses) - 1
+    low, high = smooth[lowest], smooth[0] + (smooth[0] - smooth[lowest]) / 4  # what has diverged is at the edge
+    every = -(-len(smooth) // ROWS)
+    yield f"{'rate':>9}  {'loss':>9}"
+    for step in sorted({*range(0, len(smooth), every), lowest, last}):
+        share = (smooth[step] - low) / (high - low) if math.isfinite(smooth[step]) and high > low else 1.0
+        plot = f"|{' ' * round(WIDTH * min(1.0, share))}*"
+        mark = "  lowest" if step == lowest else "  diverged" if step == last and found.has_diverged else ""
+        yield f"{found.rates[step]:>9.2e}  {found.losses[step]:>9.4g}  {plot}{mark}"
+
+
+def describe_rate(found: RangeTest, rate: float) -> str:
+    reason = f"1/{SAFETY} of {found.rates[found.lowest]:.2g}, the rate with the lowest loss"
+    if found.own_optimizer is None:
+        return f"--optim.lr {lr_setting(found, rate):g}: {reason}"
+    return f"{found.own_optimizer}: {rate:g} as the highest lr of its groups, {reason}; the others in proportion"
+
+
+def _find_batch(config: Config, task_class: type[Task], ddp: DDPManager, own: Mapping[str, Any]) -> None:
+    margin, (progress, note) = own.get("margin", MARGIN), _outputs(ddp)
+    if config.train.step != "eager":
+        note(f"sizes are tried with eager steps; those of --train.step {config.train.step} may need more memory")
+    found = search_batch(
+        config, task_class, ddp, margin=margin, on_trial=lambda trial: progress(f"tried micro-batches of {trial.size}")
+    )
+    progress("")
+    if not ddp.is_main_process():
+        return
+    if own.get("json"):
+        _show_json({"micro_batch_size": found.chosen.size, **asdict(found)})
+        return
+    show_lines([*batch_table(found), *describe_batch(found, margin, ddp.world_size)])
+
+
+def batch_table(found: BatchSearch) -> Iterator[str]:
+    yield f"{'micro-batch':>11}  {'samples/s':>10}{'  memory' if found.measures_memory else ''}"
+    for trial in sorted(found.trials, key=lambda trial: trial.size):
+        speed = f"{trial.samples_per_s:>10,.0f}" if trial.fits else f"{'-':>10}"
+        memory = f"  {memory_size(trial.memory) if trial.fits else 'out of memory'}"
+        yield f"{trial.size:>11}  {speed}{memory if found.measures_memory or not trial.fits else ''}"
+
+
+def describe_batch(found: BatchSearch, margin: float, world_size: int) -> Iterator[str]:
+    chosen, fastest = found.chosen, found.fastest
+    count = -(-found.limit // chosen.size)
+    stays = f"the global batch stays {found.batch_size}: {count} micro-batch{'' if count == 1 else 'es'} a step"
+    where = f"on each of {world_size} ranks" if world_size > 1 else "on 1 rank"
+    if found.measures_memory:
+        why = f"the largest that fits with {margin:.0%} of the memory free" if count > 1 else "all of a step fits"
+    else:
+        why = "the fastest"
+    yield f"--train.micro_batch_size {chosen.size}: {why}; {stays} {where}"
+    if not found.measures_memory:
+        yield (
+            "on the CPU only speed is measured, not what fits: a process that needs too much memory is killed by the "
+            "kernel, it gets no error"
+        )
+    elif fastest.samples_per_s > FASTER * chosen.samples_per_s:
+        yield f"{fastest.size} is faster: {fastest.samples_per_s:,.0f} samples/s"
+
+
+def _show_json(result: Mapping[str, Any]) -> None:
+    show(json.dumps(as_json(dict(result))), is_data=True)
+
+
+def _outputs(ddp: DDPManager) -> tuple[Callable[[str], None], Callable[[str], None]]:
+    """Where progress is shown, and notes are printed: on rank 0, progress only on a terminal."""
+    if not ddp.is_main_process():
+        return _ignore, _ignore
+    return show_progress if sys.stderr.isatty() else _ignore, lambda message: print_message(f"note: {message}")
+
+
+def _ignore(text: str) -> None: ...

@@ -1,0 +1,50 @@
+"""What `find-lr` and `find-batch` share: the settings of `drumline train TASK`, and how their ranks are started."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+
+from drumline.cli.train_command import OWN_FLAGS as TRAIN_FLAGS
+from drumline.cli.train_command import settle_before_torch
+from drumline.config import Flags, FlagTable
+from drumline.config.help import render_flags
+from drumline.errors import ConfigError, ExitCode
+from drumline.launch.node_plan import NodePlan, Program, Supervision
+from drumline.launch.startup import INTERRUPTED_EARLY, default_procs, interruptible, loading
+from drumline.launch.topology import let_first_rank_report, topology_from
+from drumline.terminal import show
+
+SHARED_FLAGS: FlagTable = {
+    "procs": TRAIN_FLAGS["procs"],
+    "config": TRAIN_FLAGS["config"],
+    "json": (bool, "", "Print one JSON object, for scripts."),
+    "help": (bool, "", "Show this text."),
+}
+
+
+def run_verb(verb: str, argv: Sequence[str], flags: Flags, own_flags: FlagTable, usage: str) -> int:
+    """All mistakes in the command are reported before torch is imported."""
+    if flags.own.get("help"):
+        show("\n".join([usage, render_flags({"": own_flags}, width=shutil.get_terminal_size().columns)]), end="")
+        return ExitCode.SUCCESS
+    task = flags.positional[0] if flags.positional else None
+    topology = topology_from(os.environ)
+    try:
+        layers = settle_before_torch(task, flags)
+    except ConfigError:
+        let_first_rank_report(topology)
+        raise
+    assert task is not None
+    devices = [layer.settings["dist.device"].value for layer in layers if "dist.device" in layer.settings]
+    with interruptible(INTERRUPTED_EARLY if topology is None else ""):
+        procs = flags.own.get("procs") or (1 if devices[:1] == ["cpu"] else default_procs())
+        if topology is None and procs > 1:
+            from drumline.launch.node.local import run_node
+
+            program = Program((verb, *argv), is_task=True, can_resume=False)
+            return run_node(NodePlan(num_procs=procs), program, Supervision())
+        with loading():
+            from drumline.cli.find_rank import run_rank
+    return run_rank(verb, task, layers, flags.own)
