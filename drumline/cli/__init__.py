@@ -17,6 +17,8 @@ VERBS = {
     "launch": "start a task or a torchrun script: here, on hosts over ssh,\n"
     "by hand on several machines, on Slurm, on Kubernetes",
     "evaluate": "evaluate a checkpoint of a run, on any number of ranks",
+    "predict": "write what a checkpoint predicts for every sample of a dataset",
+    "export": "write a checkpoint's weights to a safetensors file",
     "watch": "follow a running job from another terminal, rank by rank",
     "doctor": "check this machine, or hosts and every pair, before a run",
     "lint": "find mistakes of distributed training in any code",

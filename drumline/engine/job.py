@@ -185,9 +185,11 @@ def build_job(
     batch: GlobalBatch | None = None,
     *,
     on_data: Callable[[], None] = lambda: None,
+    on_model: Callable[[nn.Module], None] | None = None,
 ) -> Job:
     """Collective: build data, model and optimizer, and compare them across ranks. `batch`: the batch of the resumed
-    run; otherwise the settings decide. `on_data` is called when the data is built."""
+    run; otherwise the settings decide. `on_data` is called when the data is built, `on_model` with the new
+    model, before it is compared."""
     ddp._connection.heartbeat.mark(Phase.START)
     device = ddp.device
     set_arithmetic(config.train, device)
@@ -195,12 +197,15 @@ def build_job(
     if in_graph:
         leave_default_stream(device)
     batch = batch or choose_batch(config.train, world_size=ddp.world_size)
-    train_data, eval_sets = task.train_data(), _evaluation_sets(task)
+    train_data, eval_sets = task.train_data(), evaluation_sets(task)
     data_fingerprint = fingerprint(train_data)
     _check_same_data(config, ddp, data_fingerprint, {name: fingerprint(data) for name, data in eval_sets.items()})
     loader, eval_loaders = _make_loaders(config, task, ddp, batch, train_data, eval_sets)
     on_data()
-    applied = _wrap(config, task.model(), ddp)
+    model = task.model()
+    if on_model is not None:
+        on_model(model)
+    applied = _wrap(config, model, ddp)
     model = unwrap_model(applied)
     _warn_about_data(config, ddp, loader, model, batch.size)
     optimizer = _make_optimizer(config, task, model, batch)
@@ -263,7 +268,7 @@ def make_autocast(precision: str, device: torch.device) -> AbstractContextManage
     return torch.autocast(device.type, dtype={"bf16": torch.bfloat16, "fp16": torch.float16}[precision])
 
 
-def _evaluation_sets(task: Task) -> dict[str, Any]:
+def evaluation_sets(task: Task) -> dict[str, Any]:
     """The datasets by name; '' for a single one."""
     found = task.eval_data()
     if isinstance(found, Mapping) and all(isinstance(name, str) for name in found):
@@ -285,25 +290,30 @@ def _check_same_data(config: Config, ddp: DDPManager, train_data: str, eval_sets
     )
 
 
-def _make_loaders(
-    config: Config, task: Task, ddp: DDPManager, batch: GlobalBatch, train_data: Any, eval_sets: Mapping[str, Any]
-) -> tuple[AnyLoader, dict[str, EvaluationLoader]]:
+def loading_options(config: Config, task: Task) -> dict[str, Any]:
+    """How `DDPManager.loader` reads the task's data."""
     data = config.data
-    loading: dict[str, Any] = {
+    return {
         "workers": data.workers,
         "pin_memory": data.pin_memory,
         "persistent_workers": data.persistent_workers,
         "prefetch_factor": data.prefetch_factor,
         "collate": task.collate,
-        "compare": False,  # build_job has done it for all data at once
     }
+
+
+def _make_loaders(
+    config: Config, task: Task, ddp: DDPManager, batch: GlobalBatch, train_data: Any, eval_sets: Mapping[str, Any]
+) -> tuple[AnyLoader, dict[str, EvaluationLoader]]:
+    # build_job has compared all data at once.
+    loading: dict[str, Any] = {**loading_options(config, task), "compare": False}
     made = ddp.loader(
         train_data,
         batch_size=batch.size,
         accumulate=batch.accumulate,
         micro_batch_size=batch.micro_batch_size,
         shards=config.train.shards if config.train.exact == "elastic" else None,
-        resident=data.resident,
+        resident=config.data.resident,
         **loading,
     )
     return cast(AnyLoader, made), {

@@ -127,7 +127,7 @@ def evaluate_run(saved: SavedRun, ddp: DDPManager) -> dict[str, Any]:
             raise UsageError(
                 f"{saved.task.__name__} has no evaluation data", next_step="return a dataset from its eval_data()"
             )
-        _restore(job, saved)
+        restore_for_evaluation(job, saved)
         started = time.perf_counter()
         metrics = evaluate(job)
         return {
@@ -142,7 +142,7 @@ def evaluate_run(saved: SavedRun, ddp: DDPManager) -> dict[str, Any]:
         job.close()
 
 
-def _restore(job: Job, saved: SavedRun) -> None:
+def restore_for_evaluation(job: Job, saved: SavedRun) -> None:
     """Collective: the weights of the checkpoint, and what hooks make of them for an evaluation (EMA). Rank 0 reads, the
     others receive."""
     device = job.ddp.device
