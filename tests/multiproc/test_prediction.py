@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from drumline.engine.saved_run import open_run
 from drumline.errors import UsageError
 from drumline.tasks.base import Task
 from tests.jobs import Classify, Points, make_config, train_here
-from tests.ranks import run_ranks
+from tests.ranks import RanksFailed, run_ranks
 
 
 class Predicted(Classify):
@@ -111,6 +112,25 @@ def test_the_same_bytes_on_any_number_of_ranks(
     assert rows.dtype == np.float64
     assert rows.shape == tuple(by_hand.shape)
     assert np.abs(rows - by_hand.numpy()).max() < 1e-12
+
+
+class Apart(IterableDataset[Tensor]):
+    """The ranks read different samples."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(Points(13).inputs + int(os.environ.get("RANK", "0")))
+
+
+class ReadApart(Predicted):
+    def eval_data(self) -> Any:
+        return Apart()
+
+
+@pytest.mark.world_size(2)
+def test_ranks_that_read_different_streams_are_an_error(trained: Path) -> None:
+    with pytest.raises(RanksFailed, match="ranks differ in the samples that they read") as failed:
+        run_ranks(2, predict_here, trained, ReadApart, None, ".jsonl")
+    assert failed.value.errors.keys() == {0, 1}
 
 
 MORE = """

@@ -146,12 +146,12 @@ def test_what_is_not_there(tmp_path: Path) -> None:
         read_weights(tmp_path / "pipe.safetensors")
 
 
-@pytest.mark.parametrize("name", ["weights.pt", "pytorch_model.bin", "disguised.safetensors"])
+@pytest.mark.parametrize("name", ["weights.pt", "pytorch_model.bin", "disguised.safetensors", "legacy.pth"])
 def test_a_pickle_is_refused_and_the_command_in_the_message_converts_it(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    torch.save(Tied().state_dict(), name)
+    torch.save(Tied().state_dict(), name, _use_new_zipfile_serialization=name != "legacy.pth")
     with pytest.raises(UsageError, match=f"^{name} is a pickle, which may run code when it is loaded") as refused:
         read_weights(Path(name))
     assert refused.value.next_step is not None
