@@ -62,10 +62,11 @@ def stream(tensors: Mapping[str, Tensor], staging: Staging | None = None) -> Ite
         yield as_bytes(tensor).cpu().numpy().data
 
 
-def read(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file, mapped from it: copy those that you keep."""
+def read(path: Path, *, follow_links: bool = False) -> dict[str, Tensor]:
+    """The tensors of a file, mapped from it: copy those that you keep. `follow_links`: for a file that the user
+    named."""
     try:
-        open_regular(path).close()  # the package would wait for a FIFO
+        open_regular(path, follow_links=follow_links).close()  # the package would wait for a FIFO
         tensors: dict[str, Tensor] = load_file(path)
     except (OSError, SafetensorError) as error:
         raise CorruptCheckpointError(path.parent, f"{path.name} cannot be read: {error}") from error

@@ -19,6 +19,8 @@ VERBS = {
     "find-lr": "suggest a learning rate, from steps at growing rates",
     "find-batch": "find the largest micro-batch that fits in the GPU's memory",
     "evaluate": "evaluate a checkpoint of a run, on any number of ranks",
+    "predict": "write what a checkpoint predicts for every sample of a dataset",
+    "export": "write a checkpoint's weights to a safetensors file",
     "watch": "follow a running job from another terminal, rank by rank",
     "doctor": "check this machine, or hosts and every pair, before a run",
     "lint": "find mistakes of distributed training in any code",

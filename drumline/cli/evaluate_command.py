@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from drumline.audit.verify import find_run
 from drumline.config import FlagTable, read_flags
+from drumline.config.flags import Flags
 from drumline.config.help import render_flags
 from drumline.config.schema import Count
 from drumline.errors import ConfigError, ExitCode, UsageError
@@ -17,10 +19,13 @@ from drumline.launch.startup import INTERRUPTED_EARLY, default_procs, interrupti
 from drumline.launch.topology import topology_from
 from drumline.terminal import show
 
-OWN_FLAGS: FlagTable = {
-    "which": (str, "best | last | STEP", "The checkpoint [best: by the metric that the task names]."),
+RANK_FLAGS: FlagTable = {
     "procs": (Count, "N", "Ranks to start on this machine [one per GPU, or 1]; not under torchrun or srun."),
     "task": (str, "TASK", "The task, where its file has moved since the run [as the run named it]."),
+}
+OWN_FLAGS: FlagTable = {
+    "which": (str, "best | last | STEP", "The checkpoint [best: by the metric that the task names]."),
+    **RANK_FLAGS,
     "json": (bool, "", "Print one JSON object, for scripts."),
     "help": (bool, "", "Show this text."),
 }
@@ -42,7 +47,12 @@ def run(argv: Sequence[str]) -> int:
         raise ConfigError(flags.layer.problems, next_step="read drumline evaluate --help")
     if not flags.positional:
         raise UsageError("no RUN was given", next_step="give a run folder, as in: drumline evaluate runs/digits")
-    folder = find_run(Path(flags.positional[0]))
+    find_run(Path(flags.positional[0]))
+    return run_on_ranks("evaluate", argv, flags)
+
+
+def run_on_ranks(verb: str, argv: Sequence[str], flags: Flags) -> int:
+    """Start the ranks of this verb, or be the one that this process is: then the module VERB_rank does its part."""
     topology = topology_from(os.environ)
     device = flags.layer.settings.get("dist.device")
     with interruptible(INTERRUPTED_EARLY if topology is None else ""):
@@ -51,9 +61,9 @@ def run(argv: Sequence[str]) -> int:
         if topology is None and procs > 1:
             from drumline.launch.node.local import run_node
 
-            program = Program(("evaluate", *argv), is_task=True, can_resume=False)
+            program = Program((verb, *argv), is_task=True, can_resume=False)
             return run_node(NodePlan(num_procs=procs), program, Supervision())
         with loading():
-            from drumline.cli.evaluate_rank import run_rank
-    which, task = flags.own.get("which", "best"), flags.own.get("task")
-    return run_rank(folder, which, task=task, given=flags.layer, as_json=bool(flags.own.get("json")))
+            rank = importlib.import_module(f"drumline.cli.{verb}_rank")
+    code: int = rank.run_rank(flags)
+    return code

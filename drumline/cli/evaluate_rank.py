@@ -1,18 +1,19 @@
-"""One rank of `drumline evaluate`: imports torch and the task, evaluates, and prints the result on rank 0."""
+"""One rank of `drumline evaluate`, and of other verbs that open a run: imports torch and the task, and works."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from drumline.cli.train_rank import exit_now
-from drumline.config.flags import Layer
+from drumline.config.flags import Flags
 from drumline.distributed.failure import summary
 from drumline.engine.failure_report import report_failure
 from drumline.engine.job import Progress, make_manager
-from drumline.engine.saved_run import evaluate_run, open_run
+from drumline.engine.saved_run import SavedRun, evaluate_run, open_run
 from drumline.errors import ExitCode
 from drumline.launch.startup import load_compiler_late
 from drumline.manager import DDPManager
@@ -23,17 +24,26 @@ from drumline.text import duration, plural
 from drumline.watch.failure_kind import failure_kind
 
 
-def run_rank(run: Path, which: str, *, task: str | None, given: Layer, as_json: bool) -> int:
+def run_rank(flags: Flags) -> int:
     """Evaluate as one rank of a group, or alone; returns the exit code."""
+
+    def work(saved: SavedRun, ddp: DDPManager) -> None:
+        result = evaluate_run(saved, ddp)
+        if ddp.is_main_process():
+            _print(result, as_json=bool(flags.own.get("json")))
+
+    return with_saved_run(flags, flags.own.get("which", "best"), work)
+
+
+def with_saved_run(flags: Flags, which: str, work: Callable[[SavedRun, DDPManager], None]) -> int:
+    """Open the run that the flags name, join the other ranks, and do the work; returns the exit code."""
     ddp, progress = DDPManager(), Progress()
     try:
-        saved = open_run(run, which, task=task, given=given)
+        saved = open_run(Path(flags.positional[0]), which, task=flags.own.get("task"), given=flags.layer)
         ddp = make_manager(saved.config, f"{saved.spec}, step {saved.step}")
         ddp.setup()
         load_compiler_late()
-        result = evaluate_run(saved, ddp)
-        if ddp.is_main_process():
-            _print(result, as_json=as_json)
+        work(saved, ddp)
     except KeyboardInterrupt as error:
         ddp._connection.heartbeat.fail(summary(error), failure_kind(error))
         if ddp._connection.store is None:  # among several ranks the launcher reports it, once

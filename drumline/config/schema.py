@@ -64,6 +64,12 @@ class ModelConfig:
     """Recompute activations in the backward pass: less memory, more time."""
     options: Mapping[str, Scalar] = field(default_factory=dict)
     """Keyword arguments for a model of your own: `--model.options.hidden 64`."""
+    init: str | None = None
+    """Weights that a new run begins with: a .safetensors file, a Hugging Face folder, or a run (its best checkpoint). A
+    resumed run has its own."""
+    init_strict: bool = True
+    """Stop when the names or shapes of these weights and of the model differ; without it, what fits is loaded and the
+    rest is listed."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ def evaluate(job: EvaluationJob) -> dict[str, Any]:
     job.heartbeat.mark(Phase.EVALUATION)
     LiveBuffers(job.model).broadcast()
     found: dict[str, Any] = {}
-    with _evaluation_mode(job):
+    with evaluation_mode(job):
         for name, loader in job.eval_loaders.items():
             prefix = f"{name}/" if name else ""
             found |= {f"{prefix}{metric}": value for metric, value in _evaluate_set(job, loader).items()}
@@ -40,7 +40,8 @@ def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 @contextmanager
-def _evaluation_mode(job: EvaluationJob) -> Iterator[None]:
+def evaluation_mode(job: EvaluationJob) -> Iterator[None]:
+    """The model and the task as an evaluation has them; afterwards they are as they were."""
     modes = [(module, module.training) for module in job.model.modules()]
     job.model.eval()
     job.task.training = False

@@ -59,12 +59,14 @@ class EvaluationJob:
             loader.close()
 
 
-def build_evaluation_job(config: Config, task: Task, ddp: DDPManager) -> EvaluationJob:
-    """Collective: build the evaluation data and the model, as a training run has them, and compare them across
-    ranks."""
+def build_evaluation_job(
+    config: Config, task: Task, ddp: DDPManager, sets: Mapping[str, Any] | None = None
+) -> EvaluationJob:
+    """Collective: build the evaluation data and the model, as a training run has them, and compare them across ranks.
+    `sets`: in place of the task's own evaluation data."""
     ddp._connection.heartbeat.mark(Phase.START)
     set_arithmetic(config.train, ddp.device)
-    sets = evaluation_sets(task)
+    sets = evaluation_sets(task) if sets is None else sets
     check_same_data(ddp, evaluation_facts(sets))
     loaders = make_eval_loaders(config, task, ddp, sets)
     model = task.model()

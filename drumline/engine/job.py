@@ -174,9 +174,11 @@ def build_job(
     batch: GlobalBatch | None = None,
     *,
     on_data: Callable[[], None] = lambda: None,
+    on_model: Callable[[nn.Module], None] | None = None,
 ) -> Job:
     """Collective: build data, model and optimizer, and compare them across ranks. `batch`: the batch of the resumed
-    run; otherwise the settings decide. `on_data` is called when the data is built."""
+    run; otherwise the settings decide. `on_data` is called when the data is built, `on_model` with the new
+    model, before it is compared."""
     ddp._connection.heartbeat.mark(Phase.START)
     device = ddp.device
     set_arithmetic(config.train, device)
@@ -193,7 +195,10 @@ def build_job(
     loader = _make_loader(config, task, ddp, batch, train_data)
     eval_loaders = make_eval_loaders(config, task, ddp, eval_sets)
     on_data()
-    applied = _wrap(config, task.model(), ddp)
+    model = task.model()
+    if on_model is not None:
+        on_model(model)
+    applied = _wrap(config, model, ddp)
     model = unwrap_model(applied)
     _warn_about_data(config, ddp, loader, model, batch.size)
     optimizer = _make_optimizer(config, task, model, batch)

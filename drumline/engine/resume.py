@@ -24,7 +24,7 @@ from drumline.data.sharding import Cursor
 from drumline.distributed.collectives import broadcast_json, broadcast_tensors
 from drumline.engine.job import Job, Progress
 from drumline.engine.optimizer import optimizer_class
-from drumline.engine.run_context import RunContext, changes, check_not_finished, resets_optimizer
+from drumline.engine.run_context import RunContext, changes, check_init, check_not_finished, resets_optimizer
 from drumline.engine.run_folder import RunFolder, write_whole
 from drumline.engine.saver import DATA_FILE
 from drumline.engine.task_hooks import HOOKS_FILE, TaskHooks
@@ -211,6 +211,7 @@ def resume(context: RunContext, found: FoundCheckpoint) -> None:
     """Collective: continue from this checkpoint, unless the run has finished and its settings have changed."""
     request, job, at = context.request, context.job, found.progress
     check_not_finished(found.facts, request, step=at.step, total_steps=context.total_steps)
+    check_init(found.facts, request, step=at.step)
     restore(job, found.path, context.hooks, with_optimizer=not resets_optimizer(found.facts, request))
     context.progress.step, context.progress.cursor, context.progress.metrics = at.step, at.cursor, at.metrics
     if at.step >= context.total_steps:

@@ -36,6 +36,7 @@ FREE_TO_CHANGE = (
     "data.prefetch",
     "data.resident",
     "optim.reset",
+    "model.init",  # check_init
 )
 
 
@@ -54,8 +55,10 @@ def facts_of(
     request: RunRequest, job: Job, *, before: Mapping[str, Any] | None = None, step: int = 0
 ) -> dict[str, Any]:
     """What a checkpoint records about the run. `before`: the same from the checkpoint at `step` that it resumed."""
-    history = []
+    history: list[Any] = []
+    began_with: dict[str, Any] = {}
     if before is not None:
+        began_with = {"model.init": before["config"].get("model.init")}
         changed = {name: {"from": a, "to": b} for name, (a, b) in changed_settings(before, request).items()}
         reset = {"optimizer": "reset"} if resets_optimizer(before, request) else {}
         history = [*before.get("history", [])]
@@ -63,7 +66,7 @@ def facts_of(
             history.append({"step": step, "changed": changed, **reset})
     return {
         "task": request.task,
-        "config": flat(request.config),
+        "config": {**flat(request.config), **began_with},
         "world_size": job.ddp.world_size,
         "batch_size": job.batch.size,
         "data": job.data_fingerprint,
@@ -110,6 +113,17 @@ def check_not_finished(before: Mapping[str, Any], request: RunRequest, *, step: 
         next_step="start a new run with --fresh (the earlier run is moved aside) or --run DIR; to train further, raise "
         "train.epochs or train.steps",
     )
+
+
+def check_init(before: Mapping[str, Any], request: RunRequest, *, step: int) -> None:
+    """Refuse other initial weights for a run that resumes: they would have no effect."""
+    given, began_with = request.config.model.init, before["config"].get("model.init")
+    if given not in (None, began_with):
+        raise UsageError(
+            f"the run in {request.run} began with {began_with or 'random weights'} and resumes from step {step}: "
+            f"--model.init {given} would have no effect",
+            next_step="leave it out to resume, or start a new run with --fresh (this one is moved aside) or --run DIR",
+        )
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any], request: RunRequest) -> list[str]:

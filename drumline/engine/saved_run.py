@@ -133,7 +133,7 @@ def evaluate_run(saved: SavedRun, ddp: DDPManager) -> dict[str, Any]:
             raise UsageError(
                 f"{saved.task.__name__} has no evaluation data", next_step="return a dataset from its eval_data()"
             )
-        _restore(job, saved)
+        restore_for_evaluation(job, saved)
         started = time.perf_counter()
         metrics = evaluate(job)
         return {
@@ -148,7 +148,7 @@ def evaluate_run(saved: SavedRun, ddp: DDPManager) -> dict[str, Any]:
         job.close()
 
 
-def _restore(job: EvaluationJob, saved: SavedRun) -> None:
+def restore_for_evaluation(job: EvaluationJob, saved: SavedRun) -> None:
     """Collective: the weights of the checkpoint, and what hooks make of them for an evaluation (EMA). Rank 0 reads, the
     others receive."""
     device = job.ddp.device

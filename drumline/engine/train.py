@@ -18,6 +18,7 @@ from drumline.distributed.collectives import gather_json
 from drumline.distributed.determinism import explain_refused_kernels
 from drumline.engine.actions import FirstStep
 from drumline.engine.failure_report import is_own, out_of_memory
+from drumline.engine.initial_weights import load_initial_weights
 from drumline.engine.job import Job, Progress, build_job, check_streams, choose_batch, count_steps
 from drumline.engine.loop import Loop, between_steps
 from drumline.engine.non_finite import NonFinite
@@ -66,7 +67,10 @@ def train(
 
         # Data, model and optimizer, compared across ranks.
         batch = choose_batch(config.train, world_size=ddp.world_size, saved=saved)
-        job = build_job(config, task_class(config), ddp, batch, on_data=partial(clock.mark, "data"))
+        begin = None
+        if found is None and config.model.init is not None:
+            begin = partial(load_initial_weights, config.model, ddp=ddp, report=reporter.report)
+        job = build_job(config, task_class(config), ddp, batch, on_data=partial(clock.mark, "data"), on_model=begin)
         stack.callback(job.close)
         clock.mark("model")
 

@@ -44,6 +44,7 @@ class ConfiguredTask(Task):
     def model(self) -> nn.Module:
         settings = dict(vars(self.config.model))
         name, options = settings.pop("name"), settings.pop("options")
+        del settings["init"], settings["init_strict"]  # the engine's
         data = self.train_data()
         facts = {fact: getattr(data, fact) for fact in _FACTS if hasattr(data, fact)}
         return build_model(name, facts=facts, settings=settings, options=options)
@@ -60,19 +61,7 @@ class ConfiguredTask(Task):
         return self._build_data("train")
 
     def _build_data(self, split: Split) -> Any:
-        data = self.config.data
-        return build_dataset(
-            data.name,
-            split=split,
-            dir=data.dir,
-            augment=data.augment,
-            image_size=data.image_size,
-            samples=data.samples,
-            classes=data.classes,
-            token_type=data.token_type,
-            context=self.config.model.context,
-            seed=self.config.train.seed,
-        )
+        return dataset_for(self.config, self.config.data.name, split)
 
 
 class ImageClassification(ConfiguredTask):
@@ -130,6 +119,23 @@ class Synthetic(ConfiguredTask):
 
     def report(self, means: dict[str, float]) -> dict[str, float]:
         return self._kind.report(means)
+
+
+def dataset_for(config: Config, name: str, split: Split) -> Any:
+    """The dataset of that name, with the settings of a run."""
+    data = config.data
+    return build_dataset(
+        name,
+        split=split,
+        dir=data.dir,
+        augment=data.augment,
+        image_size=data.image_size,
+        samples=data.samples,
+        classes=data.classes,
+        token_type=data.token_type,
+        context=config.model.context,
+        seed=config.train.seed,
+    )
 
 
 def build_dataset(name: str, **settings: Any) -> Any:

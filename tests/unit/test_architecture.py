@@ -217,6 +217,8 @@ LIGHT = [
     "drumline.cli",
     "drumline.cli.train_command",
     "drumline.cli.evaluate_command",
+    "drumline.cli.export_command",
+    "drumline.cli.predict_command",
     "drumline.cli.find_batch_command",
     "drumline.cli.find_lr_command",
     "drumline.cli.launch_command",

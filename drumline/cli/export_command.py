@@ -1,0 +1,77 @@
+"""`drumline export RUN --to FILE`: a checkpoint's weights as a plain safetensors file, with a model card."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from drumline.audit.verify import find_run
+from drumline.config import FlagTable, read_flags
+from drumline.config.help import render_flags
+from drumline.config.schema import Count
+from drumline.errors import ConfigError, ExitCode, UsageError
+from drumline.launch.startup import interruptible, loading
+from drumline.terminal import show, show_lines
+
+ENDING = ".safetensors"
+CHECKPOINT_FLAGS: FlagTable = {
+    "best": (bool, "", "The best checkpoint, by the metric that the task names; the default."),
+    "last": (bool, "", "The newest checkpoint."),
+    "step": (Count, "N", "The checkpoint of this step."),
+}
+OWN_FLAGS: FlagTable = {
+    "to": (str, "FILE", f"The file to write; its name ends in {ENDING}."),
+    **CHECKPOINT_FLAGS,
+    "ema": (bool, "", "The average of the weights that the task's EMA hook kept."),
+    "force": (bool, "", "Replace FILE and its model card if they exist."),
+    "help": (bool, "", "Show this text."),
+}
+HELP = """\
+usage: drumline export RUN [--best | --last | --step N] [--ema] --to FILE [--force]
+
+Writes the weights of a checkpoint to one safetensors file, which torch's load_state_dict and transformers read: by the
+names of the model's state_dict, a tied weight under each of its names. A model card of the task, the metrics and the
+settings is written beside it, with the ending .md. It does not import the task's code.
+"""
+
+
+def run(argv: Sequence[str]) -> int:
+    flags = read_flags(argv, OWN_FLAGS, max_positional=1, no_settings="is a setting of a run; export takes none")
+    if flags.own.get("help"):
+        show("\n".join([HELP, render_flags({"": OWN_FLAGS}, width=shutil.get_terminal_size().columns)]), end="")
+        return ExitCode.SUCCESS
+    if flags.layer.problems:
+        raise ConfigError(flags.layer.problems, next_step="read drumline export --help")
+    if not flags.positional or "to" not in flags.own:
+        missing = "no --to FILE was given" if flags.positional else "no RUN was given"
+        raise UsageError(missing, next_step="write it as in: drumline export runs/digits --to digits.safetensors")
+    folder, which = find_run(Path(flags.positional[0])), chosen_checkpoint(flags.own)
+    to = Path(flags.own["to"])
+    card = to.with_suffix(".md")
+    if to.suffix != ENDING:
+        raise UsageError(f"{to} does not end in {ENDING}, the format of the file", next_step=f"give --to {to}{ENDING}")
+    check_new(to, card, force=flags.own.get("force", False))
+    with interruptible("interrupted"), loading():
+        from drumline.engine.exported_weights import export_weights
+        from drumline.engine.saved_run import find_checkpoint
+    summary = export_weights(find_checkpoint(folder, which), to, card, averaged=flags.own.get("ema", False))
+    show_lines([summary, f"  {to}", f"  {card}"])
+    return ExitCode.SUCCESS
+
+
+def chosen_checkpoint(own: Mapping[str, Any]) -> str:
+    """`best`, `last` or a step, by these flags."""
+    given = [name for name in CHECKPOINT_FLAGS if own.get(name)]
+    if len(given) > 1:
+        both = " and ".join(f"--{name}" for name in given)
+        raise UsageError(f"{both} choose different checkpoints", next_step="give one of them")
+    return str(own["step"]) if given == ["step"] else (given or ["best"])[0]
+
+
+def check_new(*paths: Path, force: bool) -> None:
+    """Refuse to replace files, unless `force`."""
+    for path in paths:
+        if path.exists() and not force:
+            raise UsageError(f"{path} exists already", next_step="give --to another name, or --force to replace it")

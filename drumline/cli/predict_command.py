@@ -1,0 +1,54 @@
+"""`drumline predict RUN [DATA]`: writes what a checkpoint predicts for every sample of a dataset, in order."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from drumline.audit.verify import find_run
+from drumline.cli.evaluate_command import RANK_FLAGS, run_on_ranks
+from drumline.cli.export_command import CHECKPOINT_FLAGS, check_new, chosen_checkpoint
+from drumline.config import FlagTable, read_flags
+from drumline.config.help import render_flags
+from drumline.errors import ConfigError, ExitCode, UsageError
+from drumline.launch.topology import topology_from
+from drumline.terminal import show
+
+ENDINGS = (".jsonl", ".npy")
+OWN_FLAGS: FlagTable = {
+    "to": (str, "FILE", "The file to write: .jsonl, or .npy for one array [JSON lines on stdout]."),
+    **CHECKPOINT_FLAGS,
+    **RANK_FLAGS,
+    "force": (bool, "", "Replace FILE if it exists."),
+    "help": (bool, "", "Show this text."),
+}
+HELP = """\
+usage: drumline predict RUN [DATA] [--to FILE] [--best | --last | --step N] [--procs N] [--section.name value ...]
+
+Writes what Task.predict returns for every sample of a dataset, in the order of the samples, the same on any number of
+ranks. DATA is a folder or file that the task's evaluation data is read from (as --data.dir), or a dataset of your own,
+path/to/file.py:Class; without it, the task's evaluation data. The weights are those that the run evaluates with. The
+settings are those of the checkpoint; flags override them. It imports the task's code and writes nothing into RUN.
+"""
+
+
+def run(argv: Sequence[str]) -> int:
+    flags = read_flags(argv, OWN_FLAGS, max_positional=2)
+    if flags.own.get("help"):
+        show("\n".join([HELP, render_flags({"": OWN_FLAGS}, width=shutil.get_terminal_size().columns)]), end="")
+        return ExitCode.SUCCESS
+    if flags.layer.problems:
+        raise ConfigError(flags.layer.problems, next_step="read drumline predict --help")
+    if not flags.positional:
+        raise UsageError("no RUN was given", next_step="give a run folder, as in: drumline predict runs/digits")
+    find_run(Path(flags.positional[0]))
+    chosen_checkpoint(flags.own)
+    if "to" in flags.own:
+        to = Path(flags.own["to"])
+        if to.suffix not in ENDINGS:
+            raise UsageError(f"{to} ends neither in .jsonl nor in .npy", next_step=f"give --to {to.stem}.jsonl")
+        if topology_from(os.environ) is None:  # a rank may see the file that rank 0 has begun to write
+            check_new(to, force=flags.own.get("force", False))
+    return run_on_ranks("predict", argv, flags)

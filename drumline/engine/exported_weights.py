@@ -1,0 +1,121 @@
+"""A checkpoint's weights as a plain safetensors file, with a model card beside it. The task's code is not imported."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from drumline.checkpoint import catalog, state, store, tensor_file
+from drumline.checkpoint.optimizer_state import decode_state
+from drumline.config.resolve import DEFAULTS
+from drumline.engine.run_context import FREE_TO_CHANGE
+from drumline.engine.task_hooks import HOOKS_FILE
+from drumline.errors import CheckpointError, UsageError
+from drumline.text import file_size, plural
+
+
+def export_weights(checkpoint: Path, to: Path, card: Path, *, averaged: bool = False) -> str:
+    """Write the weights of a checkpoint, or the average of them that an EMA hook kept, to `to`, and a model card to
+    `card`. Returns a summary."""
+    snapshot, step = store.read(checkpoint), catalog.check_sizes(checkpoint).step
+    weights = weights_in(snapshot, averaged=averaged)
+    size = tensor_file.num_bytes(weights)
+    contents = f"{plural(len(weights), 'tensor')}, {file_size(size)}{', averaged (EMA)' if averaged else ''}"
+    with state.translated("progress"):
+        text = model_card(checkpoint, snapshot, contents=contents, file=to.name, averaged=averaged)
+    try:
+        to.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(to, tensor_file.stream(weights))
+        replace_file(card, [text.encode()])
+    except OSError as error:
+        reason, next_step = catalog.explain_os_error(error, folder=to.parent, needed=size)
+        raise CheckpointError(f"{to} could not be written: {reason}", next_step=next_step) from error
+    return f"step {step}: {contents}"
+
+
+def replace_file(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
+    """Write a file under a hidden name, and rename it when it is complete and on disk."""
+    beside = path.with_name(f".{path.name}.partial")
+    beside.unlink(missing_ok=True)
+    try:
+        store.write_file(beside, chunks)
+        beside.replace(path)
+    finally:
+        with suppress(OSError):
+            beside.unlink()
+
+
+def weights_in(snapshot: store.Snapshot, *, averaged: bool = False) -> dict[str, Tensor]:
+    """The tensors by every name of the model's `state_dict`: one that has several names is there under each, so that
+    `load_state_dict` finds them all."""
+    with state.translated("model"):
+        tensors, aliases = snapshot.tensors["model"], snapshot.documents["model"]["aliases"]
+        average = average_in(snapshot) if averaged else {}
+        if average is None:
+            raise UsageError(
+                "the checkpoint holds no average of the weights",
+                next_step="leave --ema out, or train with drumline.EMA in the task's hooks()",
+            )
+        tensors = {name: average[name].to(one.dtype) if name in average else one for name, one in tensors.items()}
+        return {**tensors, **{name: tensors[stored] for name, stored in aliases.items()}}
+
+
+def average_in(snapshot: store.Snapshot) -> dict[str, Tensor] | None:
+    """The average of the weights that a hook such as EMA has saved; None: there is none."""
+    tensors, names = snapshot.tensors.get(HOOKS_FILE, {}), snapshot.tensors["model"].keys()
+    for entry in snapshot.documents.get(HOOKS_FILE, []):
+        saved = decode_state(entry["state"], tensors.__getitem__)
+        average = saved.get("average") if isinstance(saved, dict) else None
+        if isinstance(average, dict) and average and average.keys() <= names:
+            return average
+    return None
+
+
+def model_card(checkpoint: Path, snapshot: store.Snapshot, *, contents: str, file: str, averaged: bool) -> str:
+    """What the weights are, in Markdown: task, checkpoint, metrics, settings, and how to load them."""
+    record, facts = catalog.check_sizes(checkpoint), snapshot.documents["progress"]["facts"]
+    task, init = str(facts["task"]).rpartition("/")[2], facts["config"].get("model.init")
+    rows = {
+        "task": f"`{task}`",
+        "checkpoint": f"step {record.step}, saved {record.created}",
+        "weights": contents,
+        "began with": "random weights" if init is None else f"`{Path(init).name}`",
+        "global batch": f"{plural(facts['batch_size'], 'sample')} on {plural(facts['world_size'], 'rank')}",
+        "exported by": f"Drumline {version('drumline')}",
+    }
+    lines = [
+        f"# {task}, step {record.step}\n\n| | |\n| --- | --- |",
+        *(f"| {name} | {value} |" for name, value in rows.items()),
+        "\n## Metrics\n",
+        *_metric_lines(record.metrics),
+    ]
+    if record.metrics and not averaged and average_in(snapshot) is not None:
+        lines.append("\nMeasured with the average of the weights (EMA), which these are not.")
+    lines += ["\n## Settings\n\nThose that differ from Drumline's defaults:\n\n```toml"]
+    lines += [*_changed_settings(facts["config"]), "```\n\n## Load them\n\n```python"]
+    lines += ["from safetensors.torch import load_file\n", f'model.load_state_dict(load_file("{file}"))\n```\n']
+    return "\n".join(lines)
+
+
+def _metric_lines(metrics: Mapping[str, float]) -> list[str]:
+    if not metrics:
+        return ["This checkpoint was not evaluated."]
+    return ["| metric | value |\n| --- | --- |", *(f"| {name} | {value:.6g} |" for name, value in metrics.items())]
+
+
+def _changed_settings(config: Mapping[str, Any]) -> Iterator[str]:
+    """Without those that do not change the result, such as the paths of a machine."""
+    for path, value in config.items():
+        if path.startswith(FREE_TO_CHANGE) or value is None:
+            continue
+        options = value.items() if isinstance(value, dict) else ()
+        yield from (f"{path}.{name} = {json.dumps(one, ensure_ascii=False)}" for name, one in options)
+        default = DEFAULTS.settings.get(path)
+        if not isinstance(value, dict) and (default is None or json.dumps(default.value) != json.dumps(value)):
+            yield f"{path} = {json.dumps(value, ensure_ascii=False)}"
