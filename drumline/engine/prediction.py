@@ -63,9 +63,7 @@ def prediction_data(saved: SavedRun, data: str | None, *, warns: bool = True) ->
         )
     config = replace(saved.config, data=replace(saved.config.data, dir=data))
     found = _single_set(saved.task(config))
-    is_new = (
-        data != saved.config.data.dir and Path(saved.config.data.dir).exists()
-    )  # otherwise there is none of its own
+    has_own = data != saved.config.data.dir and Path(saved.config.data.dir).exists()
     if warns and has_own and not is_stream(found) and fingerprint(found) == fingerprint(_single_set(own)):
         log.warning(
             f"the samples from {data} look like those of the run's own evaluation: {saved.task.__name__} may not read "

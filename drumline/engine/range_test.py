@@ -13,11 +13,11 @@ from drumline.data.loader import Step
 from drumline.data.stream_loader import AnyLoader
 from drumline.distributed.collectives import all_sum
 from drumline.distributed.determinism import explain_refused_kernels
-from drumline.engine.failure_report import explain_out_of_memory
 from drumline.engine.job import Job, build_job, check_streams
 from drumline.engine.optimizer import LearningRates
 from drumline.engine.steps.choice import make_step
 from drumline.engine.steps.warm_up import warm_up
+from drumline.engine.train import explain_out_of_memory
 from drumline.errors import TrainingError
 from drumline.manager import DDPManager
 from drumline.tasks.base import Task
