@@ -101,17 +101,22 @@ def train(
 
 
 def load(
-    run: str | os.PathLike[str], which: Literal["best", "last"] | int = "best", *, task: type[Task] | str | None = None
+    run: str | os.PathLike[str],
+    which: Literal["best", "last"] | int = "best",
+    *,
+    ema: bool = False,
+    task: type[Task] | str | None = None,
 ) -> nn.Module:
     """The model of a run, with the weights of a checkpoint, on the CPU and in evaluation mode.
 
     It imports the code of the task by the name that the run was started with, and builds the model with the settings of
     the checkpoint: load only runs whose code you would run. `which`: the best checkpoint by the metric that the task
-    names, the last, or that of a step. `task`: in place of the run's own, say where its file has moved.
+    names, the last, or that of a step. `ema`: the average of the weights that the task's `EMA` hook kept, which the run
+    was evaluated with. `task`: in place of the run's own, for example where its file has moved.
     """
     from drumline.engine.saved_run import load_model, open_run  # not before: it needs torch
 
-    return load_model(open_run(find_run(Path(run)), which, task=task))
+    return load_model(open_run(find_run(Path(run)), which, task=task), averaged=ema)
 
 
 def spec_of(task: type[Any]) -> str:

@@ -12,7 +12,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
@@ -89,13 +89,20 @@ def replace_text(path: Path, text: str) -> None:
 
 def replace_bytes(path: Path, content: bytes) -> None:
     """The same with bytes."""
+    with replacing(path) as file:
+        file.write(content)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A new file under a hidden name, which takes the place of this one when it is complete."""
     beside = path.with_name(f".{path.name}.partial")
     try:
         beside.unlink(missing_ok=True)  # a link placed there would be followed, or block us
         with beside.open("xb") as file:
-            file.write(content)
+            yield file
         beside.replace(path)
-    except OSError:
+    except BaseException:
         with suppress(OSError):
             beside.unlink()
         raise

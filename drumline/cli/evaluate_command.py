@@ -7,10 +7,11 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from drumline.audit.verify import find_run
 from drumline.config import FlagTable, read_flags
-from drumline.config.flags import Flags
+from drumline.config.flags import Layer
 from drumline.config.help import render_flags
 from drumline.config.schema import Count
 from drumline.errors import ConfigError, ExitCode, UsageError
@@ -48,22 +49,27 @@ def run(argv: Sequence[str]) -> int:
     if not flags.positional:
         raise UsageError("no RUN was given", next_step="give a run folder, as in: drumline evaluate runs/digits")
     find_run(Path(flags.positional[0]))
-    return run_on_ranks("evaluate", argv, flags)
+    device, procs = given_device(flags.layer), flags.own.get("procs")
+    return run_on_ranks(["evaluate", *argv], "evaluate_rank", flags, procs=procs, device=device)
 
 
-def run_on_ranks(verb: str, argv: Sequence[str], flags: Flags) -> int:
-    """Start the ranks of this verb, or be the one that this process is: then the module VERB_rank does its part."""
+def run_on_ranks(words: Sequence[str], module: str, *arguments: Any, procs: int | None, device: Any) -> int:
+    """Start the ranks of the command of these words, or be the one that this process is: `run_rank` of this module of
+    `drumline.cli`, with these arguments. `procs`, `device`: what the user has given, if anything."""
     topology = topology_from(os.environ)
-    device = flags.layer.settings.get("dist.device")
     with interruptible(INTERRUPTED_EARLY if topology is None else ""):
-        on_cpu = device is not None and device.value == "cpu"
-        procs = flags.own.get("procs") or (1 if on_cpu else default_procs())
+        procs = procs or (1 if device == "cpu" else default_procs())
         if topology is None and procs > 1:
             from drumline.launch.node.local import run_node
 
-            program = Program((verb, *argv), is_task=True, can_resume=False)
+            program = Program(tuple(words), is_task=True, can_resume=False)
             return run_node(NodePlan(num_procs=procs), program, Supervision())
         with loading():
-            rank = importlib.import_module(f"drumline.cli.{verb}_rank")
-    code: int = rank.run_rank(flags)
+            rank = importlib.import_module(f"drumline.cli.{module}")
+    code: int = rank.run_rank(*arguments)
     return code
+
+
+def given_device(*layers: Layer) -> Any:
+    """The device that the first of these layers sets; None: none does."""
+    return next((layer.settings["dist.device"].value for layer in layers if "dist.device" in layer.settings), None)

@@ -1,10 +1,11 @@
-"""One rank of `drumline evaluate`, and of other verbs that open a run: imports torch and the task, and works."""
+"""One rank of `drumline evaluate`, and what the ranks of other verbs share with it."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +38,23 @@ def run_rank(flags: Flags) -> int:
 
 def with_saved_run(flags: Flags, which: str, work: Callable[[SavedRun, DDPManager], None]) -> int:
     """Open the run that the flags name, join the other ranks, and do the work; returns the exit code."""
-    ddp, progress = DDPManager(), Progress()
-    try:
+
+    def prepare() -> tuple[DDPManager, Callable[[], None]]:
         saved = open_run(Path(flags.positional[0]), which, task=flags.own.get("task"), given=flags.layer)
         ddp = make_manager(saved.config, f"{saved.spec}, step {saved.step}")
+        return ddp, partial(work, saved, ddp)
+
+    return as_rank(prepare)
+
+
+def as_rank(prepare: Callable[[], tuple[DDPManager, Callable[[], None]]]) -> int:
+    """Prepare the manager and the work, join the other ranks, and do the work; returns the exit code."""
+    ddp = DDPManager()
+    try:
+        ddp, work = prepare()
         ddp.setup()
         load_compiler_late()
-        work(saved, ddp)
+        work()
     except KeyboardInterrupt as error:
         ddp._connection.heartbeat.fail(summary(error), failure_kind(error))
         if ddp._connection.store is None:  # among several ranks the launcher reports it, once
@@ -51,7 +62,7 @@ def with_saved_run(flags: Flags, which: str, work: Callable[[SavedRun, DDPManage
         exit_now(ExitCode.INTERRUPTED)
     except (Exception, SystemExit) as error:  # the user's code may call sys.exit, which is not success
         ddp._connection.heartbeat.fail(summary(error), failure_kind(error))
-        exit_now(report_failure(error, ddp, progress, run=None, environment=os.environ))
+        exit_now(report_failure(error, ddp, Progress(), run=None, environment=os.environ))
     if not ddp.cleanup():
         exit_now(ExitCode.SUCCESS)
     return ExitCode.SUCCESS

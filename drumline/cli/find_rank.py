@@ -5,31 +5,26 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
+from drumline.cli.evaluate_rank import as_rank
 from drumline.cli.find_batch_command import MARGIN
 from drumline.cli.find_lr_command import HIGH, LOW, STEPS
-from drumline.cli.train_rank import exit_now
 from drumline.config import Layers
 from drumline.config.schema import Config
-from drumline.distributed.failure import summary
 from drumline.engine.batch_search import BatchSearch, search_batch
-from drumline.engine.failure_report import report_failure
-from drumline.engine.job import Progress, make_manager
+from drumline.engine.job import make_manager
 from drumline.engine.range_test import SAFETY, RangeOptions, RangeTest, measure_range
-from drumline.errors import ExitCode
-from drumline.launch.startup import load_compiler_late
 from drumline.manager import DDPManager
 from drumline.metrics.events import as_json
 from drumline.tasks.base import Task
 from drumline.tasks.built_in import load_task, resolve_task
 from drumline.terminal import print_message, show, show_lines, show_progress
 from drumline.text import memory_size
-from drumline.watch.failure_kind import failure_kind
 
 ROWS, WIDTH = 25, 40
 # A size is worth mentioning if it is this much faster than the largest.
@@ -38,25 +33,14 @@ FASTER = 1.05
 
 def run_rank(verb: str, task: str, layers: Layers, own: Mapping[str, Any]) -> int:
     """Measure as one rank of a group, or alone; returns the exit code."""
-    ddp = DDPManager()
-    try:
+
+    def prepare() -> tuple[DDPManager, Callable[[], None]]:
         task_class = load_task(task)
         config = resolve_task(task, task_class, layers)
         ddp = make_manager(config, task)
-        ddp.setup()
-        load_compiler_late()
-        (_find_lr if verb == "find-lr" else _find_batch)(config, task_class, ddp, own)
-    except KeyboardInterrupt as error:
-        ddp._connection.heartbeat.fail(summary(error), failure_kind(error))
-        if ddp._connection.store is None:  # among several ranks the launcher reports it, once
-            print_message("interrupted")
-        exit_now(ExitCode.INTERRUPTED)
-    except (Exception, SystemExit) as error:  # the user's code may call sys.exit, which is not success
-        ddp._connection.heartbeat.fail(summary(error), failure_kind(error))
-        exit_now(report_failure(error, ddp, Progress(), run=None, environment=os.environ))
-    if not ddp.cleanup():
-        exit_now(ExitCode.SUCCESS)
-    return ExitCode.SUCCESS
+        return ddp, partial(_find_lr if verb == "find-lr" else _find_batch, config, task_class, ddp, own)
+
+    return as_rank(prepare)
 
 
 def _find_lr(config: Config, task_class: type[Task], ddp: DDPManager, own: Mapping[str, Any]) -> None:

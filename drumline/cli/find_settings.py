@@ -6,13 +6,12 @@ import os
 import shutil
 from collections.abc import Sequence
 
+from drumline.cli.evaluate_command import given_device, run_on_ranks
 from drumline.cli.train_command import OWN_FLAGS as TRAIN_FLAGS
 from drumline.cli.train_command import settle_before_torch
 from drumline.config import Flags, FlagTable
 from drumline.config.help import render_flags
 from drumline.errors import ConfigError, ExitCode
-from drumline.launch.node_plan import NodePlan, Program, Supervision
-from drumline.launch.startup import INTERRUPTED_EARLY, default_procs, interruptible, loading
 from drumline.launch.topology import let_first_rank_report, topology_from
 from drumline.terminal import show
 
@@ -37,14 +36,5 @@ def run_verb(verb: str, argv: Sequence[str], flags: Flags, own_flags: FlagTable,
         let_first_rank_report(topology)
         raise
     assert task is not None
-    devices = [layer.settings["dist.device"].value for layer in layers if "dist.device" in layer.settings]
-    with interruptible(INTERRUPTED_EARLY if topology is None else ""):
-        procs = flags.own.get("procs") or (1 if devices[:1] == ["cpu"] else default_procs())
-        if topology is None and procs > 1:
-            from drumline.launch.node.local import run_node
-
-            program = Program((verb, *argv), is_task=True, can_resume=False)
-            return run_node(NodePlan(num_procs=procs), program, Supervision())
-        with loading():
-            from drumline.cli.find_rank import run_rank
-    return run_rank(verb, task, layers, flags.own)
+    device, procs = given_device(*layers), flags.own.get("procs")
+    return run_on_ranks([verb, *argv], "find_rank", verb, task, layers, flags.own, procs=procs, device=device)

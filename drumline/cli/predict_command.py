@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from drumline.audit.verify import find_run
-from drumline.cli.evaluate_command import RANK_FLAGS, run_on_ranks
+from drumline.cli.evaluate_command import RANK_FLAGS, given_device, run_on_ranks
 from drumline.cli.export_command import CHECKPOINT_FLAGS, check_new, chosen_checkpoint
 from drumline.config import FlagTable, read_flags
 from drumline.config.help import render_flags
@@ -51,4 +51,5 @@ def run(argv: Sequence[str]) -> int:
             raise UsageError(f"{to} ends neither in .jsonl nor in .npy", next_step=f"give --to {to.stem}.jsonl")
         if topology_from(os.environ) is None:  # a rank may see the file that rank 0 has begun to write
             check_new(to, force=flags.own.get("force", False))
-    return run_on_ranks("predict", argv, flags)
+    device, procs = given_device(flags.layer), flags.own.get("procs")
+    return run_on_ranks(["predict", *argv], "predict_rank", flags, procs=procs, device=device)

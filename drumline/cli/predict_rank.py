@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,6 +15,7 @@ from drumline.engine.saved_run import SavedRun
 from drumline.manager import DDPManager
 from drumline.terminal import show, show_lines
 from drumline.text import plural
+from drumline.untrusted import replacing
 
 
 def run_rank(flags: Flags) -> int:
@@ -40,19 +40,13 @@ def run_rank(flags: Flags) -> int:
 
 
 def _write(to: Path, parts: Iterator[bytes], *, is_array: bool) -> int:
-    """Under a hidden name, which is renamed when the file is complete. Returns the number of predictions."""
-    beside = to.with_name(f".{to.name}.partial")
+    """Returns the number of predictions."""
     to.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with beside.open("wb") as file:
-            count = write_array(file, parts) if is_array else _write_lines(file, parts)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(to)
+    with replacing(to) as file:
+        count = write_array(file, parts) if is_array else _write_lines(file, parts)
+        file.flush()
+        os.fsync(file.fileno())
         return count
-    finally:
-        with suppress(OSError):
-            beside.unlink()
 
 
 def _write_lines(file: BinaryIO, parts: Iterator[bytes]) -> int:

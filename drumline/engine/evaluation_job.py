@@ -63,12 +63,12 @@ def build_evaluation_job(
     config: Config, task: Task, ddp: DDPManager, sets: Mapping[str, Any] | None = None
 ) -> EvaluationJob:
     """Collective: build the evaluation data and the model, as a training run has them, and compare them across ranks.
-    `sets`: in place of the task's own evaluation data."""
+    `sets`: to predict, in place of the task's own evaluation data; then there are no metrics."""
     ddp._connection.heartbeat.mark(Phase.START)
     set_arithmetic(config.train, ddp.device)
-    sets = evaluation_sets(task) if sets is None else sets
-    check_same_data(ddp, evaluation_facts(sets))
-    loaders = make_eval_loaders(config, task, ddp, sets)
+    own = evaluation_sets(task) if sets is None else sets
+    check_same_data(ddp, evaluation_facts(own))
+    loaders = make_eval_loaders(config, task, ddp, own)
     model = task.model()
     channels_last = is_channels_last(config.train, model, ddp.device)
     wrapped = ddp.wrap(model, applied=True, channels_last=channels_last, reduces_gradients=False)
@@ -78,7 +78,7 @@ def build_evaluation_job(
         model=unwrap_model(wrapped),
         autocast=make_autocast(config.train.precision, ddp.device),
         eval_loaders=loaders,
-        metrics=make_metrics(task, ddp) if loaders else {},
+        metrics=make_metrics(task, ddp) if sets is None and own else {},
     )
 
 

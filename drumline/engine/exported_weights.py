@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+import os
+from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from drumline.engine.run_context import FREE_TO_CHANGE
 from drumline.engine.task_hooks import HOOKS_FILE
 from drumline.errors import CheckpointError, UsageError
 from drumline.text import file_size, plural
+from drumline.untrusted import replace_text, replacing
 
 
 def export_weights(checkpoint: Path, to: Path, card: Path, *, averaged: bool = False) -> str:
@@ -31,24 +32,15 @@ def export_weights(checkpoint: Path, to: Path, card: Path, *, averaged: bool = F
         text = model_card(checkpoint, snapshot, contents=contents, file=to.name, averaged=averaged)
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(to, tensor_file.stream(weights))
-        replace_file(card, [text.encode()])
+        with replacing(to) as file:
+            file.writelines(tensor_file.stream(weights))
+            file.flush()
+            os.fsync(file.fileno())
+        replace_text(card, text)
     except OSError as error:
         reason, next_step = catalog.explain_os_error(error, folder=to.parent, needed=size)
         raise CheckpointError(f"{to} could not be written: {reason}", next_step=next_step) from error
     return f"step {step}: {contents}"
-
-
-def replace_file(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
-    """Write a file under a hidden name, and rename it when it is complete and on disk."""
-    beside = path.with_name(f".{path.name}.partial")
-    beside.unlink(missing_ok=True)
-    try:
-        store.write_file(beside, chunks)
-        beside.replace(path)
-    finally:
-        with suppress(OSError):
-            beside.unlink()
 
 
 def weights_in(snapshot: store.Snapshot, *, averaged: bool = False) -> dict[str, Tensor]:
@@ -60,7 +52,7 @@ def weights_in(snapshot: store.Snapshot, *, averaged: bool = False) -> dict[str,
         if average is None:
             raise UsageError(
                 "the checkpoint holds no average of the weights",
-                next_step="leave --ema out, or train with drumline.EMA in the task's hooks()",
+                next_step="leave --ema (ema=True) out, or train with drumline.EMA in the task's hooks()",
             )
         tensors = {name: average[name].to(one.dtype) if name in average else one for name, one in tensors.items()}
         return {**tensors, **{name: tensors[stored] for name, stored in aliases.items()}}
@@ -69,7 +61,7 @@ def weights_in(snapshot: store.Snapshot, *, averaged: bool = False) -> dict[str,
 def average_in(snapshot: store.Snapshot) -> dict[str, Tensor] | None:
     """The average of the weights that a hook such as EMA has saved; None: there is none."""
     tensors, names = snapshot.tensors.get(HOOKS_FILE, {}), snapshot.tensors["model"].keys()
-    for entry in snapshot.documents.get(HOOKS_FILE, []):
+    for entry in reversed(snapshot.documents.get(HOOKS_FILE, [])):  # of several, evaluations are of the last
         saved = decode_state(entry["state"], tensors.__getitem__)
         average = saved.get("average") if isinstance(saved, dict) else None
         if isinstance(average, dict) and average and average.keys() <= names:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import NamedTuple
 
 import torch
@@ -134,9 +135,13 @@ def read_weights(path: Path) -> FoundWeights:
         return FoundWeights(index, _read_shards(index))
     if (single := path / SINGLE_FILE).is_file():
         return FoundWeights(single, _read_file(single))
-    for pickled in sorted(one for one in path.iterdir() if one.suffix in PICKLE_ENDINGS):
+    others = sorted(path.glob("*.safetensors"))
+    for pickled in sorted(one for one in path.iterdir() if one.suffix in PICKLE_ENDINGS and not others):
         _refuse_pickle(pickled)
-    raise UsageError(f"{path} has no {SINGLE_FILE}, no {INDEX_FILE} and no checkpoints", next_step=_GIVE)
+    raise UsageError(
+        f"{path} has no {SINGLE_FILE}, no {INDEX_FILE} and no checkpoints",
+        next_step=f"name the file: {others[0]}" if others else _GIVE,
+    )
 
 
 def _best_checkpoint(run: Path) -> Path:
@@ -192,7 +197,7 @@ def _refuse_pickle(path: Path) -> None:
     to = path.with_suffix(".safetensors")
     raise UsageError(
         f"{path} is a pickle, which may run code when it is loaded; weights are read from safetensors only",
-        next_step='convert it once, if you trust it: python -c "import torch; from safetensors.torch import save_file; '
-        f"state = torch.load('{path}', map_location='cpu', weights_only=True); "
-        f"save_file({{name: tensor.clone() for name, tensor in state.items()}}, '{to}')\"",
+        next_step='convert it once, if you trust it: python -c "import sys, torch; from safetensors.torch import '
+        "save_file; state = torch.load(sys.argv[1], map_location='cpu', weights_only=True); save_file({name: "
+        f'tensor.clone() for name, tensor in state.items()}}, sys.argv[2])" {quote(str(path))} {quote(str(to))}',
     )

@@ -18,6 +18,7 @@ import torch
 from numpy.lib.format import dtype_to_descr, write_array_header_1_0
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from drumline.data.dataset import fingerprint, is_stream
 from drumline.data.evaluation_loader import EvaluationLoader
@@ -125,7 +126,8 @@ def rows_of(outputs: Any, size: int) -> list[Any]:
         _check_samples(outputs, size)
         return list(outputs.tolist())
     if isinstance(outputs, list) and len(outputs) == size:
-        return [one.tolist() if isinstance(one, Tensor | np.ndarray | np.generic) else one for one in outputs]
+        arrays = (Tensor, np.ndarray, np.generic)
+        return [pytree.tree_map_only(arrays, lambda leaf: leaf.tolist(), one) for one in outputs]
     raise _unusable(f"a {type(outputs).__name__}", size)
 
 

@@ -8,11 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, pstdev
 
+from torch import nn
+
 from drumline.config.schema import Config
 from drumline.data.loader import Step
 from drumline.data.stream_loader import AnyLoader
 from drumline.distributed.collectives import all_sum
 from drumline.distributed.determinism import explain_refused_kernels
+from drumline.engine.initial_weights import load_initial_weights
 from drumline.engine.job import Job, build_job, check_streams
 from drumline.engine.optimizer import LearningRates
 from drumline.engine.steps.choice import make_step
@@ -106,7 +109,11 @@ def measure_range(
     if config.train.step == "auto":  # its trials would take longer than the test
         config = replace(config, train=replace(config.train, step="eager"))
     task = task_class(config)
-    job = build_job(config, task, ddp)
+
+    def begin(model: nn.Module) -> None:
+        load_initial_weights(config.model, model, ddp, lambda kind, message: note(message))
+
+    job = build_job(config, task, ddp, on_model=None if config.model.init is None else begin)
     losses: list[float] = []
     try:
         with explain_refused_kernels(), explain_out_of_memory(job, config.train):

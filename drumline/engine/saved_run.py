@@ -20,10 +20,11 @@ from drumline.config.task_fields import is_in_task, task_fields
 from drumline.distributed.collectives import broadcast_json, broadcast_tensors
 from drumline.engine.evaluation import evaluate
 from drumline.engine.evaluation_job import EvaluationJob, build_evaluation_job
+from drumline.engine.exported_weights import weights_in
 from drumline.engine.resume import check_contents
 from drumline.engine.run_folder import RunFolder
 from drumline.engine.task_hooks import HOOKS_FILE, hooks_before_evaluation, make_hooks
-from drumline.errors import CheckpointError, UsageError
+from drumline.errors import CheckpointError, UsageError, as_list
 from drumline.manager import DDPManager
 from drumline.tasks.base import Task
 from drumline.tasks.built_in import load_task, resolve_task
@@ -48,8 +49,8 @@ def open_run(
 ) -> SavedRun:
     """The `best` or `last` checkpoint of a run folder, or that of a step. It imports the task's own code.
 
-    `task`: in place of the one that the run was started with, say where its file has moved. `given`: settings that
-    override those of the checkpoint."""
+    `task`: in place of the one that the run was started with, for example where its file has moved. `given`: settings
+    that override those of the checkpoint."""
     checkpoint = find_checkpoint(run, which, task)
     progress = catalog.read_document(checkpoint, "progress")
     facts, cursor = progress["facts"], progress["cursor"]
@@ -67,9 +68,13 @@ def find_checkpoint(run: Path, which: str | int, task: type[Task] | str | None =
     if which not in ("best", "last") and not str(which).isdecimal():
         raise UsageError(f"there is no checkpoint {which!r}", next_step="name it best, last, or by its step")
     if which in ("best", "last"):
-        newest = catalog.newest_valid(root, check_contents).path
+        newest, skipped = catalog.newest_valid(root, check_contents)
         if newest is None:
-            raise CheckpointError(f"there is no complete checkpoint in {run}", next_step="give the folder of a run")
+            reasons = [f"{one.path.name} was skipped: {one.reason}" for one in skipped]
+            raise CheckpointError(
+                as_list(f"there is no complete checkpoint in {run}", reasons),
+                next_step="give the folder of a run of drumline train",
+            )
         if which == "last":
             return newest
         which = _best_step(root, newest, task)
@@ -112,16 +117,16 @@ def _recorded(facts: dict[str, Any], task: type[Task]) -> Layer:
     )
 
 
-def load_model(saved: SavedRun) -> nn.Module:
-    """The task's model with the weights of the checkpoint, on the CPU, in evaluation mode. It draws no random number
-    that the caller would miss."""
+def load_model(saved: SavedRun, *, averaged: bool = False) -> nn.Module:
+    """The task's model with the weights of the checkpoint, or with the average of them that an EMA hook kept; on the
+    CPU, in evaluation mode. It draws no random number that the caller would miss."""
     cpu = torch.device("cpu")
     generators = state.capture_rng(cpu)
     try:
         model = saved.task(saved.config).model()
     finally:
         state.restore_rng(generators, cpu)
-    state.restore_model(store.read(saved.checkpoint), model)
+    state.load_model_state(model, weights_in(store.read(saved.checkpoint), averaged=averaged), {})
     return model.eval()
 
 

@@ -38,13 +38,13 @@ class TiedLayers(nn.Module):
 
 
 class Exported(Classify):
-    """Evaluated with an average of the weights."""
+    """Evaluated with an average of the weights: with the last of two."""
 
     def model(self) -> nn.Module:
         return TiedLayers().double()
 
     def hooks(self) -> list[drumline.Hook]:
-        return [drumline.EMA(0.8)]
+        return [drumline.EMA(0.5), drumline.EMA(0.8)]
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def test_the_average_is_what_the_run_was_evaluated_with(trained: Path, tmp_path:
     assert main(["export", str(trained), "--last", "--ema", "--to", str(to)]) == 0
     average = load_file(to)
     saved = newest(trained).tensors[HOOKS_FILE]
-    assert torch.equal(average["out.weight"], saved["0/average/out.weight"])
+    assert torch.equal(average["out.weight"], saved["1/average/out.weight"])
     assert not torch.equal(average["out.weight"], newest(trained).tensors["model"]["out.weight"])
     model, points = TiedLayers().double().eval(), Points(29)
     model.load_state_dict(average, strict=True)
@@ -141,5 +141,5 @@ def test_refusals(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "no RUN was given" in refusal()
     assert "--optim.lr: is a setting of a run; export takes none" in refusal(run, "--optim.lr", "1", "--to", "a")
     average = refusal(str(plain), "--ema", "--to", str(tmp_path / "a.safetensors"))
-    assert "the checkpoint holds no average of the weights\n  try: leave --ema out, or train with" in average
+    assert "the checkpoint holds no average of the weights\n  try: leave --ema (ema=True) out, or train with" in average
     assert list(tmp_path.glob("*.safetensors")) == []

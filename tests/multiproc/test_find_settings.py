@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim import SGD
 
@@ -97,6 +100,14 @@ def test_steps_are_taken_at_these_rates_and_groups_keep_their_ratio() -> None:
     assert [low * 10 for low, _ in rates_taken] == pytest.approx(found.rates)
     assert list(found.rates) == [OPTIONS.rate(step) for step in range(len(found.losses))]
     assert found.own_optimizer == "TwoRates.optimizer()"
+
+
+def test_it_begins_with_the_weights_of_model_init(tmp_path: Path) -> None:
+    config = make_config(batch_size=32, samples=96, optim=PLAIN)
+    file = tmp_path / "zeros.safetensors"
+    save_file({name: torch.zeros_like(one) for name, one in Classify(config).model().state_dict().items()}, file)
+    (found,) = range_here(replace(config, model=replace(config.model, init=str(file))), Classify)
+    assert found.losses[0] == pytest.approx(math.log(2), rel=1e-9)
 
 
 class Limited(Classify):

@@ -58,6 +58,9 @@ class Thirteen(IterableDataset[Tensor]):
 
 
 class Streamed(Predicted):
+    def metrics(self) -> Any:
+        raise AssertionError("predictions need no metrics, which might not be mergeable")
+
     def eval_data(self) -> Any:
         return Thirteen()
 
@@ -193,6 +196,8 @@ def test_rows_of_what_a_task_may_predict() -> None:
     ]
     assert rows_of((scores[:, 0], np.array([5, 6])), 2) == [[0.0, 5], [2.0, 6]]
     assert rows_of([torch.tensor([1]), np.float32(2)], 2) == [[1], 2.0]
+    boxes = [{"boxes": torch.ones(1, 2), "score": np.float32(0.5)}, {"boxes": torch.ones(0, 2), "score": 1}]
+    assert rows_of(boxes, 2) == [{"boxes": [[1.0, 1.0]], "score": 0.5}, {"boxes": [], "score": 1}]
     assert as_lines_of_json(torch.tensor([1.0, float("nan")]), 2) == b'1.0\n"nan"\n'
     with pytest.raises(UsageError, match=r"predict\(\) returned a Tensor of shape \[2, 2\] for a batch of 3 samples"):
         rows_of(scores, 3)

@@ -16,6 +16,7 @@ from drumline.checkpoint import catalog
 from drumline.config.flags import Setting, check_layer
 from drumline.engine.job import make_manager
 from drumline.engine.saved_run import evaluate_run, find_checkpoint, open_run
+from drumline.engine.task_hooks import HOOKS_FILE
 from drumline.errors import CheckpointError, UsageError
 from drumline.metrics.events import read_events
 from tests.jobs import Classify, Everything, make_config, newest, train_here, train_on
@@ -92,6 +93,10 @@ def test_the_model_is_loaded_and_nothing_of_the_caller_is_changed(trained: Path)
     weights = newest(trained).tensors["model"]
     assert weights.keys() == model.state_dict().keys()
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+    average = newest(trained).tensors[HOOKS_FILE]
+    for name, value in drumline.load(trained, "last", ema=True, task=Everything).state_dict().items():
+        assert torch.equal(value, average[f"1/average/{name}"])
+    assert not torch.equal(average["1/average/0.weight"], weights["0.weight"])
 
 
 def test_which_checkpoint(trained: Path, tmp_path: Path) -> None:
@@ -105,7 +110,10 @@ def test_which_checkpoint(trained: Path, tmp_path: Path) -> None:
         find_checkpoint(trained, 9999)
     with pytest.raises(UsageError, match=r"there is no checkpoint 'newest'\n  try: name it best, last, or by its step"):
         find_checkpoint(trained, "newest")
-    with pytest.raises(CheckpointError, match="there is no complete checkpoint in"):
+    (tmp_path / "checkpoints" / "step-00000003").mkdir(parents=True)
+    with pytest.raises(
+        CheckpointError, match=r"no complete checkpoint in .*\n  - step-00000003 was skipped: .*\n  try: give"
+    ):
         find_checkpoint(tmp_path, "last")
     damaged = tmp_path / "damaged"
     shutil.copytree(trained, damaged)
