@@ -46,7 +46,7 @@ KINDS: Mapping[int, type[DrumlineError]] = {
 
 @dataclass(frozen=True)
 class Result:
-    """What a run came to."""
+    """The result of a run."""
 
     run: Path
     """Its folder."""

@@ -163,7 +163,7 @@ def _try(job: Job, step: TrainStep, plan: StepPlan, size: int) -> Trial:
         if not is_out_of_memory(error):
             raise
         seconds = 0.0
-    # Not before the error is gone, which holds the tensors of the step.
+    # After the error is released, which holds the tensors of the step.
     job.optimizer.zero_grad(set_to_none=True)
     gc.collect()
     if device.type == "cuda":

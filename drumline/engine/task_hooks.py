@@ -135,7 +135,7 @@ def make_hooks(
         {where: [[type(hook).__name__, hook.every_steps] for hook in hooks]},
         host=ddp.host,
         device=ddp.device,
-        next_step="return the same hooks in the same order on every rank; a hook may look at run.rank",
+        next_step="return the same hooks in the same order on every rank; a hook may use run.rank",
     )
     if not hooks:
         return None

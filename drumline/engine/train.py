@@ -137,7 +137,7 @@ def _failure_in_heartbeat(ddp: DDPManager) -> Iterator[None]:
 
 @contextmanager
 def _failure_in_hooks(context: RunContext) -> Iterator[None]:
-    """The hooks of a rank that fails hear of it; not where it only lost another one."""
+    """Call the hooks of a rank that fails; not where it only lost another one."""
     try:
         yield
     except (Exception, SystemExit) as error:

@@ -157,7 +157,7 @@ class Task:
     def predict(self, model: nn.Module, batch: Any) -> Any:
         """What the model predicts for a batch that is on the device and has been through `on_device`.
 
-        As it stands: the model's output for the batch, or for the first part of a batch that is a tuple or a list.
+        By default: the model's output for the batch, or for the first part of a batch that is a tuple or a list.
         """
         inputs = batch[0] if isinstance(batch, tuple | list) else batch
         if not isinstance(inputs, Tensor):

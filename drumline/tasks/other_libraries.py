@@ -1,4 +1,4 @@
-"""Methods that look like another library's, which nobody would call: what to write in a task instead."""
+"""Methods that look like another library's, which Drumline does not call: what to write in a task instead."""
 
 from __future__ import annotations
 

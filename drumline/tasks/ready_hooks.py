@@ -25,7 +25,7 @@ class EMA(Hook):
     `average = decay * average + (1 - decay) * weights` after every `every_steps` steps, from the first weights on.
 
     Buffers of floating point (BatchNorm's statistics) are averaged too, others copied. 16-bit weights have an average
-    in 32 bits. Training goes on with the weights themselves."""
+    in 32 bits. Training continues with the weights themselves."""
 
     def __init__(self, decay: float = 0.999, *, every_steps: int = 1) -> None:
         if not 0.0 <= decay < 1.0:
@@ -102,7 +102,7 @@ class EarlyStopping(Hook):
     """Ends the run when a metric of the evaluation has not improved by more than `min_delta` in `patience` evaluations
     in a row. A metric that is not finite has not improved. A run that was stopped and is then made longer counts anew.
 
-    `higher_is_better` need not be given for a loss, nor for the task's `best_metric`, where the task says it."""
+    `higher_is_better` need not be given for a loss, nor for the task's `best_metric`, where it is the task's."""
 
     def __init__(
         self, metric: str = "loss", patience: int = 3, *, min_delta: float = 0.0, higher_is_better: bool | None = None
