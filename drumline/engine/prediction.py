@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -54,9 +55,8 @@ def prediction_data(saved: SavedRun, data: str | None, *, warns: bool = True) ->
     settings of the run; otherwise a file or folder, which the task reads as it reads `data.dir`."""
     if data is not None and is_class_spec(data) and not Path(data).exists():
         return dataset_for(saved.config, data, "eval")
-    own = saved.task(saved.config)
     if data is None:
-        return _single_set(own)
+        return _single_set(saved.task(saved.config))
     if not Path(data).exists():
         raise UsageError(
             f"there is no file or folder {data} (looked in {Path.cwd()})",
@@ -64,13 +64,20 @@ def prediction_data(saved: SavedRun, data: str | None, *, warns: bool = True) ->
         )
     config = replace(saved.config, data=replace(saved.config.data, dir=data))
     found = _single_set(saved.task(config))
-    has_own = data != saved.config.data.dir and Path(saved.config.data.dir).exists()
-    if warns and has_own and not is_stream(found) and fingerprint(found) == fingerprint(_single_set(own)):
+    if warns and data != saved.config.data.dir and _is_own(saved, found):
         log.warning(
             f"the samples from {data} look like those of the run's own evaluation: {saved.task.__name__} may not read "
             "--data.dir; a dataset of your own is named as path/to/file.py:Class"
         )
     return found
+
+
+def _is_own(saved: SavedRun, dataset: Any) -> bool:
+    """Whether its samples are those of the run's own evaluation data, as far as that is known."""
+    if not is_stream(dataset):
+        with suppress(Exception):  # that data need not be there
+            return fingerprint(dataset) == fingerprint(_single_set(saved.task(saved.config)))
+    return False
 
 
 def _single_set(task: Any) -> Any:
