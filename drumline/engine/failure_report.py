@@ -202,7 +202,7 @@ def _train_less(job: Job, train: TrainConfig) -> str:
     instead = " in place of --train.accumulate" if train.accumulate > 1 else ""
     return (
         f"--train.micro_batch_size {at_once // 2}{instead}, half of the {at_once} samples that a rank now computes at "
-        "once; the global batch stays as it is"
+        "once; the global batch stays as it is (drumline find-batch measures what fits)"
     )
 
 

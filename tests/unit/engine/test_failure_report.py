@@ -98,7 +98,11 @@ def test_an_error_without_a_line_of_the_user_is_shown_whole() -> None:
 @pytest.mark.parametrize(
     ("settings", "next_step"),
     [
-        ({}, "--train.micro_batch_size 16, half of the 32 samples that a rank now computes at once; the global batch"),
+        (
+            {},
+            "--train.micro_batch_size 16, half of the 32 samples that a rank now computes at once; the global batch "
+            "stays as it is (drumline find-batch measures what fits)",
+        ),
         ({"accumulate": 4}, "--train.micro_batch_size 4 in place of --train.accumulate, half of the 8 samples"),
         ({"micro_batch_size": 5}, "--train.micro_batch_size 2, half of the 5 samples"),
         ({"micro_batch_size": 1}, "--model.activation_checkpointing, --train.precision bf16 or a smaller model"),
