@@ -236,6 +236,16 @@ def restore_rng(state: Tensor, device: torch.device) -> None:
     random.setstate((3, tuple(key), gauss if has_gauss else None))
 
 
+@contextmanager
+def keeping_rng(device: torch.device) -> Iterator[None]:
+    """Random numbers that are drawn here do not change those of the caller."""
+    before = capture_rng(device)
+    try:
+        yield
+    finally:
+        restore_rng(before, device)
+
+
 def gather_rng(device: torch.device) -> dict[str, Tensor]:
     """Collective: the random state of every rank, as the tensors of a checkpoint's file."""
     gathered = gather_tensors(capture_rng(device), device=device)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from drumline.engine.evaluation_job import EvaluationJob
 from drumline.engine.task_metrics import compute_metrics, update_metrics
 from drumline.errors import TrainingError
 from drumline.metrics.meters import check_names
+from drumline.tasks.base import evaluation_mode
 from drumline.watch.heartbeat import Phase
 
 
@@ -27,7 +27,7 @@ def evaluate(job: EvaluationJob) -> dict[str, Any]:
     job.heartbeat.mark(Phase.EVALUATION)
     LiveBuffers(job.model).broadcast()
     found: dict[str, Any] = {}
-    with evaluation_mode(job):
+    with evaluation_mode(job.task, job.model):
         for name, loader in job.eval_loaders.items():
             prefix = f"{name}/" if name else ""
             found |= {f"{prefix}{metric}": value for metric, value in _evaluate_set(job, loader).items()}
@@ -37,20 +37,6 @@ def evaluate(job: EvaluationJob) -> dict[str, Any]:
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Those that are one number each, and not a matrix or a curve."""
     return {name: value for name, value in metrics.items() if isinstance(value, int | float)}
-
-
-@contextmanager
-def evaluation_mode(job: EvaluationJob) -> Iterator[None]:
-    """The model and the task as an evaluation has them; afterwards they are as they were."""
-    modes = [(module, module.training) for module in job.model.modules()]
-    job.model.eval()
-    job.task.training = False
-    try:
-        yield
-    finally:
-        job.task.training = True
-        for module, was_training in modes:  # a user may keep parts of the model in eval mode
-            module.training = was_training
 
 
 def _evaluate_set(job: EvaluationJob, loader: EvaluationLoader) -> dict[str, Any]:

@@ -24,12 +24,12 @@ from torch.utils import _pytree as pytree
 from drumline.data.dataset import fingerprint, is_stream
 from drumline.data.evaluation_loader import EvaluationLoader
 from drumline.distributed.collectives import check_same, gather_bytes
-from drumline.engine.evaluation import evaluation_mode
 from drumline.engine.evaluation_job import EvaluationJob, build_evaluation_job, evaluation_sets
 from drumline.engine.saved_run import SavedRun, restore_for_evaluation
 from drumline.errors import UsageError, log
 from drumline.manager import DDPManager
 from drumline.metrics.events import as_json
+from drumline.tasks.base import evaluation_mode
 from drumline.tasks.built_in import dataset_for
 from drumline.user_code import is_class_spec
 from drumline.watch.heartbeat import Phase
@@ -94,7 +94,7 @@ def _single_set(task: Any) -> Any:
 def _predict(job: EvaluationJob, loader: EvaluationLoader, encode: Encoder) -> Iterator[bytes]:
     """Collective. Batch number n is that of rank n % world_size, so each round of all ranks is in order."""
     batches = loader.numbered()
-    with evaluation_mode(job):
+    with evaluation_mode(job.task, job.model):
         while True:
             job.heartbeat.mark(Phase.EVALUATION)
             mine = b""

@@ -120,12 +120,8 @@ def _recorded(facts: dict[str, Any], task: type[Task]) -> Layer:
 def load_model(saved: SavedRun, *, averaged: bool = False) -> nn.Module:
     """The task's model with the weights of the checkpoint, or with the average of them that an EMA hook kept; on the
     CPU, in evaluation mode. It draws no random number that the caller would miss."""
-    cpu = torch.device("cpu")
-    generators = state.capture_rng(cpu)
-    try:
+    with state.keeping_rng(torch.device("cpu")):
         model = saved.task(saved.config).model()
-    finally:
-        state.restore_rng(generators, cpu)
     state.load_model_state(model, weights_in(store.read(saved.checkpoint), averaged=averaged), {})
     return model.eval()
 

@@ -8,11 +8,10 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from drumline.checkpoint.optimizer_state import decode_state, encode_state
-from drumline.checkpoint.state import capture_rng, restore_rng, translated
+from drumline.checkpoint.state import keeping_rng, translated
 from drumline.checkpoint.store import Snapshot
 from drumline.config.schema import Config
 from drumline.distributed.collectives import check_same, gather_json
@@ -39,7 +38,7 @@ class TaskHooks:
         self._job.heartbeat.mark(Phase.BETWEEN)
         hooks = self.hooks if only is None else (only,)
         # The checkpoint of this step has the random numbers of the moment before.
-        draws = _own_draws(self.run.device) if moment in ("start", "after_save") else nullcontext()
+        draws = keeping_rng(self.run.device) if moment in ("start", "after_save") else nullcontext()
         with draws, self._logging(step, epoch, metrics) as run:
             # Hooks nest around an evaluation: the last one to change the model is the first to put it back.
             for hook in hooks[::-1] if moment == "after_evaluation" else hooks:
@@ -163,16 +162,6 @@ def hooks_after_step(hooks: TaskHooks) -> list[Hook]:
 def hooks_before_evaluation(hooks: TaskHooks) -> list[Hook]:
     """Those that may change what is evaluated."""
     return [hook for hook in hooks.hooks if _overrides(hook, "before_evaluation")]
-
-
-@contextmanager
-def _own_draws(device: torch.device) -> Iterator[None]:
-    """Random numbers that are drawn here do not change those of the training."""
-    before = capture_rng(device)
-    try:
-        yield
-    finally:
-        restore_rng(before, device)
 
 
 def _overrides(hook: Hook, method: str) -> bool:

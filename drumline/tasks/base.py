@@ -6,7 +6,8 @@ loss of every batch after that. What a task does not define, the settings decide
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NoReturn, Protocol, Self
 
@@ -210,3 +211,17 @@ def _check_is_sum(value: object, name: str) -> None:
             f"Loss.{name} has the shape {list(value.shape)}, but must be one number: the sum over the batch",
             next_step='use reduction="sum", or add .sum()',
         )
+
+
+@contextmanager
+def evaluation_mode(task: Task, model: nn.Module) -> Iterator[None]:
+    """The task and its model as an evaluation has them; afterwards they are as they were."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    task.training = False
+    try:
+        yield
+    finally:
+        task.training = True
+        for module, was_training in modes:  # a user may keep parts of the model in eval mode
+            module.training = was_training

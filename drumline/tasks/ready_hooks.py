@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -14,8 +13,9 @@ from torch.optim import SGD, Optimizer
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 from torch.utils import _pytree as pytree
 
-from drumline.checkpoint.state import capture_rng, model_state, restore_rng
+from drumline.checkpoint.state import keeping_rng, model_state
 from drumline.errors import UsageError, did_you_mean, log
+from drumline.tasks.base import evaluation_mode
 from drumline.tasks.hook import Hook, Run
 from drumline.text import plural
 
@@ -248,7 +248,7 @@ class LogSamples(Hook):
 
     def _log(self, run: Run) -> None:
         batch = pytree.tree_map_only(Tensor, lambda tensor: tensor.to(run.device), self._batch)
-        with _evaluating(run):
+        with evaluation_mode(run.task, run.model), keeping_rng(run.device), torch.no_grad():
             values = run.task.predict(run.model, run.task.on_device(batch))
             if self._show is not None:
                 values = self._show(values)
@@ -257,19 +257,3 @@ class LogSamples(Hook):
             return
         for number, value in enumerate(values):
             run.log(f"{self._name}/{number}", value)
-
-
-@contextmanager
-def _evaluating(run: Run) -> Iterator[None]:
-    """In evaluation mode, without gradients; afterwards modes and random numbers are as they were."""
-    modes, rng = [(module, module.training) for module in run.model.modules()], capture_rng(run.device)
-    run.model.eval()
-    run.task.training = False
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        run.task.training = True
-        for module, was_training in modes:
-            module.training = was_training
-        restore_rng(rng, run.device)
