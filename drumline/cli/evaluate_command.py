@@ -11,7 +11,7 @@ from typing import Any
 
 from drumline.audit.verify import find_run
 from drumline.config import FlagTable, read_flags
-from drumline.config.flags import Layer
+from drumline.config.flags import Flags, Layer
 from drumline.config.help import render_flags
 from drumline.config.schema import Count
 from drumline.errors import ConfigError, ExitCode, UsageError
@@ -40,17 +40,23 @@ own evaluation, on any number of ranks. The settings are those of the checkpoint
 
 
 def run(argv: Sequence[str]) -> int:
-    flags = read_flags(argv, OWN_FLAGS, max_positional=1)
-    if flags.own.get("help"):
-        show("\n".join([HELP, render_flags({"": OWN_FLAGS}, width=shutil.get_terminal_size().columns)]), end="")
+    if (flags := flags_for_run("evaluate", read_flags(argv, OWN_FLAGS, max_positional=1), OWN_FLAGS, HELP)) is None:
         return ExitCode.SUCCESS
-    if flags.layer.problems:
-        raise ConfigError(flags.layer.problems, next_step="read drumline evaluate --help")
-    if not flags.positional:
-        raise UsageError("no RUN was given", next_step="give a run folder, as in: drumline evaluate runs/digits")
-    find_run(Path(flags.positional[0]))
     device, procs = given_device(flags.layer), flags.own.get("procs")
     return run_on_ranks(["evaluate", *argv], "evaluate_rank", flags, procs=procs, device=device)
+
+
+def flags_for_run(verb: str, flags: Flags, own_flags: FlagTable, usage: str) -> Flags | None:
+    """The flags of a verb that opens a run, checked; None: its help was asked for, and is shown."""
+    if flags.own.get("help"):
+        show("\n".join([usage, render_flags({"": own_flags}, width=shutil.get_terminal_size().columns)]), end="")
+        return None
+    if flags.layer.problems:
+        raise ConfigError(flags.layer.problems, next_step=f"read drumline {verb} --help")
+    if not flags.positional:
+        raise UsageError("no RUN was given", next_step=f"give a run folder, as in: drumline {verb} runs/digits")
+    find_run(Path(flags.positional[0]))
+    return flags
 
 
 def run_on_ranks(words: Sequence[str], module: str, *arguments: Any, procs: int | None, device: Any) -> int:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from drumline.audit.verify import find_run
+from drumline.cli.evaluate_command import flags_for_run
 from drumline.config import FlagTable, read_flags
-from drumline.config.help import render_flags
 from drumline.config.schema import Count
-from drumline.errors import ConfigError, ExitCode, UsageError
+from drumline.errors import ExitCode, UsageError
 from drumline.launch.startup import interruptible, loading
-from drumline.terminal import show, show_lines
+from drumline.terminal import show_lines
 
 ENDING = ".safetensors"
 CHECKPOINT_FLAGS: FlagTable = {
@@ -38,16 +36,14 @@ settings is written beside it, with the ending .md. It does not import the task'
 
 
 def run(argv: Sequence[str]) -> int:
-    flags = read_flags(argv, OWN_FLAGS, max_positional=1, no_settings="is a setting of a run; export takes none")
-    if flags.own.get("help"):
-        show("\n".join([HELP, render_flags({"": OWN_FLAGS}, width=shutil.get_terminal_size().columns)]), end="")
+    given = read_flags(argv, OWN_FLAGS, max_positional=1, no_settings="is a setting of a run; export takes none")
+    if (flags := flags_for_run("export", given, OWN_FLAGS, HELP)) is None:
         return ExitCode.SUCCESS
-    if flags.layer.problems:
-        raise ConfigError(flags.layer.problems, next_step="read drumline export --help")
-    if not flags.positional or "to" not in flags.own:
-        missing = "no --to FILE was given" if flags.positional else "no RUN was given"
-        raise UsageError(missing, next_step="write it as in: drumline export runs/digits --to digits.safetensors")
-    folder, which = find_run(Path(flags.positional[0])), chosen_checkpoint(flags.own)
+    if "to" not in flags.own:
+        raise UsageError(
+            "no --to FILE was given", next_step="write it as in: drumline export runs/digits --to digits.safetensors"
+        )
+    folder, which = Path(flags.positional[0]), chosen_checkpoint(flags.own)
     to = Path(flags.own["to"])
     card = to.with_suffix(".md")
     if to.suffix != ENDING:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from drumline.audit.verify import find_run
-from drumline.cli.evaluate_command import RANK_FLAGS, given_device, run_on_ranks
+from drumline.cli.evaluate_command import RANK_FLAGS, flags_for_run, given_device, run_on_ranks
 from drumline.cli.export_command import CHECKPOINT_FLAGS, check_new, chosen_checkpoint
 from drumline.config import FlagTable, read_flags
-from drumline.config.help import render_flags
-from drumline.errors import ConfigError, ExitCode, UsageError
+from drumline.errors import ExitCode, UsageError
 from drumline.launch.topology import topology_from
-from drumline.terminal import show
 
 ENDINGS = (".jsonl", ".npy")
 OWN_FLAGS: FlagTable = {
@@ -35,15 +31,8 @@ settings are those of the checkpoint; flags override them. It imports the task's
 
 
 def run(argv: Sequence[str]) -> int:
-    flags = read_flags(argv, OWN_FLAGS, max_positional=2)
-    if flags.own.get("help"):
-        show("\n".join([HELP, render_flags({"": OWN_FLAGS}, width=shutil.get_terminal_size().columns)]), end="")
+    if (flags := flags_for_run("predict", read_flags(argv, OWN_FLAGS, max_positional=2), OWN_FLAGS, HELP)) is None:
         return ExitCode.SUCCESS
-    if flags.layer.problems:
-        raise ConfigError(flags.layer.problems, next_step="read drumline predict --help")
-    if not flags.positional:
-        raise UsageError("no RUN was given", next_step="give a run folder, as in: drumline predict runs/digits")
-    find_run(Path(flags.positional[0]))
     chosen_checkpoint(flags.own)
     if "to" in flags.own:
         to = Path(flags.own["to"])
