@@ -26,16 +26,18 @@ RANK_FLAGS: FlagTable = {
 }
 OWN_FLAGS: FlagTable = {
     "which": (str, "best | last | STEP", "The checkpoint [best: by the metric that the task names]."),
+    "data": (str, "DATA", "Other data: a folder or file, or a dataset, path/to/file.py:Class [the task's own]."),
     **RANK_FLAGS,
     "json": (bool, "", "Print one JSON object, for scripts."),
     "help": (bool, "", "Show this text."),
 }
 HELP = """\
-usage: drumline evaluate RUN [--which best|last|STEP] [--procs N] [--section.name value ...]
+usage: drumline evaluate RUN [--which best|last|STEP] [--data DATA] [--procs N] [--section.name value ...]
 
 Evaluates a checkpoint of a run on the task's evaluation data, and prints the metrics: the same numbers as the run's
-own evaluation, on any number of ranks. The settings are those of the checkpoint; flags override them (--data.dir,
---train.eval_batch_size, --dist.device, --task.NAME). It imports the task's code and writes nothing into RUN.
+own evaluation, on any number of ranks. DATA is a folder or file that the task's evaluation data is read from (as
+--data.dir), or a dataset of your own, path/to/file.py:Class. The settings are those of the checkpoint; flags override
+them (--train.eval_batch_size, --dist.device, --task.NAME). It imports the task's code and writes nothing into RUN.
 """
 
 

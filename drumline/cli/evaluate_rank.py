@@ -29,7 +29,7 @@ def run_rank(flags: Flags) -> int:
     """Evaluate as one rank of a group, or alone; returns the exit code."""
 
     def work(saved: SavedRun, ddp: DDPManager) -> None:
-        result = evaluate_run(saved, ddp)
+        result = evaluate_run(saved, ddp, flags.own.get("data"))
         if ddp.is_main_process():
             _print(result, as_json=bool(flags.own.get("json")))
 

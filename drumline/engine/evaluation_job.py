@@ -60,15 +60,14 @@ class EvaluationJob:
 
 
 def build_evaluation_job(
-    config: Config, task: Task, ddp: DDPManager, sets: Mapping[str, Any] | None = None
+    config: Config, task: Task, ddp: DDPManager, sets: Mapping[str, Any], *, has_metrics: bool = True
 ) -> EvaluationJob:
-    """Collective: build the evaluation data and the model, as a training run has them, and compare them across ranks.
-    `sets`: to predict, in place of the task's own evaluation data; then there are no metrics."""
+    """Collective: build the model, as a training run has it, and the loaders of these sets, and compare them across
+    ranks. `has_metrics`: whether the task's own are measured."""
     ddp._connection.heartbeat.mark(Phase.START)
     set_arithmetic(config.train, ddp.device)
-    own = evaluation_sets(task) if sets is None else sets
-    check_same_data(ddp, evaluation_facts(own))
-    loaders = make_eval_loaders(config, task, ddp, own)
+    check_same_data(ddp, evaluation_facts(sets))
+    loaders = make_eval_loaders(config, task, ddp, sets)
     model = task.model()
     channels_last = is_channels_last(config.train, model, ddp.device)
     wrapped = ddp.wrap(model, applied=True, channels_last=channels_last, reduces_gradients=False)
@@ -78,7 +77,7 @@ def build_evaluation_job(
         model=unwrap_model(wrapped),
         autocast=make_autocast(config.train.precision, ddp.device),
         eval_loaders=loaders,
-        metrics=make_metrics(task, ddp) if sets is None and own else {},
+        metrics=make_metrics(task, ddp) if has_metrics else {},
     )
 
 

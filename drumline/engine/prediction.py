@@ -9,9 +9,6 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import replace
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -21,17 +18,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from drumline.data.dataset import fingerprint, is_stream
 from drumline.data.evaluation_loader import EvaluationLoader
 from drumline.distributed.collectives import check_same, gather_bytes
-from drumline.engine.evaluation_job import EvaluationJob, build_evaluation_job, evaluation_sets
-from drumline.engine.saved_run import SavedRun, restore_for_evaluation
-from drumline.errors import UsageError, log
+from drumline.engine.evaluation_job import EvaluationJob, build_evaluation_job
+from drumline.engine.saved_run import SavedRun, evaluation_data, restore_for_evaluation
+from drumline.errors import UsageError
 from drumline.manager import DDPManager
 from drumline.metrics.events import as_json
-from drumline.tasks.base import evaluation_mode
-from drumline.tasks.built_in import dataset_for
-from drumline.user_code import is_class_spec
+from drumline.tasks.base import Task, evaluation_mode
 from drumline.watch.heartbeat import Phase
 
 Encoder = Callable[[Any, int], bytes]
@@ -40,9 +34,10 @@ Encoder = Callable[[Any, int], bytes]
 
 def predict_run(saved: SavedRun, ddp: DDPManager, data: str | None, *, encode: Encoder) -> Iterator[bytes]:
     """Collective: the encoded predictions of every batch, in order, on every rank. With the weights that the run
-    evaluates with (of EMA, for example). `data`: as for `prediction_data`."""
-    dataset = prediction_data(saved, data, warns=ddp.is_main_process())
-    job = build_evaluation_job(saved.config, saved.task(saved.config), ddp, {"": dataset})
+    evaluates with (of EMA, for example). `data`: as for `evaluation_data`."""
+    task = saved.task(saved.config)
+    dataset = prediction_data(task, data, warns=ddp.is_main_process())
+    job = build_evaluation_job(saved.config, task, ddp, {"": dataset}, has_metrics=False)
     try:
         restore_for_evaluation(job, saved)
         yield from _predict(job, job.eval_loaders[""], encode)
@@ -50,38 +45,9 @@ def predict_run(saved: SavedRun, ddp: DDPManager, data: str | None, *, encode: E
         job.close()
 
 
-def prediction_data(saved: SavedRun, data: str | None, *, warns: bool = True) -> Any:
-    """The dataset to predict. None: the task's own evaluation data; `file.py:Class`: that dataset, made with the
-    settings of the run; otherwise a file or folder, which the task reads as it reads `data.dir`."""
-    if data is not None and is_class_spec(data) and not Path(data).exists():
-        return dataset_for(saved.config, data, "eval")
-    if data is None:
-        return _single_set(saved.task(saved.config))
-    if not Path(data).exists():
-        raise UsageError(
-            f"there is no file or folder {data} (looked in {Path.cwd()})",
-            next_step="name the data, or a dataset of your own as path/to/file.py:Class",
-        )
-    config = replace(saved.config, data=replace(saved.config.data, dir=data))
-    found = _single_set(saved.task(config))
-    if warns and data != saved.config.data.dir and _is_own(saved, found):
-        log.warning(
-            f"the samples from {data} look like those of the run's own evaluation: {saved.task.__name__} may not read "
-            "--data.dir; a dataset of your own is named as path/to/file.py:Class"
-        )
-    return found
-
-
-def _is_own(saved: SavedRun, dataset: Any) -> bool:
-    """Whether its samples are those of the run's own evaluation data, as far as that is known."""
-    if not is_stream(dataset):
-        with suppress(Exception):  # that data need not be there
-            return fingerprint(dataset) == fingerprint(_single_set(saved.task(saved.config)))
-    return False
-
-
-def _single_set(task: Any) -> Any:
-    sets = list(evaluation_sets(task).values())
+def prediction_data(task: Task, data: str | None, *, warns: bool = True) -> Any:
+    """The only set of `evaluation_data`."""
+    sets = list(evaluation_data(task, data, warns=warns).values())
     if len(sets) != 1:
         count = "no evaluation data" if not sets else "several evaluation sets"
         raise UsageError(

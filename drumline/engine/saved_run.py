@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +19,19 @@ from drumline.config.fields import annotation_of
 from drumline.config.flags import Layer, Setting, check_layer
 from drumline.config.schema import Config
 from drumline.config.task_fields import is_in_task, task_fields
+from drumline.data.dataset import is_stream
 from drumline.distributed.collectives import broadcast_json, broadcast_tensors
 from drumline.engine.evaluation import evaluate
-from drumline.engine.evaluation_job import EvaluationJob, build_evaluation_job
+from drumline.engine.evaluation_job import EvaluationJob, build_evaluation_job, evaluation_facts, evaluation_sets
 from drumline.engine.exported_weights import weights_in
 from drumline.engine.resume import check_contents
 from drumline.engine.run_folder import RunFolder
 from drumline.engine.task_hooks import HOOKS_FILE, hooks_before_evaluation, make_hooks
-from drumline.errors import CheckpointError, UsageError, as_list
+from drumline.errors import CheckpointError, UsageError, as_list, log
 from drumline.manager import DDPManager
 from drumline.tasks.base import Task
-from drumline.tasks.built_in import load_task, resolve_task
+from drumline.tasks.built_in import dataset_for, load_task, resolve_task
+from drumline.user_code import is_class_spec
 
 
 @dataclass(frozen=True)
@@ -126,14 +130,46 @@ def load_model(saved: SavedRun, *, averaged: bool = False) -> nn.Module:
     return model.eval()
 
 
-def evaluate_run(saved: SavedRun, ddp: DDPManager) -> dict[str, Any]:
-    """Collective: evaluate the checkpoint on the task's evaluation data, as the run itself does it."""
-    job = build_evaluation_job(saved.config, saved.task(saved.config), ddp)
+def evaluation_data(task: Task, data: str | None, *, warns: bool = True) -> dict[str, Any]:
+    """The evaluation sets by name. `data`: None for the task's own; `file.py:Class` for that dataset, made with the
+    settings of the run; otherwise a file or folder, which the task reads as it reads `data.dir`."""
+    config = task.config
+    if data is None:
+        return evaluation_sets(task)
+    if is_class_spec(data) and not Path(data).exists():
+        return {"": dataset_for(config, data, "eval")}
+    if not Path(data).exists():
+        raise UsageError(
+            f"there is no file or folder {data} (looked in {Path.cwd()})",
+            next_step="name the data, or a dataset of your own as path/to/file.py:Class",
+        )
+    found = evaluation_sets(type(task)(replace(config, data=replace(config.data, dir=data))))
+    if warns and data != config.data.dir and _are_own(found, task):
+        log.warning(
+            f"the samples from {data} look like those of the run's own evaluation: {type(task).__name__} may not read "
+            "--data.dir; a dataset of your own is named as path/to/file.py:Class"
+        )
+    return found
+
+
+def _are_own(sets: Mapping[str, Any], task: Task) -> bool:
+    """Whether their samples are those of the task's own evaluation data, as far as that is known."""
+    if not any(map(is_stream, sets.values())):
+        with suppress(Exception):  # that data need not be there
+            return evaluation_facts(sets) == evaluation_facts(evaluation_sets(task))
+    return False
+
+
+def evaluate_run(saved: SavedRun, ddp: DDPManager, data: str | None = None) -> dict[str, Any]:
+    """Collective: evaluate the checkpoint as the run itself does it. `data`: as for `evaluation_data`."""
+    task = saved.task(saved.config)
+    if not (sets := evaluation_data(task, data, warns=ddp.is_main_process())):
+        raise UsageError(
+            f"{saved.task.__name__} has no evaluation data",
+            next_step="return a dataset from its eval_data(), or name one: --data path/to/file.py:Class",
+        )
+    job = build_evaluation_job(saved.config, task, ddp, sets)
     try:
-        if not job.eval_loaders:
-            raise UsageError(
-                f"{saved.task.__name__} has no evaluation data", next_step="return a dataset from its eval_data()"
-            )
         restore_for_evaluation(job, saved)
         started = time.perf_counter()
         metrics = evaluate(job)

@@ -81,6 +81,10 @@ def predict_here(run: Path, task: type[Task], data: str | None, ending: str) -> 
         ddp.cleanup()
 
 
+def task_of(run: Path, task: type[Task]) -> Task:
+    return task(open_run(run, "last", task=task).config)
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("trained") / "run"
@@ -165,11 +169,11 @@ def test_data_of_ones_own(
         )
     assert caplog.messages == []
     # Classify has its own points wherever it is told to read them from.
-    prediction_data(open_run(trained, "last", task=Classify), str(tmp_path))
+    prediction_data(task_of(trained, Classify), str(tmp_path))
     (warning,) = caplog.messages
     assert "look like those of the run's own evaluation: Classify may not read --data.dir" in warning
     with pytest.raises(UsageError, match=r"there is no file or folder nowhere \(looked in "):
-        prediction_data(open_run(trained, "last", task=Predicted), "nowhere")
+        prediction_data(task_of(trained, Predicted), "nowhere")
 
 
 def test_a_task_without_one_evaluation_set_needs_data(trained: Path) -> None:
@@ -182,9 +186,9 @@ def test_a_task_without_one_evaluation_set_needs_data(trained: Path) -> None:
             return None
 
     with pytest.raises(UsageError, match=r"Several.eval_data\(\) gives several evaluation sets\n  try: name a dataset"):
-        prediction_data(open_run(trained, "last", task=Several), None)
+        prediction_data(task_of(trained, Several), None)
     with pytest.raises(UsageError, match=r"NoSet.eval_data\(\) gives no evaluation data"):
-        prediction_data(open_run(trained, "last", task=NoSet), None)
+        prediction_data(task_of(trained, NoSet), None)
 
 
 def test_rows_of_what_a_task_may_predict() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
 import drumline
 from drumline.checkpoint import catalog
@@ -19,7 +20,7 @@ from drumline.engine.saved_run import evaluate_run, find_checkpoint, open_run
 from drumline.engine.task_hooks import HOOKS_FILE
 from drumline.errors import CheckpointError, UsageError
 from drumline.metrics.events import read_events
-from tests.jobs import Classify, Everything, make_config, newest, train_here, train_on
+from tests.jobs import Classify, Everything, Points, make_config, newest, train_here, train_on
 from tests.ranks import run_ranks
 
 
@@ -44,13 +45,13 @@ class Elsewhere(Averaged):
         raise FileNotFoundError("the training data")
 
 
-def evaluate_here(run: Path, which: str | int) -> dict[str, Any]:
+def evaluate_here(run: Path, which: str | int, data: str | None = None) -> dict[str, Any]:
     few = [Setting("train.batch_size", 1, "test"), Setting("optim.name", "nowhere:Optimizer", "test")]
     saved = open_run(run, which, task=Elsewhere, given=check_layer(few))
     ddp = make_manager(saved.config)
     ddp.setup()
     try:
-        return evaluate_run(saved, ddp)
+        return evaluate_run(saved, ddp, data)
     finally:
         ddp.cleanup()
 
@@ -80,6 +81,16 @@ def test_an_evaluation_is_that_of_the_run_bit_for_bit(trained: Path, world_size:
             assert result["metrics"] == expected[result["step"]]
             assert (result["samples"], result["world_size"]) == (29, world_size)
     assert {path: path.stat().st_mtime_ns for path in trained.rglob("*")} == files
+
+
+def test_other_data_is_evaluated_with_the_model_of_the_run(trained: Path) -> None:
+    result = evaluate_here(trained, "last", "tests.jobs:Points")
+    model, points = drumline.load(trained, "last", ema=True, task=Everything), Points()
+    loss = functional.cross_entropy(model(points.inputs.float()), points.targets)
+    assert result["samples"] == len(points) == 37
+    assert result["metrics"]["loss"] == pytest.approx(loss.item(), rel=1e-5)
+    with pytest.raises(UsageError, match="there is no file or folder nowhere"):
+        evaluate_here(trained, "last", "nowhere")
 
 
 def test_the_model_is_loaded_and_nothing_of_the_caller_is_changed(trained: Path) -> None:
