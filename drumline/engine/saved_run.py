@@ -55,19 +55,20 @@ def open_run(
 
     `task`: in place of the one that the run was started with, for example where its file has moved. `given`: settings
     that override those of the checkpoint."""
-    checkpoint = find_checkpoint(run, which, task)
+    checkpoint = find_checkpoint(run, which)
     progress = catalog.read_document(checkpoint, "progress")
     facts, cursor = progress["facts"], progress["cursor"]
     spec = task if isinstance(task, str) else str(facts["task"])
-    found = _load_given(task, facts)
+    # Without a task of the user's the code is imported that the checkpoint names.
+    found = task if isinstance(task, type) else load_task(spec)
     config = resolve_task(spec, found, Layers(given or Layer({}), _recorded(facts, found), Layer({})))
     epoch = max(1, cursor["epoch"] + (cursor["position"] > 0))
     return SavedRun(checkpoint, progress["step"], epoch, spec, found, config)
 
 
-def find_checkpoint(run: Path, which: str | int, task: type[Task] | str | None = None) -> Path:
-    """The checkpoint `best`, `last` or of a step, every byte checked. `best` is by the metric that the task names.
-    `task`: as for `open_run`."""
+def find_checkpoint(run: Path, which: str | int) -> Path:
+    """The checkpoint `best`, `last` or of a step, every byte checked. `best` is by the metric that the task named at
+    the save: no code is imported."""
     root = RunFolder(run).checkpoints
     if which not in ("best", "last") and not str(which).isdecimal():
         raise UsageError(f"there is no checkpoint {which!r}", next_step="name it best, last, or by its step")
@@ -81,7 +82,7 @@ def find_checkpoint(run: Path, which: str | int, task: type[Task] | str | None =
             )
         if which == "last":
             return newest
-        which = _best_step(root, newest, task)
+        which = _best_step(root, newest)
     path = root / catalog.folder_name(int(which))
     if not path.is_dir():
         steps = ", ".join(map(str, catalog.list_steps(root)))
@@ -91,24 +92,21 @@ def find_checkpoint(run: Path, which: str | int, task: type[Task] | str | None =
     return path
 
 
-def _best_step(root: Path, newest: Path, given: type[Task] | str | None) -> int:
+def _best_step(root: Path, newest: Path) -> int:
     facts = catalog.read_document(newest, "progress")["facts"]
-    # An earlier version did not record what is best.
-    task = None if "best_metric" in facts else _load_given(given, facts)
-    metric = str(facts["best_metric"] if task is None else task.best_metric)
-    higher = bool(facts["higher_is_better"] if task is None else task.higher_is_better)
-    step = best(root, metric=metric, higher_is_better=higher)
+    if "best_metric" not in facts:
+        raise UsageError(
+            f"the checkpoints in {root} are of an earlier version, which did not record by what metric one is the best",
+            next_step="choose the last, or one by its step",
+        )
+    metric = str(facts["best_metric"])
+    step = best(root, metric=metric, higher_is_better=bool(facts.get("higher_is_better")))
     if step is None:
         raise UsageError(
             f"no checkpoint in {root} was evaluated for {metric!r}, so none is the best",
             next_step="choose the last, or one by its step",
         )
     return step
-
-
-def _load_given(task: type[Task] | str | None, facts: dict[str, Any]) -> type[Task]:
-    """The task that the user gave. Only without one is the code imported that the checkpoint names."""
-    return task if isinstance(task, type) else load_task(task or str(facts["task"]))
 
 
 def _recorded(facts: dict[str, Any], task: type[Task]) -> Layer:

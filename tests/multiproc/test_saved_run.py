@@ -134,21 +134,22 @@ def test_which_checkpoint(trained: Path, tmp_path: Path) -> None:
         find_checkpoint(damaged, steps[-1])
 
 
-def test_code_that_the_checkpoint_names_is_not_imported_for_a_given_task(
+def test_code_that_the_checkpoint_names_is_imported_only_where_no_task_is_given(
     trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One of an earlier version, which does not record what is best."""
     read = catalog.read_document
 
-    def of_earlier_version(path: Path, name: str) -> Any:
+    def changed(path: Path, name: str) -> Any:
         document = read(path, name)
-        document["facts"].pop("best_metric")
+        document["facts"].pop("best_metric")  # of an earlier version, or made to have the code imported
         return document | {"facts": document["facts"] | {"task": "nowhere:Task"}}
 
-    monkeypatch.setattr(catalog, "read_document", of_earlier_version)
-    assert open_run(trained, "best", task=Averaged).task is Averaged
+    monkeypatch.setattr(catalog, "read_document", changed)
+    assert open_run(trained, "last", task=Averaged).task is Averaged
     with pytest.raises(UsageError, match="there is no module 'nowhere'"):
-        open_run(trained, "best")
+        open_run(trained, "last")
+    with pytest.raises(UsageError, match=r"of an earlier version, which did not record .*\n  try: choose the last"):
+        find_checkpoint(trained, "best")
 
 
 def test_settings_are_the_checkpoints_unless_others_are_given(trained: Path) -> None:
