@@ -17,6 +17,7 @@ from typing import Any, Literal, Protocol
 
 from drumline.errors import MissingExtraError
 from drumline.metrics.events import STAMP, Event, read_events
+from drumline.metrics.logged import MEDIA
 
 Outcome = Literal["finished", "preempted", "failed"]
 RECORDED = ("train", "evaluation", "logged")
@@ -92,9 +93,10 @@ def record_of(event: Event, folder: Path) -> Record:
         case "scalar":
             return replace(record, numbers={event["name"]: float(event["value"])})
         case "image":
-            return replace(record, images={event["name"]: folder / event["path"]})
+            # Of an event file that another wrote, no path leads out of the folder.
+            return replace(record, images={event["name"]: folder / MEDIA / Path(event["path"]).name})
         case _:
-            return replace(record, texts={event["name"]: event["value"]})
+            return replace(record, texts={event["name"]: str(event["value"])})
 
 
 def past_events(path: Path) -> Iterator[Event]:

@@ -105,6 +105,8 @@ def test_what_a_tracker_gets_and_how_it_is_called(tmp_path: Path) -> None:
     assert record_of({**logged, "type": "text", "value": "3"}, tmp_path).texts == {"norm/first": "3"}
     image = record_of({**logged, "type": "image", "path": "media/a.png"}, tmp_path)
     assert image.images == {"norm/first": tmp_path / "media" / "a.png"}
+    elsewhere = record_of({**logged, "type": "image", "path": "../../.ssh/key"}, tmp_path)
+    assert elsewhere.images == {"norm/first": tmp_path / "media" / "key"}
     assert not record_of({**stamp, "kind": "checkpoint", "seconds": 3.0}, tmp_path)
 
 
