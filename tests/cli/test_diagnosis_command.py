@@ -285,4 +285,6 @@ def test_an_extra_collective_is_named_with_what_each_side_called(tmp_path: Path)
     host = re.escape(socket.gethostname())
     # Gloo ends rank 1 or makes it wait, by what arrives first.
     assert re.search(rf"rank 1 on {host}: all_reduce( #\d+ of \[3\])?; ", told), told
-    assert re.search(rf"(the others|rank 0 on {host}): all_reduce #\d+ of \[\d+\]", told), told
+    # Where gloo ends rank 1, rank 0 may fail before it was asked; test_diagnose has the text of both sides.
+    rank_0 = re.search(rf"(the others|rank 0 on {host}): all_reduce #\d+ of \[\d+\]", told)
+    assert rank_0 or "gloo aborted rank 1" in told, told
