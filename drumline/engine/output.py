@@ -24,7 +24,7 @@ from drumline.engine.run_context import RunContext
 from drumline.engine.run_folder import RunFolder
 from drumline.errors import log
 from drumline.launch.node_plan import resume_command, two_node_command
-from drumline.launch.rank_environment import command_start, now, process_start
+from drumline.launch.startup import command_start, now, process_start
 from drumline.manager import DDPManager
 from drumline.metrics.display import Display, PlainDisplay
 from drumline.metrics.events import EventLog, Reporter, Sink, parse_line

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -32,35 +30,6 @@ HANG_S = "DRUMLINE_WATCH_HANG_S"
 DEFAULT_ON_HANG = "restart"
 # How to run without the watchdog, for messages.
 WITHOUT_WATCH = "--watch.sidecar off; a script: launch it without --watch"
-_task_began: float | None = None
-
-
-# When the command began
-
-
-def now() -> float:
-    """Seconds since boot: the clock of the kernel's process start times."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def begin_now() -> None:
-    """This standby process begins its work now."""
-    global _task_began
-    _task_began = now()
-
-
-def process_start() -> float:
-    """When this process began, including Python's own start."""
-    if _task_began is not None:
-        return _task_began
-    after_name = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
-    return int(after_name[19]) / os.sysconf("SC_CLK_TCK")
-
-
-def command_start(environment: Mapping[str, str]) -> float | None:
-    """When the launcher of this rank began; None for restarted ranks, and if it runs on another host."""
-    start = environment.get(COMMAND_START)
-    return float(start) if start else None
 
 
 # How a rank failed

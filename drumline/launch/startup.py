@@ -1,4 +1,4 @@
-"""How a command starts: what Ctrl-C does until its ranks run, and how torch is imported.
+"""How a command starts: when it began, what Ctrl-C does until its ranks run, and how torch is imported.
 
 Until ranks run, a signal handler exits: importlib drops a KeyboardInterrupt in its callbacks. torch loads its compiler
 (torch._dynamo, 800 modules) at the first call of an optimizer or of DDP, a third of the time to the first step; a
@@ -13,7 +13,8 @@ import importlib.util
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
@@ -22,6 +23,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from drumline.errors import ExitCode
+from drumline.launch.rank_environment import COMMAND_START
 from drumline.terminal import paragraph
 
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -39,6 +41,35 @@ STORE_LOG = "TORCH_CPP_LOG_LEVEL"
 # Programs that search all modules ask each for dunder names; only these two mean that it is used.
 NEEDS_REAL = ("__path__", "__all__")
 Handler = Callable[[int, FrameType | None], object]
+_task_began: float | None = None
+
+
+# When it began
+
+
+def now() -> float:
+    """Seconds since boot: the clock of the kernel's process start times."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def begin_now() -> None:
+    """This standby process begins its work now."""
+    global _task_began
+    _task_began = now()
+
+
+def process_start() -> float:
+    """When this process began, including Python's own start."""
+    if _task_began is not None:
+        return _task_began
+    after_name = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+    return int(after_name[19]) / os.sysconf("SC_CLK_TCK")
+
+
+def command_start(environment: Mapping[str, str]) -> float | None:
+    """When the launcher of this rank began; None for restarted ranks, and if it runs on another host."""
+    start = environment.get(COMMAND_START)
+    return float(start) if start else None
 
 
 # Signals

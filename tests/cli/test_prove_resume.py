@@ -197,7 +197,7 @@ def test_a_job_that_fails_by_itself_is_shown(folder: Path) -> None:
     result = drumline("prove-resume", "tasks.py:Failing", *KILL, cwd=folder)
     assert result.returncode == 1
     assert "drumline: error: the reference run failed by itself with exit code 1:" in result.stderr
-    assert "  | ValueError: no loss today" in result.stderr
+    assert "ValueError: no loss today" in result.stderr
     assert "reference.log" in result.stderr
     assert list((folder / "tmp").iterdir())
 

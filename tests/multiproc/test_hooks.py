@@ -106,7 +106,7 @@ def test_a_hook_that_only_hears_of_failures_knows_the_moment_and_may_log(tmp_pat
 
 
 def test_a_state_that_cannot_be_saved_is_refused_before_the_first_step(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"the hook KeepsTheModel.state_dict(): 0/model cannot be saved"):
+    with pytest.raises(CheckpointError, match=r"the hook KeepsTheModel\.state_dict\(\): 0/model cannot be saved"):
         train_here(make_config(), Unsavable, tmp_path)
     assert not events_of(tmp_path, "train")
 

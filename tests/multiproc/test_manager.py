@@ -58,7 +58,7 @@ def test_torchs_own_timeout_comes_after_the_watchs_patience() -> None:
 
 @pytest.mark.parametrize("sidecar", ["off", "auto", "on"])
 def test_nothing_is_made_for_a_watchdog_that_is_not_wanted(sidecar: Literal["off", "auto", "on"]) -> None:
-    with DDPManager(watch=WatchConfig(sidecar=sidecar))._node_watch() as node:
+    with DDPManager()._connection.node_watch(WatchConfig(sidecar=sidecar), run=None, environment={}) as node:
         assert (node is not None) == (sidecar == "on"), "auto: there is a single rank"
 
 

@@ -31,6 +31,8 @@ FOREIGN = {
     r"did not receive grad for rank \d+: ([\d ]+)": "torch's DDP",
     "dataloader worker": "torch's DataLoader",
     "out of memory": "CUDA, NCCL",
+    "can't allocate memory": "torch's CPU allocator",
+    "unable to find an engine to execute this computation": "cuDNN",
     "Last error:": "NCCL",
     "support": "gloo and NCCL: not supported, unsupported",
     "No devices": "nvidia-smi",

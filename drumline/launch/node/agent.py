@@ -35,8 +35,8 @@ from drumline.launch.node.open_rendezvous import SingleNodeRendezvous, address_o
 from drumline.launch.node.rank_logs import failure_time, rank_output
 from drumline.launch.node.watch_folder import DIAGNOSIS_S, SidecarDiagnosis, WatchFolder
 from drumline.launch.node_plan import NodePlan, Program, Supervision
-from drumline.launch.rank_environment import FailureRecord, process_start, read_failure
-from drumline.launch.startup import ENDING_SIGNALS, SAME_SIGNAL_S
+from drumline.launch.rank_environment import FailureRecord, read_failure
+from drumline.launch.startup import ENDING_SIGNALS, SAME_SIGNAL_S, process_start
 from drumline.net.secrets import SECRET_ENV
 from drumline.processes import has_signal, read_status
 from drumline.terminal import print_message

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from drumline.engine.output import StartClock, start_clock
-from drumline.launch.rank_environment import COMMAND_START, now, process_start
+from drumline.launch.rank_environment import COMMAND_START
+from drumline.launch.startup import now, process_start
 from drumline.metrics.events import Reporter
 
 

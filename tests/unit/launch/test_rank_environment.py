@@ -14,15 +14,8 @@ from drumline.launch.node.agent import NodeAgent, RankFiles
 from drumline.launch.node.open_rendezvous import SingleNodeRendezvous
 from drumline.launch.node.watch_folder import WatchFolder
 from drumline.launch.node_plan import Supervision
-from drumline.launch.rank_environment import (
-    COMMAND_START,
-    ScriptWatch,
-    WatchSettings,
-    command_start,
-    now,
-    process_start,
-    watch_settings_from,
-)
+from drumline.launch.rank_environment import COMMAND_START, ScriptWatch, WatchSettings, watch_settings_from
+from drumline.launch.startup import command_start, now, process_start
 from drumline.net import secrets
 from drumline.net.secrets import new_secret
 
@@ -30,7 +23,7 @@ TICK_S = 0.02
 
 
 def test_a_process_knows_when_it_began() -> None:
-    code = "from drumline.launch.rank_environment import process_start; print(process_start())"
+    code = "from drumline.launch.startup import process_start; print(process_start())"
     before = now()
     began = float(subprocess.check_output([sys.executable, "-c", code]))
     assert before - TICK_S <= began < now() - TICK_S, "before Python itself had started"
