@@ -12,6 +12,7 @@ on any rank and in any worker.
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
 
 from drumline.data.draws import Draws, permute
 from drumline.errors import DataError, UsageError
@@ -139,16 +140,25 @@ def _has_getitem(dataset: object) -> bool:
 def gather_rows(array: NDArray[Any], indices: NDArray[np.int64], *, pinned: bool = False) -> Tensor:
     """The rows at these indices, in a single copy, from an array in memory or mapped from a file. `pinned`: in
     page-locked memory, which torch reuses when the copy to the device is done."""
-    if not pinned:
+    if not (pinned or (get_worker_info() is not None and array.dtype.isnative)):
         # Not array[indices], which may change the stride of an axis of size 1: kernels are chosen by strides.
         return _native(array.take(indices, axis=0))
     if len(indices) and not (indices.min() >= 0 and indices.max() < len(array)):
         raise IndexError(f"rows from {indices.min()} to {indices.max()} of {len(array)}")
     kind = _native(np.empty(0, dtype=array.dtype)).dtype
-    rows = torch.empty((len(indices), *array.shape[1:]), dtype=kind, pin_memory=True)
+    rows = empty_rows((len(indices), *array.shape[1:]), kind, pinned=pinned)
     # In any other mode numpy would make a second copy; the bounds were checked above.
     np.take(array, indices, axis=0, out=rows.numpy(), mode="clip")
     return rows
+
+
+def empty_rows(shape: tuple[int, ...], kind: torch.dtype, *, pinned: bool = False) -> Tensor:
+    """Memory for a batch that is not copied again on the host before it is sent to the device. In a worker it is shared
+    memory, which the training process maps; `pinned`: page-locked memory."""
+    if get_worker_info() is None or not (num_bytes := math.prod(shape) * kind.itemsize):
+        return torch.empty(shape, dtype=kind, pin_memory=pinned)
+    shared = torch.UntypedStorage._new_shared(num_bytes)  # as torch's default_collate does
+    return torch.empty(0, dtype=torch.uint8).set_(shared).view(kind).view(shape)
 
 
 def _native(rows: NDArray[Any]) -> Tensor:

@@ -27,7 +27,7 @@ from drumline.errors import UsageError, log
 NUM_AHEAD = 2
 _FIRST = np.zeros(1, dtype=np.int64)
 _CHUNK_BYTES = 1 << 26
-_MOST = 0.9  # of the free memory: the model and its activations need room too
+MOST_OF_FREE = 0.9  # of the free memory: the model and its activations need room too
 
 
 class Delivery:
@@ -147,10 +147,10 @@ def make_resident(dataset: Any, device: torch.device, *, workers: int, warns: bo
         )
     needed = checked_length(dataset) * _num_bytes(dataset.gather(_FIRST))
     free = torch.cuda.mem_get_info(device)[0]
-    if needed > _MOST * free:
+    if needed > MOST_OF_FREE * free:
         raise UsageError(
             f"{name} takes {needed / 1e9:,.2f} GB, but {device} has {free / 1e9:,.2f} GB free, of which the data may "
-            f"use {_MOST:.0%}",
+            f"use {MOST_OF_FREE:.0%}",
             next_step="leave --data.resident out: batches are copied to the device ahead of the step anyway",
         )
     if workers and warns:

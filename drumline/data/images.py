@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
-from drumline.data.dataset import Split, TwoPartDataset, gather_rows
+from drumline.data.dataset import Split, TwoPartDataset, empty_rows, gather_rows
 from drumline.data.draws import Draws
 from drumline.errors import DataError, MissingExtraError
 
@@ -179,8 +179,10 @@ class ImageFolder(ImageDataset):
         return len(self._paths)
 
     def gather(self, indices: NDArray[np.int64], *, pinned: bool = False) -> LabelledImages:
-        images = np.stack([_decode(self._paths[index], self._image_size) for index in indices.tolist()])
-        return LabelledImages(torch.from_numpy(images), torch.from_numpy(self._labels[indices]))
+        images = empty_rows((len(indices), *self._shape), torch.uint8, pinned=pinned)
+        for row, index in zip(images.numpy(), indices.tolist(), strict=True):
+            row[:] = _decode(self._paths[index], self._image_size)
+        return LabelledImages(images, gather_rows(self._labels, indices, pinned=pinned))
 
 
 def _split_folder(folder: Path, split: Split) -> Path:

@@ -28,7 +28,7 @@ from torch.utils.data._utils import signal_handling
 from drumline.data.dataset import BatchMaker
 from drumline.data.delivery import pin
 from drumline.errors import TrainingError, log
-from drumline.processes import read_stat
+from drumline.processes import TICKS_PER_S, read_stat
 
 FORK_ATTEMPTS = 5
 STUCK_AFTER_S = 1.0  # asleep without a break, in code that never sleeps
@@ -72,6 +72,7 @@ class BatchProducer:
     """
 
     def __init__(self, maker: Dataset[Any], options: LoadingOptions, device: torch.device) -> None:
+        self.num_workers = options.workers
         self.is_persistent = options.workers == 0 or options.persistent_workers
         self._maker = maker
         self._pin_memory = options.pin_memory and device.type == "cuda"
@@ -115,6 +116,13 @@ class BatchProducer:
             if collects:
                 gc.enable()
         return _with_dead_workers_named(self._running[0])
+
+    def worker_load(self) -> float | None:
+        """The fraction of a core that each worker has used since its start, on average; None: there are none."""
+        found = [read_stat(process.pid) for iterator in self._running for process in iterator._workers]
+        stats = [stat for stat in found if stat is not None]
+        ages = sum(time.clock_gettime(time.CLOCK_BOOTTIME) - stat.start_ticks / TICKS_PER_S for stat in stats)
+        return sum(stat.cpu_ticks for stat in stats) / TICKS_PER_S / ages if ages > 0 else None
 
     def close(self) -> None:
         """End the worker processes, if there are any. A later call of `batches` would start new ones."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from drumline.distributed.collectives import all_sum
+from drumline.engine.data_advice import DataAdvice
 from drumline.engine.evaluation import evaluate, numbers
 from drumline.engine.non_finite import NonFinite
 from drumline.engine.output import WatchNotices
@@ -90,6 +91,7 @@ class LogTraining(Action):
     def __init__(self, context: RunContext, train_step: AnyStep, non_finite: NonFinite, notices: WatchNotices) -> None:
         self.interval, self._progress = context.config.log.every_steps, context.progress
         self._train_step, self._non_finite, self._notices = train_step, non_finite, notices
+        self._data_advice = DataAdvice()
 
     def due(self, step: int) -> bool:
         return step % self.interval == 0 or step >= self._progress.last_step
@@ -99,7 +101,9 @@ class LogTraining(Action):
         counted = [job.meter.take(), job.finite.counts]
         if context.hooks is not None:
             counted.insert(0, context.hooks.vote(job.finite.counts))
+        asked = time.perf_counter()
         *sums, num_bad, _ = all_sum(torch.cat(counted)).tolist()
+        blocked_s = time.perf_counter() - asked
         num_votes = 0.0 if context.hooks is None else sums.pop(0)
         if num_bad and not sums[1]:  # all were skipped
             sums = [math.nan, 1.0, *[math.nan] * len(job.meter.names)]
@@ -119,6 +123,8 @@ class LogTraining(Action):
             **numbers,
         )
         self._notices.report(context.reporter)
+        if job.ddp.is_main_process():
+            self._data_advice.check(context, data_share, blocked_s)
         context.end_if(num_votes)
 
 

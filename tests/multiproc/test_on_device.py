@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any, ClassVar
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from drumline.engine import data_advice
+from drumline.engine.run_folder import RunFolder
+from drumline.metrics.events import read_events
 from drumline.tasks.base import Loss
 from drumline.tasks.hook import Hook
 from drumline.tasks.ready_hooks import LogSamples
@@ -79,3 +84,38 @@ def test_what_is_done_on_the_device_is_as_if_the_dataset_had_done_it(tmp_path: P
     assert all(torch.equal(tensor, prepared[name]) for name, tensor in plain.items())
     # In steps, evaluations and predictions, and in the checks before the first step.
     assert Prepared.modes == {(True, True), (False, False)}
+
+
+class Slow(Small):
+    """Samples that take longer than a step, each with random numbers of its own."""
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(0.002)
+        return *super().__getitem__(index), torch.rand(6)
+
+
+class Shaken(Prepared):
+    def train_data(self) -> Dataset[Any]:
+        return Slow(37)
+
+    def on_device(self, batch: Any) -> tuple[Tensor, Tensor]:
+        inputs, target, *noise = batch
+        return super().on_device((inputs, target))[0] + (0.1 * noise[0] if self.training else 0.0), target
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+def test_random_numbers_of_samples_are_the_same_with_workers_and_a_slow_dataset_brings_advice_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_advice, "MIN_S", 0.0)
+    for workers in (0, 2):
+        run = tmp_path / str(workers)
+        train_here(make_config(workers=workers), Shaken, run)
+        notes = [
+            event["message"] for event in read_events(run / "events" / "rank-00000.jsonl") if event["kind"] == "note"
+        ]
+        (note,) = (note for note in notes if "waited for data" in note)
+        assert f"; it has {workers} workers" in note
+        assert note in RunFolder(run).log_file(0).read_text()
+    alone, with_workers = (newest(tmp_path / name).tensors["model"] for name in ("0", "2"))
+    assert all(torch.equal(tensor, with_workers[name]) for name, tensor in alone.items())

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import logging
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
 from drumline.data import delivery
 from drumline.data.dataset import BatchMaker, BatchRequest, PartialBatch, TwoPartDataset, gather_rows, is_in_two_parts
 from drumline.data.delivery import ResidentDataset, make_resident
 from drumline.data.draws import Draws
-from drumline.data.images import digits
+from drumline.data.images import ImageFolder, digits
 from drumline.data.synthetic import SyntheticImages, SyntheticTokens
 from drumline.data.tokens import tokens
+from drumline.data.workers import BatchProducer, LoadingOptions
 from drumline.errors import DataError, UsageError
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)  # the latter is only named
@@ -119,6 +122,46 @@ def test_a_batch_of_its_own_is_not_gone_round() -> None:
     assert is_in_two_parts(images())
     assert not is_in_two_parts(dataset)
     assert torch.equal(BatchMaker(dataset, seed=0, defer_finish=True)[REQUESTS[2]], torch.ones(1))
+
+
+class Noted(TwoPartDataset):
+    """Another dataset, and whether its rows are in shared memory where they are gathered."""
+
+    def __init__(self, inner: TwoPartDataset) -> None:
+        self.inner = inner
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def gather(self, indices: np.ndarray, *, pinned: bool = False) -> Any:
+        rows = self.inner.gather(indices, pinned=pinned)
+        return rows, torch.tensor([leaf.is_shared() for leaf in delivery.leaves(rows)])
+
+    def finish(self, rows: Any, choices: None) -> Any:
+        return rows
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+def test_a_worker_gathers_into_the_memory_that_it_shares(tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / "train" / str(number)).mkdir(parents=True)
+        Image.new("RGB", (4, 4), (number, 0, 9)).save(tmp_path / "train" / str(number) / "0.png")
+    folder = ImageFolder(split="train", dir=str(tmp_path), augment=False, image_size=4)
+    path = token_file(tmp_path, "uint16", 50_256)
+    for dataset in (
+        digits(split="train", augment=True),
+        folder,
+        tokens(split="train", dir=path, token_type="uint16", context=7),
+    ):
+        maker, request = BatchMaker(Noted(dataset), seed=0), BatchRequest(1, 0, 3, shuffled=True)
+        rows, is_shared = maker[request]
+        with closing(BatchProducer(maker, LoadingOptions(workers=1), CPU)) as producer:
+            from_worker, was_shared = next(producer.batches([request]))
+        assert not is_shared.any()
+        assert was_shared.all()
+        for one, other in zip(delivery.leaves(rows), delivery.leaves(from_worker), strict=True):
+            assert one.stride() == other.stride()
+            assert torch.equal(one, other)
 
 
 def test_rows_of_an_array_that_cannot_be_written_to() -> None:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -190,3 +191,35 @@ def test_a_worker_uses_a_generator_of_its_own() -> None:
     with closing(make()) as stream:
         list(stream.batches(REQUESTS))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_load_of_workers_is_measured() -> None:
+    """One sleeps, the other computes; both are asked while they run."""
+
+    def compute() -> None:
+        ends = time.process_time() + 0.1
+        while time.process_time() < ends:
+            pass
+
+    loads = []
+    for work in (lambda: time.sleep(0.1), compute):
+        with closing(make(Works(work))) as stream:
+            assert stream.worker_load() is None
+            next(stream.batches(REQUESTS[:1]))
+            loads.append(stream.worker_load())
+    assert loads[0] is not None
+    assert loads[1] is not None
+    assert loads[0] < loads[1]
+    assert make(workers=0).worker_load() is None
+
+
+class Works(list[int]):
+    """Samples that take some work."""
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        super().__init__(range(12))
+        self.work = work
+
+    def __getitem__(self, index: Any) -> Any:
+        self.work()
+        return index
