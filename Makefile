@@ -47,7 +47,10 @@ bench: .venv/ready ## compare the engine with everything on with a hand-written 
 	$(BIN)/python -m benchmarks cpu --device cpu
 
 bench-gpu: .venv/ready ## compare steps, images and tokens on one GPU with Lightning, Fabric and Accelerate; and saves
-	$(BIN)/python -m benchmarks step images gpt save --limit 480
+	$(BIN)/python -m benchmarks step images resnet gpt save --limit 480
+
+bench-data: .venv/ready ## what a batch costs on its way from workers to the training process
+	$(BIN)/python -m benchmarks loading --device cpu
 
 bench-exact: .venv/ready ## what exactness costs: the elastic step, the sample ledger, comparing replicas
 	$(BIN)/python -m benchmarks elastic --device cpu
@@ -92,4 +95,4 @@ soak-demo: .venv/ready ## run the demo to its end: does it reach its accuracy?
 clean: ## remove what the targets above made
 	rm -rf .venv .venv-newest runs build *.egg-info $(LINT)/build $(LINT)/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo check quick docs tools test bench bench-gpu bench-exact bench-doctor bench-preflight bench-watch bench-lint soak-exact soak-demo soak-restarts soak-faults soak-storm soak-calm soak-forks test-newest clean
+.PHONY: help setup demo check quick docs tools test bench bench-gpu bench-data bench-exact bench-doctor bench-preflight bench-watch bench-lint soak-exact soak-demo soak-restarts soak-faults soak-storm soak-calm soak-forks test-newest clean

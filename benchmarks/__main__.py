@@ -1,8 +1,8 @@
 """Make one table or several, each in its own processes, so that a failure does not affect the others.
 
-python -m benchmarks step images gpt save       (make bench-gpu)
+python -m benchmarks step images resnet gpt save       (make bench-gpu)
 python -m benchmarks cpu                        (make bench)
-python -m benchmarks step images gpt save --tiny --device cpu       does every way run at all?
+python -m benchmarks step images resnet gpt save --tiny --device cpu       does every way run at all?
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from benchmarks.work import fast_arithmetic
 from drumline.config.schema import WatchConfig
 from drumline.manager import DDPManager
 
-TABLES = ("step", "images", "gpt", "save", "cpu", "elastic")
+TABLES = ("step", "images", "resnet", "gpt", "save", "cpu", "elastic", "loading")
 
 
 def main() -> int:

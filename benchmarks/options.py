@@ -18,7 +18,7 @@ class Options:
     tiny: bool
     device: str
     micro_batch: int
-    workers: int
+    workers: int | None
     ranks: str | None
     limit: float | None
     only: str | None
@@ -49,7 +49,7 @@ def parse(description: str | None, tables: Sequence[str]) -> Options:
     parser.add_argument("--tiny", action="store_true", help="small shapes: does every way run at all?")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="[auto]")
     parser.add_argument("--micro-batch", type=int, default=64, help="gpt: samples at once [64]")
-    parser.add_argument("--workers", type=int, default=12, help="images: of each DataLoader [12]")
+    parser.add_argument("--workers", type=int, help="images, resnet, loading: of each way [12, 14, 2]")
     parser.add_argument("--ranks", help="cpu, elastic: numbers of ranks to measure on [1,2 and 2,4]")
     parser.add_argument("--limit", type=float, help="give a table up after so many seconds [never]")
     parser.add_argument("--only", help="ways whose name holds one of these words: hand,ours [all]")

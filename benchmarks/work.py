@@ -33,6 +33,8 @@ class Work:
     batches: Callable[[], Iterable[Batch]]
     """An epoch of them; or without end."""
     is_compiled: bool = False
+    network: Callable[[], nn.Module] | None = None
+    """Makes a network for images; None: that of the settings."""
 
     @property
     def clip_norm(self) -> float | None:
@@ -41,11 +43,14 @@ class Work:
     def module(self) -> nn.Module:
         """The model with its loss, on the device."""
         seed_shared(self.config.train.seed)
+        has_images = self.network is not None or self.config.model.name == "mini_resnet"
+        network = (self.network or self._from_settings)().to(self.device)
+        return WithLoss(network, channels_last=has_images and self.device.type == "cuda")
+
+    def _from_settings(self) -> nn.Module:
         settings = dict(vars(self.config.model))
         name, options = settings.pop("name"), settings.pop("options")
-        has_images = name == "mini_resnet" and self.device.type == "cuda"
-        network = build_model(name, facts=self.facts, settings=settings, options=options).to(self.device)
-        return WithLoss(network, channels_last=has_images)
+        return build_model(name, facts=self.facts, settings=settings, options=options)
 
     def optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
         return plain_optimizer(module, self.config)

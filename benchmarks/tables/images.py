@@ -63,7 +63,7 @@ def make(options: Options, ddp: DDPManager) -> Table:
     count, size = (160, 16) if options.tiny else (50_000, 512)
     images, labels = write_cifar10(folder / "data", count)
     config = _config(options, ddp.device, folder / "data", size)
-    workers = 1 if options.tiny else options.workers
+    workers = 1 if options.tiny else options.workers or 12
 
     def batches() -> Loader:
         return DataLoader(
@@ -77,8 +77,8 @@ def make(options: Options, ddp: DDPManager) -> Table:
             pin_memory=ddp.device.type == "cuda",
         )
 
-    work = Work(config, {"in_channels": 3, "num_classes": 10}, ddp.device, _kept(batches))
-    compiled = replace(work, is_compiled=not options.tiny, batches=_kept(batches))
+    work = Work(config, {"in_channels": 3, "num_classes": 10}, ddp.device, kept(batches))
+    compiled = replace(work, is_compiled=not options.tiny, batches=kept(batches))
     ways = [
         Way("by hand", partial(by_hand, work)),
         Way("by hand, compiled", partial(by_hand, compiled)),
@@ -95,7 +95,7 @@ def make(options: Options, ddp: DDPManager) -> Table:
     return _table(taken, "tiny" if options.tiny else "64-128-256 x2", size, how)
 
 
-def _kept(make_loader: Callable[[], Loader]) -> Callable[[], Loader]:
+def kept(make_loader: Callable[[], Loader]) -> Callable[[], Loader]:
     """The same loader in every epoch: its workers persist."""
     held: list[Loader] = []
 

@@ -18,11 +18,15 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import torch
 
 from benchmarks.harness import Way, measure
 from benchmarks.options import Options
+from benchmarks.photos import PhotoBytes, Photos, prepared
 from benchmarks.report import Goal, Row, Table, publish, text_of
+from benchmarks.resnet50 import ResNet50
 from drumline.config.schema import WatchConfig
+from drumline.data.dataset import BatchMaker, BatchRequest
 from drumline.manager import DDPManager
 
 ROOT = Path(__file__).parents[2]
@@ -68,16 +72,23 @@ def test_a_table_is_made(name: str, tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.usefixtures("warm")
-def test_the_table_with_loading_processes_is_made_by_its_command(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks", "images", "--tiny", "--rounds", "1", "--device", "cpu"]
+def test_the_tables_with_loading_processes_are_made_by_their_command(tmp_path: Path) -> None:
+    words = "-m benchmarks images resnet loading --tiny --rounds 1 --device cpu --limit 120 --out"
     done = subprocess.run(
-        [*command, "--limit", "120", "--out", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, *words.split(), str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    rows = json.loads((tmp_path / "images.json").read_text())["rows"]
-    assert {"by hand", "ours, data on the host", "ours, data on the device"} <= {row["way"] for row in rows}
-    assert all(row["failure"] is None and row["values"] for row in rows)
-    assert (tmp_path / "images.txt").read_text() in done.stdout
+    expected = {
+        "images": {"by hand", "ours, data on the host", "ours, data on the device"},
+        "resnet": {"by hand", "ours", "ours, uint8 samples and on_device", "the card alone, compiled"},
+        "loading": {"DataLoader, float32 samples", "ours, whole uint8 batches"},
+    }
+    for table, ways in expected.items():
+        rows = json.loads((tmp_path / f"{table}.json").read_text())["rows"]
+        assert ways <= {row["way"] for row in rows}
+        assert all(row["failure"] is None and row["values"] for row in rows)
+        assert (tmp_path / f"{table}.txt").read_text() in done.stdout
+    assert "share of the card: by hand " in done.stdout
 
 
 def test_a_way_that_fails_does_not_lose_the_others() -> None:
@@ -140,3 +151,16 @@ def test_a_goal_says_whether_it_is_met() -> None:
     assert Goal("images/s", 96_000, at_least=95_000).line() == "images/s, at least 95,000: 96,000, met"
     assert Goal("ms", 26.0, at_most=25).line() == "ms, at most 25: 26.00, NOT MET"
     assert Goal("ratio", None, at_most=1.02).line() == "ratio, at most 1.02: not measured"
+
+
+def test_bytes_prepared_on_the_device_are_the_samples_that_workers_would_prepare() -> None:
+    photos, photo_bytes = Photos(16, size=12, crop=8, num_images=16), PhotoBytes(16, size=12, crop=8, num_images=16)
+    photo_bytes.images = photos.images
+    request = BatchRequest(3, 0, 16, shuffled=True)
+    (floats, labels), (images, chances, same) = (BatchMaker(one, seed=0)[request] for one in (photos, photo_bytes))
+    found = prepared(images, chances, 8)
+    assert torch.equal(found, floats)
+    assert torch.equal(same, labels)
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    parameters = sum(parameter.numel() for parameter in ResNet50(1000).parameters())
+    assert parameters == 25_557_032  # torchvision's

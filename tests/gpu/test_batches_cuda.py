@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
+from benchmarks.photos import PhotoBytes, Photos, prepared
 from drumline.config.schema import Config
 from drumline.data.dataset import BatchMaker, BatchRequest, TwoPartDataset, gather_rows
 from drumline.data.delivery import Delivery, ResidentDataset, make_resident
@@ -26,6 +27,7 @@ from drumline.data.stream_loader import StreamLoader
 from drumline.data.synthetic import SyntheticImages, SyntheticTokens
 from drumline.data.tokens import tokens
 from drumline.data.workers import BatchProducer, LoadingOptions
+from drumline.engine.data_advice import _sizes
 from drumline.errors import UsageError
 from drumline.metrics.events import read_events
 from tests.gpu.test_hot_path_cuda import waiting_is_an_error
@@ -303,3 +305,25 @@ def test_a_run_with_resident_data_ends_with_the_same_bits(tmp_path: Path, monkey
     shares = [event["data_share"] for event in events if event["kind"] in ("train", "end")]
     assert len(shares) == 4
     assert all(0 <= share <= 1 for share in shares)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_bytes_of_a_dataset_of_ones_own_are_prepared_on_the_device(workers: int) -> None:
+    settings: dict[str, int] = {"size": 40, "crop": 32, "num_images": 20}
+    floats, images = Photos(100, **settings), PhotoBytes(100, **settings)
+    images.images = floats.images
+    with closing(make(images, GPU, workers=workers)) as loader:
+        for (expected, labels), (raw, chances, found) in zip(make(floats, CPU), loader, strict=True):
+            busy()
+            assert raw.dtype == torch.uint8
+            assert torch.equal(found.cpu(), labels)
+            # A GPU divides by a number through its reciprocal.
+            torch.testing.assert_close(prepared(raw, chances, 32).cpu(), expected)
+
+
+def test_the_advice_knows_what_fits_on_the_device() -> None:
+    dataset = digits(split="train", augment=True)
+    assert _sizes(BatchMaker(dataset, seed=0, defer_finish=True), GPU) == ("115 kB", None)
+    settings: dict[str, int] = {"size": 256, "crop": 224, "num_images": 2}
+    assert _sizes(BatchMaker(Photos(100, **settings), seed=0), GPU) == (None, "602 kB of float32")
+    assert _sizes(BatchMaker(PhotoBytes(100, **settings), seed=0), GPU) == (None, None)
