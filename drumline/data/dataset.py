@@ -157,7 +157,8 @@ def empty_rows(shape: tuple[int, ...], kind: torch.dtype, *, pinned: bool = Fals
     memory, which the training process maps; `pinned`: page-locked memory."""
     if get_worker_info() is None or not (num_bytes := math.prod(shape) * kind.itemsize):
         return torch.empty(shape, dtype=kind, pin_memory=pinned)
-    shared = torch.UntypedStorage._new_shared(num_bytes)  # as torch's default_collate does
+    # As torch's default_collate does.
+    shared = torch.UntypedStorage._new_shared(num_bytes)  # type: ignore[no-untyped-call]
     return torch.empty(0, dtype=torch.uint8).set_(shared).view(kind).view(shape)
 
 

@@ -25,6 +25,7 @@ from benchmarks.options import Options
 from benchmarks.photos import PhotoBytes, Photos, prepared
 from benchmarks.report import Goal, Row, Table, publish, text_of
 from benchmarks.resnet50 import ResNet50
+from benchmarks.stopping import _guard
 from drumline.config.schema import WatchConfig
 from drumline.data.dataset import BatchMaker, BatchRequest
 from drumline.manager import DDPManager
@@ -44,27 +45,33 @@ def options(folder: Path, table: str) -> Options:
         workers=1,
         ranks=None,
         limit=None,
-        only=None,
+        only="by hand,ours,torch.save,DCP,card,DataLoader",
         folder=folder,
     )
 
 
-@pytest.mark.parametrize("name", ["step", "gpt", "save", "cpu"])
+@pytest.mark.parametrize("name", ["step", "resnet", "loading", "gpt", "save", "cpu"])
 def test_a_table_is_made(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = options(tmp_path, name)
     with DDPManager(seed=0, device="cpu", watch=WatchConfig(sidecar="off")) as ddp:
         table = importlib.import_module(f"benchmarks.tables.{name}").make(asked, ddp)
     publish(table, asked.out)
+    if _guard.cache_info().currsize:  # it would end with this process
+        _guard().kill()
+        _guard().communicate()
+        _guard.cache_clear()
 
     text = capsys.readouterr().out
     ours = [row for row in table.rows if "ours" in row.way]
     assert ours
-    assert any(way in row.way for row in table.rows for way in ("by hand", "torch.save"))
+    assert any(way in row.way for row in table.rows for way in ("by hand", "torch.save", "DataLoader"))
     assert all(row.failure is None and row.values for row in table.rows)
     assert all(row.way in text for row in table.rows)
+    if name == "resnet":
+        assert "share of the card: by hand " in text
     if name == "gpt":
         assert "ours, eager, everything on: 1 saves in 1 blocks; by the run's own events each stopped it" in text
-    if name not in ("cpu", "save") and importlib.util.find_spec("accelerate") is None:
+    if name not in ("cpu", "save", "loading") and importlib.util.find_spec("accelerate") is None:
         assert "accelerate is not installed, so its rows are missing: pip install 'drumline[bench]'" in text
     document = json.loads((asked.out / f"{table.name}.json").read_text())
     assert [row["way"] for row in document["rows"]] == [row.way for row in table.rows]
@@ -72,23 +79,16 @@ def test_a_table_is_made(name: str, tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.usefixtures("warm")
-def test_the_tables_with_loading_processes_are_made_by_their_command(tmp_path: Path) -> None:
-    words = "-m benchmarks images resnet loading --tiny --rounds 1 --device cpu --limit 120 --out"
+def test_the_table_with_loading_processes_is_made_by_its_command(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks", "images", "--tiny", "--rounds", "1", "--device", "cpu"]
     done = subprocess.run(
-        [sys.executable, *words.split(), str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False
+        [*command, "--limit", "120", "--out", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    expected = {
-        "images": {"by hand", "ours, data on the host", "ours, data on the device"},
-        "resnet": {"by hand", "ours", "ours, uint8 samples and on_device", "the card alone, compiled"},
-        "loading": {"DataLoader, float32 samples", "ours, whole uint8 batches"},
-    }
-    for table, ways in expected.items():
-        rows = json.loads((tmp_path / f"{table}.json").read_text())["rows"]
-        assert ways <= {row["way"] for row in rows}
-        assert all(row["failure"] is None and row["values"] for row in rows)
-        assert (tmp_path / f"{table}.txt").read_text() in done.stdout
-    assert "share of the card: by hand " in done.stdout
+    rows = json.loads((tmp_path / "images.json").read_text())["rows"]
+    assert {"by hand", "ours, data on the host", "ours, data on the device"} <= {row["way"] for row in rows}
+    assert all(row["failure"] is None and row["values"] for row in rows)
+    assert (tmp_path / "images.txt").read_text() in done.stdout
 
 
 def test_a_way_that_fails_does_not_lose_the_others() -> None:
