@@ -29,7 +29,7 @@ RETRY_S = 60.0
 CLOSE_S, MAX_CLOSE_S = 10.0, 60.0
 """How long the end of a run waits for a tracker that does not answer, and for one that does."""
 _THREAD = "drumline-tracker"
-_LOGIN = re.compile(r"//[^/@\s]+@")
+_LOGIN = re.compile(r"//[^/\s]+@")
 
 
 class Tracking:

@@ -217,7 +217,7 @@ def test_a_tracker_that_fails_is_warned_of_once_and_gets_the_rest(tmp_path: Path
         if call == "write" and len(failed) < 2:
             failed.append(threading.Event())
             failed[-1].set()
-            raise ConnectionError("http://me:secret@server:5000/api refused it\nand more")
+            raise ConnectionError("http://me:sec@ret@server:5000/api refused it\nand more")
 
     tracker.before = fail
     run = Tracked(tmp_path, tracker)
