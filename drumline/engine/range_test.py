@@ -30,8 +30,8 @@ from drumline.watch.heartbeat import DATA
 REACH = 2
 # The loss has diverged when it is this many times the lowest so far, and above the first.
 DIVERGED = 4
-# A fall of the smoothed loss by fewer standard deviations of the noise than this may be noise itself: of 1,000 curves of
-# noise alone 4 fall by more, with 2 it would be 139.
+# A fall of the smoothed loss by fewer standard deviations of the noise than this may be noise itself: of 1,000 curves
+# of noise alone 4 fall by more, with 2 it would be 139.
 NOISE = 3.5
 # So is one by less than this fraction of the loss.
 LEAST_FALL = 0.001
