@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Set
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.warm import warm_python
 
@@ -77,6 +78,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # Four processes of this suite share two cores: threads of torch would mostly wait for each other, and do so busily.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A property is tried with a few examples each time; `make soak-properties` tries many.
+settings.register_profile("suite", max_examples=25, deadline=None)
+settings.register_profile("soak", max_examples=1000, deadline=None)
+settings.load_profile("suite")
 
 # What is loaded for the tests stays to the end: the garbage collector need not look at it, now or later.
 gc.disable()

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from drumline.cli import main
@@ -156,7 +156,6 @@ def test_commands_refuse_it_before_they_open_anything(
     assert "hunter2" not in told
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.binary(max_size=300) | st.text(max_size=100).map(lambda text: json.dumps([text]).encode()))
 def test_whatever_line_comes_is_a_message_or_an_error_with_a_name(line: bytes) -> None:
     with contextlib.suppress(FrameError):
@@ -165,7 +164,6 @@ def test_whatever_line_comes_is_a_message_or_an_error_with_a_name(line: bytes) -
         Session(b"a", b"b").decode(line)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists), st.data())
 def test_whatever_a_master_asks_for_is_done_or_refused(value: object, data: st.DataObject) -> None:
     node = NodeServer(FrameReader(0), 1, HostSettings({}), here=OWN)

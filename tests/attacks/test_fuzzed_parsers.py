@@ -64,7 +64,7 @@ PICKLES = st.lists(OPCODES | st.binary(max_size=4) | st.just(b"cnumpy\ndtype\n")
 
 def fuzzed(test: Callable[..., None]) -> Callable[..., None]:
     checks = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-    return settings(max_examples=60, deadline=None, suppress_health_check=checks, derandomize=True)(test)
+    return settings(suppress_health_check=checks, derandomize=True)(test)
 
 
 def of_a_file(read: Callable[[Path], Any]) -> Callable[[Path, bytes], Any]:

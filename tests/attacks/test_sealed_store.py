@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     RendezvousSettings,
@@ -199,7 +199,6 @@ def test_a_state_travels_whole() -> None:
     assert decode(NOTHING) is None
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -213,7 +212,6 @@ def test_whatever_json_an_unauthenticated_client_writes_is_a_state_or_none(value
         decode(json.dumps({**whole, name: value}).encode())
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.binary() | st.text().map(str.encode))
 def test_whatever_bytes_are_a_document_or_none(text: bytes) -> None:
     assert document(text, rank=int) is None

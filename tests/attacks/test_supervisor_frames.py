@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from drumline.launch.hosts import Host
@@ -66,7 +66,6 @@ def test_a_malformed_frame_is_no_frame(kind: str) -> None:
     assert not any(frame["kind"] != kind for frame in heard)
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from(sorted(WHOLE)),
     st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists),

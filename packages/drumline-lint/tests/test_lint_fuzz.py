@@ -19,7 +19,7 @@ RULES = all_rules()
 EVERYTHING = Settings(chosen=frozenset(all_docs(RULES)), severity=Severity.NOTE)
 PYTHON = [text for module in RULES.values() for text in (module.RULE.bad, module.RULE.good)]
 PIECES = ["(", ")", "lambda: ", "if rank == 0:\n    ", "\\\n", "self.", " = ", "*", "'", "[0]", "await ", "\x0c", "é"]
-FEW = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def look_at(files: dict[str, str]) -> None:
@@ -42,20 +42,20 @@ def spliced(draw: st.DrawFn) -> str:
     return "\n".join(draw(st.sampled_from(["", "", "", "    "])) + line for line in kept) + "\n"
 
 
-@FEW
+@UNHURRIED
 @given(snippets, st.data())
 def test_truncated(text: str, data: st.DataObject) -> None:
     look_at({"a.py": text[: data.draw(st.integers(0, len(text)))], "b.sh": text})
 
 
-@FEW
+@UNHURRIED
 @given(snippets, st.sampled_from(PIECES), st.data())
 def test_with_something_put_in(text: str, piece: str, data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(text)))
     look_at({"a.py": text[:at] + piece + text[at:], "b.sh": text[:at] + piece + text[at:]})
 
 
-@FEW
+@UNHURRIED
 @given(st.lists(snippets, min_size=2, max_size=4))
 def test_files_that_name_each_other(texts: list[str]) -> None:
     names = [f"part{number}" for number in range(len(texts))]
@@ -63,7 +63,7 @@ def test_files_that_name_each_other(texts: list[str]) -> None:
     look_at({f"{name}.py": imports + text for name, text in zip(names, texts, strict=True)})
 
 
-@FEW
+@UNHURRIED
 @given(spliced(), spliced())
 def test_spliced(first: str, second: str) -> None:
     look_at({"a.py": first, "b.py": f"from a import *\n{second}", "c.sh": first})

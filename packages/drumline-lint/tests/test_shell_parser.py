@@ -79,7 +79,7 @@ def test_an_operator_at_the_end_of_a_line_continues() -> None:
     assert [command.is_conditional for command in read_commands("a &&\n b")] == [False, True]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(deadline=None)
 @given(st.text(alphabet=LETTERS + "torchrun", max_size=60))
 def test_any_text_is_read_and_every_word_is_in_it(text: str) -> None:
     for command in read_commands(text):
@@ -91,7 +91,7 @@ def test_an_empty_word_after_a_launcher_is_no_flag() -> None:
     assert not findings_in((("broken.sh", 'torchrun --nnodes=2 "'),))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(deadline=None)
 @given(st.sampled_from(SCRIPTS), st.data())
 def test_no_rule_stumbles_over_broken_scripts(text: str, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(text)))

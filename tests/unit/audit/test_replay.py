@@ -95,7 +95,7 @@ def histories(draw: st.DrawFn) -> Job:
     return job
 
 
-any_history = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+any_history = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @any_history

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from drumline.checkpoint import catalog, manifest, store
@@ -153,7 +153,6 @@ def test_a_link_is_removed_and_not_what_it_points_at(tmp_path: Path) -> None:
 scores = st.none() | st.floats(allow_nan=True)
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     entries=st.lists(st.tuples(scores, st.booleans()), min_size=1, max_size=7),
     last=st.integers(1, 3),

@@ -82,7 +82,7 @@ def read_back(text: str, file: Path, *, task: str) -> Config:
     return resolve(layers, PRESETS[task].defaults)
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(config=configs(), task=st.sampled_from(sorted(PRESETS)))
 def test_any_config_is_read_back_as_it_was_written(config: Config, task: str, tmp_path: Path) -> None:
     again = read_back(to_toml(config), tmp_path / "config.toml", task=task)

@@ -147,7 +147,7 @@ def test_nobody_is_named_for_nothing(times: Times, options: dict[str, int]) -> N
     assert told(times, **options) == []  # type: ignore[arg-type]
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(derandomize=True)
 @example(seed=1325, noise=0.07084109439990632, ranks=5)  # five slow steps of one rank within three seconds
 @example(seed=1898, noise=0.15697211157185303, ranks=2)
 @given(seed=st.integers(0, 2**32), noise=st.floats(0, 1.5), ranks=st.integers(2, 6))
