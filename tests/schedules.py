@@ -84,8 +84,8 @@ class Schedule:
     every_steps: int
 
 
-def make_schedule(number: int) -> Schedule:
-    """The schedule of that number."""
+def make_schedule(number: int, *, legs: int | None = None) -> Schedule:
+    """The schedule of that number; of two or three legs, unless told."""
     chance = random.Random(number)
     exact = ("elastic", "world")[number % 2]
     setup = Setup(
@@ -95,7 +95,7 @@ def make_schedule(number: int) -> Schedule:
         shards=chance.choice((4, 6)) if exact == "elastic" else 4,
         static_graph=exact == "world" and chance.random() < 0.25,
     )
-    legs = chance.choice((2, 2, 3))
+    legs = legs or chance.choice((2, 2, 3))
     worlds = [chance.choice((1, 2, 3, 4)) for _ in range(legs)]
     if exact == "world":
         worlds = [worlds[0]] * legs
