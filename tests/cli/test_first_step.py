@@ -21,7 +21,8 @@ NOT_NEEDED = {
 # Without torch, when a test gets a Python that has it.
 COLD = sys.executable
 MAX_MODULES_TO_THE_FIRST_STEP = 60
-# Runs a command, and prints which modules of ours had a function called before the first optimizer.step returned.
+# Runs a command, and prints which modules of ours had a function called before the first optimizer.step returned; in the
+# end also which modules are loaded.
 TRACE_CALLS = """
 import sys
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -47,9 +48,11 @@ def on_step(*_):
 register_optimizer_step_post_hook(on_step)
 from drumline.cli import main
 sys.setprofile(on_call)
-sys.exit(main(sys.argv[1:]))
+code = main(sys.argv[1:])
+print("loaded:", *sys.modules)
+sys.exit(code)
 """
-# Python that says in the end what is loaded in it.
+# A launcher whose ranks have another Python.
 LOOK = """
 import sys
 from drumline.cli import main
@@ -61,14 +64,8 @@ sys.exit(code)
 """
 
 
-def run_and_look(*words: str, cwd: Path, ranks_by: str = COLD) -> tuple[str, set[str]]:
-    """What a command prints, and what is loaded in its own process when it ends."""
-    output, _, loaded = run_program(LOOK, ranks_by, *words, cwd=cwd).rpartition("loaded: ")
-    return output, set(loaded.split())
-
-
-def run_program(program: str, *words: str, cwd: Path) -> str:
-    """What a Python program prints, in a process without torch."""
+def run_and_look(program: str, *words: str, cwd: Path) -> tuple[str, set[str]]:
+    """What a Python program prints, in a process without torch, and what is loaded there when it ends."""
     done = subprocess.run(
         [COLD, "-c", program, *words],
         cwd=cwd,
@@ -78,7 +75,8 @@ def run_program(program: str, *words: str, cwd: Path) -> str:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    output, _, loaded = done.stdout.rpartition("loaded: ")
+    return output, set(loaded.split())
 
 
 def first_steps(run: Path, rank: int) -> list[dict[str, Any]]:
@@ -87,7 +85,9 @@ def first_steps(run: Path, rank: int) -> list[dict[str, Any]]:
 
 
 def test_one_process_loads_what_a_step_needs_and_says_how_long_that_took(tmp_path: Path) -> None:
-    output, loaded = run_and_look("train", "digits", *SMALL, "--run", "run", cwd=tmp_path)
+    """Also: from `drumline train` to optimizer.step a reader follows a batch through few modules, those with a function
+    that is called; imports are left out."""
+    output, loaded = run_and_look(TRACE_CALLS, "train", "digits", *SMALL, "--run", "run", cwd=tmp_path)
     assert "torch" in loaded
     assert loaded & NOT_NEEDED == set()
     (event,) = first_steps(tmp_path / "run", 0)
@@ -97,11 +97,15 @@ def test_one_process_loads_what_a_step_needs_and_says_how_long_that_took(tmp_pat
     assert min(event["parts"].values()) >= 0
     assert output.count(" after the command: python and torch ") == 1
     assert (tmp_path / "run/logs/rank-00000.log").read_text().count(" after the command: ") == 1
+    (line,) = (line for line in output.splitlines() if line.startswith("called: "))
+    called = line.split()[1:]
+    assert {"drumline.cli.train_command", "drumline.engine.loop", "drumline.models.mini_resnet"} <= set(called)
+    assert len(called) <= MAX_MODULES_TO_THE_FIRST_STEP, called
 
 
 def test_a_launcher_computes_nothing_and_is_counted_too(tmp_path: Path, warm: None) -> None:
     words = ["train", "digits", *SMALL, "--procs", "2", "--run", "run"]
-    output, loaded = run_and_look(*words, cwd=tmp_path, ranks_by=sys.executable)
+    output, loaded = run_and_look(LOOK, sys.executable, *words, cwd=tmp_path)
     assert "torch.distributed.elastic" in loaded
     assert loaded & (NOT_NEEDED | {"torch._refs", "torch._decomp", "drumline.engine.train"}) == set()
     for rank in range(2):
@@ -109,12 +113,3 @@ def test_a_launcher_computes_nothing_and_is_counted_too(tmp_path: Path, warm: No
         assert event["since"] == "command"
         assert list(event["parts"])[:3] == ["launcher", "python and torch", "rendezvous"]
     assert output.count(" after the command: launcher ") == 1
-
-
-def test_a_reader_follows_a_batch_through_few_modules(tmp_path: Path) -> None:
-    """From `drumline train` to optimizer.step: the modules with a function that is called, imports left out."""
-    output = run_program(TRACE_CALLS, "train", "digits", *SMALL, "--run", "run", cwd=tmp_path)
-    (line,) = (line for line in output.splitlines() if line.startswith("called: "))
-    called = line.split()[1:]
-    assert {"drumline.cli.train_command", "drumline.engine.loop", "drumline.models.mini_resnet"} <= set(called)
-    assert len(called) <= MAX_MODULES_TO_THE_FIRST_STEP, called
