@@ -46,7 +46,7 @@ esac
 
 
 @contextmanager
-def warm_python(folder: Path) -> Iterator[str]:
+def warm_python(folder: Path, *, patience_s: float = PATIENCE_S) -> Iterator[str]:
     """The program, in a folder of its own. In the end nothing that it started may still run."""
     folder.mkdir()
     program, address = folder / "python", folder / "server"
@@ -54,7 +54,7 @@ def warm_python(folder: Path) -> Iterator[str]:
     program.write_text(PROGRAM.format(**{name: shlex.quote(word) for name, word in words.items()}))
     program.chmod(0o755)
     ours, theirs = server_context.Pipe()
-    process = server_context.Process(target=serve, args=(theirs, str(address), str(program)))
+    process = server_context.Process(target=serve, args=(theirs, str(address), str(program), patience_s))
     process.start()
     theirs.close()
     ours.recv()
@@ -77,7 +77,7 @@ class _Served:
     connection: socket.socket
 
 
-def serve(control: Connection, address: str, program: str) -> None:
+def serve(control: Connection, address: str, program: str, patience_s: float = PATIENCE_S) -> None:
     """Fork a process for every client that connects, until asked to exit."""
     selector = selectors.DefaultSelector()
     with socket.socket(socket.AF_UNIX) as door:
@@ -89,7 +89,7 @@ def serve(control: Connection, address: str, program: str) -> None:
         while True:
             for key, _ in selector.select():
                 if key.fileobj is control:
-                    _end(control, door, selector)
+                    _end(control, door, selector, patience_s)
                     return
                 if key.fileobj is door:
                     _start(door.accept()[0], selector, program)
@@ -149,11 +149,11 @@ def _received(connection: socket.socket, most: int) -> bytes:
         return b""
 
 
-def _end(control: Connection, door: socket.socket, selector: selectors.BaseSelector) -> None:
+def _end(control: Connection, door: socket.socket, selector: selectors.BaseSelector, patience_s: float) -> None:
     """Wait a moment for those that are about to end, and end and name the others."""
     for file in (control, door):
         selector.unregister(file)
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + patience_s
     while _running(selector) and time.monotonic() < deadline:
         for key, _ in selector.select(timeout=0.1):
             _attend(key, selector)

@@ -21,8 +21,8 @@ NOT_NEEDED = {
 # Without torch, when a test gets a Python that has it.
 COLD = sys.executable
 MAX_MODULES_TO_THE_FIRST_STEP = 60
-# Runs a command, and prints which modules of ours had a function called before the first optimizer.step returned; in the
-# end also which modules are loaded.
+# Runs a command, and prints which modules of ours had a function called before the first optimizer.step returned, and
+# in the end which modules are loaded.
 TRACE_CALLS = """
 import sys
 from torch.optim.optimizer import register_optimizer_step_post_hook

@@ -77,7 +77,7 @@ def test_what_is_left_is_reported(tmp_path: Path) -> None:
 
 def leave_one(folder: Path) -> None:
     with ExitStack() as warm:
-        python = warm.enter_context(warm_python(folder / "bin"))
+        python = warm.enter_context(warm_python(folder / "bin", patience_s=0.5))
         with subprocess.Popen([python, "script.py", "wait"], cwd=folder, stdout=subprocess.PIPE) as left:
             assert left.stdout is not None
             assert left.stdout.readline() == b"waiting\n"

@@ -15,6 +15,7 @@ MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 def test_killed_at_every_moment_and_at_any_time() -> None:
     script = Path(__file__).with_name("crashes.py")
     with tempfile.TemporaryDirectory(dir=MEMORY, prefix="drumline-") as folder:

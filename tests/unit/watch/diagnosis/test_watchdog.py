@@ -326,12 +326,12 @@ def test_a_script_that_knows_nothing_of_us_moves_by_its_collectives() -> None:
     ]
     assert said[0].at - begun <= 6
     # With heartbeats it is reported that they stop, and nothing is done as long as somebody computes.
-    alone = simulate([*[Step()] * 20, Step(evaluation_s=1800.0)], world_size=4)
-    said, _, _ = watch(Run(alone), until=2000)
+    alone = simulate([*[Step()] * 20, Step(evaluation_s=900.0)], world_size=4)
+    said, _, _ = watch(Run(alone), until=1000)
     assert {one.alarm for one in said} == {Alarm.STALL}
     assert 60 <= said[0].at <= 90
-    # The same loop, of which no collective is seen either: each rank evaluates on its own, for half an hour.
-    assert watch(Plain(alone), until=2000)[0] == []
+    # The same loop, of which no collective is seen either: each rank evaluates on its own, for a quarter of an hour.
+    assert watch(Plain(alone), until=1000)[0] == []
     # It does so without the CPU (a queue is polled): that is reported, and no more.
     polls = lambda s: {"phase": Phase.USER, "stack": IN_LOSS, "cpu": 0.0, "state": "S"}  # noqa: E731
     idle = Plain(alone, broken=dict.fromkeys(range(4), (20.0, polls)))
