@@ -336,7 +336,14 @@ def test_ctrl_c_ends_every_process_and_the_run_can_continue(tmp_path: Path, num_
 @pytest.mark.parametrize("words", [["train", "digits"], ["launch", "--procs", "2", "digits"]])
 def test_ctrl_c_before_the_first_save_promises_no_checkpoint(tmp_path: Path, words: list[str]) -> None:
     process = subprocess.Popen(
-        [*python_m("drumline"), *words, "--train.epochs=500", "--checkpoint.every_epochs=0", "--run=here"],
+        [
+            *python_m("drumline"),
+            *words,
+            "--model.widths=8",
+            "--train.epochs=500",
+            "--checkpoint.every_epochs=0",
+            "--run=here",
+        ],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,

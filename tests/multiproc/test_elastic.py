@@ -128,7 +128,7 @@ ADAM = OptimConfig(name="adamw", lr=0.01, weight_decay=0.1, schedule="cosine", w
 
 
 JOBS: list[tuple[type[Task], dict[str, Any]]] = [
-    (Everything, {"batch_size": 32, "samples": 70, "accumulate": 2, "dropout": 0.3, "augment": True}),
+    (Everything, {"batch_size": 32, "samples": 70, "accumulate": 2, "dropout": 0.3, "augment": True, "epochs": 2}),
     (Everything, {"batch_size": 24, "samples": 70, "shards": 6, "micro_batch_size": 3, "dropout": 0.3}),
     (WeighTokens, {"accumulate": 2}),
     (TwoTypes, {"batch_size": 10, "shards": 5}),
@@ -142,10 +142,14 @@ JOBS: list[tuple[type[Task], dict[str, Any]]] = [
 def test_any_number_of_ranks_trains_the_same_bits(tmp_path: Path) -> None:
     for world_size in (1, 2, 3, 4):
         jobs = [
-            (elastic(optim=ADAM, **settings), task, tmp_path / f"{number} {task.__name__}" / f"{world_size}")
+            (
+                elastic(optim=ADAM, **{"epochs": 1, **settings}),
+                task,
+                tmp_path / f"{number} {task.__name__}" / f"{world_size}",
+            )
             for number, (task, settings) in enumerate(JOBS)
             # All numbers where there is most to it; the others alone, and on three or on four.
-            if world_size in (1, 3 + number % 2) or "augment" in settings
+            if world_size in (1, 3 + number % 2) or number == 0
         ]
         train_each_on(world_size, *jobs)
     for folder in tmp_path.iterdir():
@@ -154,10 +158,9 @@ def test_any_number_of_ranks_trains_the_same_bits(tmp_path: Path) -> None:
         assert len(set(digests.values())) == 1, (folder.name, digests)
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_it_trains_like_one_process_on_the_full_batch(tmp_path: Path, world_size: int) -> None:
+def test_it_trains_like_one_process_on_the_full_batch(tmp_path: Path) -> None:
     config, tasks = elastic(accumulate=2, optim=OPTIM), (Classify, WeighTokens, Strided)
-    train_each_on(world_size, *((config, task, tmp_path / task.__name__) for task in tasks))
+    train_each_on(3, *((config, task, tmp_path / task.__name__) for task in tasks))
     for task in tasks:
         expected = full_batch_weights(config, task)
         for name, tensor in newest(tmp_path / task.__name__).tensors["model"].items():

@@ -54,7 +54,7 @@ def full_batch_weights(config: Config, task_class: type[Task]) -> dict[str, Tens
     return model.state_dict()
 
 
-ACCUMULATE = (1, 2, 4)
+ACCUMULATE = (1, 4)
 
 
 def train_with_each_accumulation(tasks: tuple[type[Task], ...], root: Path) -> None:
@@ -121,7 +121,7 @@ def test_evaluation_gives_the_same_number_on_any_world(tmp_path: Path) -> None:
     config, tasks = make_config(epochs=1), (Classify, WeighTokens, Normalised)
     train_each_on(2, *((config, task, tmp_path / "start" / task.__name__) for task in tasks))
     results = set()
-    for world_size in (1, 3, 4):
+    for world_size in (1, 4):
         for task in tasks:
             run = tmp_path / str(world_size) / task.__name__
             shutil.copytree(tmp_path / "start" / task.__name__ / "checkpoints", run / "checkpoints")

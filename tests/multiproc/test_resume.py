@@ -57,7 +57,7 @@ def interrupted_at(step: int, world_size: int, config: Config, task: type[Task],
 
 
 @pytest.mark.parametrize(
-    ("world_size", "step", "task", "workers"), [(1, 7, Hooked, 0), (2, 7, Hooked, 2), (4, 4, HookedNormalised, 0)]
+    ("world_size", "step", "task", "workers"), [(1, 7, Hooked, 0), (2, 7, Hooked, 1), (4, 4, HookedNormalised, 0)]
 )
 def test_killed_and_resumed_is_bit_identical(
     tmp_path: Path, world_size: int, step: int, task: type[Task], workers: int
@@ -103,14 +103,14 @@ def assert_average_by_hand(snapshot: store.Snapshot) -> None:
 
 def test_a_static_graph_resumes_bit_for_bit(tmp_path: Path) -> None:
     """There DDP settles its buckets in the second backward pass only."""
-    config = replace(hard_config(), dist=DistConfig(static_graph=True, bucket_cap_mb=0.0002))
-    interrupted_at(7, 3, config, Classify, tmp_path / "killed")
+    config = replace(hard_config(steps=6), dist=DistConfig(static_graph=True, bucket_cap_mb=0.0002))
+    interrupted_at(3, 3, config, Classify, tmp_path / "killed")
     train_each_on(3, *((config, Classify, tmp_path / run) for run in ("killed", "whole")))
     assert_same_bits(newest(tmp_path / "killed"), newest(tmp_path / "whole"))
 
 
 def test_parameters_in_any_order_of_memory_resume_bit_for_bit(tmp_path: Path) -> None:
-    configs = [replace(hard_config(), optim=optim) for optim in (ADAM, OptimConfig(lr=0.1, momentum=0.9))]
+    configs = [replace(hard_config(steps=6), optim=optim) for optim in (ADAM, OptimConfig(lr=0.1, momentum=0.9))]
     for config in configs:
         interrupted_at(4, 2, config, Strided, tmp_path / f"killed {config.optim.name}")
     runs = [(config, Strided, f"{run} {config.optim.name}") for config in configs for run in ("whole", "killed")]
@@ -158,7 +158,7 @@ def test_another_world_size_continues_the_run(tmp_path: Path) -> None:
 
 
 def test_a_corrupt_checkpoint_is_named_and_the_one_before_is_used(tmp_path: Path) -> None:
-    config, damages = hard_config(), ("truncate", "flip", "delete")
+    config, damages = hard_config(steps=6), ("truncate", "flip", "delete")
     interrupted_at(4, 2, config, Classify, tmp_path / "killed")
     for damage in damages:
         shutil.copytree(tmp_path / "killed", tmp_path / damage)
@@ -224,13 +224,12 @@ def test_fresh_moves_the_earlier_run_aside(tmp_path: Path) -> None:
     assert not [event for event in read_events(run / "events" / "rank-00000.jsonl") if event["kind"] == "resume"]
 
 
-@pytest.mark.parametrize("worlds", [(1, 1), (2, 3)])
-def test_the_logged_losses_are_those_of_the_whole_run(tmp_path: Path, worlds: tuple[int, int]) -> None:
+def test_the_logged_losses_are_those_of_the_whole_run(tmp_path: Path) -> None:
     """Also in the line after the resume, which covers a step from before it."""
     config = make_config(checkpoint=EVERY_STEP)
-    train_on(worlds[0], config, Classify, tmp_path / "whole")
-    interrupted_at(5, worlds[0], config, Classify, tmp_path / "killed")
-    train_on(worlds[1], config, Classify, tmp_path / "killed")
+    train_on(2, config, Classify, tmp_path / "whole")
+    interrupted_at(5, 2, config, Classify, tmp_path / "killed")
+    train_on(3, config, Classify, tmp_path / "killed")
     whole, killed = (
         {
             event["step"]: (event["loss"], event["accuracy"])

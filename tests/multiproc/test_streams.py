@@ -40,7 +40,7 @@ def events(run: Path, kind: str) -> list[dict[str, Any]]:
 def test_a_plain_stream_trains_the_same_on_any_world_and_resumes_on_another(tmp_path: Path) -> None:
     config = make_config(augment=True, accumulate=2, steps=12, checkpoint=EVERY_STEP)
     weights, evaluations = [], []
-    for worlds in ([1], [2], [3, 2]):
+    for worlds in ([1], [3, 2]):
         run = tmp_path / str(worlds[0])
         if len(worlds) > 1:
             interrupted_at(7, worlds[0], config, ClassifyStream, run)
@@ -53,7 +53,7 @@ def test_a_plain_stream_trains_the_same_on_any_world_and_resumes_on_another(tmp_
         for name, tensor in weights[0].items():
             torch.testing.assert_close(other[name], tensor, rtol=0, atol=1e-9)
     # Two whole epochs of five steps, and the end.
-    assert evaluations == [[(29, 5), (29, 10), (29, 12)]] * 3
+    assert evaluations == [[(29, 5), (29, 10), (29, 12)]] * 2
     start, *_ = events(tmp_path / "3", "start")
     assert start["train_samples"] is start["eval_samples"] is start["epochs"] is None
 
@@ -65,7 +65,7 @@ def test_a_plain_stream_trains_the_same_on_any_world_and_resumes_on_another(tmp_
 def test_killed_and_resumed_is_bit_identical(
     tmp_path: Path, task: type[Task], world_size: int, step: int, workers: int
 ) -> None:
-    config = hard_config(workers=workers)
+    config = hard_config(workers=workers, steps=8)
     interrupted_at(step, world_size, config, task, tmp_path / "killed")
     train_each_on(world_size, *((config, task, tmp_path / run) for run in ("killed", "whole")))
     assert_same_bits(newest(tmp_path / "killed"), newest(tmp_path / "whole"))

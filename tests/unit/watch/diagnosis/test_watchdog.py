@@ -335,7 +335,7 @@ def test_a_script_that_knows_nothing_of_us_moves_by_its_collectives() -> None:
     # It does so without the CPU (a queue is polled): that is reported, and no more.
     polls = lambda s: {"phase": Phase.USER, "stack": IN_LOSS, "cpu": 0.0, "state": "S"}  # noqa: E731
     idle = Plain(alone, broken=dict.fromkeys(range(4), (20.0, polls)))
-    assert {one.alarm for one in watch(idle, until=1700)[0]} == {Alarm.STALL}
+    assert {one.alarm for one in watch(idle, until=850)[0]} == {Alarm.STALL}
 
 
 def test_a_debugged_rank_is_noted_only() -> None:
