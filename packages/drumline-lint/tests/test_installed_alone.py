@@ -1,4 +1,4 @@
-"""The distribution by itself: built, installed into a fresh venv without torch, and run by its pre-commit recipe.
+"""The distribution by itself: built, installed without torch into the environment of its pre-commit recipe, and run.
 
 Nothing is fetched: pre-commit installs the wheel that is built here, with the setuptools that virtualenv has in it.
 """
@@ -26,9 +26,8 @@ def run(*command: object, cwd: Path, environment: dict[str, str] | None = None) 
     )
 
 
-@pytest.fixture(name="wheel", scope="module")
-def build_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
+def build_wheel(folder: Path) -> Path:
+    folder.mkdir()
     source = folder / "source"
     run("cp", "-rL", ROOT, source, cwd=folder)  # a build leaves files in its folder
     options = ("--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", folder)
@@ -38,30 +37,26 @@ def build_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return wheel
 
 
-def test_it_is_installed_without_torch_and_runs(wheel: Path, tmp_path: Path) -> None:
-    made = run(sys.executable, "-m", "virtualenv", "--no-download", tmp_path / "venv", cwd=tmp_path)
-    assert made.returncode == 0, made.stderr
-    python = tmp_path / "venv/bin/python"
-    installed = run(python, "-m", "pip", "install", "--no-index", wheel, cwd=tmp_path)
-    assert installed.returncode == 0, installed.stderr
-    listed = run(python, "-m", "pip", "list", "--format=freeze", cwd=tmp_path).stdout
-    own = {line.partition("==")[0] for line in listed.splitlines()} - {"pip", "setuptools"}
-    assert own == {"drumline-lint"}
-    (tmp_path / "train.py").write_text(WRONG)
-    result = run(tmp_path / "venv/bin/drumline-lint", "train.py", cwd=tmp_path)
+def check_alone(home: Path, cwd: Path) -> None:
+    """What pre-commit installed is the linter, without torch or any other package, and runs by itself."""
+    (programs,) = home.glob("*/py_env-*/bin")
+    listed = run(programs / "python", "-m", "pip", "list", "--format=freeze", cwd=cwd).stdout
+    own = {line.partition("==")[0].replace("_", "-") for line in listed.splitlines()} - {"pip", "setuptools"}
+    assert own == {"drumline-lint", "pre-commit-placeholder-package"}
+    result = run(programs / "drumline-lint", "train.py", cwd=cwd)
     assert (result.returncode, result.stderr) == (1, "")
     assert result.stdout.startswith("train.py:5:1: error DL014 unguarded-save: ")
-    explained = run(tmp_path / "venv/bin/drumline-lint", "--explain", "DL014", cwd=tmp_path)
+    explained = run(programs / "drumline-lint", "--explain", "DL014", cwd=cwd)
     assert "Bad:\n\n    import torch\n" in explained.stdout
 
 
-def test_the_recipe_of_the_readme_runs_in_pre_commit(wheel: Path, tmp_path: Path) -> None:
+def test_the_recipe_of_the_readme_runs_in_pre_commit_without_torch(tmp_path: Path) -> None:
     (recipe,) = re.findall(r"^```yaml\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
     config = yaml.safe_load(recipe)
     (hook,) = config["repos"][0]["hooks"]
     assert config["repos"][0]["repo"] == "local"
     assert [one.partition(" @ ")[0] for one in hook["additional_dependencies"]] == ["drumline-lint"]
-    hook["additional_dependencies"] = [str(wheel)]
+    hook["additional_dependencies"] = [str(build_wheel(tmp_path / "wheel"))]
     (tmp_path / ".pre-commit-config.yaml").write_text(yaml.safe_dump(config))
     environment = {
         **os.environ,
@@ -74,12 +69,22 @@ def test_the_recipe_of_the_readme_runs_in_pre_commit(wheel: Path, tmp_path: Path
     for name, text in (("train.py", WRONG), ("notes.txt", "no code"), ("run.sbatch", "#!/bin/bash\n")):
         (tmp_path / name).write_text(text)
     run("git", "init", "-q", cwd=tmp_path, environment=environment)
-    run("git", "add", ".", cwd=tmp_path, environment=environment)
+    run(
+        "git",
+        "add",
+        ".pre-commit-config.yaml",
+        "train.py",
+        "notes.txt",
+        "run.sbatch",
+        cwd=tmp_path,
+        environment=environment,
+    )
     command = (sys.executable, "-m", "pre_commit", "run", "--all-files")
     failed = run(*command, cwd=tmp_path, environment=environment)
     assert failed.returncode == 1, failed.stdout + failed.stderr
     assert "train.py:5:1: error DL014 unguarded-save: " in failed.stdout
     assert "1 error in 1 of 2 files" in failed.stdout
+    check_alone(tmp_path / "home", tmp_path)
     (tmp_path / "train.py").write_text(RIGHT)
     passed = run(*command, cwd=tmp_path, environment=environment)
     assert passed.returncode == 0, passed.stdout + passed.stderr
