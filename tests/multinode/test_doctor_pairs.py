@@ -119,28 +119,15 @@ def test_ports_names_a_host_that_is_down_and_a_wrong_interface(clinic: Callable[
     assert "export GLOO_SOCKET_IFNAME=eth0 on a" in told(result, "interface")["a"]
 
 
-def test_slow_lines_black_holes_and_a_wrong_interface_on_the_last_host(clinic: Callable[..., Clinic]) -> None:
+def test_slow_lines_black_holes_a_wrong_interface_and_what_differs_between_hosts(
+    clinic: Callable[..., Clinic], tmp_path: Path
+) -> None:
     here = clinic("a", "b", "c", "d")
     _, b, c, d = here.bed.hosts
     for host in here.bed:
         host.set_bandwidth(100 if host is b else 1000)
     firewall.drop_larger(c, 1300, but_port=22)
     d.add_interface("docker0", "172.17.0.1/16")
-    here.set_variables(d, GLOO_SOCKET_IFNAME="docker0")
-    code, result = here.findings()
-    assert code == 3
-    assert list(told(result, "bandwidth")) == ["b"]
-    assert "all links to and from it carry" in told(result, "bandwidth")["b"]
-    assert list(told(result, "mtu")) == ["c"]
-    assert "packets of 1280 bytes pass" in told(result, "mtu")["c"]
-    assert "sudo ip link set dev eth0 mtu 1280 on c" in told(result, "mtu")["c"]
-    assert list(told(result, "interface")) == ["d"]
-    assert "export GLOO_SOCKET_IFNAME=eth0 on d" in told(result, "interface")["d"]
-
-
-def test_what_differs_between_hosts(clinic: Callable[..., Clinic], tmp_path: Path) -> None:
-    here = clinic("a", "b", "c", "d")
-    _, b, c, d = here.bed.hosts
     code, data = tmp_path / "code", tmp_path / "data"
     for folder, file in ((code, "train.py"), (data, "samples.bin")):
         folder.mkdir()
@@ -158,9 +145,16 @@ def test_what_differs_between_hosts(clinic: Callable[..., Clinic], tmp_path: Pat
     bind(c, tmp_path / "other-data", data)
     assert b.run("mount", "-o", "remount,size=16m", "/dev/shm").returncode == 0
     here.set_variables(c, PYTHONPATH=str(site))
-    here.set_variables(d, PYTHONPATH=str(clock))
+    here.set_variables(d, PYTHONPATH=str(clock), GLOO_SOCKET_IFNAME="docker0")
     status, result = here.findings(f"--code={code}", f"--data={data}")
     assert status == 3
+    assert list(told(result, "bandwidth")) == ["b"]
+    assert "all links to and from it carry" in told(result, "bandwidth")["b"]
+    assert list(told(result, "mtu")) == ["c"]
+    assert "packets of 1280 bytes pass" in told(result, "mtu")["c"]
+    assert "sudo ip link set dev eth0 mtu 1280 on c" in told(result, "mtu")["c"]
+    assert list(told(result, "interface")) == ["d"]
+    assert "export GLOO_SOCKET_IFNAME=eth0 on d" in told(result, "interface")["d"]
     assert list(told(result, "code")) == ["b"]
     assert list(told(result, "shared memory")) == ["b"]
     assert list(told(result, "data")) == ["c"]

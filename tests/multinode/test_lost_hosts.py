@@ -14,7 +14,7 @@ from tests.multinode.sshd import SshDaemons
 
 ROOT = Path(__file__).parents[2]
 AGENT, SUPERVISOR = "-m drumline.launch.ssh.agent_process", "-m drumline.launch.ssh.supervisor"
-CUT_S = 10.0
+CUT_S = 6.0
 # Ranks that load no torch, and note their starts. Rank 1 exits with 0 when it is asked to, and rank 0 fails for it, as
 # one whose peer is gone does.
 RANKS = """
