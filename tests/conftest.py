@@ -7,22 +7,26 @@ import contextlib
 import ctypes
 import gc
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Set
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
+from tests import fork_server
 from tests.warm import warm_python
 
 # pytest sets the first; torch or its libraries set the others when they are first loaded.
 OWN_VARIABLES = {"PYTEST_CURRENT_TEST", "KMP_INIT_AT_FORK", "KMP_DUPLICATE_LIB_OK", "TORCHINDUCTOR_CACHE_DIR"}
-HELPERS = ("multiprocessing.forkserver", "multiprocessing.resource_tracker", "execnet")
+HELPERS = ("multiprocessing.forkserver", "multiprocessing.resource_tracker", "tests.fork_server", "execnet")
 HAS_LISTS = Path("/proc/thread-self/children").exists()
 
 
@@ -53,7 +57,8 @@ def children_that_stay(before: Set[int] = frozenset()) -> Set[int]:
 def _children_of_any_state() -> set[str]:
     """By the kernel's own lists: to look at every process of the machine would take longer than most tests do."""
     found = set()
-    for thread in Path("/proc/self/task").iterdir():
+    parents = [Path("/proc", str(parent), "task") for parent in ("self", *fork_server.attached())]
+    for thread in (thread for parent in parents for thread in parent.glob("*")):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             found.update((thread / "children").read_text().split())
     return found if HAS_LISTS else _children_by_looking()
@@ -88,8 +93,31 @@ settings.load_profile("suite")
 gc.disable()
 
 # Orphans of a test become children of this process rather than of init, where nobody would see them.
-PR_SET_CHILD_SUBREAPER = 36
-ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+ctypes.CDLL(None).prctl(fork_server.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+SHARED = pytest.StashKey[tuple[Path, subprocess.Popen[bytes], int]]()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Of pytest-xdist, in the process that starts a worker: all workers have one process to fork servers from."""
+    if SHARED not in node.config.stash:
+        address = Path(tempfile.mkdtemp(prefix="drumline-tests-")) / "fork-server"
+        node.config.stash[SHARED] = (address, *fork_server.start(address))
+    node.workerinput["fork_server"] = str(node.config.stash[SHARED][0])
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if address := getattr(config, "workerinput", {}).get("fork_server"):
+        fork_server.attach(address)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if SHARED in config.stash:
+        address, process, alive = config.stash[SHARED]
+        os.close(alive)
+        process.wait()
+        shutil.rmtree(address.parent)
 
 
 def pytest_collection_finish() -> None:
