@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from drumline.cli import main
 from tests.cli.test_command import drumline, torch_blocked
 
 # Without BatchNorm, whose statistics are those of a rank's part of the batch.
@@ -37,16 +38,19 @@ def test_both_print_the_same_on_two_ranks_and_leave_nothing(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
-def test_wrong_commands_are_explained_before_torch_is_loaded(tmp_path: Path) -> None:
-    environment = torch_blocked(tmp_path)
+def test_wrong_commands_are_explained_before_torch_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = drumline("find-lr", "digits", "--low", "1", "--high", "0.1", cwd=tmp_path, **torch_blocked(tmp_path))
+    assert (first.returncode, "--low 1 is not below --high 0.1" in first.stderr) == (2, True), first.stderr
     for arguments, text in (
-        (["find-lr", "digits", "--low", "1", "--high", "0.1"], "--low 1 is not below --high 0.1"),
         (["find-lr"], "no TASK was given: one of digits"),
         (["find-lr", "digits", "--steps", "0"], "--steps"),
         (["find-batch", "digits", "--margin", "2"], "--margin"),
         (["find-batch", "digits", "--optim.lr", "-1"], "optim.lr"),
     ):
-        found = drumline(*arguments, cwd=tmp_path, **environment)
-        assert (found.returncode, text in found.stderr) == (2, True), found.stderr
+        assert main(arguments) == 2
+        assert text in capsys.readouterr().err
     for verb in ("find-lr", "find-batch"):
-        assert drumline(verb, "--help", cwd=tmp_path, **environment).stdout.startswith(f"usage: drumline {verb} TASK")
+        assert main([verb, "--help"]) == 0
+        assert capsys.readouterr().out.startswith(f"usage: drumline {verb} TASK")

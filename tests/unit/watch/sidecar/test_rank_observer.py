@@ -143,15 +143,20 @@ def test_a_rank_that_hangs_in_the_kernel(start_rank: StartRank, tmp_path: Path) 
 
 @pytest.mark.slow
 def test_only_workers_of_the_loader_that_it_waits_for_are_workers(start_rank: StartRank, tmp_path: Path) -> None:
-    """A plain DataLoader of torch; beside its workers are a helper that has ended, one that runs, and a program."""
+    """Plain DataLoaders of torch, one after the other; beside the workers of the first are a helper that has ended, one
+    that runs, and a program. That of the second is in fork."""
     rank = start_rank(
         "import subprocess\n"
         "from torch.utils.data import DataLoader\n"
+        "def wait_for_release():\n"
+        "    while not Path(folder, 'released').exists():\n"
+        "        time.sleep(0.05)\n"
         "class Images:\n"
         "    def __len__(self):\n"
         "        return 6\n"
         "    def __getitem__(self, index):\n"
-        "        wait_forever()\n"
+        "        wait_for_release()\n"
+        "        return index\n"
         "if os.fork() == 0:\n"
         "    os._exit(0)\n"
         "if os.fork() == 0:\n"
@@ -161,6 +166,11 @@ def test_only_workers_of_the_loader_that_it_waits_for_are_workers(start_rank: St
         "for process in batches._workers:\n"
         "    Path(folder, f'worker-{process.pid}').touch()\n"
         "say('ready')\n"
+        "list(batches)\n"
+        "libc = ctypes.CDLL(None)\n"
+        "libc.__register_atfork(None, None, libc.pause, None)\n"
+        "batches = iter(DataLoader(range(6), num_workers=1, multiprocessing_context='fork'))\n"
+        "Path(folder, 'second').touch()\n"
         "next(batches)\n"
     )
     observer = observer_of(tmp_path)
@@ -171,23 +181,17 @@ def test_only_workers_of_the_loader_that_it_waits_for_are_workers(start_rank: St
     wait_until(lambda: state_of(second) == "T")
     workers = inspected(observer).workers
     assert [(one.number, one.pid, one.state) for one in workers] == [(0, first, "S"), (1, second, "T")]
-    assert [frame.rpartition(" in ")[2] for frame in workers[0].stack[:2]] == ["wait_forever", "__getitem__"]
+    assert [frame.rpartition(" in ")[2] for frame in workers[0].stack[:2]] == ["wait_for_release", "__getitem__"]
     assert workers[1].stack == ()
     assert workers[0].in_fork_s == workers[1].in_fork_s == 0
+    os.kill(second, signal.SIGCONT)
+    (tmp_path / "released").touch()
+    wait_until((tmp_path / "second").exists)
+    check_that_a_worker_in_fork_is_not_signalled(observer)
 
 
-@pytest.mark.slow
-def test_a_worker_in_fork_is_recognized_and_not_signalled(start_rank: StartRank, tmp_path: Path) -> None:
+def check_that_a_worker_in_fork_is_not_signalled(observer: RankObserver) -> None:
     """A signal would wake it from the pause, as it ended the one that waited for Python's lock."""
-    start_rank(
-        "from torch.utils.data import DataLoader\n"
-        "libc = ctypes.CDLL(None)\n"
-        "libc.__register_atfork(None, None, libc.pause, None)\n"
-        "batches = iter(DataLoader(range(6), num_workers=1, multiprocessing_context='fork'))\n"
-        "say('ready')\n"
-        "next(batches)\n"
-    )
-    observer = observer_of(tmp_path)
     wait_until(lambda: any("_try_get_data" in frame for frame in inspected(observer).stack))
     (first,), (later,) = inspected(observer).workers, inspected(observer).workers
     assert (first.pid, first.state, first.stack) == (later.pid, later.state, later.stack) == (first.pid, "S", ())
