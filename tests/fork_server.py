@@ -28,15 +28,22 @@ ABOVE = 500  # no file of a new process has such a number
 def start(address: Path) -> tuple[subprocess.Popen[bytes], int]:
     """The process, and a pipe: when that is closed it exits."""
     reading, writing = os.pipe()
-    process = subprocess.Popen(
-        [sys.executable, "-c", COMMAND % (str(address), reading)],
-        cwd=Path(__file__).parents[1],
-        stdin=subprocess.DEVNULL,
-        stdout=2,  # as those of a worker
-        pass_fds=[reading],
-    )
+    with log_of(address).open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-c", COMMAND % (str(address), reading)],
+            cwd=Path(__file__).parents[1],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=[reading],
+        )
     os.close(reading)
     return process, writing
+
+
+def log_of(address: Path) -> Path:
+    """What its processes print that have no other place for it."""
+    return address.with_name("log")
 
 
 def attach(address: str) -> None:
@@ -66,7 +73,7 @@ def _fork(address: str, program: str, words: list[str], files: list[int]) -> int
         connection.connect(address)
         socket.send_fds(connection, [text], files)
         answer = connection.recv(4)
-    assert answer, "the process of tests/fork_server.py has ended"
+    assert answer, f"the process of tests/fork_server.py has ended: {log_of(Path(address)).read_text()}"
     return int.from_bytes(answer, "little")
 
 
