@@ -13,7 +13,7 @@ from tests.stream_jobs import EverythingStream
 
 # Every phase of a run has its turn, three of them in each schedule. These have few ranks, and one has workers, which
 # take seconds to start in every rank of every leg; the soak has hundreds.
-SLICE, LEGS = [144, 271, 10572, 1267], 4
+SLICE, LEGS = [28152, 343, 3684, 91], 4
 
 
 @pytest.mark.parametrize("number", SLICE)
