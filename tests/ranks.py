@@ -63,7 +63,7 @@ def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, timeout
         pipes[rank] = mine
         processes.append(process)
     try:
-        return _collect(pipes, timeout_s)
+        return _collect(pipes, [process.sentinel for process in processes], timeout_s)
     finally:
         for process in processes:
             process.join(timeout=5)
@@ -73,19 +73,21 @@ def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, timeout
             process.close()
 
 
-def _collect(pipes: dict[int, Connection], timeout_s: float) -> list[Any]:
+def _collect(pipes: dict[int, Connection], sentinels: list[int], timeout_s: float) -> list[Any]:
+    """What ranks send. Workers that a killed rank has forked hold its end of the pipe for seconds; its sentinel they do
+    not."""
     results: dict[int, Any] = {}
     errors: dict[int, str] = {}
     deadline = time.monotonic() + timeout_s
     waiting = dict(pipes)
     while waiting and time.monotonic() < deadline:
-        ready = wait(list(waiting.values()), timeout=0.5)
+        ready = wait([*waiting.values(), *(sentinels[rank] for rank in waiting)], timeout=0.5)
         for rank, pipe in list(waiting.items()):
-            if pipe in ready:
-                try:
-                    succeeded, value = pipe.recv()
-                except EOFError:
-                    succeeded, value = False, "the process ended without a word"
+            if pipe in ready or sentinels[rank] in ready:
+                succeeded, value = False, "the process ended without a word"
+                with contextlib.suppress(EOFError):
+                    if pipe.poll():
+                        succeeded, value = pipe.recv()
                 (results if succeeded else errors)[rank] = value
                 del waiting[rank]
     errors.update(dict.fromkeys(waiting, f"no answer within {timeout_s:g} s"))
