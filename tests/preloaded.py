@@ -16,6 +16,8 @@ MODULES = (
     "drumline.launch.node.local",
     "pytest",
     "tests.schedules",
+    "torchmetrics.classification",
+    "torchmetrics.wrappers",
 )
 for name in MODULES:
     importlib.import_module(name)

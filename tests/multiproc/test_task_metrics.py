@@ -9,11 +9,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from sklearn import metrics as sklearn_metrics
 from torch import Tensor, nn
-from torchmetrics import MetricCollection
-from torchmetrics.classification import MulticlassAUROC, MulticlassConfusionMatrix, MulticlassF1Score, MulticlassRecall
-from torchmetrics.wrappers import ClasswiseWrapper
 
 from drumline.checkpoint import catalog
 from drumline.checkpoint.rank_states import gather_states
@@ -67,14 +63,21 @@ class Measured(Classify):
         return Loss(total, outputs=(scores.softmax(1), batch[1]))
 
     def metrics(self) -> dict[str, Any]:
+        from torchmetrics import MetricCollection, classification, wrappers  # which takes seconds
+
         return {
-            "f1": MulticlassF1Score(CLASSES, average="macro"),
-            "auroc": MulticlassAUROC(CLASSES),
-            "confusion": MulticlassConfusionMatrix(CLASSES),
-            "recall": ClasswiseWrapper(MulticlassRecall(CLASSES, average=None), labels=["no", "yes"], prefix="of-"),
+            "f1": classification.MulticlassF1Score(CLASSES, average="macro"),
+            "auroc": classification.MulticlassAUROC(CLASSES),
+            "confusion": classification.MulticlassConfusionMatrix(CLASSES),
+            "recall": wrappers.ClasswiseWrapper(
+                classification.MulticlassRecall(CLASSES, average=None), labels=["no", "yes"], prefix="of-"
+            ),
             "margin": MedianMargin(),
             "all": MetricCollection(
-                {"f1": MulticlassF1Score(CLASSES, average="macro"), "recall": MulticlassRecall(CLASSES)}
+                {
+                    "f1": classification.MulticlassF1Score(CLASSES, average="macro"),
+                    "recall": classification.MulticlassRecall(CLASSES),
+                }
             ),
         }
 
@@ -97,6 +100,8 @@ def measured() -> tuple[dict[str, Any], dict[str, Any], dict[str, list[Any]]]:
 
 
 def test_metrics_are_those_of_scikit_learn_on_one_two_and_four_ranks() -> None:
+    from sklearn import metrics as sklearn_metrics
+
     by_ranks = {world_size: run_ranks(world_size, measured) for world_size in (1, 2, 4)}
     [(first, _, outputs)] = by_ranks[1]
     for results in by_ranks.values():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -10,8 +11,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torchmetrics import Metric, MetricCollection
-from torchmetrics.aggregation import SumMetric
 
 from drumline.engine.evaluation import numbers
 from drumline.engine.task_metrics import compute_metrics, make_metrics, update_metrics
@@ -25,15 +24,21 @@ def task_with(**metrics: Any) -> Any:
     return SimpleNamespace(metrics=lambda: metrics)
 
 
-class WholeState(Metric):
-    """torchmetrics refuses to merge one like this."""
+@functools.cache
+def whole_state() -> Any:
+    """A class of metrics that torchmetrics refuses to merge. To load torchmetrics takes seconds, in every process that
+    collects tests."""
+    from torchmetrics import Metric
 
-    full_state_update: bool = True
+    class WholeState(Metric):
+        full_state_update: bool = True
 
-    def update(self) -> None: ...
+        def update(self) -> None: ...
 
-    def compute(self) -> int:
-        return 1
+        def compute(self) -> int:
+            return 1
+
+    return WholeState
 
 
 def test_what_lacks_a_method_is_refused_with_its_name() -> None:
@@ -43,21 +48,16 @@ def test_what_lacks_a_method_is_refused_with_its_name() -> None:
 
 
 def test_what_cannot_be_merged_is_refused_on_several_ranks_alone() -> None:
-    metric = WholeState()
+    metric = whole_state()()
     metric.add_state("total", torch.tensor(0.0), dist_reduce_fx="sum")
     assert make_metrics(task_with(whole=metric), ALONE) == {"whole": metric}
     with pytest.raises(UsageError, match=r"the metric 'whole' cannot be merged over ranks: ``merge_state`` is not"):
         make_metrics(task_with(whole=metric), ONE_OF_TWO)
 
 
-class PartState(WholeState):
-    full_state_update = False
-
-
-class OwnMerge(PartState):
-    def merge_state(self, state: Any) -> None:
-        """As one may write it: without updates there is nothing to concatenate, which is an error."""
-        torch.cat([])
+def own_merge(metric: Any, state: Any) -> None:
+    """As one may write it: without updates there is nothing to concatenate, which is an error."""
+    torch.cat([])
 
 
 @pytest.mark.parametrize(
@@ -69,10 +69,12 @@ class OwnMerge(PartState):
     ],
 )
 def test_what_torchmetrics_would_merge_wrongly_is_refused(reduction: str | None, problem: str | None) -> None:
-    for kind in (PartState, OwnMerge):
+    part_state = type("PartState", (whole_state(),), {"full_state_update": False})
+    with_own_merge = type("OwnMerge", (part_state,), {"merge_state": own_merge})
+    for kind in (part_state, with_own_merge):
         metric = kind()
         metric.add_state("value", torch.tensor(0.0), dist_reduce_fx=reduction)
-        if problem is None or kind is OwnMerge:
+        if problem is None or kind is with_own_merge:
             make_metrics(task_with(part=metric), ONE_OF_TWO)
             continue
         with pytest.raises(UsageError, match=f"the metric 'part' cannot be merged over ranks: {problem}"):
@@ -80,6 +82,8 @@ def test_what_torchmetrics_would_merge_wrongly_is_refused(reduction: str | None,
 
 
 def test_the_trial_of_a_merge_leaves_nothing_behind() -> None:
+    from torchmetrics.aggregation import SumMetric
+
     metric = SumMetric()
     make_metrics(task_with(total=metric), ONE_OF_TWO)
     assert (metric.sync_on_compute, metric._to_sync) == (False, False)
@@ -88,7 +92,10 @@ def test_the_trial_of_a_merge_leaves_nothing_behind() -> None:
 
 
 def test_a_collection_has_no_groups_and_its_members_are_checked_by_name() -> None:
-    whole = WholeState()
+    from torchmetrics import MetricCollection
+    from torchmetrics.aggregation import SumMetric
+
+    whole = whole_state()()
     whole.add_state("total", torch.tensor(0.0), dist_reduce_fx="sum")
     members = {"first": SumMetric(), "second": SumMetric()}
     found = make_metrics(task_with(both=MetricCollection(members, prefix="my-")), ONE_OF_TWO)
