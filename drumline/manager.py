@@ -237,6 +237,7 @@ class DDPManager:
         if self._wrapped is None:
             check_same_weights(model, host=self.host, device=self.device)
         self._wrapped = wrap_model(model, device=self.device, **ddp_options)
+        self._connection.mark_compilations()
         determinism.seed_rank(self._seed, self.rank)
         self._warn_about_small_batches()
         return self._wrapped

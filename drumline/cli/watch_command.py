@@ -33,7 +33,8 @@ folder. It only reads and does not affect the job. A row for each rank:
 
   host, rank   where it runs
   step         how many optimizer steps it has done
-  phase        data, forward, backward, optimizer, between (steps), evaluation, save; user: in a loop of your own
+  phase        data, forward, backward, optimizer, between (steps), compile, evaluation, save; user: in a loop of your
+               own
   for          how long it has been in this phase
   steps/s      over the last 10 seconds
   state        trains, waits for others, stopped by a signal, no heartbeat for 5 s, ...

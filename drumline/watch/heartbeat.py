@@ -49,6 +49,8 @@ class Phase(IntEnum):
     FAILED = 10  # an error was raised; the record has it in one line
     LEAVING = 11
     """Out of the loop: done, preempted, or too early. Workers, files and the process group are being closed."""
+    COMPILE = 12  # torch compiles, before the first step or in any other phase: rank/compile_marks.py
+    COMPILED = 13  # its own compilation is done; it waits for those of the other ranks
 
 
 # As plain numbers, for the hot path: enum lookup and arithmetic would take a fifth of a mark's time.
@@ -60,7 +62,8 @@ DATA, FORWARD, BACKWARD, OPTIMIZER = (
 class HeartbeatWriter:
     """The rank's side. Without a file it writes to private memory, so that the code path is the same."""
 
-    mark: Callable[[int], None]  # the rank enters this phase; the hot path
+    mark: Callable[..., None]
+    """The rank enters this phase; the hot path. With a second argument, 0, the mark is not counted in `num_marks`."""
 
     def __init__(self, path: Path | None = None, *, rank: int = 0) -> None:
         self._memory: mmap.mmap | bytearray = bytearray(SIZE) if path is None else _make_file(path)
@@ -90,6 +93,14 @@ class HeartbeatWriter:
     def num_marks(self) -> int:
         return self._words[_NOW] // _PHASES
 
+    @property
+    def phase(self) -> int:
+        return self._words[_NOW] % _PHASES
+
+    @property
+    def step(self) -> int:
+        return self._words[_STEP]
+
     def move(self, num_collectives: int | None) -> None:
         """Record progress that a monitor thread saw; its phase is not known."""
         if num_collectives is not None:
@@ -117,26 +128,26 @@ class HeartbeatWriter:
         self._words = memoryview(self._memory)[: _NUM_WORDS * 8].cast("Q")
 
 
-def _marker(memory: memoryview) -> Callable[[int], None]:
+def _marker(memory: memoryview) -> Callable[..., None]:
     """Makes `mark`. A closure, floats, and sums that are not read back from the record each save a tenth of it."""
     times, clock, per_mark = memory.cast("d"), monotonic, _PHASES
     spent_by_phase, present = times[_SPENT:], memory.cast("Q")[_NOW : _NOW + 1]
     spent, phase, marks = [0.0] * _PHASES, int(Phase.START), 0
     since = times[_START] = clock()
 
-    def mark(following: int) -> None:
+    def mark(following: int, counted: int = per_mark) -> None:
         nonlocal phase, since, marks
         now = clock()
         # This store first: a rank that is stopped between the two stores has not entered the new phase.
         spent_by_phase[phase] = spent[phase] = spent[phase] + (now - since)
         since, phase = now, following
-        marks += per_mark
+        marks += counted
         present[0] = marks + following
 
     return mark
 
 
-def _mark_nothing(following: int) -> None:
+def _mark_nothing(following: int, counted: int = 0) -> None:
     pass
 
 

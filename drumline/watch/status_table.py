@@ -14,8 +14,8 @@ from drumline.text import duration, plural, signal_name
 LONG_S = 3.0  # in one phase, before its state is shown
 OUT = ("leaving", "left")
 IDLE = 0.1  # of a core
-WAITING = ("backward", "user")
-SHORT_WORK = {"start": "starts", "evaluation": "evaluates", "save": "saves"}
+WAITING = ("backward", "user", "compiled")
+SHORT_WORK = {"start": "starts", "compile": "compiles", "evaluation": "evaluates", "save": "saves"}
 LONG_WORK = {"data": "loads data", "evaluation": "evaluates", "save": "saves"}
 
 
@@ -120,7 +120,9 @@ def _state(rank: Mapping[str, Any], num_waiting: int, ranks: Sequence[Mapping[st
     if phase in OUT:
         is_alone = any(other["phase"] not in OUT for other in ranks)
         return ("left the loop; others have not", RowLevel.SUSPECT) if is_alone else ("done", RowLevel.GOOD)
-    if rank["age_s"] < LONG_S or phase == "start":
+    if phase == "compile" and num_waiting:
+        return f"compiles, {plural(num_waiting, 'rank')} waiting", RowLevel.GOOD
+    if rank["age_s"] < LONG_S or phase in ("start", "compile"):
         return SHORT_WORK.get(phase, "trains"), RowLevel.GOOD
     if _waits(rank):
         return "waits for others", RowLevel.GOOD

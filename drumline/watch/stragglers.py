@@ -194,7 +194,8 @@ def slow_ranks(found: TimeSlice, *, factor: float, min_cost: float = MIN_COST) -
     least = min_cost * in_steps
     seconds = found.seconds / found.num_steps
     slow: dict[int, dict[Phase, tuple[float, float]]] = {}
-    reliable: tuple[Phase, ...] = ()
+    # A rank that compiles is not slow, and those that wait for it are not either.
+    reliable: tuple[Phase, ...] = (Phase.COMPILE,)
     for level in RELIABILITY:
         reliable += level
         in_all = _against_peers(found, reliable)

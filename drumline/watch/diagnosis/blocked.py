@@ -85,6 +85,9 @@ def find_blocked(evidence: Evidence) -> Diagnosis | None:
             f"check the file systems of {rank.host} (df, dmesg: a network mount whose server is down); a process in "
             "state D cannot be killed before its storage answers"
         )
+    elif rank.phase is Phase.COMPILE:
+        cause, what = Cause.COMPILING, f"has been {evidence.where(rank)}, for {duration(rank.still_s)}"
+        next_step = "wait: a large model may take minutes; TORCH_LOGS=dynamo,inductor shows what torch compiles"
     # In data only if the innermost call is the user's own: a rank that waits for a worker may only answer late.
     elif rank.answers is False and (not loads or users_frame(rank.stack[:1])):
         cause = Cause.GIL

@@ -24,6 +24,8 @@ PHASES = {
     Phase.LEFT: "after the loop",
     Phase.LEAVING: "in teardown",
     Phase.FAILED: "after its error",
+    Phase.COMPILE: "in torch.compile",
+    Phase.COMPILED: "waiting for other ranks to compile",
 }
 _MAX_HOSTS = 4
 
@@ -45,6 +47,7 @@ class Cause(StrEnum):
     TEARDOWN = "teardown"
     UNREACHABLE = "unreachable"
     STORAGE = "storage"
+    COMPILING = "compiling"
     SLOW = "slow"  # it computes, and takes long
     UNKNOWN = "unknown"
 

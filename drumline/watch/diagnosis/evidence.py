@@ -18,7 +18,16 @@ OUT_OF_LOOP = (Phase.LEAVING, Phase.LEFT)
 _ORDERLY_EXITS = (0, 75)  # done, or preempted after a save
 # The order within a step: the count of micro-batches increases before a forward pass, so data comes after backward.
 # Ranks that evaluate or save are not compared.
-_ORDER = {Phase.BETWEEN: 0, Phase.FORWARD: 1, Phase.USER: 1, Phase.BACKWARD: 2, Phase.OPTIMIZER: 3, Phase.DATA: 4}
+_ORDER = {
+    Phase.BETWEEN: 0,
+    Phase.FORWARD: 1,
+    Phase.USER: 1,
+    Phase.COMPILE: 1,
+    Phase.BACKWARD: 2,
+    Phase.COMPILED: 2,
+    Phase.OPTIMIZER: 3,
+    Phase.DATA: 4,
+}
 
 
 @dataclass(frozen=True)
@@ -148,6 +157,8 @@ def is_blocked(rank: RankState) -> bool:
         return True
     if rank.answers is False or rank.state in "TtD":
         return False
+    if rank.phase is Phase.COMPILED:
+        return True
     if rank.stack:
         return is_in_collective(rank.stack) and not is_loading(rank.stack) and rank.phase is not Phase.DATA
     return rank.phase is Phase.BACKWARD and rank.cpu < BUSY_CORES

@@ -22,7 +22,7 @@ _MIN_LIMIT_S = 3.0
 _RECENT_S = 600.0
 _NUM_USUAL = 64
 _BUSY_FACTOR, _MIN_BUSY_LIMIT_S = 4.0, 10.0  # a rank that computes may be slow, and then its peers wait in every step
-UNTIMED = (Phase.START, Phase.EVALUATION, Phase.SAVE)
+UNTIMED = (Phase.START, Phase.EVALUATION, Phase.SAVE, Phase.COMPILE, Phase.COMPILED)
 """Phases whose duration does not depend on the speed of steps."""
 
 

@@ -1,7 +1,7 @@
 """Decides when a diagnosis is reported, and when it is acted on.
 
 Certain symptoms are diagnosed at once. If there is no progress for longer than is usual in this run, that is reported,
-again at growing intervals, and acted on after `hang_s`.
+again at growing intervals, and acted on after `hang_s`; a compilation much later.
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ _SLOW_S, _SLOW_IDLE_S = 60.0, 10.0
 """When a long phase is reported: if the rank computes, and if it does not."""
 _START_S = 60.0  # the least time for the first steps: libraries are loaded and kernels compiled in them
 _REPEAT_S = 30.0
+COMPILE_FACTOR = 6
+"""How many times `hang_s` a rank may compile: an hour by default. torch may take minutes for a large model."""
+_COMPILE_S = 600.0  # when a compilation is reported, at the latest after half of its time
 _NUM_FIRST_STEPS, _NUM_FIRST_MARKS, _NUM_FIRST_MOVES = 3, 40, 5
 _NUM_RECENT = 10
 _ENDED = (Cause.KILLED, Cause.OUT_OF_MEMORY, Cause.EXCEPTION)
@@ -191,7 +194,8 @@ class Watchdog:
             self._examine_at_s = max(_SUSPECT_SLOW_S if self._takes_long() else _SUSPECT_S, 0.75 * limit_s)
         if idle_s < self._examine_at_s:
             return False
-        limits = (limit_s, self._idle.busy_limit_s, self._hang_s, self._repeat_s())
+        compile_s = COMPILE_FACTOR * self._hang_s
+        limits = (limit_s, self._idle.busy_limit_s, self._hang_s, compile_s, self._repeat_s())
         again = idle_s + max(_AGAIN_S, 0.5 * idle_s)
         self._examine_at_s = min([limit for limit in limits if limit > idle_s] + [again])
         return True
@@ -215,6 +219,8 @@ class Watchdog:
         return Alarm.STALL if idle_s >= self._report_s(diagnosis) else None
 
     def _report_s(self, diagnosis: Diagnosis) -> float:
+        if diagnosis.cause is Cause.COMPILING:
+            return min(_COMPILE_S, self._act_s(diagnosis) / 2)
         limit_s, busy_limit_s = self._idle.limit_s, self._idle.busy_limit_s
         if not _is_waited_for(diagnosis) and self._any_computes():
             return math.inf if self._is_plain() else max(_SLOW_S, busy_limit_s)
@@ -228,6 +234,8 @@ class Watchdog:
         """`hang_s`, if some rank is blocked; or if there were heartbeats, and they stopped while no rank computes."""
         if not _is_waited_for(diagnosis) and (self._any_computes() or self._is_plain()):
             return math.inf
+        if diagnosis.cause is Cause.COMPILING:
+            return COMPILE_FACTOR * self._hang_s
         return max(self._hang_s, _START_S) if self._is_young() else self._hang_s
 
     def _repeat_s(self) -> float:

@@ -5,6 +5,7 @@ DDPManager has one. The engine uses it too; to a user's script it is private.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -17,6 +18,7 @@ from drumline.launch.topology import Topology
 from drumline.net.sealed_store import SealedStore
 from drumline.watch.failure_kind import failure_kind
 from drumline.watch.heartbeat import HeartbeatWriter, Phase
+from drumline.watch.rank.compile_marks import CALLBACKS, CompileMarks
 from drumline.watch.rank.node_watch import NodeWatch
 from drumline.watch.rank.progress_monitor import ProgressMonitor
 from drumline.watch.rank.watched_rank import WatchedRank, watch_rank
@@ -28,6 +30,8 @@ class JobConnection:
         """Read by the sidecar, if there is one."""
         self.rendezvous: Rendezvous | None = None
         self.topology = Topology()
+        self.compilations: CompileMarks | None = None
+        """None: torch's compiler is not loaded."""
         self._watched: WatchedRank | None = None
         self._monitor: ProgressMonitor | None = None
 
@@ -57,6 +61,12 @@ class JobConnection:
             self.heartbeat.mark(Phase.USER)
             self._monitor = ProgressMonitor(self.heartbeat, patience_s=config.hang_s, sign=sign)
 
+    def mark_compilations(self) -> None:
+        """From here on the heartbeat shows when torch compiles, if its compiler is loaded."""
+        if CALLBACKS in sys.modules:
+            self.compilations = self.compilations or CompileMarks(self.heartbeat)
+            self.compilations.attach()
+
     def note_failure(self, error: BaseException) -> None:
         """Report the failure to the watchdog, before any call that may block."""
         recorder = self.heartbeat if self._watched is None else self._watched
@@ -80,6 +90,9 @@ class JobConnection:
 
     def close(self) -> None:
         """The rank has left the group."""
+        if self.compilations is not None:
+            self.compilations.detach()
+            self.compilations = None
         if self._watched is not None:
             self._watched.close()
         self._watched = self.rendezvous = None

@@ -23,6 +23,8 @@ class SimulatedRun:
     num_steps: int
     log_every: int = 10
     save_every: int = 0
+    compiles: bool = False
+    """Whether each step also has a phase in which torch compiles."""
     waits_in: Phase = Phase.BACKWARD
     """Where the CPU of a rank is held up by the others: on CUDA not where the collective is."""
     marks: list[list[tuple[float, Phase, int]]] = field(default_factory=list)
@@ -31,7 +33,7 @@ class SimulatedRun:
         self.marks = [[(0.0, Phase.START, 0)] for _ in self.hosts]
         clocks = [3.0 for _ in self.hosts]
         for step in range(self.num_steps):
-            for phase in (Phase.DATA, Phase.FORWARD, Phase.BACKWARD):
+            for phase in (Phase.DATA, *[Phase.COMPILE][: self.compiles], Phase.FORWARD, Phase.BACKWARD):
                 self._work(clocks, step, phase)
             self._wait(clocks, step, self.waits_in)
             self._work(clocks, step, Phase.OPTIMIZER)

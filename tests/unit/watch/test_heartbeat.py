@@ -54,6 +54,19 @@ def test_a_record_says_where_its_rank_is(tmp_path: Path) -> None:
     assert moved.moved_ns == pytest.approx(before, abs=2e9)
 
 
+def test_marks_of_the_compiler_show_their_phase_and_are_not_counted(tmp_path: Path) -> None:
+    path = tmp_path / "heartbeat"
+    writer = HeartbeatWriter(path)
+    writer.begin_step(7)
+    writer.mark(Phase.USER)
+    writer.mark(Phase.COMPILE, 0)
+    time.sleep(0.01)
+    assert (writer.phase, writer.step, beat_of(path).phase, beat_of(path).num_marks) == (12, 7, Phase.COMPILE, 1)
+    writer.mark(Phase.USER, 0)
+    assert (beat_of(path).phase, beat_of(path).num_marks) == (Phase.USER, 1)
+    assert beat_of(path).spent_ns[Phase.COMPILE] >= 0.01e9
+
+
 def test_time_is_counted_by_phase_and_tells_when_the_present_one_began(tmp_path: Path) -> None:
     path = tmp_path / "heartbeat"
     begun = time.monotonic_ns()

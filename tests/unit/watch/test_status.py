@@ -77,6 +77,9 @@ WAITS = {"phase": Phase.BACKWARD, "age_s": 5.0, "cpu": 0.01, "state": "S"}
     [
         ({}, "trains", RowLevel.GOOD),
         ({"phase": Phase.START, "age_s": 90.0}, "starts", RowLevel.GOOD),
+        ({"phase": Phase.COMPILE, "age_s": 1.0}, "compiles, 3 ranks waiting", RowLevel.GOOD),
+        ({"phase": Phase.COMPILE, "age_s": 90.0, "cpu": 0.0}, "compiles, 3 ranks waiting", RowLevel.GOOD),
+        ({**WAITS, "phase": Phase.COMPILED}, "waits for others", RowLevel.GOOD),
         ({"phase": Phase.EVALUATION}, "evaluates", RowLevel.GOOD),
         ({"phase": Phase.SAVE}, "saves", RowLevel.GOOD),
         ({"phase": Phase.SAVE, "age_s": 9.0, "cpu": 0.0}, "saves, 3 ranks waiting", RowLevel.SUSPECT),
@@ -108,6 +111,8 @@ def test_what_a_rank_does_in_words(facts: dict[str, Any], words: str, level: Row
 
 def test_ranks_that_have_left_and_long_work_that_nobody_waits_for_are_good() -> None:
     assert {row.state for row in all_rows(status(*(rank(n, phase=Phase.LEFT) for n in range(3))))} == {"done"}
+    busy = {"phase": Phase.COMPILE, "age_s": 90.0}
+    assert {row.state for row in all_rows(status(rank(0, **busy), rank(1, **busy)))} == {"compiles"}
     compiles = all_rows(status(rank(0, age_s=30.0), rank(1, age_s=30.0)))
     assert {(row.state, row.level) for row in compiles} == {("computes", RowLevel.GOOD)}
 

@@ -75,6 +75,16 @@ def test_on_cuda_a_wait_that_shows_elsewhere_is_not_taken_for_work(waits_in: Pha
     assert (straggler.rank, straggler.phase) == (1, "data")
 
 
+@pytest.mark.parametrize("waits_in", [Phase.BACKWARD, Phase.OPTIMIZER])
+def test_a_rank_that_compiles_in_every_step_is_not_slow_nor_those_that_wait_for_it(waits_in: Phase) -> None:
+    def work(rank: int, step: int, phase: Phase) -> float:
+        return 0.5 * (rank == 1) if phase is Phase.COMPILE else USUAL[phase]
+
+    run = SimulatedRun(("a", "b"), work, 150, compiles=True, waits_in=waits_in)
+    stragglers = Stragglers(2.0)
+    assert [one for now, picture in run.pictures() for one in stragglers.observe(picture, now)] == []
+
+
 def test_a_host_is_named_when_all_its_ranks_are_slow() -> None:
     (straggler,) = told(lambda rank, step, phase: 4.0 if rank >= 2 else 1.0)
     assert (straggler.host, straggler.rank) == ("node-b", None)

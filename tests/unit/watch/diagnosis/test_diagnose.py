@@ -205,6 +205,14 @@ WHOLE = [
         id="storage",
     ),
     pytest.param(
+        cluster(late_rank(5, Phase.COMPILE, cpu=0.98, state="R", age_s=900.0)),
+        Cause.COMPILING,
+        "stall: rank 5 on node-b has been in torch.compile since step 812, for 15 min 00 s; 7 ranks are blocked in "
+        "all_reduce #4410. Try: wait: a large model may take minutes; TORCH_LOGS=dynamo,inductor shows what torch "
+        "compiles",
+        id="compiling",
+    ),
+    pytest.param(
         cluster(late_rank(5, Phase.FORWARD, stack=IN_LOSS[1:], cpu=0.98, state="R")),
         Cause.SLOW,
         "stall: rank 5 on node-b is slow but alive: in forward since step 812 (1.0 cores, at job/losses.py:44 in "
@@ -734,3 +742,14 @@ def test_every_module_of_ours_is_known_as_ours() -> None:
         f"{path.relative_to(package.parent)}:1 in f" for path in package.rglob("*.py") if path.name != "__init__.py"
     ]
     assert [frame for frame in frames if users_frame([frame])] == []
+
+
+def test_ranks_that_have_compiled_are_not_blamed_for_the_one_that_has_not() -> None:
+    """They wait in no collective, so only their phases show it; the batch of another may come even later."""
+    waiting = [rank_state(rank, phase=Phase.COMPILED, micro=1, age_s=300.0) for rank in (0, 1, 2)]
+    compiles = rank_state(3, phase=Phase.COMPILE, micro=1, age_s=320.0, cpu=0.0)
+    diagnosis = found(cluster(*waiting, compiles, world_size=4))
+    assert (diagnosis.cause, diagnosis.rank, diagnosis.num_blocked) == (Cause.COMPILING, 3, 3)
+    reads = rank_state(3, phase=Phase.DATA, micro=0, age_s=320.0)
+    diagnosis = found(cluster(*waiting, reads, world_size=4))
+    assert (diagnosis.cause, diagnosis.rank) == (Cause.DATASET, 3)

@@ -410,3 +410,18 @@ def test_long_computations_do_not_make_a_long_wait_usual() -> None:
     said, _, _ = watch(run, until=begun + 20)
     assert [(one.alarm, one.diagnosis.cause) for one in said] == [(Alarm.STALL, Cause.DATASET)]
     assert said[0].at - begun <= 5
+
+
+@pytest.mark.parametrize("cpu", [1.0, 0.0])
+def test_a_compilation_may_take_long_and_one_that_never_ends_is_acted_on_after_an_hour(cpu: float) -> None:
+    """Whether it computes, or waits for a lock of the compiler's cache."""
+    run, begun = broken(Phase.FORWARD, lambda s: {"phase": Phase.COMPILE, "cpu": cpu, "state": "S"})
+    assert watch(run, until=begun + 590, hang_s=600.0)[0] == []
+    *stalls, hang = watch(run, until=begun + 3700, hang_s=600.0)[0]
+    assert {(one.alarm, one.diagnosis.cause, one.diagnosis.rank) for one in stalls} == {
+        (Alarm.STALL, Cause.COMPILING, FAULT_RANK)
+    }
+    assert (hang.alarm, hang.diagnosis.cause, hang.diagnosis.rank) == (Alarm.HANG, Cause.COMPILING, FAULT_RANK)
+    assert 3600 <= hang.at - begun <= 3603
+    said = watch(run, until=begun + 5000, watchdog=Watchdog(hang_s=None, world_size=4))[0]
+    assert {one.alarm for one in said} == {Alarm.STALL}
