@@ -101,7 +101,7 @@ def write_tokens(folder: Path, *, windows: int, config: Config, tiny: bool) -> N
 
 
 def _ours(ddp: DDPManager, config: Config, folder: Path, samples: int) -> Way:
-    name = f"ours, {config.train.step.replace('_', ' ')}, everything on"
+    name = f"ours, {str(config.train.step).replace('_', ' ')}, everything on"
     return whole_run(name, ddp, config, load_task("text"), folder, samples=samples)
 
 

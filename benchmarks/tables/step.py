@@ -96,7 +96,7 @@ def _ours(ddp: DDPManager, config: Config, images: Images, batches: list[Batch])
             after_step(samples)
 
     start = partial(ddp._connection.heartbeat.mark, Phase.START)
-    return Way(f"ours, {config.train.step.replace('_', ' ')}", run, rest=start)
+    return Way(f"ours, {str(config.train.step).replace('_', ' ')}", run, rest=start)
 
 
 def _table(taken: list[Taken], config: Config, how: str) -> Table:

@@ -93,7 +93,7 @@ def describe_rate(found: RangeTest, rate: float) -> str:
 
 def _find_batch(config: Config, task_class: type[Task], ddp: DDPManager, own: Mapping[str, Any]) -> None:
     margin, (progress, note) = own.get("margin", MARGIN), _outputs(ddp)
-    if config.train.step != "eager":
+    if config.train.step not in (None, "eager"):
         note(f"sizes are tried with eager steps; those of --train.step {config.train.step} may need more memory")
     found = search_batch(
         config, task_class, ddp, margin=margin, on_trial=lambda trial: progress(f"tried micro-batches of {trial.size}")

@@ -158,7 +158,7 @@ RULES = (
     ),
     Rule(
         ("train.step", "train.exact"),
-        lambda step, exact: exact == "elastic" and step != "eager",
+        lambda step, exact: exact == "elastic" and step not in (None, "eager"),
         "the elastic mode computes shard by shard, operation by operation: it needs --train.step eager",
     ),
     Rule(

@@ -167,9 +167,10 @@ class TrainConfig:
     any number of ranks."""
     shards: Count = 8
     """elastic: shards of the global batch, the same on any number of ranks; fastest with one shard per rank."""
-    step: Literal["eager", "compile", "graph", "compiled_graph", "auto"] = "eager"
+    step: Literal["eager", "compile", "graph", "compiled_graph", "auto"] | None = None
     """How a step runs. `eager`: operation by operation. `compile`: compiled by torch. `graph`: captured once as a CUDA
-    graph, then replayed. `compiled_graph`: both. `auto`: whichever is fastest in the first steps of the run."""
+    graph, then replayed. `compiled_graph`: both. `auto`: whichever is fastest in the first steps of the run. By
+    default: as the run began; a new run takes `auto` on a GPU where that is safe, otherwise `eager`."""
     memory_format: Literal["auto", "contiguous", "channels_last"] = "auto"
     """Layout of images and convolutions; `auto`: channels_last for convolutional models on CUDA."""
     tf32: Literal["auto", "on", "off"] = "auto"
@@ -264,7 +265,7 @@ class WatchConfig:
     hang_s: Positive = 600.0
     """How long one rank may block the others before `watch.on_hang` applies. A stall is reported after some seconds,
     and again at growing intervals. A rank that cannot recover (it is stopped, or its host is lost) is handled at
-    once."""
+    once; one that compiles (torch.compile) has six times as long."""
     slow_factor: Annotated[float, Bounds(above=1)] = 2.0
     """Report a rank whose own work takes this many times as long as that of the others."""
     notice: str | None = None

@@ -20,6 +20,7 @@ from drumline.engine.output import WatchNotices
 from drumline.engine.preemption import Preemption
 from drumline.engine.run_context import RunContext
 from drumline.engine.saver import Saver
+from drumline.engine.steps.compilation import report_recompilations
 from drumline.engine.steps.eager import AnyStep
 from drumline.engine.trace import TracedStep
 from drumline.metrics.meters import means
@@ -90,6 +91,7 @@ class LogTraining(Action):
 
     def __init__(self, context: RunContext, train_step: AnyStep, non_finite: NonFinite, notices: WatchNotices) -> None:
         self.interval, self._progress = context.config.log.every_steps, context.progress
+        self._first_step = context.progress.step
         self._train_step, self._non_finite, self._notices = train_step, non_finite, notices
         self._data_advice = DataAdvice()
 
@@ -101,8 +103,11 @@ class LogTraining(Action):
         counted = [job.meter.take(), job.finite.counts]
         if context.hooks is not None:
             counted.insert(0, context.hooks.vote(job.finite.counts))
+        compilations = job.ddp._connection.compilations
+        num_compiled = 0.0 if compilations is None else float(len(compilations.began_at))
+        counted.insert(0, job.finite.counts.new_full((1,), num_compiled))
         asked = time.perf_counter()
-        *sums, num_bad, _ = all_sum(torch.cat(counted)).tolist()
+        num_compiled, *sums, num_bad, _ = all_sum(torch.cat(counted)).tolist()
         blocked_s = time.perf_counter() - asked
         num_votes = 0.0 if context.hooks is None else sums.pop(0)
         if num_bad and not sums[1]:  # all were skipped
@@ -125,6 +130,8 @@ class LogTraining(Action):
         self._notices.report(context.reporter)
         if job.ddp.is_main_process():
             self._data_advice.check(context, data_share, blocked_s)
+        if num_compiled:
+            report_recompilations(context, self._first_step)
         context.end_if(num_votes)
 
 

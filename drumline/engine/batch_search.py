@@ -87,7 +87,7 @@ def search_batch(
     """Collective: try sizes on the job that `drumline train` would build. Nothing is written. `margin`: the fraction of
     the GPU's memory that a step has to leave free."""
     config = replace(config, train=replace(config.train, accumulate=1, micro_batch_size=None))
-    job = build_job(config, task_class(config), ddp)
+    job = build_job(config, task_class(config), ddp, step=config.train.step or "eager")
     on_gpu = ddp.device.type == "cuda"
     trials: list[Trial] = []
     try:

@@ -54,7 +54,7 @@ from drumline.tasks.base import Task
 from drumline.watch.heartbeat import Phase
 
 CAPTURING = ("graph", "compiled_graph", "auto")
-"""The values of `train.step` that capture a graph, or may do so."""
+"""The kinds of steps that capture a graph, or may do so."""
 
 
 @dataclass
@@ -103,6 +103,8 @@ class Job(EvaluationJob):
     finite: FiniteSteps
     batch: GlobalBatch
     data_fingerprint: str
+    step: str = "eager"
+    """The kind of its steps: a value of `train.step`."""
     uncapturable: str | None = None
     """Why the optimizer's step cannot be captured in a CUDA graph, as the end of a sentence; None: it can."""
     group_settings: list[dict[str, Any]] = field(default_factory=list)
@@ -129,7 +131,7 @@ def make_manager(config: Config, task: str = "", *, run: Path | None = None) -> 
         train_timeout_s=config.dist.train_timeout_s,
         seed=config.train.seed,
         deterministic=config.train.deterministic or is_elastic,
-        captures=config.train.step in CAPTURING,
+        captures=config.train.step in (None, *CAPTURING),
         threads=config.dist.threads or (1 if is_elastic else None),
         # The task's file may be in a different folder on each node.
         settings={**settings, "TASK": task.rpartition("/")[2]},
@@ -167,22 +169,38 @@ def choose_batch(train: TrainConfig, *, world_size: int, saved: Mapping[str, Any
     return GlobalBatch(size, 1, most, ranks, f"{note}, at most {most} at once")
 
 
+def choose_step(config: Config, device: torch.device, saved: Mapping[str, Any] | None = None) -> str:
+    """`train.step`; by default the kind that the run began with, and in a new run `auto` on a GPU, if its bits need not
+    be the same each time, otherwise `eager`. `saved`: the facts of the checkpoint that the run resumes from."""
+    if config.train.step is not None:
+        return config.train.step
+    began_with = None if saved is None else saved["config"].get("train.step", "eager")
+    if device.type != "cuda":
+        return began_with if began_with in ("compile", "auto") else "eager"
+    if began_with not in (None, "auto"):
+        return str(began_with)
+    is_exact = config.train.deterministic or config.train.exact == "elastic" or config.log.trace
+    return "eager" if is_exact else "auto"
+
+
 def build_job(
     config: Config,
     task: Task,
     ddp: DDPManager,
     batch: GlobalBatch | None = None,
     *,
+    step: str | None = None,
     on_data: Callable[[], None] = lambda: None,
     on_model: Callable[[nn.Module], None] | None = None,
 ) -> Job:
-    """Collective: build data, model and optimizer, and compare them across ranks. `batch`: the batch of the resumed
-    run; otherwise the settings decide. `on_data` is called when the data is built, `on_model` with the new
-    model, before it is compared."""
+    """Collective: build data, model and optimizer, and compare them across ranks. `batch` and `step`: those
+    of the resumed run; otherwise the settings decide. `on_data` is called when the data is built, `on_model` with the
+    new model, before it is compared."""
     ddp._connection.heartbeat.mark(Phase.START)
     device = ddp.device
     set_arithmetic(config.train, device)
-    in_graph = device.type == "cuda" and config.train.step in CAPTURING
+    step = step or choose_step(config, device)
+    in_graph = device.type == "cuda" and step in CAPTURING
     if in_graph:
         leave_default_stream(device)
     batch = batch or choose_batch(config.train, world_size=ddp.world_size)
@@ -225,6 +243,7 @@ def build_job(
         ),
         batch=batch,
         data_fingerprint=data_fingerprint,
+        step=step,
         uncapturable=make_capturable(optimizer, device, skips=skips) if in_graph else None,
         group_settings=group_settings(optimizer),  # with what makes it capturable
     )

@@ -59,6 +59,8 @@ def facts_of(
     began_with: dict[str, Any] = {}
     if before is not None:
         began_with = {"model.init": before["config"].get("model.init")}
+        if request.config.train.step is None:
+            began_with["train.step"] = before["config"].get("train.step", "eager")
         changed = {name: {"from": a, "to": b} for name, (a, b) in changed_settings(before, request).items()}
         reset = {"optimizer": "reset"} if resets_optimizer(before, request) else {}
         history = [*before.get("history", [])]
@@ -82,6 +84,10 @@ def facts_of(
 def changed_settings(before: Mapping[str, Any], request: RunRequest) -> dict[str, tuple[Any, Any]]:
     """The settings, with old and new values, that changed since the checkpoint and may change the result."""
     old, new = before["config"], flat(request.config)
+    if new["train.step"] is None:  # as the run began
+        del new["train.step"]
+    elif old.get("train.step") is None:
+        old = {**old, "train.step": before.get("step") or "eager"}
     changed = {
         name: (old[name], new[name])
         for name in new

@@ -19,7 +19,7 @@ from drumline.distributed.determinism import explain_refused_kernels
 from drumline.engine.actions import FirstStep
 from drumline.engine.failure_report import is_own, out_of_memory
 from drumline.engine.initial_weights import load_initial_weights
-from drumline.engine.job import Job, Progress, build_job, check_streams, choose_batch, count_steps
+from drumline.engine.job import Job, Progress, build_job, check_streams, choose_batch, choose_step, count_steps
 from drumline.engine.loop import Loop, between_steps
 from drumline.engine.non_finite import NonFinite
 from drumline.engine.output import StartClock, WatchNotices, divert_output, open_reporter, report_end, report_start
@@ -28,6 +28,7 @@ from drumline.engine.resume import begin_launch, find_newest, report_recovery, r
 from drumline.engine.run_context import RunContext, RunRequest, facts_of
 from drumline.engine.run_folder import RunFolder, locked, set_aside, write_whole
 from drumline.engine.saver import Saver
+from drumline.engine.steps.capture_checks import find_unsafe
 from drumline.engine.steps.choice import make_step
 from drumline.engine.steps.eager import AnyStep
 from drumline.engine.steps.warm_up import warm_up
@@ -70,7 +71,9 @@ def train(
         begin = None
         if found is None and config.model.init is not None:
             begin = partial(load_initial_weights, config.model, ddp=ddp, report=reporter.report)
-        job = build_job(config, task_class(config), ddp, batch, on_data=partial(clock.mark, "data"), on_model=begin)
+        step = choose_step(config, ddp.device, saved)
+        built = partial(clock.mark, "data")
+        job = build_job(config, task_class(config), ddp, batch, step=step, on_data=built, on_model=begin)
         stack.callback(job.close)
         clock.mark("model")
 
@@ -204,7 +207,17 @@ def _write_environment(context: RunContext) -> None:
 def _make_step(context: RunContext, facts: dict[str, Any], stack: ExitStack) -> tuple[AnyStep, TracedStep | None]:
     """The step; if it is traced, also as a TracedStep."""
     remember = partial(facts.__setitem__, "step")
-    step = make_step(context.job, context.config, chosen=facts["step"], on_choice=remember, note=context.note)
+    hooks = [] if context.hooks is None else context.hooks.hooks
+    is_default = context.job.step == "auto" and context.config.train.step is None
+    step = make_step(
+        context.job,
+        context.config,
+        chosen=facts["step"],
+        num_steps=context.total_steps - context.progress.step,
+        uncaptured=find_unsafe(context.job, context.config, hooks) if is_default else None,
+        on_choice=remember,
+        note=context.note,
+    )
     if not context.config.log.trace:
         return step, None
     traced = TracedStep(step, context)

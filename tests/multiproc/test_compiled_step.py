@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from drumline.config.schema import DistConfig, OptimConfig
+from drumline.config.schema import Config, DistConfig, OptimConfig
+from drumline.engine.job import Progress, make_manager
+from drumline.engine.run_context import RunRequest
+from drumline.engine.train import train
 from drumline.metrics.events import read_events
 from drumline.tasks.base import Loss
+from drumline.tasks.hook import Hook, Run
+from drumline.watch.heartbeat import HeartbeatWriter, Phase, read_heartbeat
+from drumline.watch.rank import job_connection
 from tests.jobs import Classify, make_config, newest, train_here
 from tests.ranks import run_ranks
 
@@ -83,6 +92,58 @@ def refuse_to_compile(*given: Any) -> None:
     raise NotImplementedError("no compiler knows odd_backward")
 
 
+class Rescales(Hook):
+    def after_step(self, run: Run) -> None:
+        if run.step == 8:
+            run.task.scale = 2.0  # type: ignore[attr-defined]
+
+
+class Uneven(Classify):
+    """On rank 1 the graph breaks, and a number that it was compiled for changes after eight steps."""
+
+    scale = 1.0
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.breaks = os.environ["RANK"] == "1"
+
+    def hooks(self) -> list[Hook]:
+        return [Rescales()]
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
+        inputs, targets = batch
+        scores = model(inputs)
+        if self.breaks:
+            torch._dynamo.graph_break()
+        return Loss(
+            functional.cross_entropy(scores, targets, reduction="sum") * self.scale,
+            metrics={"accuracy": (scores.argmax(1) == targets).sum()},
+        )
+
+
+TIMEOUT_S, SLOW_S = 4.0, 5.5
+
+
+def train_unevenly(config: Config, run: Path) -> None:
+    """Rank 1 compiles for longer than a collective may take."""
+    rank, slept = os.environ["RANK"], []
+
+    def compile_slowly(_: object) -> None:
+        if rank == "1" and not slept:
+            slept.append(time.sleep(SLOW_S))
+
+    run.mkdir(exist_ok=True)
+    job_connection.HeartbeatWriter = partial(HeartbeatWriter, run / f"heartbeat-{rank}")  # type: ignore[misc,assignment]
+    torch.compile = partial(torch.compile, backend="eager")  # type: ignore[assignment]  # fast; its graphs are the same
+    ddp = make_manager(replace(config, dist=replace(config.dist, train_timeout_s=TIMEOUT_S, same_code=False)))
+    ddp.setup()
+    torch._dynamo.on_compile_start(compile_slowly)
+    try:
+        train(RunRequest("test", config, run, False, ("test",)), Uneven, ddp, Progress())
+    finally:
+        ddp.cleanup()
+
+
 def train_in_all_ways(runs: Path) -> None:
     """One after the other in one process: to load torch's compiler takes longer than all of them."""
     train_here(SHORT, Probed, runs / "eager")
@@ -101,6 +162,8 @@ def train_in_all_ways(runs: Path) -> None:
     inductor.cpp.cxx = ("no-such-compiler",)
     inductor.force_disable_caches = True
     train_here(compiled, Probed, runs / "without a compiler")
+    torch._dynamo.reset()
+    train_unevenly(replace(compiled, train=replace(compiled.train, epochs=3)), runs / "uneven")
 
 
 @pytest.fixture(scope="module")
@@ -138,3 +201,24 @@ def test_a_backward_pass_that_cannot_be_compiled_falls_back_too(runs: Path) -> N
     assert "because torch.compile failed: " in warning["message"]
     assert "no compiler knows odd_backward" in warning["message"]
     assert losses(runs / "odd, compile") == losses(runs / "odd, eager")
+
+
+def test_ranks_wait_for_one_that_compiles_outside_of_collectives_and_hear_what_it_made(runs: Path) -> None:
+    spent = []
+    for rank in range(2):
+        heartbeat = read_heartbeat(runs / "uneven" / f"heartbeat-{rank}")
+        assert heartbeat is not None
+        spent.append([seconds / 1e9 for seconds in heartbeat.spent_ns])
+    assert spent[1][Phase.COMPILE] >= SLOW_S
+    assert spent[0][Phase.COMPILED] >= TIMEOUT_S > max(spent[0][phase] for phase in (Phase.FORWARD, Phase.BACKWARD))
+    [different, *again] = [event["message"] for event in events(runs / "uneven", "warning")]
+    assert different.startswith("ranks differ in what torch.compile made of Uneven.loss(): rank 0 (")
+    assert ": 1 graph, 0 graph breaks, " in different
+    assert ", 1 graph break, " in different.partition("; rank 1 (")[2]
+    assert len(again) == 2
+    assert again[0].startswith("torch compiled Uneven.loss() again at step 8 on rank 0: ")
+    assert "loss (test_compiled_step.py:" in again[1]
+    assert " again at step 8 on rank 1: " in again[1]
+    assert all(
+        "scale" in message and "Try: keep what changes from step to step in a tensor" in message for message in again
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from drumline.engine.job import build_job, make_manager
 from drumline.engine.steps.choice import make_step
 from drumline.errors import UsageError
@@ -17,7 +19,7 @@ def kinds(*settings: tuple[str, str | None]) -> list[str]:
         job = build_job(config, Classify(config), ddp)
         for step, chosen in settings:
             try:
-                found.append(type(make_step(job, make_config(step=step), chosen=chosen)).__name__)
+                found.append(type(make_step(replace(job, step=step), make_config(step=step), chosen=chosen)).__name__)
             except UsageError as error:
                 found.append(str(error))
     return found

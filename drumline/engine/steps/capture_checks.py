@@ -8,7 +8,7 @@ import random
 import traceback
 import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,10 @@ from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 from torch.optim import Optimizer
 
+from drumline.config.schema import Config
+from drumline.engine.job import Job
+from drumline.tasks.hook import Hook
+from drumline.tasks.ready_hooks import EMA, EarlyStopping, LogSamples
 from drumline.user_code import is_users_file
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -149,3 +153,15 @@ def user_line(error: BaseException) -> str:
     frames = traceback.extract_tb(first.__traceback__)
     own = [frame for frame in frames if is_users_file(frame.filename)]
     return f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
+
+
+def find_unsafe(job: Job, config: Config, hooks: Sequence[Hook]) -> str | None:
+    """Why a run that does not ask for captured steps should not get them: later steps may compute something else."""
+    if config.dist.find_unused_parameters:
+        return "the parameters in use may change (--dist.find_unused_parameters)"
+    if job.ddp.backend == "gloo":
+        return "gloo reduces the gradients, on the host"
+    for hook in hooks:
+        if type(hook) not in (EMA, EarlyStopping, LogSamples):
+            return f"the hook {type(hook).__name__} may change what a step computes"
+    return find_hook(job.model, job.optimizer)

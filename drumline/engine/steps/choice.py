@@ -15,14 +15,20 @@ from drumline.config.schema import Config
 from drumline.data.loader import Step
 from drumline.distributed.collectives import all_sum
 from drumline.engine.job import Job
+from drumline.engine.steps.compilation import compile_before
 from drumline.engine.steps.eager import AnyStep, LossFunction, LossParts, TrainStep, loss_function
 from drumline.engine.steps.elastic import ElasticStep
 from drumline.engine.steps.graph import GraphStep
 from drumline.errors import UsageError, log
+from drumline.text import duration
 
 # Enough steps to compile and to capture, so that a kind reaches its full speed.
 WARM_UP_STEPS = 20
 TIMED_STEPS = 12
+COMPILED, CAPTURED = ("compile", "compiled_graph"), ("graph", "compiled_graph")
+# A compilation takes a minute or more: in less time than this it is not regained.
+SHORTEST_COMPILED_S = 300.0
+MOST_MEMORY = 0.45  # of a GPU, before graphs are captured
 
 
 def _ignore(_: str) -> None: ...
@@ -33,10 +39,13 @@ def make_step(
     config: Config,
     *,
     chosen: str | None = None,
+    num_steps: int | None = None,
+    uncaptured: str | None = None,
     on_choice: Callable[[str], None] = _ignore,
     note: Callable[[str], None] = _ignore,
 ) -> AnyStep:
-    """`chosen`: the earlier choice of `auto` in this run; `on_choice` gets a new one. `note` logs a message."""
+    """`chosen`: the earlier choice of `auto` in this run; `on_choice` gets a new one. `num_steps`: how many are left.
+    `uncaptured`: why `auto` is not to try captured steps, as the end of a sentence. `note` logs a message."""
     if config.train.exact == "elastic":
         return ElasticStep(
             job,
@@ -48,16 +57,21 @@ def make_step(
     settings: dict[str, Any] = {"clip_norm": config.optim.clip_norm, "sends_buffers": config.dist.broadcast_buffers}
     kinds: dict[str, Callable[[], AnyStep]] = {
         "eager": lambda: TrainStep(job, **settings),
-        "compile": lambda: CompiledStep(job, **settings),
+        "compile": lambda: CompiledStep(job, note=note, **settings),
     }
-    if job.ddp.device.type == "cuda" and job.uncapturable is None:
+    uncapturable = job.uncapturable or uncaptured
+    if job.ddp.device.type == "cuda" and uncapturable is None:
         kinds["graph"] = lambda: GraphStep(kinds["eager"](), job, note=note)
         kinds["compiled_graph"] = lambda: GraphStep(kinds["compile"](), job, note=note)
-    if config.train.step == "auto" and chosen not in kinds:
-        if job.uncapturable is not None:
-            note(f"captured steps are left out: {job.uncapturable}")
-        return AutoStep(kinds, device=job.ddp.device, on_choice=on_choice, note=note)
-    wanted = chosen if chosen and config.train.step == "auto" else config.train.step
+    if job.step == "auto" and chosen not in kinds:
+        trial = len(kinds) * (WARM_UP_STEPS + TIMED_STEPS)
+        if config.train.step is None and num_steps is not None and num_steps < 2 * trial:
+            note(f"steps run as eager: {num_steps} are too few to try others (--train.step auto tries them)")
+            return kinds["eager"]()
+        if uncapturable is not None:
+            note(f"captured steps are left out: {uncapturable}")
+        return AutoStep(kinds, device=job.ddp.device, num_steps=num_steps, on_choice=on_choice, note=note)
+    wanted = chosen if chosen and job.step == "auto" else job.step
     if wanted not in kinds and job.uncapturable is not None:
         raise UsageError(
             f"--train.step {wanted} cannot capture the steps of this optimizer: {job.uncapturable}",
@@ -79,12 +93,16 @@ class AutoStep:
         kinds: Mapping[str, Callable[[], AnyStep]],
         *,
         device: torch.device,
+        num_steps: int | None = None,
         on_choice: Callable[[str], None],
         note: Callable[[str], None],
     ) -> None:
+        """The first kind is the one that the others are to be faster than. `num_steps`: how many are left."""
         self._left = list(kinds.items())
         self._device, self._on_choice, self._note = device, on_choice, note
-        self._steps: dict[str, AnyStep] = {}
+        self._num_steps = num_steps
+        self._not_tried = ""
+        self._fastest: tuple[float, str, AnyStep] | None = None
         self._seconds: dict[str, float] = {}
         self._is_settled = False
         self.grad_norm: Tensor | None = None
@@ -100,12 +118,12 @@ class AutoStep:
 
     def _try_next(self) -> None:
         self._name, make = self._left.pop(0)
-        self._step = self._steps[self._name] = make()
+        self._step = make()
         self._num_taken = self._num_samples = 0
         self._times: list[tuple[float | torch.cuda.Event, float | torch.cuda.Event]] = []
 
     def _count(self, step: Step, begin: float | torch.cuda.Event) -> None:
-        """Collective at the last step of the trial."""
+        """Collective at the last step of each trial."""
         self._num_taken += 1
         if self._num_taken <= WARM_UP_STEPS:
             return
@@ -113,19 +131,44 @@ class AutoStep:
         self._num_samples += step.plan.global_size
         if len(self._times) < TIMED_STEPS:
             return
-        self._seconds[self._name] = sum(_seconds_between(*pair) for pair in self._times) / self._num_samples
+        own = sum(_seconds_between(*pair) for pair in self._times) / self._num_samples
+        measured = torch.tensor([own, _is_memory_used(self._device), 1.0], device=self._device)
+        seconds, num_full, num_ranks = all_sum(measured).tolist()
+        if not self._seconds:
+            self._leave_out(seconds / num_ranks * step.plan.global_size, is_full=num_full > 0)
+        self._seconds[self._name] = seconds
+        if self._fastest is None or seconds < self._fastest[0]:
+            self._fastest = seconds, self._name, self._step
+        self._step = self._fastest[2]  # frees the memory of the slower one's graphs
         if self._left:
             self._try_next()
-            return
-        mine = torch.tensor(list(self._seconds.values()), device=self._device)
-        times = dict(zip(self._seconds, all_sum(mine).tolist(), strict=True))
-        choice = min(times, key=times.__getitem__)
-        self._is_settled = True
-        self._step = self._steps[choice]
-        self._steps = {}  # frees the memory of their graphs
-        others = ", ".join(f"{name} {seconds / times[choice]:.2f}" for name, seconds in times.items())
+        else:
+            self._settle(*self._fastest)
+
+    def _leave_out(self, step_s: float, *, is_full: bool) -> None:
+        """After the first trial: the kinds that would cost more than they gain, or more memory than there is."""
+        reasons = []
+        if self._num_steps is not None and (rest_s := step_s * self._num_steps) < SHORTEST_COMPILED_S:
+            reasons.append((COMPILED, f"the run takes {duration(rest_s)}"))
+        if is_full:
+            reasons.append((CAPTURED, "too little memory is left for graphs"))
+        for kinds, reason in reasons:
+            if names := [name for name, _ in self._left if name in kinds]:
+                self._left = [one for one in self._left if one[0] not in kinds]
+                self._not_tried += f"; not tried: {', '.join(names)} ({reason})"
+
+    def _settle(self, seconds: float, choice: str, step: AnyStep) -> None:
+        self._is_settled, self._step, self._fastest = True, step, None
+        others = ", ".join(f"{name} {own / seconds:.2f}" for name, own in self._seconds.items())
         self._on_choice(choice)
-        self._note(f"steps run as {choice}, the fastest here; time per step relative to it: {others}")
+        self._note(f"steps run as {choice}, the fastest here; time per step relative to it: {others}{self._not_tried}")
+
+
+def _is_memory_used(device: torch.device) -> bool:
+    """Whether a GPU has too little memory left for graphs, which allocate for themselves what a step needs."""
+    if device.type != "cuda":
+        return False
+    return torch.cuda.max_memory_reserved(device) > MOST_MEMORY * torch.cuda.get_device_properties(device).total_memory
 
 
 def _time_point(device: torch.device) -> float | torch.cuda.Event:
@@ -151,15 +194,22 @@ class CompiledStep:
     """`--train.step compile`: the task's loss, with the model's forward and backward pass, compiled by torch. The short
     batch at the end of an epoch is not compiled: that would cost more than it gains."""
 
-    def __init__(self, job: Job, **settings: Any) -> None:
+    def __init__(self, job: Job, *, note: Callable[[str], None] = _ignore, **settings: Any) -> None:
+        """`note` logs a message."""
+        self._job, self._note = job, note
         self._batch_size = job.batch.size
+        self._is_compiled = False
         self._full = TrainStep(job, compute_loss=compiled(loss_function(job.task)), **settings)
+        job.ddp._connection.mark_compilations()  # the compiler is loaded by now
         self._short = TrainStep(job, **settings)
         self.grad_norm: Tensor | None = None
 
     def __call__(self, step: Step) -> None:
         """Collective: one optimizer step."""
         inner = self._full if step.plan.global_size == self._batch_size else self._short
+        if inner is self._full and not self._is_compiled:
+            step = compile_before(step, inner.compute_loss, self._job, note=self._note)
+            self._is_compiled = True
         inner(step)
         self.grad_norm = inner.grad_norm
 

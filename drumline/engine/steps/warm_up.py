@@ -69,17 +69,17 @@ def warm_up(job: Job, config: Config, *, note: Callable[[str], None]) -> None:
 @contextmanager
 def dry_run(job: Job) -> Iterator[Task]:
     """To call the task's loss outside a step, on the copy of the task that this yields. Afterwards random numbers,
-    buffers, modes and attributes of modules are restored."""
+    buffers, modes and attributes of modules are restored; those of the task too, where a compiled loss calls it."""
     rng, buffers = capture_rng(job.ddp.device), LiveBuffers(job.model)
     before = buffers.keep()
-    attributes = [(module, dict(vars(module))) for module in job.model.modules()]
+    attributes = [(holder, dict(vars(holder))) for holder in (job.task, *job.model.modules())]
     try:
         # Attributes that its loss sets, to count calls for example, are set on the copy.
         yield copy.copy(job.task)
     finally:
-        for module, kept in attributes:
-            vars(module).clear()
-            vars(module).update(kept)
+        for holder, kept in attributes:
+            vars(holder).clear()
+            vars(holder).update(kept)
         buffers.put_back(before)
         restore_rng(rng, job.ddp.device)
 
