@@ -53,6 +53,8 @@ class Phase(IntEnum):
     COMPILED = 13  # its own compilation is done; it waits for those of the other ranks
 
 
+COMPILE_FACTOR = 6
+"""How many times `watch.hang_s` a rank may compile, an hour by default: torch may take minutes for a large model."""
 # As plain numbers, for the hot path: enum lookup and arithmetic would take a fifth of a mark's time.
 DATA, FORWARD, BACKWARD, OPTIMIZER = (
     int(phase) for phase in (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)

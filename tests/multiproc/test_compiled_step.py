@@ -92,14 +92,28 @@ def refuse_to_compile(*given: Any) -> None:
     raise NotImplementedError("no compiler knows odd_backward")
 
 
-class Rescales(Hook):
+TIMEOUT_S, SLOW_S = 4.0, 5.5
+
+
+class Disturbs(Hook):
+    """Rank 1 compiles for longer than a collective may take; after eight steps a number of the loss changes."""
+
+    def start(self, run: Run) -> None:
+        slept: list[None] = []
+
+        def compile_slowly(_: object) -> None:
+            if run.rank == 1 and not slept:
+                slept.append(time.sleep(SLOW_S))
+
+        torch._dynamo.on_compile_start(compile_slowly)
+
     def after_step(self, run: Run) -> None:
         if run.step == 8:
             run.task.scale = 2.0  # type: ignore[attr-defined]
 
 
 class Uneven(Classify):
-    """On rank 1 the graph breaks, and a number that it was compiled for changes after eight steps."""
+    """On rank 1 its graph breaks."""
 
     scale = 1.0
 
@@ -108,7 +122,7 @@ class Uneven(Classify):
         self.breaks = os.environ["RANK"] == "1"
 
     def hooks(self) -> list[Hook]:
-        return [Rescales()]
+        return [Disturbs()]
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
         inputs, targets = batch
@@ -121,23 +135,13 @@ class Uneven(Classify):
         )
 
 
-TIMEOUT_S, SLOW_S = 4.0, 5.5
-
-
 def train_unevenly(config: Config, run: Path) -> None:
-    """Rank 1 compiles for longer than a collective may take."""
-    rank, slept = os.environ["RANK"], []
-
-    def compile_slowly(_: object) -> None:
-        if rank == "1" and not slept:
-            slept.append(time.sleep(SLOW_S))
-
+    rank = os.environ["RANK"]
     run.mkdir(exist_ok=True)
     job_connection.HeartbeatWriter = partial(HeartbeatWriter, run / f"heartbeat-{rank}")  # type: ignore[misc,assignment]
     torch.compile = partial(torch.compile, backend="eager")  # type: ignore[assignment]  # fast; its graphs are the same
     ddp = make_manager(replace(config, dist=replace(config.dist, train_timeout_s=TIMEOUT_S, same_code=False)))
     ddp.setup()
-    torch._dynamo.on_compile_start(compile_slowly)
     try:
         train(RunRequest("test", config, run, False, ("test",)), Uneven, ddp, Progress())
     finally:

@@ -24,8 +24,7 @@ from drumline.engine.steps import eager
 from drumline.engine.steps.warm_up import dry_run
 from drumline.errors import TrainingError, log
 from drumline.text import by_rank, duration, named_ranks, plural
-from drumline.watch.diagnosis.watchdog import COMPILE_FACTOR
-from drumline.watch.heartbeat import Phase
+from drumline.watch.heartbeat import COMPILE_FACTOR, Phase
 
 FIRST_STEPS = 5
 """Shapes that vary lead to a second, more general compilation in the first steps, which is usual."""

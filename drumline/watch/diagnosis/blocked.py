@@ -86,7 +86,8 @@ def find_blocked(evidence: Evidence) -> Diagnosis | None:
             "state D cannot be killed before its storage answers"
         )
     elif rank.phase is Phase.COMPILE:
-        cause, what = Cause.COMPILING, f"has been {evidence.where(rank)}, for {duration(rank.still_s)}"
+        at = f", at step {rank.step}" if evidence.has_steps else ""
+        cause, what = Cause.COMPILING, f"has been {PHASES[rank.phase]} for {duration(rank.still_s)}{at}"
         next_step = "wait: a large model may take minutes; TORCH_LOGS=dynamo,inductor shows what torch compiles"
     # In data only if the innermost call is the user's own: a rank that waits for a worker may only answer late.
     elif rank.answers is False and (not loads or users_frame(rank.stack[:1])):

@@ -18,16 +18,8 @@ OUT_OF_LOOP = (Phase.LEAVING, Phase.LEFT)
 _ORDERLY_EXITS = (0, 75)  # done, or preempted after a save
 # The order within a step: the count of micro-batches increases before a forward pass, so data comes after backward.
 # Ranks that evaluate or save are not compared.
-_ORDER = {
-    Phase.BETWEEN: 0,
-    Phase.FORWARD: 1,
-    Phase.USER: 1,
-    Phase.COMPILE: 1,
-    Phase.BACKWARD: 2,
-    Phase.COMPILED: 2,
-    Phase.OPTIMIZER: 3,
-    Phase.DATA: 4,
-}
+_ORDER = {Phase.BETWEEN: 0, Phase.FORWARD: 1, Phase.USER: 1, Phase.BACKWARD: 2, Phase.OPTIMIZER: 3, Phase.DATA: 4}
+_ORDER |= {Phase.COMPILE: 1, Phase.COMPILED: 2}
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from drumline.watch.diagnosis.exited import find_exited, find_lost_connection
 from drumline.watch.diagnosis.mismatch import find_left_early, find_mismatch, find_teardown
 from drumline.watch.diagnosis.triggers import STILL_S, UNTIMED, IdleTime, exit_symptoms, other_symptoms
 from drumline.watch.diagnosis.unreachable import find_late_node, find_never_seen, find_unreachable
-from drumline.watch.heartbeat import Phase
+from drumline.watch.heartbeat import COMPILE_FACTOR, Phase
 
 _SUSPECT_S, _SUSPECT_SLOW_S = 2.0, 5.0
 _AGAIN_S, _SOON_S = 5.0, 0.5
@@ -34,8 +34,6 @@ _SLOW_S, _SLOW_IDLE_S = 60.0, 10.0
 """When a long phase is reported: if the rank computes, and if it does not."""
 _START_S = 60.0  # the least time for the first steps: libraries are loaded and kernels compiled in them
 _REPEAT_S = 30.0
-COMPILE_FACTOR = 6
-"""How many times `hang_s` a rank may compile: an hour by default. torch may take minutes for a large model."""
 _COMPILE_S = 600.0  # when a compilation is reported, at the latest after half of its time
 _NUM_FIRST_STEPS, _NUM_FIRST_MARKS, _NUM_FIRST_MOVES = 3, 40, 5
 _NUM_RECENT = 10

@@ -207,7 +207,7 @@ WHOLE = [
     pytest.param(
         cluster(late_rank(5, Phase.COMPILE, cpu=0.98, state="R", age_s=900.0)),
         Cause.COMPILING,
-        "stall: rank 5 on node-b has been in torch.compile since step 812, for 15 min 00 s; 7 ranks are blocked in "
+        "stall: rank 5 on node-b has been in torch.compile for 15 min 00 s, at step 812; 7 ranks are blocked in "
         "all_reduce #4410. Try: wait: a large model may take minutes; TORCH_LOGS=dynamo,inductor shows what torch "
         "compiles",
         id="compiling",
