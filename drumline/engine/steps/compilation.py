@@ -97,7 +97,7 @@ def _wait_for_ranks(job: Job) -> None:
                 f"{named_ranks(missing)} did not finish torch.compile within {duration(limit_s)}",
                 next_step="use --train.step eager, or raise --dist.train_timeout_s: the limit is a multiple of it",
             )
-        time.sleep(_POLL_S)
+        time.sleep(max(_POLL_S, ddp.world_size / 1000))  # the store answers all ranks
     if ddp.is_main_process():
         here.set("all", "done")
 
