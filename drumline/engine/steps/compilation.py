@@ -138,16 +138,18 @@ def report_recompilations(context: RunContext, first_step: int) -> None:
 def _recompiled(began_at: Mapping[str, int]) -> Iterator[dict[str, Any]]:
     from torch._dynamo.utils import get_compilation_metrics
 
-    for metrics in get_compilation_metrics():
-        if metrics.recompile_reason and metrics.compile_id in began_at:
+    # After torch._dynamo.reset() the ids begin again.
+    newest = {metrics.compile_id: metrics for metrics in get_compilation_metrics() if metrics.co_name}
+    for number, metrics in newest.items():
+        if number in began_at and metrics.recompile_reason:
             name, file = _AFTER_BREAK.sub(r"\1", metrics.co_name), Path(metrics.co_filename).name
             yield {
                 # Empty: the task's loss, which is compiled inside a function of ours.
                 "function": ""
                 if metrics.co_filename == eager.__file__
                 else f"{name} ({file}:{metrics.co_firstlineno})",
-                "step": began_at[metrics.compile_id],
-                "reason": _ID.sub("", metrics.recompile_reason.partition("\n")[0])[:200],
+                "step": began_at[number],
+                "reason": " ".join(_ID.sub("", metrics.recompile_reason.partition("\n")[0]).split())[:200],
             }
 
 
