@@ -92,6 +92,8 @@ def render_entry(flag: str, takes: str, doc: str, *, default: str | None = None,
     head = f"  {flag}  {takes}".rstrip() + ("" if default is None else f"  [{default}]")
     if len(head) > width:  # what does not fit beside the flag goes below it, in one piece
         head = head.replace("  [", f"\n{' ' * DOC_INDENT}[")
+    if len(head.partition("\n")[0]) > width:
+        head = head.replace(f"  {takes}", f"\n{' ' * DOC_INDENT}{takes}", 1)
     return "\n".join([head, *_wrapped(doc, width, indent=DOC_INDENT)])
 
 

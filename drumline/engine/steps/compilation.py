@@ -139,7 +139,7 @@ def _recompiled(began_at: Mapping[str, int]) -> Iterator[dict[str, Any]]:
     from torch._dynamo.utils import get_compilation_metrics
 
     # After torch._dynamo.reset() the ids begin again.
-    newest = {metrics.compile_id: metrics for metrics in get_compilation_metrics() if metrics.co_name}
+    newest: dict[Any, Any] = {metrics.compile_id: metrics for metrics in get_compilation_metrics() if metrics.co_name}
     for number, metrics in newest.items():
         if number in began_at and metrics.recompile_reason:
             name, file = _AFTER_BREAK.sub(r"\1", metrics.co_name), Path(metrics.co_filename).name
