@@ -15,7 +15,7 @@ from drumline.errors import MissingExtraError
 from drumline.metrics.events import EventLog, Reporter
 from drumline.metrics.trackers import tracking
 from drumline.metrics.trackers.mlflow import MLflow
-from drumline.metrics.trackers.tracker import Outcome, Record, record_of
+from drumline.metrics.trackers.tracker import Outcome, Record, past_events, record_of
 from drumline.metrics.trackers.tracking import Tracking, has_unfinished_tracker
 from drumline.metrics.trackers.wandb import WeightsAndBiases
 
@@ -169,6 +169,19 @@ def test_a_resumed_run_continues_and_has_each_step_once(tmp_path: Path, had: int
     assert {run for run, _ in first.opened + tracker.opened} == {first.opened[0][0]}, "one run"
     assert tracker.opened[0][1] == 4
     assert tracker.losses() == expected
+
+
+def test_what_a_later_start_repeats_is_not_read_twice(tmp_path: Path) -> None:
+    """The second start resumed from 5; the third from 3, as what was saved at 5 is corrupt."""
+    path = tmp_path / "events.jsonl"
+    with Reporter([EventLog(path)], rank=0, host="a") as reporter:
+        for resumed_from, steps in ((None, (1, 2, 3, 4, 5)), (5, (6,)), (3, (4, 5))):
+            reporter.report("start", step=0)
+            if resumed_from is not None:
+                reporter.report("resume", step=resumed_from)
+            for step in steps:
+                reporter.report("train", step=step, loss=0.1)
+    assert [event["step"] for event in past_events(path)] == [1, 2, 3]
 
 
 def test_a_start_from_the_first_step_repeats_all(tmp_path: Path) -> None:
