@@ -753,3 +753,7 @@ def test_ranks_that_have_compiled_are_not_blamed_for_the_one_that_has_not() -> N
     reads = rank_state(3, phase=Phase.DATA, micro=0, age_s=320.0)
     diagnosis = found(cluster(*waiting, reads, world_size=4))
     assert (diagnosis.cause, diagnosis.rank) == (Cause.DATASET, 3)
+    # A recompilation in the forward pass; the others compute while they wait, and have no records.
+    busy = [rank_state(rank, phase=Phase.BACKWARD, cpu=0.9) for rank in (0, 1, 2)]
+    diagnosis = found(cluster(*busy, rank_state(3, phase=Phase.COMPILE, micro=1), world_size=4))
+    assert (diagnosis.cause, diagnosis.rank) == (Cause.COMPILING, 3)
