@@ -101,9 +101,9 @@ class DDPManager:
         if self._deterministic:
             os.environ.setdefault(*determinism.CUBLAS_WORKSPACE)
             determinism.use_deterministic_kernels()
-        self._device = choose_device(self._wanted_device, local_rank=self._topology.local_rank)
-        if self._captures and self._device.type == "cuda":
+        if self._captures:
             os.environ.setdefault(*group.NO_REGISTRATION)
+        self._device = choose_device(self._wanted_device, local_rank=self._topology.local_rank)
         with self._connection.node_watch(self._watch, run=self._run, environment=os.environ) as node:
             if topology is not None:
                 self._connection.rendezvous = self._join(topology, self._device, node)

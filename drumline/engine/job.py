@@ -124,6 +124,7 @@ def make_manager(config: Config, task: str = "", *, run: Path | None = None) -> 
     """This rank's DDPManager, from the settings. `task`: the user's name for it. `run`: its folder."""
     is_elastic = config.train.exact == "elastic"
     settings = {name: value for name, value in flat(config).items() if name != "data.dir"}
+    by_default = config.train.step is None and config.dist.device != "cpu" and torch.cuda.is_available()
     return DDPManager(
         device=config.dist.device,
         backend=config.dist.backend,
@@ -131,7 +132,7 @@ def make_manager(config: Config, task: str = "", *, run: Path | None = None) -> 
         train_timeout_s=config.dist.train_timeout_s,
         seed=config.train.seed,
         deterministic=config.train.deterministic or is_elastic,
-        captures=config.train.step in (None, *CAPTURING),
+        captures=by_default or config.train.step in CAPTURING,
         threads=config.dist.threads or (1 if is_elastic else None),
         # The task's file may be in a different folder on each node.
         settings={**settings, "TASK": task.rpartition("/")[2]},
