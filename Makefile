@@ -52,6 +52,10 @@ bench-gpu: .venv/ready ## compare steps, images and tokens on one GPU with Light
 bench-data: .venv/ready ## what a batch costs on its way from workers to the training process
 	$(BIN)/python -m benchmarks loading --device cpu
 
+compare: .venv/ready ## five jobs in Lightning, Accelerate, HF Trainer and Drumline on two ranks: the tables of docs/compare.md
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable $(LINT) --editable ".[bench]"
+	$(BIN)/python examples/compare/run.py
+
 bench-exact: .venv/ready ## what exactness costs: the elastic step, the sample ledger, comparing replicas
 	$(BIN)/python -m benchmarks elastic --device cpu
 	$(BIN)/python -m benchmarks.ledger
@@ -98,4 +102,4 @@ soak-demo: .venv/ready ## run the demo to its end: does it reach its accuracy?
 clean: ## remove what the targets above made
 	rm -rf .venv .venv-newest runs build *.egg-info $(LINT)/build $(LINT)/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo check quick docs tools test bench bench-gpu bench-data bench-exact bench-doctor bench-preflight bench-watch bench-lint soak-exact soak-properties soak-demo soak-restarts soak-faults soak-storm soak-calm soak-forks test-newest clean
+.PHONY: help setup demo check quick docs tools test bench bench-gpu bench-data compare bench-exact bench-doctor bench-preflight bench-watch bench-lint soak-exact soak-properties soak-demo soak-restarts soak-faults soak-storm soak-calm soak-forks test-newest clean
