@@ -164,7 +164,7 @@ def compare_tokens(path: Path, folder: Path) -> dict[str, str]:
         true = cross_entropy(ended.model(Words())(batch["tokens"]).transpose(1, 2), batch["labels"])
     alone = run(path, folder / "alone", ranks=1)
     return {
-        "tokens counted": f"{ended.numbers['counted']:.0f} of {(batch['labels'] != -100).sum()}",
+        "tokens counted": f"{ended.numbers['counted']:,.0f} of {(batch['labels'] != -100).sum().item():,}",
         "loss reported": f"{ended.numbers['loss']:.5f}",
         "loss of these weights": f"{true:.5f}",
         "largest difference of a weight, 1 and 2 ranks": f"{difference(ended.weights, alone.weights):.1e}",
@@ -237,7 +237,7 @@ def main() -> None:
             print(line, flush=True)
     if "accelerate" in given.only and "tokens" in jobs:
         plain = run(HERE / "tokens_accelerate_plain.py", folder / "tokens_accelerate_plain")
-        print(f"\na plain loop on Accelerate counts {plain.numbers['counted']:.0f} tokens")
+        print(f"\na plain loop on Accelerate counts {plain.numbers['counted']:,.0f} tokens")
 
 
 if __name__ == "__main__":
