@@ -16,7 +16,7 @@ train_loader = DataLoader(spirals(1000, seed=1), batch_size=64 // RANKS, shuffle
 eval_loader = DataLoader(spirals(501, seed=2), batch_size=64 // RANKS)
 net, optimizer, train_loader, eval_loader = accelerator.prepare(net, optimizer, train_loader, eval_loader)
 
-for _epoch in range(10):
+for _epoch in range(30):
     net.train()
     for batch in train_loader:
         loss = cross_entropy(net(batch["points"]), batch["labels"])

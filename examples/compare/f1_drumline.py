@@ -8,7 +8,7 @@ from drumline import Loss, Task
 
 
 class Job(Task):
-    defaults = {"train.epochs": 10, "train.batch_size": 64, "optim.name": "adamw", "optim.lr": 0.01}
+    defaults = {"train.epochs": 30, "train.batch_size": 64, "optim.name": "adamw", "optim.lr": 0.01}
     best_metric, higher_is_better = "f1", True
 
     def model(self):

@@ -34,7 +34,7 @@ class Classifier(LightningModule):
 
 seed_everything(0)
 model = Classifier()
-trainer = Trainer(max_epochs=10, devices=RANKS)
+trainer = Trainer(max_epochs=30, devices=RANKS)
 train_loader = DataLoader(spirals(1000, seed=1), batch_size=64 // RANKS, shuffle=True)
 eval_loader = DataLoader(spirals(501, seed=2), batch_size=64 // RANKS)
 trainer.fit(model, train_loader, eval_loader)

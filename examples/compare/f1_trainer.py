@@ -20,7 +20,7 @@ def metrics(prediction):
 set_seed(0)
 arguments = TrainingArguments(
     output_dir=FOLDER,
-    num_train_epochs=10,
+    num_train_epochs=30,
     per_device_train_batch_size=64 // RANKS,
     per_device_eval_batch_size=64 // RANKS,
     learning_rate=0.01,
