@@ -1,6 +1,6 @@
 """Runs the scripts of this folder on two ranks on the CPU, and prints the tables of docs/compare.md.
 
-    python examples/compare/run.py                         all: some ten minutes on two cores
+    python examples/compare/run.py                         all: 41 jobs, one after another
     python examples/compare/run.py f1 gan --only drumline  two jobs with one library
 
 What the scripts write stays in runs/compare, with the output of each in log.txt.
