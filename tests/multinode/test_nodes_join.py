@@ -122,7 +122,7 @@ def test_who_never_came_is_named_and_why_on_both_sides(make_testbed: MakeTestbed
 
 
 def test_no_restart_is_lost(make_testbed: MakeTestbed, tmp_path: Path) -> None:
-    assert restarts.on_two_hosts(make_testbed("a", "b", warm=True), tmp_path / "hosts", count=3) == ""
+    assert restarts.on_two_hosts(make_testbed("a", "b", warm=True), tmp_path / "hosts", count=2) == ""
     with warm_python(tmp_path / "warm") as python:
         assert restarts.on_this_machine(tmp_path / "here", count=1, python=python) == ""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,7 @@ def pod_words(container: dict[str, Any], *, number: int, host: Host) -> list[str
     ]
     assert words[0] == "drumline"
     variables = [f"{name}={value}" for name, value in values.items()]
-    return ["env", f"PYTHONPATH={ROOT}", *variables, sys.executable, "-m", "drumline", *words[1:]]
+    return ["env", f"PYTHONPATH={ROOT}", *variables, host.python, "-m", "drumline", *words[1:]]
 
 
 def test_pods_join_as_one_job(make_testbed: Callable[..., Testbed], tmp_path: Path) -> None:
@@ -45,7 +44,7 @@ def test_pods_join_as_one_job(make_testbed: Callable[..., Testbed], tmp_path: Pa
     (container,) = job["spec"]["template"]["spec"]["containers"]
     jobs = [
         host.start(*pod_words(container, number=number, host=host), cwd=tmp_path)
-        for number, host in enumerate(make_testbed("a", "b"))
+        for number, host in enumerate(make_testbed("a", "b", warm=True))
     ]
     assert [one.wait(100) for one in jobs] == [0, 0], [one.text() for one in jobs]
     lines = sorted(line for one in jobs for line in one.text().splitlines() if line[:2] in ("a ", "b "))
