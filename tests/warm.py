@@ -173,6 +173,8 @@ def _become(request: dict[str, Any], files: list[int], program: str) -> NoReturn
     """Run what was asked for as Python would, in this process, to its end."""
     import torch
 
+    from drumline.config import PRESETS
+
     for number, file in enumerate(files):
         os.dup2(file, number)
         if file > 2:
@@ -188,6 +190,8 @@ def _become(request: dict[str, Any], files: list[int], program: str) -> NoReturn
     os.environ.clear()
     os.environ.update(request["environment"])
     _forget()
+    if "SMALL_DIGITS" in os.environ:  # what is trained is not looked at, and takes its time
+        PRESETS["digits"].defaults["model.widths"] = (4, 8)  # type: ignore[index]
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
     sys.executable = program
     paths = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))

@@ -170,16 +170,8 @@ def test_no_rank_outlives_the_controller_and_the_supervisor(make_desk: MakeDesk)
 def test_a_host_that_cannot_take_part_is_named_with_what_to_do(make_desk: MakeDesk, tmp_path: Path) -> None:
     desk = make_desk("a", "b")
     (desk.folder / "sleep.py").write_text(SLEEP)
-    job = desk.launch("--hosts", "a,nowhere", "--procs", "1", "sleep.py")
-    assert job.wait() == 3
-    assert "error: nowhere: its name does not resolve here (ssh: Could not resolve hostname nowhere" in job.text()
-    assert not desk.bed["a"].find("RANK=0"), "the others are ended"
-
-    job = desk.launch("--hosts", "a,b", "--procs", "1", "--port", "22", "sleep.py")
-    assert job.wait() == 3
-    last = job.text()[job.text().rindex("drumline: the job failed on a (exit code 3):\n") :]
-    assert "\n  drumline: error: the rendezvous port 22 of a is in use\n" in last, "sshd has it"
-
+    unknown = desk.launch("--hosts", "a,nowhere", "--procs", "1", "sleep.py")
+    taken = desk.launch("--hosts", "a,b", "--procs", "1", "--port", "22", "sleep.py")
     bare = tmp_path / "bare-python"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
     bare.chmod(0o755)
@@ -197,6 +189,11 @@ def test_a_host_that_cannot_take_part_is_named_with_what_to_do(make_desk: MakeDe
         assert job.wait() == 3
         assert f"drumline: error: {message}" in job.text()
         assert "\n  try: " in job.text()
+    assert [unknown.wait(), taken.wait()] == [3, 3]
+    assert "error: nowhere: its name does not resolve here (ssh: Could not resolve hostname nowhere" in unknown.text()
+    assert not desk.bed["a"].find("RANK=0"), "the others are ended"
+    last = taken.text()[taken.text().rindex("drumline: the job failed on a (exit code 3):\n") :]
+    assert "\n  drumline: error: the rendezvous port 22 of a is in use\n" in last, "sshd has it"
     # The folder of the code is this machine's own, as far as b knows.
     desk.bed["b"].run("mount", "-t", "tmpfs", "tmpfs", str(desk.folder))
     job = desk.launch("--hosts", "b", "--procs", "1", "sleep.py")
