@@ -12,6 +12,7 @@ on any rank and in any worker.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import math
 import random
 from abc import ABC, abstractmethod
@@ -83,8 +84,11 @@ def is_in_two_parts(dataset: object) -> bool:
 
 
 def makes_batches(dataset: object) -> bool:
-    """Whether it is a BatchDataset; `batch` must be a method, not an attribute."""
-    return isinstance(dataset, BatchDataset) and callable(dataset.batch)
+    """Whether it is a BatchDataset: `batch` must be a method, not an attribute. That of Hugging Face's datasets, which
+    takes a `batch_size`, makes another dataset."""
+    if not isinstance(dataset, BatchDataset) or not callable(dataset.batch):
+        return False
+    return "batch_size" not in inspect.signature(dataset.batch).parameters
 
 
 def checked_length(dataset: Any) -> int:

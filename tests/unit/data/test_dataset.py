@@ -27,6 +27,13 @@ class WithABatchSize(list[int]):
     batch = 64
 
 
+class Rows(list[int]):
+    """Like a `datasets.Dataset` of Hugging Face, which groups its rows by this."""
+
+    def batch(self, batch_size: int | None = None, drop_last_batch: bool = False) -> Rows:
+        raise AssertionError("the loader makes the batches")
+
+
 class Endless(IterableDataset[int]):
     def __iter__(self) -> Iterator[int]:
         yield 1
@@ -52,9 +59,10 @@ def test_both_kinds_are_accepted() -> None:
     assert checked_length([1, 2, 3]) == 3
 
 
-def test_an_attribute_named_batch_does_not_make_a_batch_dataset() -> None:
-    assert not makes_batches(WithABatchSize([1, 2]))
-    assert checked_length(WithABatchSize([1, 2])) == 2
+def test_something_else_named_batch_does_not_make_a_batch_dataset() -> None:
+    for dataset in (WithABatchSize([1, 2]), Rows([1, 2])):
+        assert not makes_batches(dataset)
+        assert checked_length(dataset) == 2
 
 
 def test_what_is_no_dataset_at_all_is_refused_with_what_is_needed() -> None:
