@@ -43,5 +43,5 @@ def make_shards(folder: Path) -> None:
                     tar.addfile(entry, io.BytesIO(content))
 
 
-MAKERS = {"image_folder.py": make_images, "tar_shards.py": make_shards}
+MAKERS = {"image_folder.py": make_images, "web_dataset.py": make_shards}
 """By the name of an example: what makes the files that it reads, in the current folder."""

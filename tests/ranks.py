@@ -49,15 +49,18 @@ def rank_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
     }
 
 
-def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, timeout_s: float = 90.0) -> list[Any]:
-    """`function(*args)` on every rank of a world; what each returned, by rank."""
+def run_ranks(
+    world_size: int, function: Callable[..., Any], *args: Any, timeout_s: float = 90.0, context: Any = server_context
+) -> list[Any]:
+    """`function(*args)` on every rank of a world; what each returned, by rank. `context`: how processes start, if not
+    from the server."""
     port = free_port()
     pipes: dict[int, Connection] = {}
     processes = []
     for rank in range(world_size):
-        mine, theirs = server_context.Pipe(duplex=False)
+        mine, theirs = context.Pipe(duplex=False)
         environment = rank_environment(rank, world_size, port)
-        process = server_context.Process(target=_run_rank, args=(theirs, environment, function, args))
+        process = context.Process(target=_run_rank, args=(theirs, environment, function, args))
         process.start()
         theirs.close()
         pipes[rank] = mine

@@ -9,6 +9,7 @@ the real Python: tests/cli/test_command.py.
 from __future__ import annotations
 
 import atexit
+import importlib
 import json
 import os
 import runpy
@@ -46,15 +47,16 @@ esac
 
 
 @contextmanager
-def warm_python(folder: Path, *, patience_s: float = PATIENCE_S) -> Iterator[str]:
-    """The program, in a folder of its own. In the end nothing that it started may still run."""
+def warm_python(folder: Path, *modules: str, patience_s: float = PATIENCE_S) -> Iterator[str]:
+    """The program, in a folder of its own. In the end nothing that it started may still run. `modules`: what it has
+    loaded beside torch."""
     folder.mkdir()
     program, address = folder / "python", folder / "server"
     words = {"python": sys.executable, "client": str(CLIENT), "server": str(address)}
     program.write_text(PROGRAM.format(**{name: shlex.quote(word) for name, word in words.items()}))
     program.chmod(0o755)
     ours, theirs = server_context.Pipe()
-    process = server_context.Process(target=serve, args=(theirs, str(address), str(program), patience_s))
+    process = server_context.Process(target=serve, args=(theirs, str(address), str(program), patience_s, modules))
     process.start()
     theirs.close()
     ours.recv()
@@ -77,8 +79,12 @@ class _Served:
     connection: socket.socket
 
 
-def serve(control: Connection, address: str, program: str, patience_s: float = PATIENCE_S) -> None:
+def serve(
+    control: Connection, address: str, program: str, patience_s: float = PATIENCE_S, modules: tuple[str, ...] = ()
+) -> None:
     """Fork a process for every client that connects, until asked to exit."""
+    for name in modules:
+        importlib.import_module(name)
     selector = selectors.DefaultSelector()
     with socket.socket(socket.AF_UNIX) as door:
         door.bind(address)

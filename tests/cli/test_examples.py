@@ -13,12 +13,21 @@ import pytest
 
 from drumline.user_code import load_class
 from tests.example_folders import MAKERS
+from tests.warm import warm_python
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name != "spirals.py")
 COMMANDS = re.compile(r"^ *((?:drumline|torchrun|python) .*)$", re.MULTILINE)
 LONGEST = dict.fromkeys((path.name for path in EXAMPLES), 80) | {"own_task.py": 40}
 PROGRAMS = {"drumline": ["-m", "drumline"], "torchrun": ["-m", "torch.distributed.run", "--standalone"], "python": []}
+# The examples whose libraries take seconds to load. They run in processes that have them loaded, and are given the rate
+# that a tiny model needs to learn within seconds.
+HUGGING_FACE = {
+    "finetune_lm.py": "--optim.lr 0.01 --train.epochs 8",
+    "finetune_classifier.py": "--optim.lr 0.005 --train.epochs 8",
+    "lora.py": "--optim.lr 0.02 --train.epochs 8",
+    "hf_dataset.py": "",
+}
 
 
 def commands() -> list[tuple[str, str]]:
@@ -26,9 +35,38 @@ def commands() -> list[tuple[str, str]]:
     return [(path.name, command) for path in EXAMPLES for command in COMMANDS.findall(path.read_text())]
 
 
+def run_in(folder: Path, command: str) -> str:
+    """What it printed. It has to succeed."""
+    program, *arguments = command.split()
+    result = subprocess.run(
+        [sys.executable, *PROGRAMS[program], *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert result.returncode == 0, f"{command}\n{result.stdout}\n{result.stderr}"
+    return result.stdout
+
+
+def assert_learned(output: str) -> None:
+    found = re.findall(r"(?:accuracy|step \d+:)\s+([\d.]+)(%?)", output)
+    assert found, output
+    value, percent = found[-1]
+    assert float(value) / (100 if percent else 1) > 0.9, output
+
+
 def test_every_example_says_how_to_run_it() -> None:
     assert len(EXAMPLES) >= 3
     assert {name for name, _ in commands()} == {path.name for path in EXAMPLES}
+
+
+def test_commands_of_the_recipes_are_those_of_the_examples() -> None:
+    shown = re.findall(r"^\$ (drumline train examples/.*)$", (ROOT / "docs" / "recipes.md").read_text(), re.MULTILINE)
+    assert len(shown) >= len(HUGGING_FACE)
+    assert set(shown) <= {command for _, command in commands()}
 
 
 @pytest.mark.parametrize(("name", "lines"), LONGEST.items())
@@ -37,37 +75,45 @@ def test_examples_are_short(name: str, lines: int) -> None:
 
 
 @pytest.mark.usefixtures("warm")
-@pytest.mark.parametrize(("name", "command"), commands())
+@pytest.mark.parametrize(("name", "command"), [one for one in commands() if one[0] not in HUGGING_FACE])
 def test_an_example_runs_and_learns(tmp_path: Path, name: str, command: str) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     if name in MAKERS:
         MAKERS[name](tmp_path)
-    program, *arguments = command.split()
-    result = subprocess.run(
-        [sys.executable, *PROGRAMS[program], *arguments],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert result.returncode == 0, result.stderr
-    found = re.findall(r"(?:accuracy|step \d+:)\s+([\d.]+)(%?)", result.stdout)
-    assert found, result.stdout
-    value, percent = found[-1]
-    assert float(value) / (100 if percent else 1) > 0.9
+    assert_learned(run_in(tmp_path, command))
+
+
+def test_examples_on_hugging_face_learn_resume_and_are_right_on_two_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All in one test: the libraries are loaded once. What is checked, and why, is in tests/hugging_face_jobs.py."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    with warm_python(tmp_path / "bin", "tests.hugging_face_jobs") as program:
+        monkeypatch.setattr(sys, "executable", program)
+        run_in(tmp_path, "python -m tests.hugging_face_jobs make")
+        for name, command in commands():
+            if name in HUGGING_FACE:
+                assert_learned(run_in(tmp_path, f"{command} {HUGGING_FACE[name]}"))
+        run_in(tmp_path, "python -m tests.hugging_face_jobs check")
 
 
 def test_a_stream_of_shards_continues_where_its_state_was_taken(tmp_path: Path) -> None:
-    MAKERS["tar_shards.py"](tmp_path)
-    stream = load_class(f"{ROOT / 'examples' / 'tar_shards.py'}:TarStream")
-    paths = sorted((tmp_path / "shards").glob("train-*.tar"))[:2]
-    whole = [(point.tolist(), label) for point, label in stream(paths, splits=True)]
-    assert len(whole) == 1000
-    for taken in (0, 3, 500, 997, 1000):  # 500: at the end of a shard, 1000: at the very end
-        first, second = stream(paths, splits=True), stream(paths, splits=True)
-        before = list(islice(first, taken))
-        second.load_state_dict(first.state_dict())
-        assert len(before) == taken
-        assert [(point.tolist(), label) for point, label in second] == whole[taken:]
+    MAKERS["web_dataset.py"](tmp_path)
+    stream = load_class(f"{ROOT / 'examples' / 'web_dataset.py'}:OwnShards")
+    paths = sorted(map(str, (tmp_path / "shards").glob("train-*.tar")))[:2]
+    orders: list[object] = []
+    for epoch in (0, 1):
+        whole = stream(paths)
+        whole.set_epoch(epoch)
+        samples = [(point.tolist(), label) for point, label in whole]
+        assert len(samples) == 1000
+        assert samples not in orders, "each round has its own order"
+        orders.append(samples)
+        for taken in (0, 3, 500, 997, 1000):  # 500: at the end of a shard, 1000: at the very end
+            first, second = stream(paths), stream(paths)
+            first.set_epoch(epoch)
+            before = list(islice(first, taken))
+            second.set_epoch(epoch)
+            second.load_state_dict(first.state_dict())
+            assert len(before) == taken
+            assert [(point.tolist(), label) for point, label in second] == samples[taken:]

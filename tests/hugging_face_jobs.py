@@ -1,0 +1,231 @@
+"""Jobs on the examples that use Hugging Face's libraries, in a process that has these loaded: to import them takes
+longer than all that is done here. In the folder of the data:
+
+    python -m tests.hugging_face_jobs make      writes tiny models and their data
+    python -m tests.hugging_face_jobs check     looks at what the examples' own commands have trained, and trains more
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import json
+import multiprocessing
+import random
+import re
+import runpy
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import peft
+import torch
+import transformers
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
+from transformers.models.bert import modeling_bert
+from transformers.models.gpt2 import modeling_gpt2
+
+import drumline
+from drumline.cli import main
+from drumline.config.schema import Config, DataConfig, OptimConfig
+from drumline.engine.initial_weights import fit_weights, read_weights
+from drumline.engine.job import build_job, make_manager
+from drumline.engine.steps.eager import TrainStep
+from drumline.tasks.built_in import load_task
+from tests.jobs import assert_same_bits, make_config, newest, train_each_here
+from tests.ranks import run_ranks
+
+ROOT = Path(__file__).parents[1]
+LM, CLASSIFIER, LORA, TABLE = (
+    f"{ROOT}/examples/{name}"
+    for name in ("finetune_lm.py:FineTune", "finetune_classifier.py:Classifier", "lora.py:Lora", "hf_dataset.py:Table")
+)
+NUMBERS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+JUDGEMENTS = {"lovely": "good", "great": "good", "awful": "bad", "boring": "bad"}
+OTHER_WORDS = ["the", "film", "and", "its", "music", "were", "this", "time", "really"]
+# Such a step takes away the gradient itself.
+PLAIN_SGD = OptimConfig(lr=1.0, momentum=0.0, nesterov=False, weight_decay=0.0, schedule="constant")
+FORK = multiprocessing.get_context("fork")  # of this process, with what it has loaded
+
+
+def make() -> None:
+    """Everything that the commands name, in the current folder."""
+    torch.manual_seed(0)
+    draw = random.Random(0)
+    no_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    size = save_tokenizer(NUMBERS, Path("base"))
+    config = transformers.GPT2Config(
+        size, n_positions=32, n_embd=64, n_layer=2, n_head=2, bos_token_id=2, eos_token_id=2, **no_dropout
+    )
+    modeling_gpt2.GPT2LMHeadModel(config).save_pretrained("base")
+    size = save_tokenizer([*JUDGEMENTS, *OTHER_WORDS], Path("encoder"), first="[CLS]")
+    encoder = transformers.BertConfig(
+        size, 32, 2, 2, 64, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, max_position_embeddings=32
+    )
+    modeling_bert.BertModel(encoder).save_pretrained("encoder")
+    for split, count in (("train", 160), ("eval", 40)):
+        write_lines(Path("answers", f"{split}.jsonl"), [count_on(draw) for _ in range(count)])
+        write_lines(Path("reviews", f"{split}.jsonl"), [review(draw) for _ in range(count)])
+    spirals = runpy.run_path(f"{ROOT}/examples/spirals.py")["spirals"]
+    points = {"train": spirals(1000, seed=1).tensors, "eval": spirals(500, seed=2).tensors}
+    rows = {split: {"point": one.numpy(), "arm": arm.numpy()} for split, (one, arm) in points.items()}
+    tables = {split: datasets.Dataset.from_dict(columns) for split, columns in rows.items()}
+    datasets.DatasetDict(tables).save_to_disk("table")
+
+
+def save_tokenizer(words: list[str], folder: Path, *, first: str = "") -> int:
+    """One token a word; the size of the vocabulary."""
+    numbers = {word: number for number, word in enumerate(["[PAD]", "[UNK]", "[EOS]", "[CLS]", *words])}
+    tokenizer = Tokenizer(WordLevel(numbers, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()
+    if first:
+        tokenizer.post_processor = TemplateProcessing(single=f"{first} $A", special_tokens=[(first, numbers[first])])
+    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "eos_token": "[EOS]"}
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
+    return len(numbers)
+
+
+def count_on(draw: random.Random) -> dict[str, str]:
+    """Some numbers, and those that follow, up to the last."""
+    words = NUMBERS[draw.randrange(9) :]
+    given = draw.randint(1, 3)
+    return {"prompt": " ".join(words[:given]), "answer": " ".join(words[given:])}
+
+
+def review(draw: random.Random) -> dict[str, str]:
+    """A text of 1 to 10 words, of which one decides."""
+    judgement = draw.choice(list(JUDGEMENTS))
+    words = draw.choices(OTHER_WORDS, k=draw.randrange(10))
+    words.insert(draw.randint(0, len(words)), judgement)
+    return {"text": " ".join(words), "label": JUDGEMENTS[judgement]}
+
+
+def write_lines(file: Path, lines: list[dict[str, str]]) -> None:
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def check() -> None:
+    """On ranks that are forked from here first: a process that has trained must not be forked."""
+    for spec, data, settings in (
+        (LM, "answers", {"base": "base"}),
+        (CLASSIFIER, "reviews", {"base": "encoder"}),
+        (LORA, "answers", {"base": "base", "adapter_dropout": 0.0}),
+    ):
+        gradients_do_not_depend_on_the_number_of_ranks(spec, job_config(data, settings, optim=PLAIN_SGD))
+    resumed_runs_have_the_same_bits()
+    only_adapters_are_trained()
+    weights_go_in_and_out()
+    adapters_are_saved_as_the_docs_say()
+    labels_are_predicted()
+
+
+def job_config(data: str, settings: dict[str, Any], **others: Any) -> Config:
+    return replace(make_config(batch_size=10, **others), data=DataConfig(dir=data), task=settings)
+
+
+def gradients_do_not_depend_on_the_number_of_ranks(spec: str, config: Config) -> None:
+    [(expected, _)] = run_ranks(1, gradient, spec, config, True, context=FORK)
+    [(alone, _)] = run_ranks(1, gradient, spec, config, False, context=FORK)
+    both = run_ranks(2, gradient, spec, config, False, context=FORK)
+    assert np.abs(expected).max() > 1e-3
+    np.testing.assert_allclose(alone, expected, rtol=1e-4, atol=1e-6)  # transformers' own loss is in single precision
+    for found, _ in both:
+        np.testing.assert_allclose(found, alone, rtol=1e-9, atol=1e-12)
+    (_, first), (_, second) = both
+    assert first != second, "the ranks were to have batches of different lengths"
+
+
+def gradient(spec: str, config: Config, is_by_hand: bool) -> tuple[Any, list[int]]:
+    """That of the first global batch, in double precision, and the shape of this rank's part. By hand: of the loss that
+    transformers computes itself, a mean over the tokens or texts of its batch."""
+    task = load_task(spec)(config)
+    model_of = task.model
+    task.model = lambda: model_of().double()  # type: ignore[method-assign]
+    with make_manager(config) as ddp:
+        job = build_job(config, task, ddp)
+        inputs, labels = job.loader.preview()
+        trained = [one for one in job.model.parameters() if one.requires_grad]
+        before = [one.detach().clone() for one in trained]
+        if is_by_hand:
+            found = torch.autograd.grad(job.model(**inputs, labels=labels).loss, trained)
+        else:
+            TrainStep(job)(next(job.loader.steps()))
+            found = tuple(old - now.detach() for old, now in zip(before, trained, strict=True))
+        job.close()
+    return torch.cat([one.flatten() for one in found]).numpy(), list(inputs["input_ids"].shape)
+
+
+def resumed_runs_have_the_same_bits() -> None:
+    jobs = [
+        ("lora", load_task(LORA), "answers", {"base": "base", "adapter_dropout": 0.2}),
+        ("rows", load_task(TABLE), "table", {"streaming": True}),
+    ]
+    long, short = (
+        [(name, task, job_config(data, settings, steps=steps)) for name, task, data, settings in jobs]
+        for steps in (6, 3)
+    )
+    first = [(config, task, Path("whole", name)) for name, task, config in long]
+    first += [(config, task, Path("parts", name)) for name, task, config in short]
+    run_ranks(2, train_each_here, first, context=FORK)
+    run_ranks(2, train_each_here, [(config, task, Path("parts", name)) for name, task, config in long], context=FORK)
+    for name, *_ in jobs:
+        assert_same_bits(newest(Path("parts", name)), newest(Path("whole", name)))
+
+
+def only_adapters_are_trained() -> None:
+    weights, base = newest(Path("whole", "lora")).tensors["model"], read_weights(Path("base")).tensors
+    frozen = {name: one for name, one in weights.items() if "lora_" not in name}
+    assert len(frozen) == len(base)
+    for name, one in frozen.items():
+        assert torch.equal(one, base[name.removeprefix("base_model.model.").replace(".base_layer.", ".")]), name
+    adapters = [one for name, one in weights.items() if "lora_B" in name]
+    assert adapters
+    assert all(one.abs().max() > 0 for one in adapters)  # they begin with zeros
+
+
+def weights_go_in_and_out() -> None:
+    for folder, model in (("base", transformers.AutoModelForCausalLM), ("encoder", transformers.AutoModel)):
+        new = model.from_config(transformers.AutoConfig.from_pretrained(folder))
+        assert list(fit_weights(read_weights(Path(folder)).tensors, new).problems()) == []  # for --model.init FOLDER
+    assert main(["export", "runs/FineTune", "--to", "tuned/model.safetensors"]) == 0
+    shutil.copy("base/config.json", "tuned/config.json")
+    tuned = transformers.AutoModelForCausalLM.from_pretrained("tuned").state_dict()
+    trained = drumline.load("runs/FineTune").state_dict()
+    assert tuned.keys() == trained.keys()
+    assert all(torch.equal(one, trained[name]) for name, one in tuned.items())
+    assert not torch.equal(tuned["lm_head.weight"], read_weights(Path("base")).tensors["transformer.wte.weight"])
+
+
+def adapters_are_saved_as_the_docs_say() -> None:
+    tokens = {"input_ids": torch.tensor([[4, 5, 6]])}
+    scores = drumline.load("runs/Lora")(**tokens).logits
+    block = re.search(r"```python no-run\n(.*?)```", (ROOT / "docs" / "recipes.md").read_text(), re.DOTALL)
+    assert block is not None
+    exec(block[1], {})
+    assert "model.safetensors" not in {file.name for file in Path("adapters").iterdir()}
+    base = transformers.AutoModelForCausalLM.from_pretrained("base")
+    merged = transformers.AutoModelForCausalLM.from_pretrained("merged")
+    assert not torch.allclose(base(**tokens).logits, scores, atol=1e-2)
+    for model in (peft.PeftModel.from_pretrained(base, "adapters"), merged):
+        torch.testing.assert_close(model.eval()(**tokens).logits, scores)
+
+
+def labels_are_predicted() -> None:
+    assert main(["predict", "runs/Classifier", "--to", "labels.jsonl"]) == 0
+    predicted = [json.loads(line) for line in Path("labels.jsonl").read_text().splitlines()]
+    expected = [json.loads(line)["label"] for line in Path("reviews", "eval.jsonl").read_text().splitlines()]
+    assert sum(map(str.__eq__, predicted, expected)) > 0.9 * len(expected)
+
+
+if __name__ == "__main__":
+    {"make": make, "check": check}[sys.argv[1]]()
