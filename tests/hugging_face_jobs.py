@@ -61,16 +61,14 @@ def make() -> None:
     """Everything that the commands name, in the current folder."""
     torch.manual_seed(0)
     draw = random.Random(0)
+    sizes = {"vocab_size": save_tokenizer(NUMBERS, Path("base")), "n_positions": 32, "n_embd": 64, "n_layer": 2}
     no_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    size = save_tokenizer(NUMBERS, Path("base"))
-    config = transformers.GPT2Config(
-        size, n_positions=32, n_embd=64, n_layer=2, n_head=2, bos_token_id=2, eos_token_id=2, **no_dropout
-    )
-    modeling_gpt2.GPT2LMHeadModel(config).save_pretrained("base")
-    size = save_tokenizer([*JUDGEMENTS, *OTHER_WORDS], Path("encoder"), first="[CLS]")
-    encoder = transformers.BertConfig(
-        size, 32, 2, 2, 64, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, max_position_embeddings=32
-    )
+    base = transformers.GPT2Config(**sizes, n_head=2, **no_dropout, bos_token_id=2, eos_token_id=2)
+    modeling_gpt2.GPT2LMHeadModel(base).save_pretrained("base")
+    sizes = {"vocab_size": save_tokenizer([*JUDGEMENTS, *OTHER_WORDS], Path("encoder"), first="[CLS]")}
+    sizes |= {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    encoder = transformers.BertConfig(**sizes, **no_dropout, max_position_embeddings=32)
     modeling_bert.BertModel(encoder).save_pretrained("encoder")
     for split, count in (("train", 160), ("eval", 40)):
         write_lines(Path("answers", f"{split}.jsonl"), [count_on(draw) for _ in range(count)])
