@@ -1,6 +1,6 @@
 """Fine-tune a classifier of texts of Hugging Face. Texts are padded in `collate`; F1 is of the whole evaluation set.
 
-drumline train examples/finetune_classifier.py:Classifier --task.base encoder --data.dir reviews --procs 2
+drumline train examples/finetune_classifier.py:Classifier --task.base encoder --data.dir reviews
 """
 
 import json

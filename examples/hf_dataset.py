@@ -1,11 +1,12 @@
 """A dataset of Hugging Face's `datasets`, from a folder that `save_to_disk` wrote: by index, or as a stream.
 
-drumline train examples/hf_dataset.py:Table --data.dir table --procs 2
+drumline train examples/hf_dataset.py:Table --data.dir table
 """
 
 from typing import Any, ClassVar
 
 import datasets
+import numpy as np
 import torch.distributed as dist
 from datasets.distributed import split_dataset_by_node
 from spirals import Net
@@ -13,6 +14,20 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from drumline import Loss, Task
+
+
+class Rows:
+    """Whole batches. The dataset itself would do as well, for rows that `collate` pads or that are augmented by chance;
+    but it is then asked for one row after another, which takes many times longer."""
+
+    def __init__(self, rows: datasets.Dataset) -> None:
+        self.rows = rows.with_format("torch")
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def batch(self, indices: np.ndarray, draws: Any) -> dict[str, Tensor]:
+        return self.rows[indices.tolist()]
 
 
 class Table(Task):
@@ -32,16 +47,17 @@ class Table(Task):
         return Net()
 
     def train_data(self) -> Any:
-        rows = datasets.load_from_disk(self.config.data.dir)["train"].with_format("torch")
+        rows = datasets.load_from_disk(self.config.data.dir)["train"]
         if not self.streaming:
-            return rows  # Drumline shuffles: each row once an epoch, and the same batches on any number of ranks
+            return Rows(rows)  # Drumline shuffles: each row once an epoch, the same batches on any number of ranks
         # Each rank reads shards of its own, and the dataset's own state says where it is. No .shuffle(buffer_size=...)
         # here: what is in its buffer is not in that state, and would be lost in a resume.
         rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-        return split_dataset_by_node(rows.to_iterable_dataset(num_shards=4 * world_size), rank, world_size)
+        stream = rows.with_format("torch").to_iterable_dataset(num_shards=4 * world_size)
+        return split_dataset_by_node(stream, rank, world_size)
 
-    def eval_data(self) -> Any:
-        return datasets.load_from_disk(self.config.data.dir)["eval"].with_format("torch")
+    def eval_data(self) -> Rows:
+        return Rows(datasets.load_from_disk(self.config.data.dir)["eval"])
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Loss:
         scores, arm = model(batch["point"]), batch["arm"]  # a batch has the names of the columns

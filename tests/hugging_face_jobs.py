@@ -31,24 +31,28 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
+from torchmetrics import classification  # noqa: F401
 from transformers.models.bert import modeling_bert
 from transformers.models.gpt2 import modeling_gpt2
 
 import drumline
 from drumline.cli import main
-from drumline.config.schema import Config, DataConfig, OptimConfig
+from drumline.config.schema import CheckpointConfig, Config, DataConfig, OptimConfig
+from drumline.data.dataset import BatchMaker, BatchRequest, makes_batches
 from drumline.engine.initial_weights import fit_weights, read_weights
 from drumline.engine.job import build_job, make_manager
 from drumline.engine.steps.eager import TrainStep
+from drumline.metrics.events import read_events
 from drumline.tasks.built_in import load_task
+from drumline.user_code import load_class
 from tests.jobs import assert_same_bits, make_config, newest, train_each_here
 from tests.ranks import run_ranks
 
 ROOT = Path(__file__).parents[1]
-LM, CLASSIFIER, LORA, TABLE = (
-    f"{ROOT}/examples/{name}"
-    for name in ("finetune_lm.py:FineTune", "finetune_classifier.py:Classifier", "lora.py:Lora", "hf_dataset.py:Table")
-)
+LM = f"{ROOT}/examples/finetune_lm.py:FineTune"
+CLASSIFIER = f"{ROOT}/examples/finetune_classifier.py:Classifier"
+LORA = f"{ROOT}/examples/lora.py:Lora"
+TABLE, ROWS = (f"{ROOT}/examples/hf_dataset.py:{name}" for name in ("Table", "Rows"))
 NUMBERS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
 JUDGEMENTS = {"lovely": "good", "great": "good", "awful": "bad", "boring": "bad"}
 OTHER_WORDS = ["the", "film", "and", "its", "music", "were", "this", "time", "really"]
@@ -73,11 +77,16 @@ def make() -> None:
     for split, count in (("train", 160), ("eval", 40)):
         write_lines(Path("answers", f"{split}.jsonl"), [count_on(draw) for _ in range(count)])
         write_lines(Path("reviews", f"{split}.jsonl"), [review(draw) for _ in range(count)])
+    make_table("table", {"train": 1000, "eval": 500})
+    make_table("short", {"train": 120, "eval": 20})
+
+
+def make_table(folder: str, counts: dict[str, int]) -> None:
     spirals = runpy.run_path(f"{ROOT}/examples/spirals.py")["spirals"]
-    points = {"train": spirals(1000, seed=1).tensors, "eval": spirals(500, seed=2).tensors}
+    points = {split: spirals(count, seed=count).tensors for split, count in counts.items()}
     rows = {split: {"point": one.numpy(), "arm": arm.numpy()} for split, (one, arm) in points.items()}
     tables = {split: datasets.Dataset.from_dict(columns) for split, columns in rows.items()}
-    datasets.DatasetDict(tables).save_to_disk("table")
+    datasets.DatasetDict(tables).save_to_disk(folder)
 
 
 def save_tokenizer(words: list[str], folder: Path, *, first: str = "") -> int:
@@ -114,74 +123,83 @@ def write_lines(file: Path, lines: list[dict[str, str]]) -> None:
 
 def check() -> None:
     """On ranks that are forked from here first: a process that has trained must not be forked."""
-    for spec, data, settings in (
-        (LM, "answers", {"base": "base"}),
-        (CLASSIFIER, "reviews", {"base": "encoder"}),
-        (LORA, "answers", {"base": "base", "adapter_dropout": 0.0}),
-    ):
-        gradients_do_not_depend_on_the_number_of_ranks(spec, job_config(data, settings, optim=PLAIN_SGD))
+    for spec, data, base in ((LM, "answers", "base"), (CLASSIFIER, "reviews", "encoder")):
+        gradients_do_not_depend_on_the_number_of_ranks(spec, job_config(data, {"base": base}, optim=PLAIN_SGD))
     resumed_runs_have_the_same_bits()
+    a_dataset_is_read_by_index_as_it_is()
     only_adapters_are_trained()
     weights_go_in_and_out()
     adapters_are_saved_as_the_docs_say()
     labels_are_predicted()
 
 
-def job_config(data: str, settings: dict[str, Any], **others: Any) -> Config:
-    return replace(make_config(batch_size=10, **others), data=DataConfig(dir=data), task=settings)
+def job_config(data: str, settings: dict[str, Any], *, batch_size: int = 10, **others: Any) -> Config:
+    return replace(make_config(batch_size=batch_size, **others), data=DataConfig(dir=data), task=settings)
 
 
 def gradients_do_not_depend_on_the_number_of_ranks(spec: str, config: Config) -> None:
-    [(expected, _)] = run_ranks(1, gradient, spec, config, True, context=FORK)
-    [(alone, _)] = run_ranks(1, gradient, spec, config, False, context=FORK)
-    both = run_ranks(2, gradient, spec, config, False, context=FORK)
-    assert np.abs(expected).max() > 1e-3
-    np.testing.assert_allclose(alone, expected, rtol=1e-4, atol=1e-6)  # transformers' own loss is in single precision
-    for found, _ in both:
+    [(alone, by_hand, _)] = run_ranks(1, gradient, spec, config, context=FORK)
+    assert np.abs(by_hand).max() > 1e-3
+    np.testing.assert_allclose(alone, by_hand, rtol=1e-4, atol=1e-6)  # transformers' own loss is in single precision
+    both = run_ranks(2, gradient, spec, config, context=FORK)
+    for found, _, _ in both:
         np.testing.assert_allclose(found, alone, rtol=1e-9, atol=1e-12)
-    (_, first), (_, second) = both
-    assert first != second, "the ranks were to have batches of different lengths"
+    assert both[0][2] != both[1][2], "the ranks were to have batches of different lengths"
 
 
-def gradient(spec: str, config: Config, is_by_hand: bool) -> tuple[Any, list[int]]:
-    """That of the first global batch, in double precision, and the shape of this rank's part. By hand: of the loss that
-    transformers computes itself, a mean over the tokens or texts of its batch."""
+def gradient(spec: str, config: Config) -> tuple[Any, Any, list[int]]:
+    """Of the first global batch, in double precision; of the loss that transformers itself computes of this rank's
+    part, a mean over its tokens or texts; and the shape of that part."""
     task = load_task(spec)(config)
     model_of = task.model
     task.model = lambda: model_of().double()  # type: ignore[method-assign]
     with make_manager(config) as ddp:
         job = build_job(config, task, ddp)
         inputs, labels = job.loader.preview()
-        trained = [one for one in job.model.parameters() if one.requires_grad]
+        trained = list(job.model.parameters())
+        by_hand = torch.autograd.grad(job.model(**inputs, labels=labels).loss, trained)
         before = [one.detach().clone() for one in trained]
-        if is_by_hand:
-            found = torch.autograd.grad(job.model(**inputs, labels=labels).loss, trained)
-        else:
-            TrainStep(job)(next(job.loader.steps()))
-            found = tuple(old - now.detach() for old, now in zip(before, trained, strict=True))
+        TrainStep(job)(next(job.loader.steps()))
+        found = [old - now.detach() for old, now in zip(before, trained, strict=True)]
         job.close()
-    return torch.cat([one.flatten() for one in found]).numpy(), list(inputs["input_ids"].shape)
+    flat, own = (torch.cat([one.flatten() for one in each]).numpy() for each in (found, by_hand))
+    return flat, own, list(inputs["input_ids"].shape)
 
 
 def resumed_runs_have_the_same_bits() -> None:
-    jobs = [
-        ("lora", load_task(LORA), "answers", {"base": "base", "adapter_dropout": 0.2}),
-        ("rows", load_task(TABLE), "table", {"streaming": True}),
-    ]
-    long, short = (
-        [(name, task, job_config(data, settings, steps=steps)) for name, task, data, settings in jobs]
-        for steps in (6, 3)
-    )
-    first = [(config, task, Path("whole", name)) for name, task, config in long]
-    first += [(config, task, Path("parts", name)) for name, task, config in short]
-    run_ranks(2, train_each_here, first, context=FORK)
-    run_ranks(2, train_each_here, [(config, task, Path("parts", name)) for name, task, config in long], context=FORK)
-    for name, *_ in jobs:
-        assert_same_bits(newest(Path("parts", name)), newest(Path("whole", name)))
+    """Dropout in the adapters; a stream that begins its second round in step 4, the step that is resumed from."""
+    every_four = CheckpointConfig(every_steps=4)
+    adapters = job_config("answers", {"base": "base", "adapter_dropout": 0.2}, steps=6, checkpoint=every_four)
+    rows = job_config("short", {"streaming": True}, steps=6, checkpoint=every_four, batch_size=36)
+    jobs = [(adapters, load_task(LORA), Path("lora")), (rows, load_task(TABLE), Path("rows"))]
+    run_ranks(2, train_each_here, jobs, context=FORK)
+    resumed = [(config, task, Path("resumed", run)) for config, task, run in jobs]
+    for _, _, run in jobs:
+        shutil.copytree(run, Path("resumed", run))
+        shutil.rmtree(Path("resumed", run, "checkpoints", "step-00000006"))
+    run_ranks(2, train_each_here, resumed, context=FORK)
+    for _, _, run in jobs:
+        events = read_events(Path("resumed", run, "events", "rank-00000.jsonl"))
+        assert [event["step"] for event in events if event["kind"] == "resume"] == [4]
+        snapshots = newest(Path("resumed", run)), newest(run)
+        for (
+            one
+        ) in snapshots:  # in its state `datasets` also has what it read last, which is not the same after a resume
+            one.documents.pop("data", None)
+        assert_same_bits(*snapshots)
+
+
+def a_dataset_is_read_by_index_as_it_is() -> None:
+    rows = datasets.load_from_disk("table")["eval"].with_format("torch")
+    assert not makes_batches(rows)
+    request = BatchRequest(0, 5, 9, shuffled=True)
+    found, expected = (BatchMaker(one, seed=3)[request] for one in (rows, load_class(ROWS)(rows)))
+    assert found.keys() == expected.keys() == {"point", "arm"}
+    assert all(torch.equal(one, expected[name]) for name, one in found.items())
 
 
 def only_adapters_are_trained() -> None:
-    weights, base = newest(Path("whole", "lora")).tensors["model"], read_weights(Path("base")).tensors
+    weights, base = newest(Path("lora")).tensors["model"], read_weights(Path("base")).tensors
     frozen = {name: one for name, one in weights.items() if "lora_" not in name}
     assert len(frozen) == len(base)
     for name, one in frozen.items():

@@ -23,10 +23,10 @@ PROGRAMS = {"drumline": ["-m", "drumline"], "torchrun": ["-m", "torch.distribute
 # The examples whose libraries take seconds to load. They run in processes that have them loaded, and are given the rate
 # that a tiny model needs to learn within seconds.
 HUGGING_FACE = {
-    "finetune_lm.py": "--optim.lr 0.01 --train.epochs 8",
-    "finetune_classifier.py": "--optim.lr 0.005 --train.epochs 8",
-    "lora.py": "--optim.lr 0.02 --train.epochs 8",
-    "hf_dataset.py": "",
+    "finetune_lm.py": "--optim.lr 0.01 --watch.sidecar off",
+    "finetune_classifier.py": "--optim.lr 0.01 --train.epochs 6 --watch.sidecar off",
+    "lora.py": "--optim.lr 0.03 --train.epochs 5 --watch.sidecar off",
+    "hf_dataset.py": "--train.epochs 8 --watch.sidecar off",
 }
 
 
