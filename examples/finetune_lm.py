@@ -1,6 +1,6 @@
 """Fine-tune a causal language model of Hugging Face on prompts and answers: the loss is per token of the answers.
 
-drumline train examples/finetune_lm.py:FineTune --task.base base --data.dir answers --procs 2
+drumline train examples/finetune_lm.py:FineTune --task.base base --data.dir answers
 """
 
 import json

@@ -18,6 +18,7 @@ import re
 import runpy
 import shutil
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,10 @@ JUDGEMENTS = {"lovely": "good", "great": "good", "awful": "bad", "boring": "bad"
 OTHER_WORDS = ["the", "film", "and", "its", "music", "were", "this", "time", "really"]
 # Such a step takes away the gradient itself.
 PLAIN_SGD = OptimConfig(lr=1.0, momentum=0.0, nesterov=False, weight_decay=0.0, schedule="constant")
+with suppress(ImportError):  # of transformers' own: hundreds of patterns, which every process would compile again
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+    get_checkpoint_conversion_mapping("gpt2")
 FORK = multiprocessing.get_context("fork")  # of this process, with what it has loaded
 
 
@@ -65,12 +70,12 @@ def make() -> None:
     """Everything that the commands name, in the current folder."""
     torch.manual_seed(0)
     draw = random.Random(0)
-    sizes = {"vocab_size": save_tokenizer(NUMBERS, Path("base")), "n_positions": 32, "n_embd": 64, "n_layer": 2}
+    sizes = {"vocab_size": save_tokenizer(NUMBERS, Path("base")), "n_positions": 32, "n_embd": 64, "n_layer": 1}
     no_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     base = transformers.GPT2Config(**sizes, n_head=2, **no_dropout, bos_token_id=2, eos_token_id=2)
     modeling_gpt2.GPT2LMHeadModel(base).save_pretrained("base")
     sizes = {"vocab_size": save_tokenizer([*JUDGEMENTS, *OTHER_WORDS], Path("encoder"), first="[CLS]")}
-    sizes |= {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    sizes |= {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
     no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     encoder = transformers.BertConfig(**sizes, **no_dropout, max_position_embeddings=32)
     modeling_bert.BertModel(encoder).save_pretrained("encoder")

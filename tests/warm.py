@@ -9,6 +9,7 @@ the real Python: tests/cli/test_command.py.
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
 import json
 import os
@@ -85,6 +86,8 @@ def serve(
     """Fork a process for every client that connects, until asked to exit."""
     for name in modules:
         importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # as in tests/preloaded.py
     selector = selectors.DefaultSelector()
     with socket.socket(socket.AF_UNIX) as door:
         door.bind(address)
