@@ -97,6 +97,8 @@ def test_examples_on_hugging_face_learn_resume_and_are_right_on_two_ranks(
         run_in(tmp_path, "python -m tests.hugging_face_jobs check")
 
 
+# WebDataset leaves its files to the garbage collector to close.
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_stream_of_shards_continues_where_its_state_was_taken(tmp_path: Path) -> None:
     MAKERS["web_dataset.py"](tmp_path)
     stream = load_class(f"{ROOT / 'examples' / 'web_dataset.py'}:OwnShards")
