@@ -187,9 +187,8 @@ def resumed_runs_have_the_same_bits() -> None:
         events = read_events(Path("resumed", run, "events", "rank-00000.jsonl"))
         assert [event["step"] for event in events if event["kind"] == "resume"] == [4]
         snapshots = newest(Path("resumed", run)), newest(run)
-        for (
-            one
-        ) in snapshots:  # in its state `datasets` also has what it read last, which is not the same after a resume
+        # In its state `datasets` also has what it read last, which is not the same after a resume.
+        for one in snapshots:
             one.documents.pop("data", None)
         assert_same_bits(*snapshots)
 
