@@ -19,7 +19,7 @@ from typing import Any, Self
 from drumline.terminal import one_line, print_message
 
 # The beginning of a list item; any other newline in a message came with a value.
-_ITEM = re.compile(r"\n  (?=[-|] |try: )")
+_ITEM = re.compile(r"\n  (?=[-|] )")
 
 
 class ExitCode(IntEnum):
@@ -153,7 +153,7 @@ def as_list(heading: str, items: Iterable[str]) -> str:
 
 
 def as_lines(text: str) -> list[str]:
-    """The heading of such a message, its items and what to try, or its one line."""
+    """The heading and the items of such a message, or its one line."""
     return [one_line(line) for line in _ITEM.split(text)]
 
 

@@ -16,6 +16,7 @@ from drumline.data.dataset import BatchMaker, BatchRequest, is_in_two_parts, mak
 from drumline.data.delivery import MOST_OF_FREE, leaves
 from drumline.data.loader import IndexedLoader
 from drumline.engine.run_context import RunContext
+from drumline.errors import as_list
 from drumline.text import duration, file_size, plural
 
 MIN_SHARE, MIN_S = 0.2, 10.0
@@ -98,7 +99,7 @@ def advice(facts: LoadingFacts, *, share: float, seconds: float) -> str:
     each = "" if facts.worker_load is None else f" (each uses {facts.worker_load:.0%} of a core)"
     has = f"{plural(facts.workers, 'worker')}{each} and {plural(facts.cores, 'core')}"
     first = f"waited for data {share:.0%} of the last {duration(seconds)}; it has {has}"
-    return "\n  try: ".join([first, *islice(_remedies(facts, share), 2)])
+    return as_list(f"{first}; try:", islice(_remedies(facts, share), 2))
 
 
 def _remedies(facts: LoadingFacts, share: float) -> Iterator[str]:

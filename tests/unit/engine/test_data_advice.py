@@ -59,16 +59,16 @@ UNEVEN = "a larger --data.prefetch_factor: workers are idle while a batch is lat
     ],
 )
 def test_the_most_useful_one_or_two_come_first(facts: LoadingFacts, share: float, expected: list[str]) -> None:
-    _, *found = advice(facts, share=share, seconds=12.3).split("\n  try: ")
+    _, *found = advice(facts, share=share, seconds=12.3).split("\n  - ")
     assert found == expected
 
 
 def test_it_begins_with_what_was_measured() -> None:
     facts = LoadingFacts(cores=16, workers=14, worker_load=0.97)
     assert advice(facts, share=0.94, seconds=12.3).startswith(
-        "waited for data 94% of the last 12 s; it has 14 workers (each uses 97% of a core) and 16 cores\n  try: "
+        "waited for data 94% of the last 12 s; it has 14 workers (each uses 97% of a core) and 16 cores; try:\n  - "
     )
-    assert "it has 0 workers and 1 core\n" in advice(LoadingFacts(cores=1, workers=0), share=0.94, seconds=12.3)
+    assert "it has 0 workers and 1 core; try:\n" in advice(LoadingFacts(cores=1, workers=0), share=0.94, seconds=12.3)
 
 
 class Laps:
@@ -100,7 +100,7 @@ def test_it_is_given_once_when_the_share_stays_high() -> None:
     run = Laps()
     assert [run.add(share) for share in (0.9, 0.5, 0.5, 0.8, 0.9, 0.9)] == [0, 0, 0, 1, 1, 1]
     assert run.notes[0].startswith("rank 0 on gpu-01 waited for data 60% of the last 12 s; it has 0 workers and ")
-    assert "\n  try: --data.workers " in run.notes[0]
+    assert "; try:\n  - --data.workers " in run.notes[0]
 
 
 def test_the_first_interval_and_a_short_wait_do_not_count() -> None:
@@ -134,4 +134,4 @@ def test_each_thing_to_try_has_its_own_line(capsys: pytest.CaptureFixture[str]) 
     message = "rank 0 on a " + advice(LoadingFacts(cores=16, workers=0), share=0.75, seconds=12.3)
     PlainDisplay(sys.stdout)({"kind": "note", "time": 0.0, "step": 30, "message": message})
     _, *more = capsys.readouterr().out.splitlines()
-    assert more == ["  try: --data.workers 3", f"  try: {STORED}"]
+    assert more == ["  - --data.workers 3", f"  - {STORED}"]
