@@ -35,7 +35,7 @@ tools: ## install what tests/multinode needs with apt, where that is allowed
 	@tests/multinode/install.sh
 
 test: check docs tools ## everything that must pass before a change lands
-	$(BIN)/python -m pytest --numprocesses 4 --dist worksteal
+	$(BIN)/python -m pytest --numprocesses 5 --dist worksteal
 
 test-newest: tools ## the test suite with the newest torch that pip finds, in a separate venv
 	$(PYTHON) -m venv .venv-newest

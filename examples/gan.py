@@ -44,7 +44,7 @@ def main() -> None:
         )
 
         step = checkpoint.resume()
-        for _epoch in range(loader.epoch, 60):
+        for _epoch in range(loader.epoch, 40):
             for (points,) in loader:
                 fake = generator(torch.randn_like(points))
 
@@ -61,7 +61,7 @@ def main() -> None:
                 optimizer_g.step()
 
                 step += 1
-                if step % 100 == 0:
+                if step % 200 == 0:
                     checkpoint.save(step)
         checkpoint.save(step)
 
