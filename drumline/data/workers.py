@@ -19,7 +19,7 @@ from multiprocessing.connection import wait
 from multiprocessing.context import ForkContext, ForkProcess
 from multiprocessing.popen_fork import Popen
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -63,6 +63,14 @@ def batch_maker_for(dataset: Any, options: LoadingOptions, device: torch.device,
         # A worker has no page-locked memory: its batches are pinned in this process.
         pinned=on_gpu and options.pin_memory and options.workers == 0,
     )
+
+
+class WorkerTimes(NamedTuple):
+    """Sums over all workers, since each began."""
+
+    pids: tuple[int, ...]
+    cpu_s: float
+    age_s: float
 
 
 class BatchProducer:
@@ -117,12 +125,14 @@ class BatchProducer:
                 gc.enable()
         return _with_dead_workers_named(self._running[0])
 
-    def worker_load(self) -> float | None:
-        """The fraction of a core that each worker has used since its start, on average; None: there are none."""
-        found = [read_stat(process.pid) for iterator in self._running for process in iterator._workers]
-        stats = [stat for stat in found if stat is not None]
-        ages = sum(time.clock_gettime(time.CLOCK_BOOTTIME) - stat.start_ticks / TICKS_PER_S for stat in stats)
-        return sum(stat.cpu_ticks for stat in stats) / TICKS_PER_S / ages if ages > 0 else None
+    def worker_times(self) -> WorkerTimes | None:
+        """None: there are no workers."""
+        pids = [process.pid for iterator in self._running for process in iterator._workers]
+        stats = {pid: stat for pid in pids if (stat := read_stat(pid)) is not None}
+        now = time.clock_gettime(time.CLOCK_BOOTTIME)
+        cpu_s = sum(stat.cpu_ticks for stat in stats.values()) / TICKS_PER_S
+        age_s = sum(now - stat.start_ticks / TICKS_PER_S for stat in stats.values())
+        return WorkerTimes(tuple(stats), cpu_s, age_s) if stats else None
 
     def close(self) -> None:
         """End the worker processes, if there are any. A later call of `batches` would start new ones."""

@@ -15,6 +15,7 @@ import torch
 from drumline.data.dataset import BatchMaker, BatchRequest, is_in_two_parts, makes_batches
 from drumline.data.delivery import MOST_OF_FREE, leaves
 from drumline.data.loader import IndexedLoader
+from drumline.data.workers import WorkerTimes
 from drumline.engine.run_context import RunContext
 from drumline.errors import as_list
 from drumline.text import duration, file_size, plural
@@ -49,6 +50,7 @@ class DataAdvice:
     # Without __init__, so that nothing of this module is called before the first step.
     _is_given = False
     _since: tuple[float, float, int] | None = None
+    _worker_times: WorkerTimes | None = None
     _last_s = 0.0
 
     def check(self, context: RunContext, share: float, blocked_s: float) -> None:
@@ -57,22 +59,24 @@ class DataAdvice:
         step_s, self._last_s = (now - self._last_s) / context.config.log.every_steps, now
         # The first interval has the start of the workers in it.
         if self._since is None or share < MIN_SHARE or blocked_s > MAX_STEPS_LEFT * step_s:
-            self._since = (now, waited_s, context.epoch)
+            self._since, self._worker_times = (now, waited_s, context.epoch), None
+        elif self._worker_times is None and context.job.loader._producer.num_workers and not self._is_given:
+            self._worker_times = context.job.loader._producer.worker_times()
         elif not self._is_given and now - self._since[0] >= MIN_S:
             self._is_given = True
             began, waited_before, epoch = self._since
             share = min(1.0, (waited_s - waited_before) / max(now - began, 1e-9))
-            facts = _facts(context, has_new_epoch=context.epoch > epoch)
+            facts = _facts(context, self._worker_times, has_new_epoch=context.epoch > epoch)
             context.note(f"rank 0 on {context.job.ddp.host} {advice(facts, share=share, seconds=now - began)}")
 
 
-def _facts(context: RunContext, *, has_new_epoch: bool) -> LoadingFacts:
+def _facts(context: RunContext, before: WorkerTimes | None, *, has_new_epoch: bool) -> LoadingFacts:
     ddp, data, loader = context.job.ddp, context.config.data, context.job.loader
     workers = loader._producer.num_workers
     facts = LoadingFacts(
         cores=max(1, len(os.sched_getaffinity(0)) // ddp.local_world_size),
         workers=workers,
-        worker_load=loader._producer.worker_load(),
+        worker_load=_load(before, loader._producer.worker_times()),
         is_stream=not isinstance(loader, IndexedLoader),
         restarts_for_epochs=has_new_epoch and workers > 0 and not data.persistent_workers,
     )
@@ -81,6 +85,13 @@ def _facts(context: RunContext, *, has_new_epoch: bool) -> LoadingFacts:
             fits, float_sample = _sizes(loader._maker, ddp.device)
             return facts._replace(fits=fits, float_sample=float_sample)
     return facts
+
+
+def _load(before: WorkerTimes | None, now: WorkerTimes | None) -> float | None:
+    """The fraction of a core that each worker has used since then, on average; None: there are none, or new ones."""
+    if before is None or now is None or before.pids != now.pids:
+        return None
+    return (now.cpu_s - before.cpu_s) / max(now.age_s - before.age_s, 1e-9)
 
 
 def _sizes(maker: BatchMaker, device: torch.device) -> tuple[str | None, str | None]:
@@ -116,7 +127,7 @@ def _remedies(facts: LoadingFacts, share: float) -> Iterator[str]:
         yield from more_workers
     if facts.float_sample is not None:
         yield (
-            f"return uint8 samples (now {facts.float_sample}) and do the rest for the whole batch in on_device(): "
+            f"of images return uint8 (now {facts.float_sample}), and do the rest for the whole batch in on_device(): "
             'docs/data.md, "Your own dataset, fast"'
         )
     if wanted > most:

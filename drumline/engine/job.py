@@ -178,7 +178,7 @@ def choose_step(config: Config, device: torch.device, saved: Mapping[str, Any] |
     began_with = None if saved is None else saved["config"].get("train.step", "eager")
     if device.type != "cuda":
         return began_with if began_with in ("compile", "auto") else "eager"
-    if began_with not in (None, "auto"):
+    if began_with is not None:
         return str(began_with)
     is_exact = config.train.deterministic or config.train.exact == "elastic" or config.log.trace
     return "eager" if is_exact else "auto"

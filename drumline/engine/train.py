@@ -205,16 +205,20 @@ def _write_environment(context: RunContext) -> None:
 
 
 def _make_step(context: RunContext, facts: dict[str, Any], stack: ExitStack) -> tuple[AnyStep, TracedStep | None]:
-    """The step; if it is traced, also as a TracedStep."""
+    """Collective: the step; if it is traced, also as a TracedStep."""
+    device = context.job.ddp.device
     remember = partial(facts.__setitem__, "step")
     hooks = [] if context.hooks is None else context.hooks.hooks
-    is_default = context.job.step == "auto" and context.config.train.step is None
+    is_default = context.job.step == "auto" and facts["config"]["train.step"] is None
+    # A module's hook may be on one rank alone, and all ranks must try the same kinds.
+    reasons = gather_json(find_unsafe(context.job, context.config, hooks), device=device) if is_default else []
     step = make_step(
         context.job,
         context.config,
         chosen=facts["step"],
         num_steps=context.total_steps - context.progress.step,
-        uncaptured=find_unsafe(context.job, context.config, hooks) if is_default else None,
+        is_default=is_default,
+        uncaptured=next(filter(None, reasons), None),
         on_choice=remember,
         note=context.note,
     )

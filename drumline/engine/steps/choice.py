@@ -40,12 +40,14 @@ def make_step(
     *,
     chosen: str | None = None,
     num_steps: int | None = None,
+    is_default: bool = False,
     uncaptured: str | None = None,
     on_choice: Callable[[str], None] = _ignore,
     note: Callable[[str], None] = _ignore,
 ) -> AnyStep:
     """`chosen`: the earlier choice of `auto` in this run; `on_choice` gets a new one. `num_steps`: how many are left.
-    `uncaptured`: why `auto` is not to try captured steps, as the end of a sentence. `note` logs a message."""
+    `is_default`: the run did not ask for `auto`. `uncaptured`: why `auto` is not to try captured steps, as the end of a
+    sentence. `note` logs a message."""
     if config.train.exact == "elastic":
         return ElasticStep(
             job,
@@ -65,7 +67,7 @@ def make_step(
         kinds["compiled_graph"] = lambda: GraphStep(kinds["compile"](), job, note=note)
     if job.step == "auto" and chosen not in kinds:
         trial = len(kinds) * (WARM_UP_STEPS + TIMED_STEPS)
-        if config.train.step is None and num_steps is not None and num_steps < 2 * trial:
+        if is_default and num_steps is not None and num_steps < 2 * trial:
             note(f"steps run as eager: {num_steps} are too few to try others (--train.step auto tries them)")
             return kinds["eager"]()
         if uncapturable is not None:

@@ -39,6 +39,7 @@ def compile_before(step: Step, compute_loss: eager.LossFunction, job: Job, *, no
     step, whose micro-batches are still to be taken."""
     ddp, first = job.ddp, next(step.micro_batches)
     job.heartbeat.next_micro()  # to the watchdog a rank that still waits for its batch is behind this one
+    job.heartbeat.mark(Phase.FORWARD)
     if (marks := ddp._connection.compilations) is not None:
         marks.is_usual_until = job.heartbeat.step + FIRST_STEPS
     before, began = _counts(), time.perf_counter()

@@ -15,7 +15,7 @@ from drumline.text import duration
 from drumline.watch.cluster_state import ClusterState, RankState
 from drumline.watch.diagnosis.blocked import find_blocked, find_debugged, find_stopped, find_unknown
 from drumline.watch.diagnosis.diagnosis import Alarm, Cause, Diagnosis
-from drumline.watch.diagnosis.evidence import BUSY_CORES, OUT_OF_LOOP, Evidence, has_exited, is_done
+from drumline.watch.diagnosis.evidence import BUSY_CORES, OUT_OF_LOOP, Evidence, has_exited, is_done, pending
 from drumline.watch.diagnosis.exited import find_exited, find_lost_connection
 from drumline.watch.diagnosis.mismatch import find_left_early, find_mismatch, find_teardown
 from drumline.watch.diagnosis.triggers import STILL_S, UNTIMED, IdleTime, exit_symptoms, other_symptoms
@@ -232,7 +232,9 @@ class Watchdog:
         """`hang_s`, if some rank is blocked; or if there were heartbeats, and they stopped while no rank computes."""
         if not _is_waited_for(diagnosis) and (self._any_computes() or self._is_plain()):
             return math.inf
-        if diagnosis.cause is Cause.COMPILING:
+        # Before the first step ranks wait through the store; later in a collective, which has a limit of its own.
+        waits_in_step = any(pending(rank) or rank.phase is Phase.BACKWARD for rank in self._cluster.ranks)
+        if diagnosis.cause is Cause.COMPILING and not waits_in_step:
             return COMPILE_FACTOR * self._hang_s
         return max(self._hang_s, _START_S) if self._is_young() else self._hang_s
 

@@ -204,13 +204,13 @@ def test_the_load_of_workers_is_measured() -> None:
     loads = []
     for work in (lambda: time.sleep(0.1), compute):
         with closing(make(Works(work))) as stream:
-            assert stream.worker_load() is None
+            assert stream.worker_times() is None
             next(stream.batches(REQUESTS[:1]))
-            loads.append(stream.worker_load())
-    assert loads[0] is not None
-    assert loads[1] is not None
+            times = stream.worker_times()
+            assert times is not None
+            loads.append(times.cpu_s / times.age_s)
     assert loads[0] < loads[1]
-    assert make(workers=0).worker_load() is None
+    assert make(workers=0).worker_times() is None
 
 
 class Works(list[int]):

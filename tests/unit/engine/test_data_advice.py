@@ -13,13 +13,13 @@ from drumline.data.dataset import BatchMaker
 from drumline.data.images import digits
 from drumline.data.loader import IndexedLoader
 from drumline.data.sharding import Sharding
-from drumline.data.workers import LoadingOptions
-from drumline.engine.data_advice import DataAdvice, LoadingFacts, _sizes, advice
+from drumline.data.workers import LoadingOptions, WorkerTimes
+from drumline.engine.data_advice import DataAdvice, LoadingFacts, _load, _sizes, advice
 from drumline.metrics.display import PlainDisplay
 from tests.jobs import Points
 
 CHEAPER = (
-    "return uint8 samples (now 602 kB of float32) and do the rest for the whole batch in on_device(): docs/data.md, "
+    "of images return uint8 (now 602 kB of float32), and do the rest for the whole batch in on_device(): docs/data.md, "
     '"Your own dataset, fast"'
 )
 STORED = "store the samples so that they take less time to read: decoded and resized"
@@ -69,6 +69,13 @@ def test_it_begins_with_what_was_measured() -> None:
         "waited for data 94% of the last 12 s; it has 14 workers (each uses 97% of a core) and 16 cores; try:\n  - "
     )
     assert "it has 0 workers and 1 core; try:\n" in advice(LoadingFacts(cores=1, workers=0), share=0.94, seconds=12.3)
+
+
+def test_the_load_is_that_of_the_interval() -> None:
+    slept, worked = WorkerTimes((7, 8), 10.0, 200.0), WorkerTimes((7, 8), 28.0, 220.0)
+    assert _load(slept, worked) == pytest.approx(0.9)
+    assert _load(slept, worked._replace(pids=(7, 9))) is None, "one was started in between"
+    assert _load(None, worked) is None
 
 
 class Laps:
