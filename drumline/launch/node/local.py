@@ -15,7 +15,7 @@ from pathlib import Path
 from drumline.errors import ExitCode, Place
 from drumline.launch import startup
 from drumline.launch.node.guard import JOB_ENV, Guard
-from drumline.launch.node.watch_folder import SidecarDiagnosis, WatchFolder, reports_first
+from drumline.launch.node.watch_folder import SidecarDiagnosis, WatchFolder, claim_report
 from drumline.launch.node_plan import NodePlan, Program, Supervision
 from drumline.launch.rank_environment import ErrorRecord, write_error
 from drumline.net.interfaces import check_is_own
@@ -88,8 +88,8 @@ def _run_guarded(node: NodePlan, program: Program, supervision: Supervision, wat
     if not result.is_failed():
         return ExitCode.SUCCESS
     rank, failure = first_failure(result)
-    if is_here and (diagnosis is not None or watch.current is None or reports_first(watch.current)):
-        report_failure(rank, failure.exitcode, program, diagnosis)
+    if is_here:
+        report_failure(rank, failure.exitcode, program, diagnosis, watch.current)
     if diagnosis is not None and diagnosis.is_hang:
         return ExitCode.HANG
     return exit_code_of(failure.exitcode, is_task=program.is_task)
@@ -109,18 +109,24 @@ def exit_code_of(rank_code: int, *, is_task: bool) -> int:
     return rank_code if known else ExitCode.TRAINING_FAILED
 
 
-def report_failure(rank: int, code: int, program: Program, diagnosis: SidecarDiagnosis | None) -> None:
-    """Print the last message, if the rank could not report its failure."""
+def report_failure(
+    rank: int, code: int, program: Program, diagnosis: SidecarDiagnosis | None, folder: Path | None = None
+) -> None:
+    """Print the last message, if the rank could not report its failure. `folder`: of the watch, if there is one."""
     if diagnosis is not None and diagnosis.explains_more(code, is_task=program.is_task):
         if not diagnosis.was_printed:
             print_message(diagnosis.sentence)
         if diagnosis.is_hang and program.is_task and program.can_resume:
             print_message(HANG_ENDED)
         write_error(os.environ, ErrorRecord(diagnosis.sentence, None, Place()))
-    elif not program.is_task:
+        return
+    has_reported = program.is_task and code >= 0
+    if has_reported or (folder is not None and not claim_report(folder)):
+        return
+    if not program.is_task:
         script, how = program.words[0], how_it_ended(code)
         print_message(f"{script} failed on rank {rank} ({how}); the other ranks were stopped")
-    elif code < 0:
+    else:
         log = Path(program.run or "", "logs", f"rank-{rank:05d}.log")
         what, next_step = f"rank {rank} was {how_it_ended(code)}; the others were stopped", f"read {log}"
         hint = [f"try: {next_step}"] if program.run and log.exists() else []

@@ -127,9 +127,9 @@ class WatchFolder:
         return True
 
 
-def reports_first(folder: Path) -> bool:
-    """Whether nobody has reported yet why this start failed. The launcher and the sidecar both ask before they print:
-    a rank may be killed while the sidecar starts, when the launcher does not wait for it."""
+def claim_report(folder: Path) -> bool:
+    """Whether the caller is to report why this start failed: the first one that asks. The launcher does not wait for a
+    sidecar that is still starting, and both would report a rank that is killed then."""
     try:
         os.close(os.open(folder / REPORTED, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     except OSError as error:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from drumline.errors import as_lines
-from drumline.launch.node.watch_folder import DIAGNOSIS, reports_first
+from drumline.launch.node.watch_folder import DIAGNOSIS, claim_report
 from drumline.metrics.events import JsonLines
 from drumline.terminal import print_message
 from drumline.untrusted import check_own_folder, make_own_folder, parse_json, read_regular, replace_text
@@ -49,7 +49,8 @@ class SidecarReporter:
             print_message(*as_lines(message))
 
     def print_alarm(self, alarm: str, message: str) -> None:
-        if alarm != "failure" or reports_first(self._folder):
+        """A failure only if the launcher has not reported it."""
+        if alarm != "failure" or claim_report(self._folder):
             self.print(message)
 
     def write_diagnosis(self, alarm: str, diagnosis: Diagnosis, cluster: ClusterState, action: str, at: float) -> None:

@@ -26,12 +26,14 @@ def test_a_task_reports_its_failure_itself_unless_a_signal_ended_it(
     assert exit_code_of(3, is_task=True) == ExitCode.PREFLIGHT_FAILED
     assert exit_code_of(99, is_task=True) == exit_code_of(-9, is_task=True) == ExitCode.TRAINING_FAILED
     task = Program(("train", "digits"), is_task=True)
-    report_failure(0, 3, task, None)
+    report_failure(0, 3, task, None, tmp_path)
+    assert not [*tmp_path.iterdir()], "the sidecar may still report more"
     assert capsys.readouterr().err == ""
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs/rank-00001.log").touch()
     report_failure(1, -9, replace(task, run=str(tmp_path)), None)
-    report_failure(2, -15, task, None)
+    report_failure(2, -15, task, None, tmp_path)
+    report_failure(2, -15, task, None, tmp_path)  # as after the sidecar's report
     assert capsys.readouterr().err == (
         f"drumline: rank 1 was killed by SIGKILL; the others were stopped\n  try: read {tmp_path}/logs/rank-00001.log\n"
         "drumline: rank 2 was killed by SIGTERM; the others were stopped\n"

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from drumline.launch.node.watch_folder import reports_first
+from drumline.launch.node.watch_folder import claim_report
 from drumline.watch.sidecar.leader import FIRST_CONNECTION_S, Leader
 from drumline.watch.sidecar.local_ranks import LocalRanks
 from drumline.watch.sidecar.main import LINGER_S, ExitCondition, Sidecar
@@ -107,11 +107,11 @@ def test_a_failure_that_the_launcher_has_reported_is_not_printed_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     reporter = SidecarReporter(options_of(tmp_path))
-    assert reports_first(Path(options_of(tmp_path).folder)), "the launcher asks first"
+    assert claim_report(Path(options_of(tmp_path).folder)), "the launcher asks first"
     reporter.print_alarm("failure", "failure: rank 1 was killed")
     reporter.print_alarm("stall", "stall: rank 1 waits")
     assert capsys.readouterr().err == "drumline: stall: rank 1 waits\n"
-    assert not reports_first(Path(options_of(tmp_path).folder))
+    assert not claim_report(Path(options_of(tmp_path).folder))
 
 
 def test_a_run_folder_that_takes_nothing_is_reported_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
