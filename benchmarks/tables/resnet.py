@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch._dynamo
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
@@ -36,6 +37,8 @@ CARD, BYTES = "the card alone, compiled", "ours, uint8 samples and on_device"
 
 
 def make(options: Options, ddp: DDPManager) -> Table:
+    # All ways have one shape each: the second one to be compiled must not make the compiler expect others.
+    torch._dynamo.config.automatic_dynamic_shapes = False
     size, crop, batch_size = (40, 32, 4) if options.tiny else (256, 224, 256)
     workers = 1 if options.tiny else options.workers or 14
     length = batch_size * NUM_BATCHES
