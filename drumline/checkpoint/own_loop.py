@@ -24,7 +24,7 @@ from drumline.checkpoint.rank_states import gather_states, is_same_everywhere, r
 from drumline.checkpoint.retention import prune
 from drumline.checkpoint.state import gather_rng, model_state, restore_model, restore_own_rng, translated
 from drumline.checkpoint.store import Snapshot, WritingRank
-from drumline.distributed.collectives import broadcast_json, broadcast_tensors
+from drumline.distributed.collectives import broadcast_json
 from drumline.distributed.wrap import LiveBuffers, unwrap_model
 from drumline.errors import CheckpointError, CheckpointMismatchError, UsageError, log
 from drumline.text import join_names
@@ -168,19 +168,13 @@ class Checkpoint:
                     f"no checkpoint is finite: {tensor} of {path} is not; to start again, give ddp.checkpoint another "
                     "folder"
                 )
-        found: list[Any] = [None, []] if read is None else [read.documents, list(read.tensors)]
-        documents, files, newest = broadcast_json([*found, skipped[0][1] if skipped else None], device=self._device)
-        if documents is None and newest is not None:
+        is_found, newest = broadcast_json([read is not None, skipped[0][1] if skipped else None], device=self._device)
+        if not is_found and newest is not None:
             raise CheckpointError(
                 f"no checkpoint in {self._root} can be resumed; the newest: {newest}",
                 next_step="restore one from a backup, or give ddp.checkpoint another folder",
             )
-        if documents is None:
-            return None
-        groups = {file: None if read is None else read.tensors[file] for file in files}
-        return Snapshot(
-            {file: broadcast_tensors(group, device=self._device) for file, group in groups.items()}, documents
-        )
+        return store.broadcast(read, device=self._device) if is_found else None
 
     def _restore(self, name: str, snapshot: Snapshot) -> None:
         one, document, tensors = self._objects[name], snapshot.documents[name], snapshot.tensors.get(name, {})

@@ -1,4 +1,4 @@
-"""State that may differ from rank to rank (a position in a stream, say): every rank's is saved, each gets its own back.
+"""State that may differ from rank to rank (a position in a stream): every rank's is saved, each gets its own back.
 
 It is small as a rule, but may hold tensors of any shape, which differ between ranks: they travel as bytes.
 """

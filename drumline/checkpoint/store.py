@@ -17,18 +17,20 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from blake3 import blake3
 from torch import Tensor
 
 from drumline.checkpoint import catalog, manifest, tensor_file
 from drumline.checkpoint.manifest import FileRecord, Manifest
+from drumline.distributed.collectives import broadcast_json, broadcast_tensors
 from drumline.errors import CheckpointError
 
 _TENSORS = ".safetensors"
@@ -150,17 +152,26 @@ def part_name(name: str, number: int) -> str:
     return f"{name}-part-{number:05d}"
 
 
-def read(path: Path) -> Snapshot:
-    """Read a complete checkpoint; verify it first. Tensors are mapped from their files: copy those that you keep."""
+def read(path: Path, *, only: Collection[str] = ()) -> Snapshot:
+    """Read a complete checkpoint, or `only` these files of it; verify it first. Tensors are mapped from their files:
+    copy those that you keep."""
     tensors: dict[str, dict[str, Tensor]] = {}
     documents: dict[str, Any] = {}
-    for file in manifest.read(path).files:
-        if file.endswith(_TENSORS):
-            name = _PART.sub("", file.removesuffix(_TENSORS))
+    for file in map(Path, manifest.read(path).files):
+        name = _PART.sub("", file.stem)
+        if only and name not in only:
+            continue
+        if file.suffix == _TENSORS:
             tensors.setdefault(name, {}).update(tensor_file.read(path / file))
-        elif file.endswith(catalog.DOCUMENT):
-            name = file.removesuffix(catalog.DOCUMENT)
-            documents[name] = catalog.read_document(path, name)
+        elif file.suffix == catalog.DOCUMENT:
+            documents[file.stem] = catalog.read_document(path, file.stem)
+    return Snapshot(tensors, documents)
+
+
+def broadcast(found: Snapshot | None, *, device: torch.device) -> Snapshot:
+    """Collective: what rank 0 has read, on every rank; the others give None."""
+    documents, files = broadcast_json(None if found is None else [found.documents, list(found.tensors)], device=device)
+    tensors = {file: broadcast_tensors(None if found is None else found.tensors[file], device=device) for file in files}
     return Snapshot(tensors, documents)
 
 

@@ -15,6 +15,7 @@ import torch
 from drumline.distributed.collectives import all_sum
 from drumline.engine.data_advice import DataAdvice
 from drumline.engine.evaluation import evaluate, numbers
+from drumline.engine.job import Progress
 from drumline.engine.non_finite import NonFinite
 from drumline.engine.output import WatchNotices
 from drumline.engine.preemption import Preemption
@@ -48,7 +49,7 @@ class Action:
         raise NotImplementedError
 
     def run(self, context: RunContext) -> None:
-        """Collective, unless the action says otherwise."""
+        """Collective, unless its docstring differs."""
         raise NotImplementedError
 
 
@@ -135,23 +136,12 @@ class LogTraining(Action):
         context.end_if(num_votes)
 
 
-class Evaluate(Action):
-    """Every `train.eval_every_epochs` and `train.eval_every_steps`, and at the end."""
+class Periodic(Action):
+    """Due after every so many steps and epochs (0: never), and after the last step."""
 
-    name = "evaluate"
-
-    def __init__(self, context: RunContext, trace: TracedStep | None) -> None:
-        self._progress = context.progress
-        self.interval = context.config.train.eval_every_steps or AT_EPOCH_END
-        self._every_epochs = context.config.train.eval_every_epochs or sys.maxsize
-        self._trace = trace
-        self._is_best_metric_checked = not context.job.ddp.is_main_process()
-
-    def start(self, context: RunContext) -> None:
-        if not context.job.eval_loaders:
-            self._check_best_metric(context)
-        elif context.progress.step >= context.total_steps:
-            self.run(context)
+    def __init__(self, progress: Progress, *, every_steps: int, every_epochs: int) -> None:
+        self._progress = progress
+        self.interval, self._every_epochs = every_steps or AT_EPOCH_END, every_epochs or sys.maxsize
 
     def due(self, step: int) -> bool:
         cursor = self._progress.cursor
@@ -160,6 +150,24 @@ class Evaluate(Action):
             or (cursor.position == 0 and cursor.epoch % self._every_epochs == 0)
             or step >= self._progress.last_step
         )
+
+
+class Evaluate(Periodic):
+    """Every `train.eval_every_epochs` and `train.eval_every_steps`, and at the end."""
+
+    name = "evaluate"
+
+    def __init__(self, context: RunContext, trace: TracedStep | None) -> None:
+        train = context.config.train
+        super().__init__(context.progress, every_steps=train.eval_every_steps, every_epochs=train.eval_every_epochs)
+        self._trace = trace
+        self._is_best_metric_checked = not context.job.ddp.is_main_process()
+
+    def start(self, context: RunContext) -> None:
+        if not context.job.eval_loaders:
+            self._check_best_metric(context)
+        elif context.progress.step >= context.total_steps:
+            self.run(context)
 
     def run(self, context: RunContext) -> None:
         if not context.job.eval_loaders:
@@ -203,27 +211,17 @@ class Evaluate(Action):
             )
 
 
-class Save(Action):
+class Save(Periodic):
     """Every `checkpoint.every_steps` and `checkpoint.every_epochs`, and at the end."""
 
     name = "save"
 
     def __init__(self, context: RunContext, saver: Saver, evaluation: Evaluate) -> None:
         settings = context.config.checkpoint
-        self._progress = context.progress
-        self.interval = settings.every_steps or AT_EPOCH_END
-        self._every_epochs = settings.every_epochs or sys.maxsize
+        super().__init__(context.progress, every_steps=settings.every_steps, every_epochs=settings.every_epochs)
         self._saver, self._evaluation = saver, evaluation
         self.saved_step = context.progress.step
         """The latest step that is saved, or being saved."""
-
-    def due(self, step: int) -> bool:
-        cursor = self._progress.cursor
-        return (
-            step % self.interval == 0
-            or (cursor.position == 0 and cursor.epoch % self._every_epochs == 0)
-            or step >= self._progress.last_step
-        )
 
     def run(self, context: RunContext) -> None:
         step = context.progress.step

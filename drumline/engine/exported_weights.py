@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -72,12 +73,12 @@ def average_in(snapshot: store.Snapshot) -> dict[str, Tensor] | None:
 def model_card(checkpoint: Path, snapshot: store.Snapshot, *, contents: str, file: str, averaged: bool) -> str:
     """What the weights are, in Markdown: task, checkpoint, metrics, settings, and how to load them."""
     record, facts = catalog.check_sizes(checkpoint), snapshot.documents["progress"]["facts"]
-    task, init = str(facts["task"]).rpartition("/")[2], facts["config"].get("model.init")
+    task, init = _plain(str(facts["task"]).rpartition("/")[2]), facts["config"].get("model.init")
     rows = {
         "task": f"`{task}`",
-        "checkpoint": f"step {record.step}, saved {record.created}",
+        "checkpoint": f"step {record.step}, saved {_plain(record.created)}",
         "weights": contents,
-        "began with": "random weights" if init is None else f"`{Path(init).name}`",
+        "began with": "random weights" if init is None else f"`{_plain(Path(init).name)}`",
         "global batch": f"{plural(facts['batch_size'], 'sample')} on {plural(facts['world_size'], 'rank')}",
         "exported by": f"Drumline {version('drumline')}",
     }
@@ -95,19 +96,27 @@ def model_card(checkpoint: Path, snapshot: store.Snapshot, *, contents: str, fil
     return "\n".join(lines)
 
 
+def _plain(text: str) -> str:
+    """Text of a checkpoint, without what Markdown and HTML would read as more than text."""
+    return re.sub(r"[^\w .,:;=/@%+-]", "?", text)
+
+
 def _metric_lines(metrics: Mapping[str, float]) -> list[str]:
     if not metrics:
         return ["This checkpoint was not evaluated."]
-    return ["| metric | value |\n| --- | --- |", *(f"| {name} | {value:.6g} |" for name, value in metrics.items())]
+    return [
+        "| metric | value |\n| --- | --- |",
+        *(f"| {_plain(name)} | {value:.6g} |" for name, value in metrics.items()),
+    ]
 
 
 def _changed_settings(config: Mapping[str, Any]) -> Iterator[str]:
     """Without those that do not change the result, such as the paths of a machine."""
-    for path, value in config.items():
+    for path, value in ((_plain(name), value) for name, value in config.items()):
         if path.startswith(FREE_TO_CHANGE) or value is None:
             continue
         options = value.items() if isinstance(value, dict) else ()
-        yield from (f"{path}.{name} = {json.dumps(one, ensure_ascii=False)}" for name, one in options)
+        yield from (f"{path}.{_plain(name)} = {json.dumps(one, ensure_ascii=False)}" for name, one in options)
         default = DEFAULTS.settings.get(path)
         if not isinstance(value, dict) and (default is None or json.dumps(default.value) != json.dumps(value)):
             yield f"{path} = {json.dumps(value, ensure_ascii=False)}"

@@ -100,7 +100,7 @@ def fit_weights(found: Mapping[str, Tensor], model: nn.Module) -> Fit:
         theirs, own = found[name], stored[name]
         if (difference := _difference(theirs, tensors[own])) is not None:
             different.append(f"{name} is {difference}")
-        elif not torch.equal(fitting.setdefault(own, theirs), theirs) and fitting[own] is not theirs:
+        elif (first := fitting.setdefault(own, theirs)) is not theirs and not torch.equal(first, theirs):
             different.append(f"{name} and another name of the same tensor in the model have different values")
     known = {stored[name] for name in found if name in stored}
     return Fit(

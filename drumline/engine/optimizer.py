@@ -21,6 +21,7 @@ from drumline.config.schema import OptimConfig
 from drumline.distributed.wrap import LiveBuffers
 from drumline.errors import UsageError
 from drumline.metrics.meters import Meter
+from drumline.tasks.ready_hooks import begin_momentum
 from drumline.user_code import build_accepted, load_class
 
 NAMED = 5
@@ -312,7 +313,7 @@ class FiniteSteps:
         self.keeps_weights = scaler is not None or self._decides_here or (decides and is_fused)
         """Whether the weights stay finite after a non-finite loss."""
         if self.skips or scaler is not None:
-            _make_momentum(optimizer)
+            begin_momentum(optimizer, (one for group in optimizer.param_groups for one in group["params"]))
 
     def begin(self) -> None:
         """A step begins."""
@@ -378,15 +379,3 @@ class FiniteSteps:
         self._buffers.put_back(
             [torch.where(is_skipped, kept, now) if kept.shape == now.shape else kept for kept, now in pairs]
         )
-
-
-def _make_momentum(optimizer: Optimizer) -> None:
-    """Create SGD's momentum: torch's fused SGD allocates it uninitialized in the first update, and does not set it if
-    that update is skipped."""
-    if not isinstance(optimizer, SGD):
-        return
-    for group in optimizer.param_groups:
-        for parameter in group["params"] if group["momentum"] and group["fused"] else ():
-            state = optimizer.state[parameter]
-            if state.get("momentum_buffer") is None:
-                state["momentum_buffer"] = torch.zeros_like(parameter)

@@ -21,13 +21,13 @@ from drumline.checkpoint.manifest import CorruptCheckpointError
 from drumline.checkpoint.rank_states import state_of_rank
 from drumline.checkpoint.state import check_rng_file, restore_own_rng
 from drumline.data.sharding import Cursor
-from drumline.distributed.collectives import broadcast_json, broadcast_tensors
+from drumline.distributed.collectives import broadcast_json
 from drumline.engine.job import Job, Progress
 from drumline.engine.optimizer import optimizer_class
 from drumline.engine.run_context import RunContext, changes, check_init, check_not_finished, resets_optimizer
 from drumline.engine.run_folder import RunFolder, write_whole
 from drumline.engine.saver import DATA_FILE
-from drumline.engine.task_hooks import HOOKS_FILE, TaskHooks
+from drumline.engine.task_hooks import TaskHooks
 from drumline.errors import CheckpointError, CheckpointMismatchError, HangError, OptimizerMismatchError, Place, as_list
 from drumline.manager import DDPManager
 from drumline.metrics.events import Reporter
@@ -241,13 +241,8 @@ def restore(job: Job, path: Path, hooks: TaskHooks | None = None, *, with_optimi
     job.heartbeat.mark(Phase.START)
     device = job.ddp.device
     read = store.read(path) if job.ddp.is_main_process() else None
-    documents, files = broadcast_json(None if read is None else [read.documents, list(read.tensors)], device=device)
-    tensors = {
-        name: broadcast_tensors(None if read is None else read.tensors[name], device=device)
-        for name in ("model", "optimizer", "rng", DATA_FILE, HOOKS_FILE)
-        if name in files
-    }
-    snapshot = store.Snapshot(tensors, documents)
+    snapshot = store.broadcast(read, device=device)
+    documents = snapshot.documents
     _restore_data(job, snapshot)
     # An earlier version, which had these two, saved the optimizer's name only in the settings.
     name = documents["progress"]["facts"]["config"]["optim.name"]
@@ -271,7 +266,7 @@ def restore(job: Job, path: Path, hooks: TaskHooks | None = None, *, with_optimi
         hooks.restore(snapshot)
         hooks.run.stop_reason = saved.get("stop_asked")
     # Last: hooks may have drawn random numbers.
-    restore_own_rng(tensors["rng"], rank=job.ddp.rank, device=device)
+    restore_own_rng(snapshot.tensors["rng"], rank=job.ddp.rank, device=device)
 
 
 def _use_own_settings(job: Job, group_state: list[list[str]] | None) -> None:

@@ -20,7 +20,6 @@ from drumline.config.flags import Layer, Setting, check_layer
 from drumline.config.schema import Config
 from drumline.config.task_fields import is_in_task, task_fields
 from drumline.data.dataset import is_stream
-from drumline.distributed.collectives import broadcast_json, broadcast_tensors
 from drumline.engine.evaluation import evaluate
 from drumline.engine.evaluation_job import EvaluationJob, build_evaluation_job, evaluation_facts, evaluation_sets
 from drumline.engine.exported_weights import weights_in
@@ -186,13 +185,8 @@ def evaluate_run(saved: SavedRun, ddp: DDPManager, data: str | None = None) -> d
 def restore_for_evaluation(job: EvaluationJob, saved: SavedRun) -> None:
     """Collective: the weights of the checkpoint, and what hooks make of them for an evaluation (EMA). Rank 0 reads, the
     others receive."""
-    device = job.ddp.device
-    read = store.read(saved.checkpoint) if job.ddp.is_main_process() else store.Snapshot({}, {})
-    files = [name for name in ("model", HOOKS_FILE) if name in read.tensors]
-    documents = {name: read.documents[name] for name in ("model", HOOKS_FILE) if name in read.documents}
-    files, documents = broadcast_json([files, documents], device=device)
-    tensors = {name: broadcast_tensors(read.tensors.get(name), device=device) for name in files}
-    snapshot = store.Snapshot(tensors, documents)
+    read = store.read(saved.checkpoint, only=("model", HOOKS_FILE)) if job.ddp.is_main_process() else None
+    snapshot = store.broadcast(read, device=job.ddp.device)
     state.restore_model(snapshot, job.model)
     run = saved.checkpoint.parents[1]
     if (hooks := make_hooks(job, saved.config, run, None, saved.step)) is not None:

@@ -111,11 +111,13 @@ def compute_metrics(metrics: Mapping[str, Metric], ddp: DDPManager, *, is_update
     if not metrics:
         return {}
     tensors: dict[str, Tensor] = {}
-    states = {
-        name: {place: dict(part.metric_state) for place, part in _parts(metric).items()}
-        for name, metric in metrics.items()
-    }
-    document = encode_state(states, "metrics", tensors) if is_updated else None
+    document = None
+    if is_updated:  # else it may have no state
+        states = {
+            name: {place: dict(part.metric_state) for place, part in _parts(metric).items()}
+            for name, metric in metrics.items()
+        }
+        document = encode_state(states, "metrics", tensors)
     gathered, tensors = gather_states(document, tensors, device=ddp.device)
     values = None
     if ddp.is_main_process():

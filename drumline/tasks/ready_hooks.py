@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -188,21 +188,21 @@ class Unfreeze(Hook):
     def after_step(self, run: Run) -> None:
         if run.step == self._at_step:
             self._set(True)
-            _begin_momentum(run.optimizer, self._parameters)
+            begin_momentum(run.optimizer, self._parameters)
 
     def _set(self, is_trained: bool) -> None:
         for parameter in self._parameters:
             parameter.requires_grad_(is_trained)
 
 
-def _begin_momentum(optimizer: Optimizer, parameters: list[nn.Parameter]) -> None:
-    """torch's fused SGD takes the momentum of all parameters or of none; zeros are where it begins."""
-    for group in optimizer.param_groups if isinstance(optimizer, SGD) else []:
-        if group["fused"] and group["momentum"]:
-            chosen = {id(one) for one in parameters}
-            for one in group["params"]:
-                if id(one) in chosen:
-                    optimizer.state[one].setdefault("momentum_buffer", torch.zeros_like(one))
+def begin_momentum(optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> None:
+    """Create the momentum of these parameters, zeros: torch's fused SGD takes it of all parameters or of none, and does
+    not set what it allocates in an update that is skipped."""
+    chosen = {id(one) for one in parameters}
+    for group in optimizer.param_groups if isinstance(optimizer, SGD) else ():
+        for one in group["params"] if group["fused"] and group["momentum"] else ():
+            if id(one) in chosen and optimizer.state[one].get("momentum_buffer") is None:
+                optimizer.state[one]["momentum_buffer"] = torch.zeros_like(one)
 
 
 def _check_can_unfreeze(run: Run) -> None:

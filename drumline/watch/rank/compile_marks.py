@@ -19,7 +19,7 @@ class CompileMarks:
         self._heartbeat = heartbeat
         self._before = int(Phase.START)
         self.began_at: dict[str, int] = {}
-        """The compilations in steps that were not looked at yet, by torch's id: the step at which each began. Not those
+        """The compilations in steps that were not reported yet, by torch's id: the step at which each began. Not those
         in an evaluation: a model in evaluation mode is compiled again, as it should be."""
         self.reported: set[str] = set()
         """The functions whose recompilation was reported."""
