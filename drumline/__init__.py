@@ -25,29 +25,20 @@ if TYPE_CHECKING:
     from drumline.tasks.ready_hooks import EMA, EarlyStopping, LogSamples, Unfreeze
 
 _HOMES = {
-    "BatchDataset": "drumline.data.dataset:BatchDataset",
-    "Checkpoint": "drumline.checkpoint.own_loop:Checkpoint",
-    "Config": "drumline.config.schema:Config",
-    "DDPManager": "drumline.manager:DDPManager",
-    "Draws": "drumline.data.draws:Draws",
-    "DrumlineError": "drumline.errors:DrumlineError",
-    "EMA": "drumline.tasks.ready_hooks:EMA",
-    "EarlyStopping": "drumline.tasks.ready_hooks:EarlyStopping",
-    "EvaluationLoader": "drumline.data.evaluation_loader:EvaluationLoader",
-    "Hook": "drumline.tasks.hook:Hook",
-    "Loader": "drumline.data.loader:Loader",
-    "LogSamples": "drumline.tasks.ready_hooks:LogSamples",
-    "Loss": "drumline.tasks.base:Loss",
-    "Result": "drumline.python_api:Result",
-    "Run": "drumline.tasks.hook:Run",
-    "Task": "drumline.tasks.base:Task",
-    "TwoPartDataset": "drumline.data.dataset:TwoPartDataset",
-    "Unfreeze": "drumline.tasks.ready_hooks:Unfreeze",
-    "WatchConfig": "drumline.config.schema:WatchConfig",
-    "load": "drumline.python_api:load",
-    "load_checkpoint": "drumline.checkpoint.state:load_checkpoint",
-    "register_model": "drumline.models.model_registry:register_model",
-    "train": "drumline.python_api:train",
+    "checkpoint.own_loop": ("Checkpoint",),
+    "checkpoint.state": ("load_checkpoint",),
+    "config.schema": ("Config", "WatchConfig"),
+    "data.dataset": ("BatchDataset", "TwoPartDataset"),
+    "data.draws": ("Draws",),
+    "data.evaluation_loader": ("EvaluationLoader",),
+    "data.loader": ("Loader",),
+    "errors": ("DrumlineError",),
+    "manager": ("DDPManager",),
+    "models.model_registry": ("register_model",),
+    "python_api": ("Result", "load", "train"),
+    "tasks.base": ("Loss", "Task"),
+    "tasks.hook": ("Hook", "Run"),
+    "tasks.ready_hooks": ("EMA", "EarlyStopping", "LogSamples", "Unfreeze"),
 }
 __all__ = [
     "EMA",
@@ -81,10 +72,10 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("drumline")
-    if name not in _HOMES:
+    home = next((module for module, names in _HOMES.items() if name in names), None)
+    if home is None:
         raise AttributeError(f"module 'drumline' has no attribute {name!r}")
-    module, _, attribute = _HOMES[name].partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    return getattr(importlib.import_module(f"drumline.{home}"), name)
 
 
 def __dir__() -> list[str]:
