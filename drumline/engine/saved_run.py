@@ -141,7 +141,8 @@ def evaluation_data(task: Task, data: str | None, *, warns: bool = True) -> dict
             next_step="name the data, or a dataset of your own as path/to/file.py:Class",
         )
     found = evaluation_sets(type(task)(replace(config, data=replace(config.data, dir=data))))
-    if warns and data != config.data.dir and _are_own(found, task):
+    is_own = data != config.data.dir and _are_own(found, task)  # on every rank: eval_data() may use collectives
+    if warns and is_own:
         log.warning(
             f"the samples from {data} look like those of the run's own evaluation: {type(task).__name__} may not read "
             "--data.dir; a dataset of your own is named as path/to/file.py:Class"

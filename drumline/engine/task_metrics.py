@@ -27,7 +27,8 @@ def make_metrics(task: Task, ddp: DDPManager) -> dict[str, Metric]:
     metrics = {name: _without_groups(metric) for name, metric in task.metrics().items()}
     for name, metric in metrics.items():
         needed = NEEDED[:3] if _is_collection(metric) else NEEDED  # its members have the rest
-        if missing := [one for one in needed if not hasattr(metric, one)]:
+        # By its class where that has it: a property may need an update first.
+        if missing := [one for one in needed if not (hasattr(type(metric), one) or hasattr(metric, one))]:
             raise UsageError(
                 f"the metric {name!r} has no {' and no '.join(missing)}",
                 next_step=f"return torchmetrics' metrics, or objects with {', '.join(NEEDED)}",

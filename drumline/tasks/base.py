@@ -72,7 +72,7 @@ class Metric(Protocol):
         """Add the `metric_state` of another rank."""
 
     def compute(self) -> Any:
-        """A number, a tensor, or a dict of these."""
+        """A number, a tensor, or a dict of these. On rank 0 alone: no collectives."""
 
     def reset(self) -> None:
         """Begin a new evaluation."""

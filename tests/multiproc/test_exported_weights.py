@@ -7,6 +7,7 @@ import struct
 import tomllib
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -15,8 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import drumline
-from drumline.checkpoint import catalog
+from drumline.checkpoint import catalog, store
+from drumline.checkpoint.manifest import Manifest
 from drumline.cli import main
+from drumline.engine.exported_weights import model_card
 from drumline.engine.saved_run import find_checkpoint
 from drumline.engine.task_hooks import HOOKS_FILE
 from tests.jobs import Classify, Points, make_config, newest, train_here, train_on
@@ -116,6 +119,20 @@ def test_the_card_has_task_checkpoint_metrics_and_settings(trained: Path, tmp_pa
     card = to.with_suffix(".md").read_text()
     assert ", averaged (EMA) |" in card
     assert "which these are not" not in card
+
+
+def test_a_card_has_plain_text_whatever_the_checkpoint_names() -> None:
+    wrong = "a|b`c<img src=x>\n```\n[here](http://x)\x1b[2J"
+    facts = {"task": wrong, "config": {wrong: wrong, "model.init": wrong}, "batch_size": 8, "world_size": 2}
+    record = Manifest(3, wrong, {wrong: 0.5}, {})
+    snapshot = store.Snapshot({"model": {}}, {"progress": {"facts": facts}})
+    with patch.object(catalog, "check_sizes", return_value=record):
+        card = model_card(Path(), snapshot, contents="", file="weights.safetensors", averaged=False)
+    settings = card.partition("```toml\n")[2].partition("\n```")[0]
+    assert json.loads(settings.partition(" = ")[2]) == wrong
+    rest = card.replace(settings, "")
+    assert not any(mark in rest for mark in ("<", "](", "\x1b", "a|b"))
+    assert rest.count("```") == 4
 
 
 def test_refusals(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,20 +25,20 @@ CLASSES = 2
 
 
 class MedianMargin:
-    """A metric as a user writes it: the median is no sum."""
+    """A metric as a user writes it: the median is no sum. It has no state before its first update."""
 
     def __init__(self) -> None:
         self.values: list[Tensor] = []
 
     @property
-    def metric_state(self) -> dict[str, list[Tensor]]:
-        return {"values": self.values}
+    def metric_state(self) -> dict[str, Tensor]:
+        return {"values": torch.cat(self.values)}
 
     def update(self, scores: Tensor, labels: Tensor) -> None:
         self.values.append(scores[:, 1] - scores[:, 0])
 
-    def merge_state(self, state: Mapping[str, list[Tensor]]) -> None:
-        self.values += state["values"]
+    def merge_state(self, state: Mapping[str, Tensor]) -> None:
+        self.values.append(state["values"])
 
     def compute(self) -> Tensor:
         return torch.cat(self.values).median()
