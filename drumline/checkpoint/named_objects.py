@@ -26,13 +26,8 @@ def check_objects(objects: Mapping[str, Any]) -> dict[str, str]:
             "ddp.checkpoint was given nothing to save",
             next_step='name what to save: ddp.checkpoint("runs/mine", model=model, optimizer=optimizer)',
         )
-    names: dict[int, str] = {}
     for name, one in objects.items():
         _check_object(name, one)
-        if (other := names.setdefault(id(one), name)) != name:
-            raise UsageError(
-                f"ddp.checkpoint was given one object by two names: {other} and {name}", next_step="give it once"
-            )
     known = {id(one) for model in objects.values() if isinstance(model, nn.Module) for one in model.parameters()}
     for name, one in objects.items():
         if isinstance(one, Optimizer) and not parameters_of(one) <= known:

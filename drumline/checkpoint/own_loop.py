@@ -20,7 +20,7 @@ from drumline.checkpoint.background_saver import BackgroundSaver, GatheredState
 from drumline.checkpoint.finite import first_non_finite
 from drumline.checkpoint.named_objects import check_contents, check_objects, check_same_objects, parameters_of
 from drumline.checkpoint.optimizer_state import Models, encode_state, load_optimizer_state, optimizer_state
-from drumline.checkpoint.rank_states import gather_states, is_same_everywhere, rank_documents, state_of_rank
+from drumline.checkpoint.rank_states import gather_states, is_same_everywhere, state_of_rank
 from drumline.checkpoint.retention import prune
 from drumline.checkpoint.state import gather_rng, model_state, restore_model, restore_own_rng, translated
 from drumline.checkpoint.store import Snapshot, WritingRank
@@ -146,7 +146,7 @@ class Checkpoint:
         tensors: dict[str, Tensor] = {}
         encoded = encode_state(one.state_dict(), name, tensors)
         if self._world_size == 1 or is_same_everywhere(encoded, tensors, device=self._device):
-            state.documents[name] = rank_documents([encoded], has_tensors=bool(tensors))
+            state.documents[name] = {"ranks": [encoded]}
             files, tensors = state.live, {f"0/{key}": tensor for key, tensor in tensors.items()}
         else:
             files = state.own

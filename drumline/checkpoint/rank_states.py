@@ -38,12 +38,7 @@ def gather_states(
             piece = received[start : start + size].clone()
             gathered[f"{rank}/{name}"] = piece.view(getattr(torch, dtype)).reshape(shape)
             start += size
-    return rank_documents([document for document, _, _ in everyone], has_tensors=bool(gathered)), gathered
-
-
-def rank_documents(documents: list[Any], *, has_tensors: bool) -> dict[str, Any]:
-    """The document of a checkpoint: one state for each rank, or one for all of them."""
-    return {"ranks": documents, "has_tensors": has_tensors}
+    return {"ranks": [document for document, _, _ in everyone]}, gathered
 
 
 def is_same_everywhere(document: Any, tensors: Mapping[str, Tensor], *, device: torch.device) -> bool:

@@ -44,24 +44,12 @@ def gather_json(value: Any, *, device: torch.device) -> list[Any]:
     """Collective: every rank's value, on every rank."""
     if _is_alone():
         return [value]
-    return [_decode(part) for part in _gather_uneven(_encode(value), device)]
-
-
-def gather_bytes(content: bytes, *, device: torch.device) -> list[bytes]:
-    """Collective: every rank's bytes, on every rank."""
-    if _is_alone():
-        return [content]
-    mine = torch.frombuffer(bytearray(content or b"\0"), dtype=torch.uint8)[: len(content)]  # not of nothing
-    return [part.numpy().tobytes() for part in _gather_uneven(mine, device)]
-
-
-def _gather_uneven(encoded: Tensor, device: torch.device) -> list[Tensor]:
-    """Collective: every rank's bytes, of any number."""
+    encoded = _encode(value)
     sizes = gather_tensors(torch.tensor([encoded.numel()]), device=device)
-    padded = torch.zeros(max(1, *(int(size) for size in sizes)), dtype=torch.uint8)
+    padded = torch.zeros(max(int(size) for size in sizes), dtype=torch.uint8)
     padded[: encoded.numel()] = encoded
     parts = gather_tensors(padded, device=device)
-    return [part[: int(size)] for part, size in zip(parts, sizes, strict=True)]
+    return [_decode(part[: int(size)]) for part, size in zip(parts, sizes, strict=True)]
 
 
 def gather_on_main(content: Tensor, sizes: Sequence[int], *, device: torch.device) -> list[Tensor]:

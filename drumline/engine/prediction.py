@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from drumline.data.evaluation_loader import EvaluationLoader
-from drumline.distributed.collectives import check_same, gather_bytes
+from drumline.distributed.collectives import check_same, gather_json, gather_on_main
 from drumline.engine.evaluation_job import EvaluationJob, build_evaluation_job
 from drumline.engine.saved_run import SavedRun, evaluation_data, restore_for_evaluation
 from drumline.errors import UsageError
@@ -33,8 +33,8 @@ Encoder = Callable[[Any, int], bytes]
 
 
 def predict_run(saved: SavedRun, ddp: DDPManager, data: str | None, *, encode: Encoder) -> Iterator[bytes]:
-    """Collective: the encoded predictions of every batch, in order, on every rank. With the weights that the run
-    evaluates with (of EMA, for example). `data`: as for `evaluation_data`."""
+    """Collective: the encoded predictions of every batch, in order, on rank 0; the others get none. With the weights
+    that the run evaluates with (of EMA, for example). `data`: as for `evaluation_data`."""
     task = saved.task(saved.config)
     dataset = prediction_data(task, data, warns=ddp.is_main_process())
     job = build_evaluation_job(saved.config, task, ddp, {"": dataset}, has_metrics=False)
@@ -63,15 +63,16 @@ def _predict(job: EvaluationJob, loader: EvaluationLoader, encode: Encoder) -> I
     with evaluation_mode(job.task, job.model):
         while True:
             job.heartbeat.mark(Phase.EVALUATION)
-            mine = b""
+            mine = torch.empty(0, dtype=torch.uint8)
             if (batch := next(batches, None)) is not None:
                 with job.autocast:
                     outputs = job.task.predict(job.model, job.task.on_device(batch.data))
-                mine = encode(outputs, batch.size)
-            parts = gather_bytes(mine, device=job.ddp.device)
-            if not any(parts):
+                mine = torch.frombuffer(bytearray(encode(outputs, batch.size)), dtype=torch.uint8)
+            sizes = gather_json(len(mine), device=job.ddp.device)
+            if not any(sizes):
                 break
-            yield from filter(None, parts)
+            parts = gather_on_main(mine, sizes, device=job.ddp.device)
+            yield from (part.numpy().tobytes() for part in parts if len(part))
     check_same(  # only a stream's: of anything else the samples were compared before
         {"the samples that they read": [loader.num_samples, loader.digest]},
         host=job.ddp.host,
@@ -90,10 +91,10 @@ def as_lines_of_json(outputs: Any, size: int) -> bytes:
 def rows_of(outputs: Any, size: int) -> list[Any]:
     """One entry for each of `size` samples. A tensor or an array has the samples in its first dimension, a list has an
     entry for each, and a mapping or a tuple consists of such parts."""
-    if isinstance(outputs, Mapping):
+    if isinstance(outputs, Mapping) and outputs:
         columns = {str(name): rows_of(part, size) for name, part in outputs.items()}
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    if isinstance(outputs, tuple):
+    if isinstance(outputs, tuple) and outputs:
         return [list(row) for row in zip(*(rows_of(part, size) for part in outputs), strict=True)]
     if isinstance(outputs, Tensor | np.ndarray):
         _check_samples(outputs, size)

@@ -66,7 +66,7 @@ class Streamed(Predicted):
 
 
 def predict_here(run: Path, task: type[Task], data: str | None, ending: str) -> bytes:
-    """What the file would hold, on every rank."""
+    """What the file would hold; nothing on ranks other than 0."""
     given = check_layer([Setting("train.eval_batch_size", 4, "--train.eval_batch_size")])
     saved = open_run(run, "last", task=task, given=given)
     ddp = make_manager(saved.config)
@@ -114,7 +114,7 @@ def test_the_same_bytes_on_any_number_of_ranks(
     """29 samples in 8 batches of 4, and 13 in 4: some ranks have fewer batches than others."""
     by_hand = expected(trained, Points(29 if task is Predicted else 13).inputs, tmp_path)
     alone = predict_here(trained, task, None, ending)
-    assert run_ranks(world_size, predict_here, trained, task, None, ending) == [alone] * world_size
+    assert run_ranks(world_size, predict_here, trained, task, None, ending) == [alone, *[b""] * (world_size - 1)]
     rows = np.load(io.BytesIO(alone)) if ending == ".npy" else np.array(list(map(json.loads, alone.splitlines())))
     assert rows.dtype == np.float64
     assert rows.shape == tuple(by_hand.shape)
@@ -217,6 +217,8 @@ def test_rows_of_what_a_task_may_predict() -> None:
     assert as_lines_of_json(torch.tensor([1.0, float("nan")]), 2) == b'1.0\n"nan"\n'
     with pytest.raises(UsageError, match=r"predict\(\) returned a Tensor of shape \[2, 2\] for a batch of 3 samples"):
         rows_of(scores, 3)
+    with pytest.raises(UsageError, match=r"predict\(\) returned a dict for a batch of 3 samples"):
+        rows_of({}, 3)
     with pytest.raises(
         UsageError, match=r"predict\(\) returned a str for a batch of 3 samples\n  try: return a tensor"
     ):

@@ -149,7 +149,6 @@ def test_what_a_step_folder_holds(tmp_path: Path) -> None:
             "cannot save best: float has no state_dict() and load_state_dict()",
             "give models, optimizers, training loaders, or objects with both methods",
         ),
-        (lambda net: {"model": net, "net": net}, "one object by two names: model and net", "give it once"),
         (lambda net: {"progress": net}, "cannot save an object as progress: files are named so", "taken are manifest"),
         (
             lambda net: {"optimizer": torch.optim.SGD(net.parameters(), lr=1)},
