@@ -150,6 +150,7 @@ def make_hooks(
         folder=folder,
         has_eval_data=bool(job.eval_loaders),
         _report=report,
+        _autocast=job.autocast,
     )
     return TaskHooks(hooks, run, job)
 

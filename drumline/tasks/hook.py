@@ -8,6 +8,7 @@ so a compiled or captured step skips none of them. `ready_hooks` has the usual o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,8 @@ class Run:
     _optimizer: Optimizer | None = field(repr=False)
     _report: Callable[..., None] | None = field(repr=False)
     """None where nothing is written, as in `drumline evaluate`."""
+    _autocast: AbstractContextManager[object] = field(default_factory=nullcontext, repr=False)
+    """That of the run's forward passes (`--train.precision`)."""
 
     @property
     def optimizer(self) -> Optimizer:

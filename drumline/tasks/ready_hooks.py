@@ -248,7 +248,7 @@ class LogSamples(Hook):
 
     def _log(self, run: Run) -> None:
         batch = pytree.tree_map_only(Tensor, lambda tensor: tensor.to(run.device), self._batch)
-        with evaluation_mode(run.task, run.model), keeping_rng(run.device), torch.no_grad():
+        with evaluation_mode(run.task, run.model), keeping_rng(run.device), torch.no_grad(), run._autocast:
             values = run.task.predict(run.model, run.task.on_device(batch))
             if self._show is not None:
                 values = self._show(values)

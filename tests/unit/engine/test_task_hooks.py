@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,6 +34,7 @@ def hooks_of(hooks: Sequence[Any], task: type[Task] = Task) -> TaskHooks | None:
         "optimizer": None,
         "heartbeat": HeartbeatWriter(),
         "eval_loaders": {},
+        "autocast": nullcontext(),
     }
     job: Any = SimpleNamespace(task=own(Config()), **parts)
     return make_hooks(job, Config(), Path("run"), lambda *_, **__: None, 10)

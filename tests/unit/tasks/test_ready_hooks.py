@@ -237,14 +237,15 @@ def predict(model: nn.Module, batch: Tensor) -> Tensor:
 def test_samples_are_logged_and_nothing_of_the_training_changes() -> None:
     logged = []
     task = SimpleNamespace(predict=predict, on_device=lambda batch: batch * 2)
-    run = make_run(task=task, _report=lambda kind, **fields: logged.append(fields))
+    bf16 = torch.autocast("cpu", dtype=torch.bfloat16)
+    run = make_run(task=task, _autocast=bf16, _report=lambda kind, **fields: logged.append(fields))
     list(run.model.children())[2].eval()  # for good
     modes = [module.training for module in run.model.modules()]
     state, weights = torch.get_rng_state(), {name: one.clone() for name, one in run.model.state_dict().items()}
-    hook = LogSamples(torch.ones(2, 3), show=lambda outputs: [f"{one.argmax()}" for one in outputs])
+    hook = LogSamples(torch.ones(2, 3), show=lambda outputs: [f"{one.argmax()} {one.dtype}" for one in outputs])
     hook.after_evaluation(run)
     assert [fields["name"] for fields in logged] == ["samples/0", "samples/1"]
-    assert all(fields["type"] == "text" for fields in logged)
+    assert all(fields["type"] == "text" and fields["value"].endswith("bfloat16") for fields in logged)
     assert torch.equal(torch.get_rng_state(), state)
     assert [module.training for module in run.model.modules()] == modes
     assert all(torch.equal(one, weights[name]) for name, one in run.model.state_dict().items())
