@@ -20,12 +20,15 @@ from drumline.launch.startup import INTERRUPTED_EARLY, default_procs, interrupti
 from drumline.launch.topology import topology_from
 from drumline.terminal import show
 
+CHECKPOINT_FLAG: FlagTable = {
+    "which": (str, "best | last | STEP", "The checkpoint [best: by the metric that the task names].")
+}
 RANK_FLAGS: FlagTable = {
     "procs": (Count, "N", "Ranks to start on this machine [one per GPU, or 1]; not under torchrun or srun."),
     "task": (str, "TASK", "The task, where its file has moved since the run [as the run named it]."),
 }
 OWN_FLAGS: FlagTable = {
-    "which": (str, "best | last | STEP", "The checkpoint [best: by the metric that the task names]."),
+    **CHECKPOINT_FLAG,
     "data": (str, "DATA", "Other data: a folder or file, or a dataset, path/to/file.py:Class [the task's own]."),
     **RANK_FLAGS,
     "json": (bool, "", "Print one JSON object, for scripts."),

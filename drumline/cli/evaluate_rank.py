@@ -33,13 +33,14 @@ def run_rank(flags: Flags) -> int:
         if ddp.is_main_process():
             _print(result, as_json=bool(flags.own.get("json")))
 
-    return with_saved_run(flags, flags.own.get("which", "best"), work)
+    return with_saved_run(flags, work)
 
 
-def with_saved_run(flags: Flags, which: str, work: Callable[[SavedRun, DDPManager], None]) -> int:
-    """Open the run that the flags name, join the other ranks, and do the work; returns the exit code."""
+def with_saved_run(flags: Flags, work: Callable[[SavedRun, DDPManager], None]) -> int:
+    """Open the checkpoint that the flags name, join the other ranks, and do the work; returns the exit code."""
 
     def prepare() -> tuple[DDPManager, Callable[[], None]]:
+        which = flags.own.get("which", "best")
         saved = open_run(Path(flags.positional[0]), which, task=flags.own.get("task"), given=flags.layer)
         ddp = make_manager(saved.config, f"{saved.spec}, step {saved.step}")
         return ddp, partial(work, saved, ddp)

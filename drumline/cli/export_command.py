@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from drumline.cli.evaluate_command import flags_for_run
+from drumline.cli.evaluate_command import CHECKPOINT_FLAG, flags_for_run
 from drumline.config import FlagTable, read_flags
-from drumline.config.schema import Count
 from drumline.errors import ExitCode, UsageError
 from drumline.launch.startup import interruptible, loading
 from drumline.terminal import show_lines
 
 ENDING = ".safetensors"
-CHECKPOINT_FLAGS: FlagTable = {
-    "best": (bool, "", "The best checkpoint, by the metric that the task names; the default."),
-    "last": (bool, "", "The newest checkpoint."),
-    "step": (Count, "N", "The checkpoint of this step."),
-}
 OWN_FLAGS: FlagTable = {
     "to": (str, "FILE", f"The file to write; its name ends in {ENDING}."),
-    **CHECKPOINT_FLAGS,
+    **CHECKPOINT_FLAG,
     "ema": (bool, "", "The average of the weights that the task's EMA hook kept."),
     "force": (bool, "", "Replace FILE and its model card if they exist."),
     "help": (bool, "", "Show this text."),
 }
 HELP = """\
-usage: drumline export RUN [--best | --last | --step N] [--ema] --to FILE [--force]
+usage: drumline export RUN [--which best|last|STEP] [--ema] --to FILE [--force]
 
 Writes the weights of a checkpoint to one safetensors file, which torch's load_state_dict and transformers read: by the
 names of the model's state_dict, a tied weight under each of its names. A model card of the task, the metrics and the
@@ -43,7 +36,6 @@ def run(argv: Sequence[str]) -> int:
         raise UsageError(
             "no --to FILE was given", next_step="write it as in: drumline export runs/digits --to digits.safetensors"
         )
-    folder, which = Path(flags.positional[0]), chosen_checkpoint(flags.own)
     to = Path(flags.own["to"])
     card = to.with_suffix(".md")
     if to.suffix != ENDING:
@@ -52,18 +44,10 @@ def run(argv: Sequence[str]) -> int:
     with interruptible("interrupted"), loading():
         from drumline.engine.exported_weights import export_weights
         from drumline.engine.saved_run import find_checkpoint
-    summary = export_weights(find_checkpoint(folder, which), to, card, averaged=flags.own.get("ema", False))
+    checkpoint = find_checkpoint(Path(flags.positional[0]), flags.own.get("which", "best"))
+    summary = export_weights(checkpoint, to, card, averaged=flags.own.get("ema", False))
     show_lines([summary, f"  {to}", f"  {card}"])
     return ExitCode.SUCCESS
-
-
-def chosen_checkpoint(own: Mapping[str, Any]) -> str:
-    """`best`, `last` or a step, by these flags."""
-    given = [name for name in CHECKPOINT_FLAGS if own.get(name)]
-    if len(given) > 1:
-        both = " and ".join(f"--{name}" for name in given)
-        raise UsageError(f"{both} choose different checkpoints", next_step="give one of them")
-    return str(own["step"]) if given == ["step"] else (given or ["best"])[0]
 
 
 def check_new(*paths: Path, force: bool) -> None:

@@ -6,8 +6,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from drumline.cli.evaluate_command import RANK_FLAGS, flags_for_run, given_device, run_on_ranks
-from drumline.cli.export_command import CHECKPOINT_FLAGS, check_new, chosen_checkpoint
+from drumline.cli.evaluate_command import CHECKPOINT_FLAG, RANK_FLAGS, flags_for_run, given_device, run_on_ranks
+from drumline.cli.export_command import check_new
 from drumline.config import FlagTable, read_flags
 from drumline.errors import ExitCode, UsageError
 from drumline.launch.topology import topology_from
@@ -15,13 +15,13 @@ from drumline.launch.topology import topology_from
 ENDINGS = (".jsonl", ".npy")
 OWN_FLAGS: FlagTable = {
     "to": (str, "FILE", "The file to write: .jsonl, or .npy for one array [JSON lines on stdout]."),
-    **CHECKPOINT_FLAGS,
+    **CHECKPOINT_FLAG,
     **RANK_FLAGS,
     "force": (bool, "", "Replace FILE if it exists."),
     "help": (bool, "", "Show this text."),
 }
 HELP = """\
-usage: drumline predict RUN [DATA] [--to FILE] [--best | --last | --step N] [--procs N] [--section.name value ...]
+usage: drumline predict RUN [DATA] [--to FILE] [--which best|last|STEP] [--procs N] [--section.name value ...]
 
 Writes what Task.predict returns for every sample of a dataset, in the order of the samples, the same on any number of
 ranks. DATA is a folder or file that the task's evaluation data is read from (as --data.dir), or a dataset of your own,
@@ -33,7 +33,6 @@ settings are those of the checkpoint; flags override them. It imports the task's
 def run(argv: Sequence[str]) -> int:
     if (flags := flags_for_run("predict", read_flags(argv, OWN_FLAGS, max_positional=2), OWN_FLAGS, HELP)) is None:
         return ExitCode.SUCCESS
-    chosen_checkpoint(flags.own)
     if "to" in flags.own:
         to = Path(flags.own["to"])
         if to.suffix not in ENDINGS:

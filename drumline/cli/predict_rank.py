@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from drumline.cli.evaluate_rank import with_saved_run
-from drumline.cli.export_command import chosen_checkpoint
 from drumline.config.flags import Flags
 from drumline.engine.prediction import as_array, as_lines_of_json, predict_run, write_array
 from drumline.engine.saved_run import SavedRun
@@ -36,7 +35,7 @@ def run_rank(flags: Flags) -> int:
             count = _write(to, parts, is_array=is_array)
             show_lines([f"step {saved.step}: {plural(count, 'prediction')} in {to}"])
 
-    return with_saved_run(flags, chosen_checkpoint(flags.own), work)
+    return with_saved_run(flags, work)
 
 
 def _write(to: Path, parts: Iterator[bytes], *, is_array: bool) -> int:

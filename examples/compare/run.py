@@ -106,14 +106,8 @@ class Ended:
         self.folder = folder
         if is_task(path):
             file = folder / "weights.safetensors"
-            words = [
-                "export",
-                str(folder / "run"),
-                "--last",
-                "--to",
-                str(file),
-                *["--ema"] * ("EMA" in path.read_text()),
-            ]
+            words = ["export", str(folder / "run"), "--which", "last", "--to", str(file)]
+            words += ["--ema"] * ("EMA" in path.read_text())
             subprocess.run([sys.executable, "-m", "drumline", *words], check=True, stdout=subprocess.DEVNULL)
             self.weights = load_file(file)
             self.numbers = _last_evaluation(folder / "run")

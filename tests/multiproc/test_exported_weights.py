@@ -71,7 +71,7 @@ def header(path: Path) -> dict[str, Any]:
 
 def test_the_file_is_plain_and_loads_strictly(trained: Path, tmp_path: Path) -> None:
     to = tmp_path / "new" / "weights.safetensors"
-    assert main(["export", str(trained), "--last", "--to", str(to)]) == 0
+    assert main(["export", str(trained), "--which", "last", "--to", str(to)]) == 0
     fresh, own = TiedLayers().double(), newest(trained).tensors["model"]
     assert header(to).keys() == fresh.state_dict().keys()
     assert "second.weight" not in own  # a checkpoint has a tied weight once, the file has it under both names
@@ -84,7 +84,7 @@ def test_the_file_is_plain_and_loads_strictly(trained: Path, tmp_path: Path) -> 
 
 def test_the_average_is_what_the_run_was_evaluated_with(trained: Path, tmp_path: Path) -> None:
     to = tmp_path / "average.safetensors"
-    assert main(["export", str(trained), "--last", "--ema", "--to", str(to)]) == 0
+    assert main(["export", str(trained), "--which", "last", "--ema", "--to", str(to)]) == 0
     average = load_file(to)
     saved = newest(trained).tensors[HOOKS_FILE]
     assert torch.equal(average["out.weight"], saved["1/average/out.weight"])
@@ -98,7 +98,7 @@ def test_the_average_is_what_the_run_was_evaluated_with(trained: Path, tmp_path:
 def test_the_card_has_task_checkpoint_metrics_and_settings(trained: Path, tmp_path: Path) -> None:
     to = tmp_path / "weights.safetensors"
     best = catalog.check_sizes(find_checkpoint(trained, "best"))
-    assert main(["export", str(trained), "--best", "--to", str(to)]) == 0
+    assert main(["export", str(trained), "--which", "best", "--to", str(to)]) == 0
     card = to.with_suffix(".md").read_text()
     assert card.startswith(f"# test, step {best.step}\n")
     for line in (
@@ -115,7 +115,7 @@ def test_the_card_has_task_checkpoint_metrics_and_settings(trained: Path, tmp_pa
     assert settings["optim"] == {"weight_decay": 0.0, "clip_norm": 0.5, "schedule": "constant"}
     assert settings["train"] == {"epochs": 3, "batch_size": 8, "eval_batch_size": 5}
     assert "log" not in settings
-    assert main(["export", str(trained), "--best", "--ema", "--to", str(to), "--force"]) == 0
+    assert main(["export", str(trained), "--which", "best", "--ema", "--to", str(to), "--force"]) == 0
     card = to.with_suffix(".md").read_text()
     assert ", averaged (EMA) |" in card
     assert "which these are not" not in card
@@ -152,8 +152,8 @@ def test_refusals(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert (tmp_path / "weights.md").read_text() == "mine"
     assert not to.exists()
     assert "weights.pt does not end in .safetensors" in refusal(run, "--to", str(tmp_path / "weights.pt"))
-    assert "--last and --step choose different checkpoints" in refusal(run, "--last", "--step", "5", "--to", "a")
-    assert "has no checkpoint of step 999" in refusal(run, "--step", "999", "--to", str(tmp_path / "a.safetensors"))
+    assert "--last: unknown flag" in refusal(run, "--last", "--to", "a")
+    assert "has no checkpoint of step 999" in refusal(run, "--which", "999", "--to", str(tmp_path / "a.safetensors"))
     assert "no --to FILE was given" in refusal(run)
     assert "no RUN was given" in refusal()
     assert "--optim.lr: is a setting of a run; export takes none" in refusal(run, "--optim.lr", "1", "--to", "a")

@@ -95,7 +95,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def expected(run: Path, inputs: Tensor, tmp_path: Path) -> Tensor:
     """By hand: with the average, as the run evaluates."""
     to = tmp_path / "average.safetensors"
-    assert main(["export", str(run), "--last", "--ema", "--to", str(to), "--force"]) == 0
+    assert main(["export", str(run), "--which", "last", "--ema", "--to", str(to), "--force"]) == 0
     from safetensors.torch import load_file
 
     model = Predicted(make_config()).model().eval()
@@ -248,7 +248,6 @@ def test_refused_commands(trained: Path, tmp_path: Path, capsys: pytest.CaptureF
         (): "no RUN was given",
         (str(trained), "--to", str(there)): "there.npy exists already",
         (str(trained), "--to", "a.csv"): "a.csv ends neither in .jsonl nor in .npy\n  try: give --to a.jsonl",
-        (str(trained), "--best", "--last"): "--best and --last choose different checkpoints",
         (str(trained), "a", "b"): "'b': unexpected argument",
     }.items():
         assert main(["predict", *words]) == 2
