@@ -28,9 +28,12 @@ from drumline.engine.run_folder import RunFolder
 from drumline.engine.task_hooks import HOOKS_FILE, hooks_before_evaluation, make_hooks
 from drumline.errors import CheckpointError, UsageError, as_list, log
 from drumline.manager import DDPManager
+from drumline.metrics.events import read_events
 from drumline.tasks.base import Task
 from drumline.tasks.built_in import dataset_for, load_task, resolve_task
 from drumline.user_code import is_class_spec
+
+_OTHER_CHECKPOINTS = 'choose the last (--which last, which="last"), or one by its step'
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ def find_checkpoint(run: Path, which: str | int) -> Path:
             )
         if which == "last":
             return newest
-        which = _best_step(root, newest)
+        which = _best_step(RunFolder(run), newest)
     path = root / catalog.folder_name(int(which))
     if not path.is_dir():
         steps = ", ".join(map(str, catalog.list_steps(root)))
@@ -91,21 +94,30 @@ def find_checkpoint(run: Path, which: str | int) -> Path:
     return path
 
 
-def _best_step(root: Path, newest: Path) -> int:
-    facts = catalog.read_document(newest, "progress")["facts"]
+def _best_step(run: RunFolder, newest: Path) -> int:
+    root, progress = run.checkpoints, catalog.read_document(newest, "progress")
+    facts = progress["facts"]
     if "best_metric" not in facts:
+        if (step := _best_at_end(run.event_file(0), progress["step"])) is not None:
+            return step
         raise UsageError(
             f"the checkpoints in {root} are of an earlier version, which did not record by what metric one is the best",
-            next_step="choose the last, or one by its step",
+            next_step=_OTHER_CHECKPOINTS,
         )
     metric = str(facts["best_metric"])
     step = best(root, metric=metric, higher_is_better=bool(facts.get("higher_is_better")))
     if step is None:
         raise UsageError(
-            f"no checkpoint in {root} was evaluated for {metric!r}, so none is the best",
-            next_step="choose the last, or one by its step",
+            f"no checkpoint in {root} was evaluated for {metric!r}, so none is the best", next_step=_OTHER_CHECKPOINTS
         )
     return step
+
+
+def _best_at_end(events: Path, step: int) -> int | None:
+    """From the event at the end of a run, where version 0.1 recorded it. None: the run has not ended at this step."""
+    found = read_events(events) if events.exists() else iter(())
+    ends = [event for event in found if event.get("kind") == "end" and event.get("step") == step]
+    return ends[-1].get("best_step") if ends else None
 
 
 def _recorded(facts: dict[str, Any], task: type[Task]) -> Layer:

@@ -6,6 +6,7 @@ It was made by commit e0f35da: `STOP_AT=14 drumline train points.py:Points --run
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,8 @@ import torch
 from torch import nn
 
 from drumline import load_checkpoint
+from drumline.engine.saved_run import find_checkpoint
+from drumline.errors import UsageError
 
 pytestmark = pytest.mark.usefixtures("warm")
 DATA = Path(__file__).parents[1] / "data"
@@ -46,3 +49,22 @@ def test_a_run_of_version_0_1_is_verified_and_resumed(tmp_path: Path) -> None:
     old, new = weights(tmp_path / "old"), weights(tmp_path / "new")
     # Another processor rounds otherwise: the first ten steps were taken on another machine.
     torch.testing.assert_close(old, new)
+
+
+def test_the_best_of_version_0_1_is_known_from_the_end_of_the_run(tmp_path: Path) -> None:
+    run = tmp_path / "old"
+    shutil.copytree(DATA / "run-0.1", run)
+    end_at(5, run)  # and resumed with more steps, then killed
+    with pytest.raises(UsageError) as caught:
+        find_checkpoint(run, "best")
+    assert str(caught.value) == (
+        f"the checkpoints in {run / 'checkpoints'} are of an earlier version, which did not record by what metric one "
+        'is the best\n  try: choose the last (--which last, which="last"), or one by its step'
+    )
+    end_at(10, run)
+    assert find_checkpoint(run, "best") == find_checkpoint(run, "last") == find_checkpoint(run, 10)
+
+
+def end_at(step: int, run: Path) -> None:
+    with (run / "events" / "rank-00000.jsonl").open("a") as events:
+        events.write(json.dumps({"kind": "end", "step": step, "best_step": step}) + "\n")
