@@ -31,7 +31,7 @@ from drumline.metrics.events import EventLog, Reporter, Sink, parse_line
 from drumline.metrics.trackers.mlflow import MLflow
 from drumline.metrics.trackers.tensorboard import TensorBoard
 from drumline.metrics.trackers.tracker import Tracker
-from drumline.metrics.trackers.tracking import Tracking
+from drumline.metrics.trackers.tracking import Tracking, close_all
 from drumline.metrics.trackers.wandb import WeightsAndBiases
 from drumline.untrusted import APPEND, descriptor_of, open_log
 from drumline.watch.sidecar.sidecar_reporter import NOTICES
@@ -75,8 +75,9 @@ def open_reporter(config: Config, folder: RunFolder, ddp: DDPManager, progress: 
         log.logger.addHandler(handler)
         stack.callback(log.logger.removeHandler, handler)
         if ddp.is_main_process():
-            for sink in _trackers(config, folder, reporter):
-                stack.callback(sink.close)  # while its warnings still become events
+            trackers = _trackers(config, folder, reporter)
+            stack.callback(close_all, trackers)  # while their warnings still become events
+            for sink in trackers:
                 reporter.add(sink)
         try:
             yield reporter

@@ -12,7 +12,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -33,7 +33,7 @@ _LOGIN = re.compile(r"//[^/\s]+@")
 
 
 class Tracking:
-    """A sink for one tracker. Nothing here waits for the tracker but `close`, and that not for long."""
+    """A sink for one tracker. Nothing here waits for the tracker but `wait`, and that not for long."""
 
     def __init__(
         self, tracker: Tracker, *, folder: Path, event_file: Path, id_file: Path, report: Callable[..., None]
@@ -43,7 +43,7 @@ class Tracking:
         self._folder, self._event_file, self._id_file = folder, event_file, id_file
         self._changed = threading.Condition()
         self._waiting: deque[Event] = deque()
-        self._is_closing = self._is_closed = False
+        self._is_closing = False
         self._num_events = self._num_written = 0
         self._warned_of: set[str] = set()
         self._resume_step = 0
@@ -73,15 +73,14 @@ class Tracking:
         if not has_room:
             self._warn("slow", f"is too slow: {MAX_WAITING:,} events wait for it, and the next ones are dropped")
 
-    def close(self) -> None:
-        """Wait until the tracker has everything, or does not answer."""
-        if self._is_closed:
-            return
-        self._is_closed = True
+    def finish(self) -> None:
+        """No more events follow."""
         with self._changed:
             self._is_closing = True
             self._changed.notify()
-        end = time.monotonic() + MAX_CLOSE_S
+
+    def wait(self, end: float) -> None:
+        """Until the tracker has everything, does not answer, or the monotonic clock is at `end`."""
         while self._thread.is_alive() and (now := time.monotonic()) < end and now - (self._busy_since or now) < CLOSE_S:
             self._thread.join(0.05)
         self._thread.join(0.1)
@@ -162,6 +161,15 @@ def _count(events: Iterable[Event]) -> int:
     return sum(event["kind"] in RECORDED for event in events)
 
 
+def close_all(sinks: Sequence[Tracking]) -> None:
+    """Wait for all trackers at the same time: no longer than for one."""
+    for sink in sinks:
+        sink.finish()
+    end = time.monotonic() + MAX_CLOSE_S
+    for sink in sinks:
+        sink.wait(end)
+
+
 def has_unfinished_tracker() -> bool:
-    """Whether a tracker still does not answer after its `close`: its package might block the exit of Python, too."""
+    """Whether a tracker still does not answer after `close_all`: its package might block the exit of Python, too."""
     return any(thread.name.startswith(_THREAD) for thread in threading.enumerate())

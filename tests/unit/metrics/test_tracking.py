@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from drumline.metrics.events import EventLog, Reporter
 from drumline.metrics.trackers import tracking
 from drumline.metrics.trackers.mlflow import MLflow
 from drumline.metrics.trackers.tracker import Outcome, Record, past_events, record_of
-from drumline.metrics.trackers.tracking import Tracking, has_unfinished_tracker
+from drumline.metrics.trackers.tracking import Tracking, close_all, has_unfinished_tracker
 from drumline.metrics.trackers.wandb import WeightsAndBiases
 
 STEPS = {"epoch": 1, "lr": 0.1, "samples_per_s": 10.0, "data_share": 0.0, "seconds_left": 1.0}
@@ -78,7 +80,7 @@ class Tracked:
 
     def close(self) -> list[str]:
         """The warnings."""
-        self.sink.close()
+        close_all([self.sink])
         self._log.close()
         return [message for kind, message in self.messages if kind == "warning"]
 
@@ -221,6 +223,53 @@ def test_a_tracker_that_hangs_does_not_hold_the_run_up(
         f"memory is too slow: 3 events wait for it, and the next ones are dropped; {file} has everything",
         f"memory does not answer, and lacks 6 of 6 events of this run; {file} has everything",
     ]
+
+
+def test_trackers_are_closed_side_by_side(tmp_path: Path) -> None:
+    """Each ends only when the other does."""
+    trackers, both = [Remembers(), Remembers()], threading.Barrier(2, timeout=30)
+
+    def end_together(call: str) -> None:
+        if call == "close":
+            both.wait()
+
+    runs = []
+    for tracker in trackers:
+        tracker.before = end_together
+        runs.append(Tracked(tmp_path / str(len(runs)), tracker))
+        runs[-1].train(1)
+    close_all([run.sink for run in runs])
+    assert [run.close() for run in runs] == [[], []]
+    assert [tracker.outcome for tracker in trackers] == ["failed", "failed"]
+
+
+def test_two_slow_trackers_have_one_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release: threading.Event
+) -> None:
+    passed: list[float] = []
+
+    def clock() -> float:
+        """A third of the limit has passed whenever the thread that waits looks at it."""
+        if threading.current_thread() is threading.main_thread():
+            passed.append(tracking.MAX_CLOSE_S / 3)
+        return sum(passed)
+
+    def hang(call: str) -> None:
+        release.wait()
+
+    monkeypatch.setattr(tracking, "CLOSE_S", math.inf)
+    monkeypatch.setattr(tracking, "time", SimpleNamespace(monotonic=clock))
+    runs = []
+    for number in range(2):
+        tracker = Remembers()
+        tracker.before = hang
+        runs.append(Tracked(tmp_path / str(number), tracker))
+        runs[-1].train(1)
+    close_all([run.sink for run in runs])
+    assert sum(passed) < 2 * tracking.MAX_CLOSE_S
+    for run in runs:
+        (warning,) = run.close()
+        assert warning.startswith("memory does not answer, and lacks 1 of 1 events of this run; ")
 
 
 def test_a_tracker_that_fails_is_warned_of_once_and_gets_the_rest(tmp_path: Path) -> None:
