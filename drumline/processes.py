@@ -1,4 +1,4 @@
-"""Processes in /proc: their state, their tree, and how to end a whole tree.
+"""Processes in /proc: their state, their limits, their tree, and how to end a whole tree.
 
 Only the standard library, because guards and sidecars start with every job. Reads never wait for the process, whatever
 it is blocked in. So files that need the lock of its memory (cmdline, environ, maps) are not read, except in
@@ -23,6 +23,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # How long to wait for SIGKILL: the kernel cannot end a process that waits for a device.
 KILL_WAIT_S = 5.0
 PR_SET_PDEATHSIG = 1
+CGROUPS = "/sys/fs/cgroup"
 
 
 class ProcessStat(NamedTuple):
@@ -111,6 +112,28 @@ class ProcessHandle:
             if fd is not None:
                 os.close(fd)
         self._stat_fd = self.exit_fd = None
+
+
+# Limits
+
+
+def cgroup_values(name: str) -> list[str]:
+    """The contents of this file for the root that this process sees and for its own control group, where they exist."""
+    own = os.fsdecode(_read("/proc/self/cgroup")).rpartition("::/")[2].strip()
+    texts = (_read(f"{CGROUPS}/{folder}/{name}").decode().strip() for folder in ("", own))
+    return [text for text in texts if text]
+
+
+def cpu_quota() -> float | None:
+    """How many CPUs' time the container gets; None: no limit."""
+    limits = (text.split() for text in cgroup_values("cpu.max"))
+    return min((float(quota) / float(period) for quota, period in limits if quota != "max"), default=None)
+
+
+def usable_cpus() -> float:
+    """As many as this process may use: by its affinity mask, and by the container's quota."""
+    allowed = len(os.sched_getaffinity(0))
+    return min(allowed, cpu_quota() or allowed)
 
 
 # Trees

@@ -94,7 +94,7 @@ class LogTraining(Action):
         self.interval, self._progress = context.config.log.every_steps, context.progress
         self._first_step = context.progress.step
         self._train_step, self._non_finite, self._notices = train_step, non_finite, notices
-        self._data_advice = DataAdvice()
+        self._data_advice: DataAdvice | None = None
 
     def due(self, step: int) -> bool:
         return step % self.interval == 0 or step >= self._progress.last_step
@@ -129,8 +129,10 @@ class LogTraining(Action):
             **numbers,
         )
         self._notices.report(context.reporter)
-        if job.ddp.is_main_process():
+        if self._data_advice is not None:
             self._data_advice.check(context, data_share, blocked_s)
+        elif job.ddp.is_main_process():
+            self._data_advice = DataAdvice(context)
         if num_compiled:
             report_recompilations(context, self._first_step)
         context.end_if(num_votes)

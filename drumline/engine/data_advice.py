@@ -4,7 +4,6 @@ device was idle meanwhile, the CPU time of the workers, and one sample."""
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
@@ -18,6 +17,7 @@ from drumline.data.loader import IndexedLoader
 from drumline.data.workers import WorkerTimes
 from drumline.engine.run_context import RunContext
 from drumline.errors import as_list
+from drumline.processes import usable_cpus
 from drumline.text import duration, file_size, plural
 
 MIN_SHARE, MIN_S = 0.2, 10.0
@@ -30,7 +30,7 @@ SMALL_SAMPLE = 4096
 
 
 class LoadingFacts(NamedTuple):
-    """How a rank loads its data, with its part of the machine's cores."""
+    """How a rank loads its data, with its part of the cores that the job may use."""
 
     cores: int
     workers: int
@@ -47,34 +47,42 @@ class LoadingFacts(NamedTuple):
 class DataAdvice:
     """Gives advice once, when the loop has waited for data in all log intervals of the last seconds."""
 
-    # Without __init__, so that nothing of this module is called before the first step.
-    _is_given = False
-    _since: tuple[float, float, int] | None = None
-    _worker_times: WorkerTimes | None = None
-    _last_s = 0.0
+    def __init__(self, context: RunContext) -> None:
+        """After the first log interval, which has the start of the workers in it."""
+        self._is_given, self._last_s = False, context.throughput.seconds
+        self._begin(context)
+
+    def _begin(self, context: RunContext) -> None:
+        self._since = context.throughput.seconds, context.job.loader.waited_s, context.epoch
+        self._worker_times: WorkerTimes | None = None
 
     def check(self, context: RunContext, share: float, blocked_s: float) -> None:
-        """After each log interval, on rank 0. `blocked_s`: how long the loop then waited for the device."""
-        now, waited_s = context.throughput.seconds, context.job.loader.waited_s
+        """After each later log interval, on rank 0. `blocked_s`: how long the loop then waited for the device."""
+        now, producer = context.throughput.seconds, context.job.loader._producer
         step_s, self._last_s = (now - self._last_s) / context.config.log.every_steps, now
-        # The first interval has the start of the workers in it.
-        if self._since is None or share < MIN_SHARE or blocked_s > MAX_STEPS_LEFT * step_s:
-            self._since, self._worker_times = (now, waited_s, context.epoch), None
-        elif self._worker_times is None and context.job.loader._producer.num_workers and not self._is_given:
-            self._worker_times = context.job.loader._producer.worker_times()
-        elif not self._is_given and now - self._since[0] >= MIN_S:
+        if self._is_given:
+            return
+        if share < MIN_SHARE or blocked_s > MAX_STEPS_LEFT * step_s:
+            self._begin(context)
+        elif self._worker_times is None and producer.num_workers:
+            self._worker_times = producer.worker_times()
+        elif now - self._since[0] >= MIN_S:
             self._is_given = True
-            began, waited_before, epoch = self._since
-            share = min(1.0, (waited_s - waited_before) / max(now - began, 1e-9))
-            facts = _facts(context, self._worker_times, has_new_epoch=context.epoch > epoch)
-            context.note(f"rank 0 on {context.job.ddp.host} {advice(facts, share=share, seconds=now - began)}")
+            self._give(context)
+
+    def _give(self, context: RunContext) -> None:
+        began, waited_before, epoch = self._since
+        seconds = context.throughput.seconds - began
+        share = min(1.0, (context.job.loader.waited_s - waited_before) / max(seconds, 1e-9))
+        facts = _facts(context, self._worker_times, has_new_epoch=context.epoch > epoch)
+        context.note(f"rank 0 on {context.job.ddp.host} {advice(facts, share=share, seconds=seconds)}")
 
 
 def _facts(context: RunContext, before: WorkerTimes | None, *, has_new_epoch: bool) -> LoadingFacts:
     ddp, data, loader = context.job.ddp, context.config.data, context.job.loader
     workers = loader._producer.num_workers
     facts = LoadingFacts(
-        cores=max(1, len(os.sched_getaffinity(0)) // ddp.local_world_size),
+        cores=max(1, int(usable_cpus() // ddp.local_world_size)),
         workers=workers,
         worker_load=_load(before, loader._producer.worker_times()),
         is_stream=not isinstance(loader, IndexedLoader),

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,7 @@ from drumline.processes import (
     ProcessHandle,
     Termination,
     children,
+    cpu_quota,
     descendants,
     has_signal,
     parent_of,
@@ -26,6 +28,7 @@ from drumline.processes import (
     read_status,
     send_signal,
     state_of,
+    usable_cpus,
 )
 
 IGNORES = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('x', flush=True); time.sleep(60)"
@@ -70,6 +73,20 @@ def test_the_tree(tree: subprocess.Popen[bytes]) -> None:
     assert (children(tree.pid), children(inner)) == ([inner], [sleep])
     assert parent_of(sleep) == inner
     assert sorted(processes_with_variable("DRUMLINE_TREE=7")) == sorted([tree.pid, inner, sleep])
+
+
+@pytest.mark.parametrize(
+    ("cpu_max", "quota", "usable"),
+    [("max 100000", None, 8), ("250000 100000", 2.5, 2.5), ("1600000 100000", 16, 8), (None, None, 8)],
+)
+def test_cpus_are_limited_by_the_mask_and_by_the_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpu_max: str | None, quota: float | None, usable: float
+) -> None:
+    if cpu_max is not None:
+        (tmp_path / "cpu.max").write_text(f"{cpu_max}\n")
+    monkeypatch.setattr(processes, "CGROUPS", str(tmp_path))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
+    assert (cpu_quota(), usable_cpus()) == (quota, usable)
 
 
 def test_a_machine_without_proc_has_no_descendants(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,11 +28,11 @@ from drumline.doctor.machine.folder_hashes import code_facts, data_facts
 from drumline.doctor.machine.gpus import NvidiaSmi, file_text
 from drumline.doctor.machine.known_variables import VISIBLE_GPUS, shown_variables
 from drumline.net.interfaces import GLOO_VARIABLE, gloo_interface, interfaces, nccl_interface
+from drumline.processes import cgroup_values, cpu_quota
 
 # The limit of the slowest part, so that all of it takes under two seconds.
 TIME_LIMIT_S = 1.8
 NAME_TIMEOUT_S = 1.0
-CGROUPS = Path("/sys/fs/cgroup")
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - inspected, not written to
 TIME_ERROR = 5
 TIMEX_BYTES = 512
@@ -95,8 +95,7 @@ def _process_facts() -> dict[str, Any]:
     meminfo = (line.partition(":") for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines())
     memory = {name: int(value.split()[0]) * 1024 for name, _, value in meminfo}
     total = memory["MemTotal"]
-    limit = min((int(text) for text in _cgroup("memory.max") if text.isdigit()), default=total)
-    quotas = [float(quota) / float(period) for quota, period in map(str.split, _cgroup("cpu.max")) if quota != "max"]
+    limit = min((int(text) for text in cgroup_values("memory.max") if text.isdigit()), default=total)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft, hard = (None if one == resource.RLIM_INFINITY else one for one in limits)
     return {
@@ -105,21 +104,10 @@ def _process_facts() -> dict[str, Any]:
             "available_bytes": memory.get("MemAvailable"),
             "limit_bytes": limit if limit < total else None,
         },
-        "cpus": {
-            "count": os.cpu_count() or 1,
-            "usable": len(os.sched_getaffinity(0)),
-            "quota": min(quotas, default=None),
-        },
+        "cpus": {"count": os.cpu_count() or 1, "usable": len(os.sched_getaffinity(0)), "quota": cpu_quota()},
         "shm": _space(SHARED_MEMORY) if SHARED_MEMORY.is_dir() else None,
         "open_files": {"soft": soft, "hard": hard},
     }
-
-
-def _cgroup(name: str) -> list[str]:
-    """The contents of this file for this process's control group and for the root that it sees."""
-    own = file_text(Path("/proc/self/cgroup")).rpartition("::/")[2].strip()
-    texts = (file_text(folder / name).strip() for folder in (CGROUPS, CGROUPS / own))
-    return [text for text in texts if text]
 
 
 def _space(folder: Path) -> dict[str, int]:

@@ -14,6 +14,7 @@ from drumline.data.images import digits
 from drumline.data.loader import IndexedLoader
 from drumline.data.sharding import Sharding
 from drumline.data.workers import LoadingOptions, WorkerTimes
+from drumline.engine import data_advice
 from drumline.engine.data_advice import DataAdvice, LoadingFacts, _load, _sizes, advice
 from drumline.metrics.display import PlainDisplay
 from tests.jobs import Points
@@ -86,28 +87,33 @@ class Laps:
         self.throughput = SimpleNamespace(seconds=0.0)
         sharding, options = Sharding(batch_size=4, rank=0, world_size=1), LoadingOptions()
         loader = IndexedLoader(Points(8), sharding=sharding, device=torch.device("cpu"), seed=0, options=options)
-        ddp = SimpleNamespace(device=torch.device("cpu"), local_world_size=1, host="gpu-01")
+        ddp = SimpleNamespace(device=torch.device("cpu"), local_world_size=2, host="gpu-01")
         self.job = SimpleNamespace(loader=loader, ddp=ddp)
         data = SimpleNamespace(resident=False, persistent_workers=True)
         self.config = SimpleNamespace(log=SimpleNamespace(every_steps=10), data=data)
         self.epoch = 1
         self.note = self.notes.append
-        self.given = DataAdvice()
+        self.given: DataAdvice | None = None
 
     def add(self, share: float, *, blocked_s: float = 0.0) -> int:
         """An interval of 4 s; the number of notes so far."""
         self.throughput.seconds += 4.0
         self.job.loader.waited_s += 4.0 * share
         context: Any = self
-        self.given.check(context, share, blocked_s)
+        if self.given is None:
+            self.given = DataAdvice(context)
+        else:
+            self.given.check(context, share, blocked_s)
         return len(self.notes)
 
 
-def test_it_is_given_once_when_the_share_stays_high() -> None:
+def test_it_is_given_once_when_the_share_stays_high(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_advice, "usable_cpus", lambda: 6.5)  # a container's quota
     run = Laps()
     assert [run.add(share) for share in (0.9, 0.5, 0.5, 0.8, 0.9, 0.9)] == [0, 0, 0, 1, 1, 1]
-    assert run.notes[0].startswith("rank 0 on gpu-01 waited for data 60% of the last 12 s; it has 0 workers and ")
-    assert "; try:\n  - --data.workers " in run.notes[0]
+    first, second, *_ = run.notes[0].splitlines()
+    assert first == "rank 0 on gpu-01 waited for data 60% of the last 12 s; it has 0 workers and 3 cores; try:"
+    assert second == "  - --data.workers 2"
 
 
 def test_the_first_interval_and_a_short_wait_do_not_count() -> None:
