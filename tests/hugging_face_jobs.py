@@ -46,7 +46,7 @@ from drumline.engine.steps.eager import TrainStep
 from drumline.metrics.events import read_events
 from drumline.tasks.built_in import load_task
 from drumline.user_code import load_class
-from tests.jobs import assert_same_bits, make_config, newest, train_each_here
+from tests.jobs import assert_same_bits, make_config, newest, train_each_here, train_here
 from tests.ranks import run_ranks
 
 ROOT = Path(__file__).parents[1]
@@ -172,11 +172,13 @@ def gradient(spec: str, config: Config) -> tuple[Any, Any, list[int]]:
 
 
 def resumed_runs_have_the_same_bits() -> None:
-    """Dropout in the adapters; a stream that begins its second round in step 4, the step that is resumed from."""
+    """Dropout in the adapters; rows by index; a stream that begins its second round in step 4, the step that is resumed
+    from."""
     every_four = CheckpointConfig(every_steps=4)
     adapters = job_config("answers", {"base": "base", "adapter_dropout": 0.2}, steps=6, checkpoint=every_four)
     rows = job_config("short", {"streaming": True}, steps=6, checkpoint=every_four, batch_size=36)
     jobs = [(adapters, load_task(LORA), Path("lora")), (rows, load_task(TABLE), Path("rows"))]
+    jobs.append((*rows_by_index(), Path("indexed")))
     run_ranks(2, train_each_here, jobs, context=FORK)
     resumed = [(config, task, Path("resumed", run)) for config, task, run in jobs]
     for _, _, run in jobs:
@@ -193,6 +195,17 @@ def resumed_runs_have_the_same_bits() -> None:
         assert_same_bits(*snapshots)
 
 
+def rows_by_index() -> tuple[Config, type[drumline.Task]]:
+    """A job on the dataset itself, which is asked for one row after another."""
+
+    class AsItIs(load_task(TABLE)):  # type: ignore[misc]
+        def train_data(self) -> Any:
+            return datasets.load_from_disk(self.config.data.dir)["train"].with_format("torch")
+
+    every_four = CheckpointConfig(every_steps=4)
+    return job_config("short", {"streaming": False}, steps=6, checkpoint=every_four, batch_size=36), AsItIs
+
+
 def a_dataset_is_read_by_index_as_it_is() -> None:
     rows = datasets.load_from_disk("table")["eval"].with_format("torch")
     assert not makes_batches(rows)
@@ -200,6 +213,9 @@ def a_dataset_is_read_by_index_as_it_is() -> None:
     found, expected = (BatchMaker(one, seed=3)[request] for one in (rows, load_class(ROWS)(rows)))
     assert found.keys() == expected.keys() == {"point", "arm"}
     assert all(torch.equal(one, expected[name]) for name, one in found.items())
+    train_here(*rows_by_index(), Path("alone"))
+    alone, on_two_ranks = (newest(run).tensors["model"] for run in (Path("alone"), Path("indexed")))
+    torch.testing.assert_close(on_two_ranks, alone)
 
 
 def only_adapters_are_trained() -> None:
