@@ -14,7 +14,7 @@ from drumline.text import duration, plural, signal_name
 LONG_S = 3.0  # in one phase, before its state is shown
 OUT = ("leaving", "left")
 IDLE = 0.1  # of a core
-WAITING = ("backward", "user", "compiled")
+WAITING = ("backward", "user", "compiled")  # phases in which a rank may wait for others
 SHORT_WORK = {"start": "starts", "compile": "compiles", "evaluation": "evaluates", "save": "saves"}
 LONG_WORK = {"data": "loads data", "evaluation": "evaluates", "save": "saves"}
 
@@ -137,7 +137,7 @@ def _state(rank: Mapping[str, Any], num_waiting: int, ranks: Sequence[Mapping[st
 
 
 def _waits(rank: Mapping[str, Any]) -> bool:
-    """Whether it waits for others, as far as known: long in backward, and with little CPU time."""
+    """Whether it waits for others, as far as known: long in a phase in which ranks wait, and with little CPU time."""
     is_well = rank["exit"] is None and rank["state"] in ("S", "R")
     return is_well and rank["phase"] in WAITING and rank["age_s"] >= LONG_S and rank["cpu"] < 0.5
 

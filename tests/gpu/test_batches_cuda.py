@@ -203,7 +203,7 @@ class FailsAt:
     def batch(self, indices: np.ndarray, draws: Draws | None) -> Tensor:
         self.made += 1
         if self.made == self.number:
-            raise OSError("the disk is gone")
+            raise OSError("the disk cannot be read")
         return torch.from_numpy(indices)
 
 
@@ -212,7 +212,7 @@ def test_an_error_comes_in_place_of_its_own_batch(number: int) -> None:
     batches = iter(make(FailsAt(number), GPU))
     for _ in range(number - 1):
         assert next(batches).is_cuda
-    with pytest.raises(OSError, match="the disk is gone"):
+    with pytest.raises(OSError, match="the disk cannot be read"):
         next(batches)
 
 
