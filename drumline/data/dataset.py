@@ -144,7 +144,7 @@ def _has_getitem(dataset: object) -> bool:
 def gather_rows(array: NDArray[Any], indices: NDArray[np.int64], *, pinned: bool = False) -> Tensor:
     """The rows at these indices, in a single copy, from an array in memory or mapped from a file. `pinned`: in
     page-locked memory, which torch reuses when the copy to the device is done."""
-    if not (pinned or (get_worker_info() is not None and array.dtype.isnative)):
+    if not (pinned or (_sends_rows() and array.dtype.isnative)):
         # Not array[indices], which may change the stride of an axis of size 1: kernels are chosen by strides.
         return _native(array.take(indices, axis=0))
     if len(indices) and not (indices.min() >= 0 and indices.max() < len(array)):
@@ -157,13 +157,19 @@ def gather_rows(array: NDArray[Any], indices: NDArray[np.int64], *, pinned: bool
 
 
 def empty_rows(shape: tuple[int, ...], kind: torch.dtype, *, pinned: bool = False) -> Tensor:
-    """Memory for a batch that is not copied again on the host before it is sent to the device. In a worker it is shared
-    memory, which the training process maps; `pinned`: page-locked memory."""
-    if get_worker_info() is None or not (num_bytes := math.prod(shape) * kind.itemsize):
+    """Memory for a batch that is not copied again on the host before it is sent to the device. In a worker for
+    a GPU it is shared memory, which the training process maps; `pinned`: page-locked memory."""
+    if not _sends_rows() or not (num_bytes := math.prod(shape) * kind.itemsize):
         return torch.empty(shape, dtype=kind, pin_memory=pinned)
     # As torch's default_collate does.
     shared = torch.UntypedStorage._new_shared(num_bytes)  # type: ignore[no-untyped-call]
     return torch.empty(0, dtype=torch.uint8).set_(shared).view(kind).view(shape)
+
+
+def _sends_rows() -> bool:
+    """Whether this is a worker that sends rows as they are; on the CPU it makes the whole batch of them first."""
+    worker = get_worker_info()
+    return worker is not None and isinstance(worker.dataset, BatchMaker) and worker.dataset.defers_finish
 
 
 def _native(rows: NDArray[Any]) -> Tensor:
@@ -198,7 +204,7 @@ class BatchMaker(Dataset[Any]):
         self._seed = seed
         self._collate = collate or default_collate
         self._makes_batches = makes_batches(dataset)
-        self._defer_finish = defer_finish and is_in_two_parts(dataset)
+        self.defers_finish = defer_finish and is_in_two_parts(dataset)
         self._pinned = pinned
 
     def __getitem__(self, request: BatchRequest) -> Any:
@@ -206,7 +212,7 @@ class BatchMaker(Dataset[Any]):
         if request.shuffled:
             indices = permute(indices, length=self.length, seed=self._seed, epoch=request.epoch)
         draws = Draws(self._seed, request.epoch, indices)
-        if self._defer_finish:
+        if self.defers_finish:
             choices = self.dataset.choose(draws if request.shuffled else None)
             return PartialBatch(self.dataset.gather(indices, pinned=self._pinned), choices)
         if self._makes_batches:

@@ -142,23 +142,24 @@ class Noted(TwoPartDataset):
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
-def test_a_worker_gathers_into_the_memory_that_it_shares(tmp_path: Path) -> None:
+def test_a_worker_for_a_gpu_gathers_into_the_memory_that_it_shares(tmp_path: Path) -> None:
     for number in range(3):
         (tmp_path / "train" / str(number)).mkdir(parents=True)
         Image.new("RGB", (4, 4), (number, 0, 9)).save(tmp_path / "train" / str(number) / "0.png")
     folder = ImageFolder(split="train", dir=str(tmp_path), augment=False, image_size=4)
     path = token_file(tmp_path, "uint16", 50_256)
-    for dataset in (
+    bytes_, windows = (
         digits(split="train", augment=True),
-        folder,
         tokens(split="train", dir=path, token_type="uint16", context=7),
-    ):
-        maker, request = BatchMaker(Noted(dataset), seed=0), BatchRequest(1, 0, 3, shuffled=True)
-        rows, is_shared = maker[request]
+    )
+    # On the CPU a worker makes the whole batch, so what it gathers is not sent.
+    for dataset, is_sent in ((bytes_, True), (folder, True), (windows, True), (folder, False)):
+        maker, request = BatchMaker(Noted(dataset), seed=0, defer_finish=is_sent), BatchRequest(1, 0, 3, shuffled=True)
+        rows, is_shared = maker.finish(maker[request])
         with closing(BatchProducer(maker, LoadingOptions(workers=1), CPU)) as producer:
-            from_worker, was_shared = next(producer.batches([request]))
+            from_worker, was_shared = maker.finish(next(producer.batches([request])))
         assert not is_shared.any()
-        assert was_shared.all()
+        assert was_shared.tolist() == [is_sent] * len(was_shared)
         for one, other in zip(delivery.leaves(rows), delivery.leaves(from_worker), strict=True):
             assert one.stride() == other.stride()
             assert torch.equal(one, other)
