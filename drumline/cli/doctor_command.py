@@ -92,8 +92,7 @@ def run(argv: Sequence[str]) -> int:
     flags = read_flags(argv, OWN_FLAGS, no_settings="is a setting of a run; the doctor takes none")
     given = flags.own
     if given.get("help"):
-        width = shutil.get_terminal_size().columns
-        show("\n".join([USAGE, render_flags(GROUPS, width=width), EXIT_CODES]), end="")
+        show("\n".join([USAGE, render_flags(GROUPS), EXIT_CODES]), end="")
         return ExitCode.SUCCESS
     if problems := list(_wrong_flags(flags)):
         raise ConfigError(problems, next_step="`drumline doctor --help` lists the flags")

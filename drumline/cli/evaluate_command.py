@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,7 @@ from drumline.launch.startup import INTERRUPTED_EARLY, default_procs, interrupti
 from drumline.launch.topology import topology_from
 from drumline.terminal import show
 
-CHECKPOINT_FLAG: FlagTable = {
-    "which": (str, "best | last | STEP", "The checkpoint [best: by the metric that the task names].")
-}
+CHECKPOINT_FLAG: FlagTable = {"which": (str, "best | last | STEP", "The checkpoint [best, by the task's metric].")}
 RANK_FLAGS: FlagTable = {
     "procs": (Count, "N", "Ranks to start on this machine [one per GPU, or 1]; not under torchrun or srun."),
     "task": (str, "TASK", "The task, where its file has moved since the run [as the run named it]."),
@@ -47,14 +44,13 @@ them (--train.eval_batch_size, --dist.device, --task.NAME). It imports the task'
 def run(argv: Sequence[str]) -> int:
     if (flags := flags_for_run("evaluate", read_flags(argv, OWN_FLAGS, max_positional=1), OWN_FLAGS, HELP)) is None:
         return ExitCode.SUCCESS
-    device, procs = given_device(flags.layer), flags.own.get("procs")
-    return run_on_ranks(["evaluate", *argv], "evaluate_rank", flags, procs=procs, device=device)
+    return run_on_ranks(["evaluate", *argv], "evaluate_rank", flags, own=flags.own, layers=[flags.layer])
 
 
 def flags_for_run(verb: str, flags: Flags, own_flags: FlagTable, usage: str) -> Flags | None:
     """The flags of a verb that opens a run, checked; None: its help was asked for, and is shown."""
     if flags.own.get("help"):
-        show("\n".join([usage, render_flags({"": own_flags}, width=shutil.get_terminal_size().columns)]), end="")
+        show("\n".join([usage, render_flags({"": own_flags})]), end="")
         return None
     if flags.layer.problems:
         raise ConfigError(flags.layer.problems, next_step=f"read drumline {verb} --help")
@@ -64,12 +60,15 @@ def flags_for_run(verb: str, flags: Flags, own_flags: FlagTable, usage: str) -> 
     return flags
 
 
-def run_on_ranks(words: Sequence[str], module: str, *arguments: Any, procs: int | None, device: Any) -> int:
+def run_on_ranks(
+    words: Sequence[str], module: str, *arguments: Any, own: Mapping[str, Any], layers: Iterable[Layer]
+) -> int:
     """Start the ranks of the command of these words, or be the one that this process is: `run_rank` of this module of
-    `drumline.cli`, with these arguments. `procs`, `device`: what the user has given, if anything."""
+    `drumline.cli`, with these arguments. `own`: the flags of the verb; `layers`: the settings, flags first."""
     topology = topology_from(os.environ)
     with interruptible(INTERRUPTED_EARLY if topology is None else ""):
-        procs = procs or (1 if device == "cpu" else default_procs())
+        devices = (layer.settings["dist.device"].value for layer in layers if "dist.device" in layer.settings)
+        procs = own.get("procs") or (1 if next(devices, None) == "cpu" else default_procs())
         if topology is None and procs > 1:
             from drumline.launch.node.local import run_node
 
@@ -79,8 +78,3 @@ def run_on_ranks(words: Sequence[str], module: str, *arguments: Any, procs: int 
             rank = importlib.import_module(f"drumline.cli.{module}")
     code: int = rank.run_rank(*arguments)
     return code
-
-
-def given_device(*layers: Layer) -> Any:
-    """The device that the first of these layers sets; None: none does."""
-    return next((layer.settings["dist.device"].value for layer in layers if "dist.device" in layer.settings), None)

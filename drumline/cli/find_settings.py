@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Sequence
 
-from drumline.cli.evaluate_command import given_device, run_on_ranks
+from drumline.cli.evaluate_command import run_on_ranks
 from drumline.cli.train_command import OWN_FLAGS as TRAIN_FLAGS
 from drumline.cli.train_command import settle_before_torch
 from drumline.config import Flags, FlagTable
@@ -26,7 +25,7 @@ SHARED_FLAGS: FlagTable = {
 def run_verb(verb: str, argv: Sequence[str], flags: Flags, own_flags: FlagTable, usage: str) -> int:
     """All mistakes in the command are reported before torch is imported."""
     if flags.own.get("help"):
-        show("\n".join([usage, render_flags({"": own_flags}, width=shutil.get_terminal_size().columns)]), end="")
+        show("\n".join([usage, render_flags({"": own_flags})]), end="")
         return ExitCode.SUCCESS
     task = flags.positional[0] if flags.positional else None
     topology = topology_from(os.environ)
@@ -36,5 +35,4 @@ def run_verb(verb: str, argv: Sequence[str], flags: Flags, own_flags: FlagTable,
         let_first_rank_report(topology)
         raise
     assert task is not None
-    device, procs = given_device(*layers), flags.own.get("procs")
-    return run_on_ranks([verb, *argv], "find_rank", verb, task, layers, flags.own, procs=procs, device=device)
+    return run_on_ranks([verb, *argv], "find_rank", verb, task, layers, flags.own, own=flags.own, layers=layers)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -64,8 +63,7 @@ def run(argv: Sequence[str]) -> int:
     own, target, arguments = split_command(argv)
     flags = read_flags(own, OWN_FLAGS, no_settings="a setting of the task goes after its name")
     if flags.own.get("help"):
-        flags_text = render_flags(GROUPS, width=shutil.get_terminal_size().columns)
-        show("\n".join([USAGE, flags_text, EXIT_CODES]), end="")
+        show("\n".join([USAGE, render_flags(GROUPS), EXIT_CODES]), end="")
         return ExitCode.SUCCESS
     if problems := [*wrong_flags(flags), *wrong_target(flags, target)]:
         raise ConfigError(problems, next_step="`drumline launch --help` lists all flags")

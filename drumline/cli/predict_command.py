@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from drumline.cli.evaluate_command import CHECKPOINT_FLAG, RANK_FLAGS, flags_for_run, given_device, run_on_ranks
+from drumline.cli.evaluate_command import CHECKPOINT_FLAG, RANK_FLAGS, flags_for_run, run_on_ranks
 from drumline.cli.export_command import check_new
 from drumline.config import FlagTable, read_flags
 from drumline.errors import ExitCode, UsageError
@@ -39,5 +39,4 @@ def run(argv: Sequence[str]) -> int:
             raise UsageError(f"{to} ends neither in .jsonl nor in .npy", next_step=f"give --to {to.stem}.jsonl")
         if topology_from(os.environ) is None:  # a rank may see the file that rank 0 has begun to write
             check_new(to, force=flags.own.get("force", False))
-    device, procs = given_device(flags.layer), flags.own.get("procs")
-    return run_on_ranks(["predict", *argv], "predict_rank", flags, procs=procs, device=device)
+    return run_on_ranks(["predict", *argv], "predict_rank", flags, own=flags.own, layers=[flags.layer])

@@ -73,8 +73,7 @@ def run(argv: Sequence[str]) -> int:
     own = {**{name: train_command.OWN_FLAGS[name] for name in ELSEWHERE}, **OWN_FLAGS}
     flags = read_flags(argv, own, max_positional=1)
     if flags.own.get("help"):
-        own_flags = render_flags({"": OWN_FLAGS}, width=shutil.get_terminal_size().columns)
-        show("\n".join([USAGE, own_flags, EXIT_CODES]), end="")
+        show("\n".join([USAGE, render_flags({"": OWN_FLAGS}), EXIT_CODES]), end="")
         return ExitCode.SUCCESS
     if topology_from(os.environ) is not None:
         raise UsageError(

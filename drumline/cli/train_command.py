@@ -113,14 +113,13 @@ def run_folder(flags: Flags, task: str) -> Path:
 def _help(task: str | None) -> str:
     from drumline.config.help import render_flags, render_help
 
-    width = shutil.get_terminal_size().columns
     of_task: dict[str, Any] = {}
     if task is not None and task in PRESETS:
         of_task = {"task": task, "task_defaults": PRESETS[task].defaults}
     elif task is not None and is_class_spec(task):
         of_task = _help_of_own_task(task)
-    settings = render_help(width=width, bold=sys.stdout.isatty(), **of_task)
-    return "\n".join([USAGE, "", render_flags({"": OWN_FLAGS}, width=width), settings])
+    settings = render_help(width=shutil.get_terminal_size().columns, bold=sys.stdout.isatty(), **of_task)
+    return "\n".join([USAGE, "", render_flags({"": OWN_FLAGS}), settings])
 
 
 def _help_of_own_task(spec: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import ast
 import contextlib
 import inspect
 import itertools
+import shutil
 import textwrap
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -97,9 +98,9 @@ def render_entry(flag: str, takes: str, doc: str, *, default: str | None = None,
     return "\n".join([head, *_wrapped(doc, width, indent=DOC_INDENT)])
 
 
-def render_flags(groups: Mapping[str, FlagTable], *, width: int = 80) -> str:
-    """A verb's own flags, below the title of each group."""
-    width = max(MIN_WIDTH, min(width, MAX_WIDTH))
+def render_flags(groups: Mapping[str, FlagTable]) -> str:
+    """A verb's own flags, below the title of each group, as wide as the terminal."""
+    width = max(MIN_WIDTH, min(shutil.get_terminal_size().columns, MAX_WIDTH))
     blocks = []
     for title, flags in groups.items():
         entries = [render_entry(f"--{name}", takes, doc, width=width) for name, (_, takes, doc) in flags.items()]

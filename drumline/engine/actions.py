@@ -130,7 +130,7 @@ class LogTraining(Action):
         )
         self._notices.report(context.reporter)
         if self._data_advice is not None:
-            self._data_advice.check(context, data_share, blocked_s)
+            self._data_advice.check(context, data_share, blocked_s * samples_per_s / job.batch.size)
         elif job.ddp.is_main_process():
             self._data_advice = DataAdvice(context)
         if num_compiled:

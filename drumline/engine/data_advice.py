@@ -21,8 +21,7 @@ from drumline.processes import usable_cpus
 from drumline.text import duration, file_size, plural
 
 MIN_SHARE, MIN_S = 0.2, 10.0
-# If the device has more than one step left when the loop asks for the loss, it was not idle.
-MAX_STEPS_LEFT = 1.5
+MAX_STEPS_LEFT = 1.5  # of the device when the loop asks for the loss; with more, it was not idle
 MIN_LOAD = 0.5  # of a core; with less, workers wait for storage, and there may be more of them than cores
 WORKERS_PER_CORE = 4
 MIN_GAIN = 1.25  # as many workers
@@ -49,33 +48,26 @@ class DataAdvice:
 
     def __init__(self, context: RunContext) -> None:
         """After the first log interval, which has the start of the workers in it."""
-        self._is_given, self._last_s = False, context.throughput.seconds
+        self._is_given = False
         self._begin(context)
 
     def _begin(self, context: RunContext) -> None:
         self._since = context.throughput.seconds, context.job.loader.waited_s, context.epoch
         self._worker_times: WorkerTimes | None = None
 
-    def check(self, context: RunContext, share: float, blocked_s: float) -> None:
-        """After each later log interval, on rank 0. `blocked_s`: how long the loop then waited for the device."""
-        now, producer = context.throughput.seconds, context.job.loader._producer
-        step_s, self._last_s = (now - self._last_s) / context.config.log.every_steps, now
-        if self._is_given:
-            return
-        if share < MIN_SHARE or blocked_s > MAX_STEPS_LEFT * step_s:
-            self._begin(context)
-        elif self._worker_times is None and producer.num_workers:
-            self._worker_times = producer.worker_times()
-        elif now - self._since[0] >= MIN_S:
-            self._is_given = True
-            self._give(context)
-
-    def _give(self, context: RunContext) -> None:
-        began, waited_before, epoch = self._since
+    def check(self, context: RunContext, share: float, steps_left: float) -> None:
+        """After each later log interval, on rank 0. `steps_left`: how many the device had not finished by then."""
+        (began, waited_before, epoch), producer = self._since, context.job.loader._producer
         seconds = context.throughput.seconds - began
-        share = min(1.0, (context.job.loader.waited_s - waited_before) / max(seconds, 1e-9))
-        facts = _facts(context, self._worker_times, has_new_epoch=context.epoch > epoch)
-        context.note(f"rank 0 on {context.job.ddp.host} {advice(facts, share=share, seconds=seconds)}")
+        if share < MIN_SHARE or steps_left > MAX_STEPS_LEFT:
+            self._begin(context)
+        elif self._worker_times is None and producer.num_workers and not self._is_given:
+            self._worker_times = producer.worker_times()
+        elif seconds >= MIN_S and not self._is_given:
+            self._is_given = True
+            share = min(1.0, (context.job.loader.waited_s - waited_before) / max(seconds, 1e-9))
+            facts = _facts(context, self._worker_times, has_new_epoch=context.epoch > epoch)
+            context.note(f"rank 0 on {context.job.ddp.host} {advice(facts, share=share, seconds=seconds)}")
 
 
 def _facts(context: RunContext, before: WorkerTimes | None, *, has_new_epoch: bool) -> LoadingFacts:

@@ -33,8 +33,6 @@ from drumline.tasks.base import Task
 from drumline.tasks.built_in import dataset_for, load_task, resolve_task
 from drumline.user_code import is_class_spec
 
-_OTHER_CHECKPOINTS = 'choose the last (--which last, which="last"), or one by its step'
-
 
 @dataclass(frozen=True)
 class SavedRun:
@@ -97,27 +95,16 @@ def find_checkpoint(run: Path, which: str | int) -> Path:
 def _best_step(run: RunFolder, newest: Path) -> int:
     root, progress = run.checkpoints, catalog.read_document(newest, "progress")
     facts = progress["facts"]
-    if "best_metric" not in facts:
-        if (step := _best_at_end(run.event_file(0), progress["step"])) is not None:
-            return step
-        raise UsageError(
-            f"the checkpoints in {root} are of an earlier version, which did not record by what metric one is the best",
-            next_step=_OTHER_CHECKPOINTS,
-        )
-    metric = str(facts["best_metric"])
-    step = best(root, metric=metric, higher_is_better=bool(facts.get("higher_is_better")))
+    if (metric := facts.get("best_metric")) is not None:
+        step = best(root, metric=str(metric), higher_is_better=bool(facts.get("higher_is_better")))
+        problem = f"no checkpoint in {root} was evaluated for {metric!r}, so none is the best"
+    else:  # version 0.1 recorded it only at the end of a run
+        ends = [event for event in read_events(run.event_file(0)) if event["kind"] == "end"]
+        step = ends[-1]["best_step"] if ends and ends[-1]["step"] == progress["step"] else None
+        problem = f"the checkpoints in {root} are of version 0.1, which recorded the best only at the end of a run"
     if step is None:
-        raise UsageError(
-            f"no checkpoint in {root} was evaluated for {metric!r}, so none is the best", next_step=_OTHER_CHECKPOINTS
-        )
+        raise UsageError(problem, next_step='choose the last (--which last, which="last"), or one by its step')
     return step
-
-
-def _best_at_end(events: Path, step: int) -> int | None:
-    """From the event at the end of a run, where version 0.1 recorded it. None: the run has not ended at this step."""
-    found = read_events(events) if events.exists() else iter(())
-    ends = [event for event in found if event.get("kind") == "end" and event.get("step") == step]
-    return ends[-1].get("best_step") if ends else None
 
 
 def _recorded(facts: dict[str, Any], task: type[Task]) -> Layer:

@@ -58,8 +58,8 @@ def test_the_best_of_version_0_1_is_known_from_the_end_of_the_run(tmp_path: Path
     with pytest.raises(UsageError) as caught:
         find_checkpoint(run, "best")
     assert str(caught.value) == (
-        f"the checkpoints in {run / 'checkpoints'} are of an earlier version, which did not record by what metric one "
-        'is the best\n  try: choose the last (--which last, which="last"), or one by its step'
+        f"the checkpoints in {run / 'checkpoints'} are of version 0.1, which recorded the best only at the end of a "
+        'run\n  try: choose the last (--which last, which="last"), or one by its step'
     )
     end_at(10, run)
     assert find_checkpoint(run, "best") == find_checkpoint(run, "last") == find_checkpoint(run, 10)

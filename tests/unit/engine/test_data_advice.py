@@ -90,12 +90,12 @@ class Laps:
         ddp = SimpleNamespace(device=torch.device("cpu"), local_world_size=2, host="gpu-01")
         self.job = SimpleNamespace(loader=loader, ddp=ddp)
         data = SimpleNamespace(resident=False, persistent_workers=True)
-        self.config = SimpleNamespace(log=SimpleNamespace(every_steps=10), data=data)
+        self.config = SimpleNamespace(data=data)
         self.epoch = 1
         self.note = self.notes.append
         self.given: DataAdvice | None = None
 
-    def add(self, share: float, *, blocked_s: float = 0.0) -> int:
+    def add(self, share: float, *, steps_left: float = 0.0) -> int:
         """An interval of 4 s; the number of notes so far."""
         self.throughput.seconds += 4.0
         self.job.loader.waited_s += 4.0 * share
@@ -103,7 +103,7 @@ class Laps:
         if self.given is None:
             self.given = DataAdvice(context)
         else:
-            self.given.check(context, share, blocked_s)
+            self.given.check(context, share, steps_left)
         return len(self.notes)
 
 
@@ -122,10 +122,9 @@ def test_the_first_interval_and_a_short_wait_do_not_count() -> None:
 
 
 def test_a_device_that_has_work_left_is_not_idle() -> None:
-    """It takes 0.4 s a step: after an interval it had two of them left."""
     run = Laps()
-    assert [run.add(0.9, blocked_s=0.8) for _ in range(6)] == [0] * 6
-    assert [run.add(0.9, blocked_s=0.4) for _ in range(3)] == [0, 0, 1]
+    assert [run.add(0.9, steps_left=2.0) for _ in range(6)] == [0] * 6
+    assert [run.add(0.9, steps_left=1.0) for _ in range(3)] == [0, 0, 1]
 
 
 def test_what_is_read_from_a_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
