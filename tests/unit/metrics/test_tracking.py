@@ -255,8 +255,11 @@ def test_two_slow_trackers_have_one_limit(
         return sum(passed)
 
     def hang(call: str) -> None:
-        release.wait()
+        if call == "write":
+            are_stuck.wait()
+            release.wait()
 
+    are_stuck = threading.Barrier(3, timeout=30)
     monkeypatch.setattr(tracking, "CLOSE_S", math.inf)
     monkeypatch.setattr(tracking, "time", SimpleNamespace(monotonic=clock))
     runs = []
@@ -265,6 +268,7 @@ def test_two_slow_trackers_have_one_limit(
         tracker.before = hang
         runs.append(Tracked(tmp_path / str(number), tracker))
         runs[-1].train(1)
+    are_stuck.wait()
     close_all([run.sink for run in runs])
     assert sum(passed) < 2 * tracking.MAX_CLOSE_S
     for run in runs:
