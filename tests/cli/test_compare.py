@@ -68,6 +68,12 @@ def test_the_page_has_the_line_counts_of_the_files(runner: Any) -> None:
     assert all(line in PAGE for line in runner.line_counts())
 
 
+@pytest.mark.parametrize("library", ["lightning", "accelerate", "trainer", "drumline"])
+def test_the_page_for_newcomers_shows_the_scripts_as_they_are(library: str) -> None:
+    code = (FOLDER / f"f1_{library}.py").read_text().partition("\n\n")[2]
+    assert f"```python no-run\n{code.strip()}\n```" in (ROOT / "docs" / "coming-from.md").read_text()
+
+
 def test_the_metrics_of_the_f1_script_are_those_of_scikit_learn(runner: Any) -> None:
     task = load_class(f"{FOLDER / 'f1_drumline.py'}:Job")(Config())
     data, model = task.eval_data(), task.model()
