@@ -141,6 +141,10 @@ class NonFiniteError(TrainingError):
     """A loss or a weight is NaN or infinite: after a restart the same steps would lead to it."""
 
 
+class TrialError(TrainingError):
+    """A kind of step ran out of memory while `--train.step auto` tried it: a restart does not try it again."""
+
+
 class HangError(DrumlineError):
     """The run was stopped because it hangs, or fails repeatedly at the same step: a restart would not help."""
 

@@ -23,7 +23,7 @@ from drumline.engine.job import Job, Progress
 from drumline.engine.output import screen
 from drumline.engine.run_folder import RunFolder
 from drumline.engine.steps.capture_checks import user_line
-from drumline.errors import DrumlineError, ExitCode, NonFiniteError, Place, TrainingError, UsageError
+from drumline.errors import DrumlineError, ExitCode, NonFiniteError, Place, TrainingError, TrialError, UsageError
 from drumline.launch.rank_environment import LOGS_SHOWN, ErrorRecord, write_error
 from drumline.launch.topology import let_first_rank_report, topology_from
 from drumline.manager import DDPManager
@@ -105,7 +105,7 @@ def can_restart(error: BaseException, *, has_checkpoint: bool) -> bool:
         if isinstance(cause, NonFiniteError) or (isinstance(cause, OSError) and cause.errno in REFUSALS):
             return False
         cause = cause.__cause__
-    return has_checkpoint or not is_own(error)
+    return has_checkpoint or isinstance(error, TrialError) or not is_own(error)
 
 
 def is_own(error: BaseException) -> bool:

@@ -41,8 +41,8 @@ from drumline.engine.optimizer import (
     FiniteSteps,
     LearningRates,
     check_own_optimizer,
+    find_uncapturable,
     group_settings,
-    make_capturable,
     make_optimizer,
     peak_rate,
 )
@@ -222,7 +222,6 @@ def build_job(
     _warn_about_data(config, ddp, loader, model, batch.size)
     optimizer = _make_optimizer(config, task, model, batch)
     rates = LearningRates(optimizer, config.optim, None if type(task).schedule is Task.schedule else task.schedule)
-    skips = config.train.on_nan == "skip"
     # fp16 gradients underflow without a scale; bf16 has the range of fp32 and needs none.
     scaler = GradScaler(device.type) if config.train.precision == "fp16" else None
     meter = Meter(device)
@@ -245,8 +244,8 @@ def build_job(
         batch=batch,
         data_fingerprint=data_fingerprint,
         step=step,
-        uncapturable=make_capturable(optimizer, device, skips=skips) if in_graph else None,
-        group_settings=group_settings(optimizer),  # with what makes it capturable
+        uncapturable=find_uncapturable(optimizer, skips=config.train.on_nan == "skip") if in_graph else None,
+        group_settings=group_settings(optimizer),
     )
 
 

@@ -174,20 +174,31 @@ def check_own_optimizer(optimizer: Optimizer, model: nn.Module, *, maker: str) -
     return check_steps(optimizer)
 
 
-def make_capturable(optimizer: Optimizer, device: torch.device, *, skips: bool) -> str | None:
-    """Make the optimizer's step capturable in a CUDA graph: its rates and its step count move to the device. Returns
-    why it cannot be captured, as the end of a sentence. `skips`: non-finite updates are skipped."""
+def find_uncapturable(optimizer: Optimizer, *, skips: bool) -> str | None:
+    """Why the optimizer's step cannot be captured in a CUDA graph, as the end of a sentence; None: it can. `skips`:
+    non-finite updates are skipped."""
     groups, name = optimizer.param_groups, type(optimizer).__name__
     if skips and not leaves_out_itself(optimizer):
         return f"{name} is not fused, so --train.on_nan skip waits for the device in every step"
-    if all("capturable" in group for group in groups):
-        for group in groups:
-            group["capturable"] = True
-    elif not (isinstance(optimizer, SGD) and all(group["fused"] for group in groups)):
-        return f"{name} reads its rate on the host" + (" unless it is fused" if isinstance(optimizer, SGD) else "")
-    for group in groups:
-        group["lr"] = torch.tensor(float(group["lr"]), device=device)
-    return None
+    is_sgd = isinstance(optimizer, SGD)
+    if all(group["fused"] if is_sgd else "capturable" in group for group in groups):
+        return None
+    return f"{name} reads its rate on the host" + (" unless it is fused" if is_sgd else "")
+
+
+def set_capturable(optimizer: Optimizer, built: list[dict[str, Any]], *, is_on: bool) -> None:
+    """Let the optimizer's step be captured: its rates and counts of steps move to the device, where torch rounds
+    differently. Or undo it, with the `group_settings` that it was built with."""
+    for group, own in zip(optimizer.param_groups, built, strict=True):
+        device = next((parameter.device for parameter in group["params"]), None)
+        group["lr"] = torch.as_tensor(group["lr"], device=device) if is_on else float(group["lr"])
+        if "capturable" in own:
+            group["capturable"] = is_on or own["capturable"]
+        is_on_device = group.get("capturable") or group.get("fused")
+        for state in filter(None, map(optimizer.state.get, group["params"])):
+            for name in ("step", "mu_product"):  # what torch else keeps on the host
+                if isinstance(state.get(name), Tensor):
+                    state[name] = state[name].to(device if is_on_device else "cpu")
 
 
 def group_settings(optimizer: Optimizer) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 config.toml  environment.json  ledger.jsonl  events/rank-NNNNN.jsonl  logs/rank-NNNNN.log  checkpoints/step-NNNNNNNN/
 settings-history.jsonl (which settings changed at which step, if any did)  trace/rank-NNNNN.jsonl (with log.trace)
 media/NAME-NNNNNNNN.png (images that hooks log, by step)
+step-trial.txt (the kind of step that --train.step auto is trying)
 preempted.json (until a preempted run is resumed; scripts that requeue jobs may check for it)
 watch/launch.json (the launch, kept over restarts)  diagnoses/NNNN-CAUSE.json (diagnoses of the sidecars)
 trackers/NAME.json (the id of the tracker's run)  wandb/  tensorboard/ (with log.trackers)
@@ -44,6 +45,7 @@ class RunFolder:
         self.settings_history = path / "settings-history.jsonl"
         self.environment_file = path / "environment.json"
         self.ledger = path / "ledger.jsonl"
+        self.trial_file = path / "step-trial.txt"
         self.preempted_file = path / "preempted.json"
         self.diagnoses = path / "diagnoses"
         self.launch_file = path / "watch" / "launch.json"

@@ -29,7 +29,7 @@ from drumline.engine.run_context import RunContext, RunRequest, facts_of
 from drumline.engine.run_folder import RunFolder, locked, set_aside, write_whole
 from drumline.engine.saver import Saver
 from drumline.engine.steps.capture_checks import find_unsafe
-from drumline.engine.steps.choice import make_step
+from drumline.engine.steps.choice import TrialFile, make_step
 from drumline.engine.steps.eager import AnyStep
 from drumline.engine.steps.warm_up import warm_up
 from drumline.engine.task_hooks import make_hooks
@@ -206,20 +206,22 @@ def _write_environment(context: RunContext) -> None:
 
 def _make_step(context: RunContext, facts: dict[str, Any], stack: ExitStack) -> tuple[AnyStep, TracedStep | None]:
     """Collective: the step; if it is traced, also as a TracedStep."""
-    device = context.job.ddp.device
-    remember = partial(facts.__setitem__, "step")
+    job, is_auto = context.job, context.job.step == "auto"
     hooks = [] if context.hooks is None else context.hooks.hooks
-    is_default = context.job.step == "auto" and facts["config"]["train.step"] is None
+    is_default = is_auto and facts["config"]["train.step"] is None
     # A module's hook may be on one rank alone, and all ranks must try the same kinds.
-    reasons = gather_json(find_unsafe(context.job, context.config, hooks), device=device) if is_default else []
+    captures = job.step not in ("eager", "compile")
+    reason = find_unsafe(job, context.config, hooks, is_default=is_default) if captures else None
+    reasons = gather_json(reason, device=job.ddp.device) if captures else []
     step = make_step(
-        context.job,
+        job,
         context.config,
         chosen=facts["step"],
         num_steps=context.total_steps - context.progress.step,
         is_default=is_default,
         uncaptured=next(filter(None, reasons), None),
-        on_choice=remember,
+        trials=stack.enter_context(TrialFile(context.folder.trial_file, job.ddp)) if is_auto else None,
+        on_choice=partial(facts.__setitem__, "step"),
         note=context.note,
     )
     if not context.config.log.trace:

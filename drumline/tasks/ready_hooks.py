@@ -206,8 +206,8 @@ def begin_momentum(optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> 
 
 
 def _check_can_unfreeze(run: Run) -> None:
-    """DDP, a static graph and a captured step fix at their first step which parameters have gradients."""
-    dist, step = run.config.dist, run.config.train.step
+    """DDP and a static graph fix at their first step which parameters have gradients; captured steps are left out."""
+    dist = run.config.dist
     if (run.world_size > 1 or run.config.train.exact == "elastic") and not dist.find_unused_parameters:
         raise UsageError(
             "the ranks would wait for the gradients of frozen parameters",
@@ -215,11 +215,6 @@ def _check_can_unfreeze(run: Run) -> None:
         )
     if run.world_size > 1 and dist.static_graph:
         raise UsageError("a static graph cannot change at a step", next_step="leave --dist.static_graph off")
-    if run.device.type == "cuda" and step in ("graph", "compiled_graph", "auto"):
-        raise UsageError(
-            f"with --train.step {step} a captured step would leave the parameters frozen",
-            next_step="use --train.step eager or compile",
-        )
 
 
 class LogSamples(Hook):

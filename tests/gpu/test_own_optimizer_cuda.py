@@ -78,7 +78,7 @@ def test_what_torch_can_capture_is_captured_and_resumes_bit_for_bit(tmp_path: Pa
 
 def test_what_it_cannot_capture_is_refused_and_left_out_by_auto(tmp_path: Path) -> None:
     muon = OptimConfig(name="muon", lr=1e-3)
-    sentence = "--train.step graph cannot capture the steps of this optimizer: muon reads"
+    sentence = "--train.step graph cannot capture the steps of this run: muon reads"
     with pytest.raises(RanksFailed, match=re.escape(sentence)):
         run_ranks(1, train_here, replace(digits("graph"), optim=muon), tmp_path / "graph")
     auto = replace(digits("auto", deterministic=False, steps=3), optim=muon)

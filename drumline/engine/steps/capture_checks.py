@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from drumline.config.schema import Config
 from drumline.engine.job import Job
 from drumline.tasks.hook import Hook
-from drumline.tasks.ready_hooks import EMA, EarlyStopping, LogSamples
+from drumline.tasks.ready_hooks import EMA, EarlyStopping, LogSamples, Unfreeze
 from drumline.user_code import is_users_file
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -155,13 +155,14 @@ def user_line(error: BaseException) -> str:
     return f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
 
 
-def find_unsafe(job: Job, config: Config, hooks: Sequence[Hook]) -> str | None:
-    """Why a run that does not ask for captured steps should not get them: later steps may compute something else."""
-    if config.dist.find_unused_parameters:
-        return "the parameters in use may change (--dist.find_unused_parameters)"
-    if job.ddp.backend == "gloo":
-        return "gloo reduces the gradients, on the host"
+def find_unsafe(job: Job, config: Config, hooks: Sequence[Hook], *, is_default: bool) -> str | None:
+    """Why this run should not get captured steps: later steps compute something else; or they may do so, and the run
+    takes `auto` by default."""
     for hook in hooks:
-        if type(hook) not in (EMA, EarlyStopping, LogSamples):
+        if isinstance(hook, Unfreeze) or (is_default and type(hook) not in (EMA, EarlyStopping, LogSamples)):
             return f"the hook {type(hook).__name__} may change what a step computes"
-    return find_hook(job.model, job.optimizer)
+    if is_default and config.dist.find_unused_parameters:
+        return "the parameters in use may change (--dist.find_unused_parameters)"
+    if is_default and job.ddp.backend == "gloo":
+        return "gloo reduces the gradients, on the host"
+    return find_hook(job.model, job.optimizer) if is_default else None

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,14 +15,18 @@ from torch import Tensor, nn
 
 from drumline.config.schema import Config
 from drumline.data.loader import Step
-from drumline.distributed.collectives import all_sum
+from drumline.distributed.collectives import all_sum, broadcast_json
 from drumline.engine.job import Job
+from drumline.engine.optimizer import set_capturable
+from drumline.engine.run_folder import write_whole
 from drumline.engine.steps.compilation import compile_before
 from drumline.engine.steps.eager import AnyStep, LossFunction, LossParts, TrainStep, loss_function
 from drumline.engine.steps.elastic import ElasticStep
 from drumline.engine.steps.graph import GraphStep
-from drumline.errors import UsageError, log
+from drumline.errors import TrialError, UsageError, log
+from drumline.manager import DDPManager
 from drumline.text import duration
+from drumline.untrusted import read_regular
 
 # Enough steps to compile and to capture, so that a kind reaches its full speed.
 WARM_UP_STEPS = 20
@@ -42,12 +48,13 @@ def make_step(
     num_steps: int | None = None,
     is_default: bool = False,
     uncaptured: str | None = None,
+    trials: TrialFile | None = None,
     on_choice: Callable[[str], None] = _ignore,
     note: Callable[[str], None] = _ignore,
 ) -> AnyStep:
     """`chosen`: the earlier choice of `auto` in this run; `on_choice` gets a new one. `num_steps`: how many are left.
     `is_default`: the run did not ask for `auto`. `uncaptured`: why `auto` is not to try captured steps, as the end of a
-    sentence. `note` logs a message."""
+    sentence. `trials`: where it records what it tries. `note` logs a message."""
     if config.train.exact == "elastic":
         return ElasticStep(
             job,
@@ -61,30 +68,59 @@ def make_step(
         "eager": lambda: TrainStep(job, **settings),
         "compile": lambda: CompiledStep(job, note=note, **settings),
     }
-    uncapturable = job.uncapturable or uncaptured
-    if job.ddp.device.type == "cuda" and uncapturable is None:
+    is_gpu, uncapturable = job.ddp.device.type == "cuda", job.uncapturable or uncaptured
+    if is_gpu and uncapturable is None:
         kinds["graph"] = lambda: GraphStep(kinds["eager"](), job, note=note)
         kinds["compiled_graph"] = lambda: GraphStep(kinds["compile"](), job, note=note)
+
+    def choose(choice: str) -> None:
+        if "graph" in kinds and choice not in CAPTURED:
+            set_capturable(job.optimizer, job.group_settings, is_on=False)
+        on_choice(choice)
+
     if job.step == "auto" and chosen not in kinds:
-        trial = len(kinds) * (WARM_UP_STEPS + TIMED_STEPS)
+        failed = [] if trials is None else trials.failed
+        for kind in failed:
+            note(f"{kind} steps are not tried: the run failed at an earlier start while it tried them")
+        # By a part of the name: compiled_graph needs the memory of both others.
+        tried = {name: make for name, make in kinds.items() if not any(kind in name for kind in failed)}
+        trial = len(tried) * (WARM_UP_STEPS + TIMED_STEPS)
         if is_default and num_steps is not None and num_steps < 2 * trial:
             note(f"steps run as eager: {num_steps} are too few to try others (--train.step auto tries them)")
             return kinds["eager"]()
-        if uncapturable is not None:
+        if is_gpu and uncapturable is not None:
             note(f"captured steps are left out: {uncapturable}")
-        return AutoStep(kinds, device=job.ddp.device, num_steps=num_steps, on_choice=on_choice, note=note)
+        on_trial = _ignore if trials is None else trials.write
+        given: dict[str, Any] = {"num_steps": num_steps, "on_trial": on_trial, "on_choice": choose, "note": note}
+        return AutoStep(tried, device=job.ddp.device, **given)
     wanted = chosen if chosen and job.step == "auto" else job.step
-    if wanted not in kinds and job.uncapturable is not None:
-        raise UsageError(
-            f"--train.step {wanted} cannot capture the steps of this optimizer: {job.uncapturable}",
-            next_step=f"choose one of {', '.join(kinds)}, or another optimizer",
-        )
     if wanted not in kinds:
-        raise UsageError(
-            f"--train.step {wanted} needs a GPU, and this rank computes on {job.ddp.device}",
-            next_step=f"choose one of {', '.join(kinds)}",
-        )
+        needs = f"needs a GPU, and this rank computes on {job.ddp.device}"
+        reason = f"cannot capture the steps of this run: {uncapturable}" if uncapturable else needs
+        also = "" if job.uncapturable is None else ", or another optimizer"
+        raise UsageError(f"--train.step {wanted} {reason}", next_step=f"choose one of {', '.join(kinds)}{also}")
     return kinds[wanted]()
+
+
+class TrialFile(AbstractContextManager["TrialFile"]):
+    """The kinds of steps in whose trial the run has failed, and the one that it tries. They may need more memory than
+    there is, so a restart does not try them. Rank 0 reads and writes the file."""
+
+    def __init__(self, path: Path, ddp: DDPManager) -> None:
+        """Collective."""
+        self._path, words = path if ddp.is_main_process() else None, ""
+        with suppress(OSError, ValueError):
+            words = read_regular(path).decode()
+        found = [kind for kind in (*COMPILED, "graph") if kind in words.split()]
+        self.failed: list[str] = broadcast_json(found, device=ddp.device)
+
+    def write(self, trying: str = "") -> None:
+        if self._path is not None:
+            write_whole(self._path, " ".join([*self.failed, trying]))
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        if error in (None, KeyboardInterrupt):  # a trial that ends so has not failed
+            self.write()
 
 
 class AutoStep:
@@ -96,14 +132,14 @@ class AutoStep:
         *,
         device: torch.device,
         num_steps: int | None = None,
+        on_trial: Callable[[str], None] = _ignore,
         on_choice: Callable[[str], None],
         note: Callable[[str], None],
     ) -> None:
         """The first kind is the one that the others are to be faster than. `num_steps`: how many are left."""
         self._left = list(kinds.items())
-        self._device, self._on_choice, self._note = device, on_choice, note
-        self._num_steps = num_steps
-        self._not_tried = ""
+        self._device, self._on_trial, self._on_choice, self._note = device, on_trial, on_choice, note
+        self._num_steps, self._not_tried = num_steps, ""
         self._fastest: tuple[float, str, AnyStep] | None = None
         self._seconds: dict[str, float] = {}
         self._is_settled = False
@@ -113,18 +149,26 @@ class AutoStep:
     def __call__(self, step: Step) -> None:
         """Collective: one optimizer step."""
         begin = None if self._is_settled else _time_point(self._device)
-        self._step(step)
+        try:
+            self._step(step)
+        except torch.OutOfMemoryError as error:
+            if self._is_settled or not self._seconds:
+                raise
+            what = f"out of memory while --train.step auto tried {self._name}: {str(error).partition('. GPU')[0]}"
+            raise TrialError(what, next_step="rerun the same command to resume: it does not try it again") from error
         self.grad_norm = self._step.grad_norm
         if begin is not None:
             self._count(step, begin)
 
     def _try_next(self) -> None:
         self._name, make = self._left.pop(0)
+        if self._seconds:
+            self._on_trial(self._name)
         self._step = make()
         self._num_taken = self._num_samples = 0
-        self._times: list[tuple[float | torch.cuda.Event, float | torch.cuda.Event]] = []
+        self._times: list[tuple[Any, Any]] = []
 
-    def _count(self, step: Step, begin: float | torch.cuda.Event) -> None:
+    def _count(self, step: Step, begin: Any) -> None:
         """Collective at the last step of each trial."""
         self._num_taken += 1
         if self._num_taken <= WARM_UP_STEPS:
@@ -162,6 +206,7 @@ class AutoStep:
     def _settle(self, seconds: float, choice: str, step: AnyStep) -> None:
         self._is_settled, self._step, self._fastest = True, step, None
         others = ", ".join(f"{name} {own / seconds:.2f}" for name, own in self._seconds.items())
+        self._on_trial("")
         self._on_choice(choice)
         self._note(f"steps run as {choice}, the fastest here; time per step relative to it: {others}{self._not_tried}")
 
@@ -173,7 +218,7 @@ def _is_memory_used(device: torch.device) -> bool:
     return torch.cuda.max_memory_reserved(device) > MOST_MEMORY * torch.cuda.get_device_properties(device).total_memory
 
 
-def _time_point(device: torch.device) -> float | torch.cuda.Event:
+def _time_point(device: torch.device) -> Any:
     """The current time; on a GPU an event in its queue, so that nothing waits."""
     if device.type != "cuda":
         return time.perf_counter()
@@ -182,12 +227,10 @@ def _time_point(device: torch.device) -> float | torch.cuda.Event:
     return event
 
 
-def _seconds_between(begin: float | torch.cuda.Event, end: float | torch.cuda.Event) -> float:
+def _seconds_between(begin: Any, end: Any) -> float:
     """Waits until the device has reached the second."""
-    if isinstance(begin, float) and isinstance(end, float):
-        return end - begin
-    assert not isinstance(begin, float)
-    assert not isinstance(end, float)
+    if isinstance(end, float):
+        return float(end - begin)
     end.synchronize()
     return float(begin.elapsed_time(end)) / 1000
 

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from drumline.data.loader import MicroBatch, Step
 from drumline.engine.job import Job
+from drumline.engine.optimizer import set_capturable
 from drumline.engine.steps.capture_checks import find_hook, find_uncopyable, observed, user_line
 from drumline.engine.steps.eager import AnyStep
 from drumline.errors import log
@@ -72,6 +73,7 @@ class GraphStep:
         self._graphs: dict[Hashable, CapturedStep] = {}
         self._is_off = False
         self.grad_norm: Tensor | None = None
+        set_capturable(job.optimizer, job.group_settings, is_on=True)
         if isinstance(job.applied, DistributedDataParallel):
             # DDP's occasional timings of later steps cannot be captured either.
             job.applied._set_ddp_runtime_logging_sample_rate(2**30)  # type: ignore[no-untyped-call]

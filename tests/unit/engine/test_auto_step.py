@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.optim import Adam
 
 from drumline.config.schema import Config, LogConfig, TrainConfig
 from drumline.data.loader import Step
 from drumline.data.sharding import Cursor, Sharding, plan_step
 from drumline.engine.job import choose_step, flat
+from drumline.engine.optimizer import group_settings
 from drumline.engine.run_context import RunRequest, changed_settings
 from drumline.engine.steps import choice
-from drumline.engine.steps.choice import TIMED_STEPS, WARM_UP_STEPS, AutoStep
+from drumline.engine.steps.capture_checks import find_unsafe
+from drumline.engine.steps.choice import TIMED_STEPS, WARM_UP_STEPS, AutoStep, make_step
+from drumline.engine.steps.graph import GraphStep
+from drumline.errors import TrialError, UsageError
+from drumline.tasks.hook import Hook
+from drumline.tasks.ready_hooks import EMA, Unfreeze
 
 PLAN = plan_step(Cursor(), length=64, sharding=Sharding(batch_size=8, rank=0, world_size=1))
 
@@ -139,8 +147,11 @@ def test_a_run_continues_as_it_began() -> None:
 
 
 def test_the_default_is_no_change_of_settings_whatever_the_run_began_with() -> None:
-    def changes(old: str | None, new: str | None, choice: str | None = None) -> dict[str, tuple[Any, Any]]:
+    def changes(
+        old: str | None, new: str | None, choice: str | None = None, *, on_gpu: bool = True
+    ) -> dict[str, tuple[Any, Any]]:
         before = {"task": "mine", "config": flat(Config(train=TrainConfig(step=old))), "step": choice}
+        before["machine"] = {"CUDA version": "13.0"} if on_gpu else {}
         return changed_settings(before, RunRequest("mine", Config(train=TrainConfig(step=new)), Path(), False, ()))
 
     assert (
@@ -148,3 +159,134 @@ def test_the_default_is_no_change_of_settings_whatever_the_run_began_with() -> N
     )
     assert changes("graph", "eager") == {"train.step": ("graph", "eager")}
     assert changes(None, "eager", "graph") == {"train.step": ("graph", "eager")}
+    # On a GPU the default is auto.
+    assert changes(None, "auto", "graph") == changes(None, "auto") == {}
+    assert changes(None, "auto", on_gpu=False) == {"train.step": ("eager", "auto")}
+    assert changes("graph", "auto") == {"train.step": ("graph", "auto")}
+
+
+class Record:
+    """As `TrialFile`, in memory."""
+
+    def __init__(self, *failed: str) -> None:
+        self.failed, self.written = list(failed), list[str]()
+
+    def write(self, trying: str = "") -> None:
+        self.written.append(trying)
+
+
+def auto_on_gpu(
+    monkeypatch: pytest.MonkeyPatch, *, fastest: str = "eager", record: Record | None = None, **given: Any
+) -> tuple[list[tuple[str, bool]], list[str], Any]:
+    """A run with `auto` on a GPU that there is not: the kinds that it took, each with whether the optimizer could be
+    captured; its notes; and the optimizer."""
+    optimizer, taken, notes = Adam([torch.nn.Parameter(torch.ones(2))], lr=0.5), list[str](), list[str]()
+    (group,) = optimizer.param_groups
+    found: dict[tuple[str, bool], None] = {}
+
+    class Kind(Way):
+        def __init__(self, name: str) -> None:
+            super().__init__(name, 0.0, taken)
+
+        def __call__(self, step: Step) -> None:
+            super().__call__(step)
+            found[self._name, group["capturable"]] = None
+            assert isinstance(group["lr"], Tensor) == group["capturable"]
+
+    def capture(inner: Kind, job: Any, note: Any) -> Kind:
+        GraphStep(inner, job, note=note)
+        return Kind({"eager": "graph", "compile": "compiled_graph"}[inner._name])
+
+    monkeypatch.setattr(choice, "TrainStep", lambda *_, **__: Kind("eager"))
+    monkeypatch.setattr(choice, "CompiledStep", lambda *_, **__: Kind("compile"))
+    monkeypatch.setattr(choice, "GraphStep", capture)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(choice, "_time_point", lambda device: 0.0)
+    monkeypatch.setattr(choice, "_is_memory_used", lambda device: False)
+    monkeypatch.setattr(choice, "_seconds_between", lambda *_: 0.1 if taken[-1] == fastest else 0.2)
+    job: Any = SimpleNamespace(
+        ddp=SimpleNamespace(device=torch.device("cuda", 0)),
+        step="auto",
+        uncapturable=None,
+        optimizer=optimizer,
+        model=torch.nn.Identity(),
+        applied=None,
+        heartbeat=None,
+        group_settings=group_settings(optimizer),
+    )
+    step = make_step(job, Config(), trials=record, note=notes.append, **given)  # type: ignore[arg-type]
+    if isinstance(step, AutoStep):
+        step._device = CPU
+    for _ in range(5 * (WARM_UP_STEPS + TIMED_STEPS)):
+        step(Step(PLAN, iter(())))
+    return list(found), notes, group
+
+
+def test_only_captured_steps_have_an_optimizer_that_can_be_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, all_kinds = [("eager", False), ("compile", False)], [("graph", True), ("compiled_graph", True)]
+    for fastest in ("eager", "compile"):
+        found, _, group = auto_on_gpu(monkeypatch, fastest=fastest)
+        assert found == plain + all_kinds
+        assert (group["capturable"], group["lr"]) == (False, 0.5), "plain again after the choice"
+    for fastest in ("graph", "compiled_graph"):
+        found, _, group = auto_on_gpu(monkeypatch, fastest=fastest)
+        assert found == plain + all_kinds
+        assert group["capturable"], "its graph has been captured with this state"
+        # So has a run that is resumed with the choice.
+        assert auto_on_gpu(monkeypatch, chosen=fastest)[0] == [(fastest, True)]
+    assert auto_on_gpu(monkeypatch, chosen="eager")[0] == [("eager", False)]
+    assert auto_on_gpu(monkeypatch, is_default=True, num_steps=200)[0] == [("eager", False)]
+    assert auto_on_gpu(monkeypatch, uncaptured="a hook")[0] == plain
+
+
+def test_a_kind_is_recorded_before_it_is_tried_and_left_out_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = Record()
+    auto_on_gpu(monkeypatch, record=record)
+    assert record.written == ["compile", "graph", "compiled_graph", ""]
+    for failed, expected in (
+        ("compile", ["eager", "graph"]),
+        ("graph", ["eager", "compile"]),
+        ("compiled_graph", ["eager", "compile", "graph"]),
+    ):
+        found, notes, _ = auto_on_gpu(monkeypatch, record=Record(failed))
+        assert [name for name, _ in found] == expected
+        assert notes[0] == f"{failed} steps are not tried: the run failed at an earlier start while it tried them"
+    assert auto_on_gpu(monkeypatch, record=Record("compile", "graph"))[0] == [("eager", False)]
+    # Only a trial is left out.
+    assert auto_on_gpu(monkeypatch, record=Record("graph"), chosen="graph")[0] == [("graph", True)]
+
+
+class TooLarge(Way):
+    def __call__(self, step: Step) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total of 1 GiB")
+
+
+def test_out_of_memory_in_a_trial_names_the_kind_and_can_be_started_again() -> None:
+    taken: list[str] = []
+    kinds = {"eager": lambda: Way("eager", 0.0, taken), "compile": lambda: TooLarge("compile", 0.0, taken)}
+    auto = AutoStep(kinds, device=CPU, on_choice=lambda _: None, note=lambda _: None)
+    for _ in range(WARM_UP_STEPS + TIMED_STEPS):
+        auto(Step(PLAN, iter(())))
+    with pytest.raises(TrialError) as caught:
+        auto(Step(PLAN, iter(())))
+    assert str(caught.value) == (
+        "out of memory while --train.step auto tried compile: CUDA out of memory. Tried to allocate 2.00 GiB\n"
+        "  try: rerun the same command to resume: it does not try it again"
+    )
+    first = AutoStep({"eager": kinds["compile"]}, device=CPU, on_choice=lambda _: None, note=lambda _: None)
+    with pytest.raises(torch.OutOfMemoryError):
+        first(Step(PLAN, iter(())))
+
+
+def test_what_unfreezes_parameters_is_not_captured_by_auto_nor_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    reason = find_unsafe(None, Config(), [EMA(0.9), Unfreeze("0.", at_step=4)], is_default=False)  # type: ignore[arg-type]
+    assert reason == "the hook Unfreeze may change what a step computes"
+    assert find_unsafe(None, Config(), [Hook()], is_default=False) is None  # type: ignore[arg-type]
+    _, notes, _ = auto_on_gpu(monkeypatch, uncaptured=reason)
+    assert notes[0] == f"captured steps are left out: {reason}"
+    job: Any = SimpleNamespace(ddp=SimpleNamespace(device=CUDA), step="graph", uncapturable=None)
+    with pytest.raises(UsageError) as caught:
+        make_step(job, Config(), uncaptured=reason)
+    assert str(caught.value) == (
+        f"--train.step graph cannot capture the steps of this run: {reason}\n  try: choose one of eager, compile"
+    )

@@ -17,7 +17,7 @@ from drumline.data.sharding import Sharding
 from drumline.engine.failure_report import can_restart, describe_failure, is_own, subject
 from drumline.engine.steps.eager import loss_function
 from drumline.engine.train import explain_out_of_memory
-from drumline.errors import CheckpointError, DataError, NonFiniteError, Place, TrainingError, UsageError
+from drumline.errors import CheckpointError, DataError, NonFiniteError, Place, TrainingError, TrialError, UsageError
 from drumline.tasks.base import Loss, Task
 from drumline.untrusted import parse_json
 from drumline.watch.failure_kind import FailureKind, failure_kind
@@ -200,6 +200,7 @@ def test_a_restart_is_worth_it_where_the_next_start_may_come_further() -> None:
         assert not can_restart(error, has_checkpoint=True), "no restart frees a disk"
     assert can_restart(FileNotFoundError(errno.ENOENT, "x"), has_checkpoint=True)
     assert not can_restart(NonFiniteError("NaN"), has_checkpoint=True), "the same steps lead to the same NaN"
+    assert can_restart(TrialError("out of memory"), has_checkpoint=False), "it does not try these steps again"
 
 
 def test_an_error_that_another_process_may_have_caused_is_not_the_ranks_own() -> None:

@@ -6,23 +6,22 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import LBFGS, SGD, Adagrad, AdamW, Muon, NAdam, Optimizer
+from torch.optim import LBFGS, SGD, Adagrad, Adam, AdamW, Muon, NAdam, Optimizer
 
 from drumline.config.schema import OptimConfig
 from drumline.engine.optimizer import (
     LearningRates,
     check_own_optimizer,
     check_steps,
+    find_uncapturable,
     group_settings,
     group_state,
-    make_capturable,
     make_optimizer,
     peak_rate,
     rate_factor,
+    set_capturable,
 )
 from drumline.errors import UsageError
-
-CPU = torch.device("cpu")
 
 
 def factors(schedule: str, total_steps: int, **settings: Any) -> list[float]:
@@ -185,15 +184,35 @@ def test_a_schedule_that_gives_no_factor_is_refused(factor: Any) -> None:
 )
 def test_what_can_be_captured_reads_its_rate_on_the_device(kind: Any, skips: bool, reason: str | None) -> None:
     optimizer = kind(network().parameters())
-    assert make_capturable(optimizer, CPU, skips=skips) == reason
+    assert find_uncapturable(optimizer, skips=skips) == reason
     (group,) = optimizer.param_groups
-    assert isinstance(group["lr"], Tensor) == (reason is None)
-    assert group.get("capturable", reason is None) == (reason is None)
+    if reason is None:
+        before, built = {**group, "lr": pytest.approx(0.1)}, group_settings(optimizer)
+        set_capturable(optimizer, built, is_on=True)
+        assert isinstance(group["lr"], Tensor)
+        assert group.get("capturable", True)
+        set_capturable(optimizer, built, is_on=False)
+        assert group == before
+
+
+def test_a_second_captured_step_gets_the_tensors_of_the_first_one() -> None:
+    """Its graph reads and writes them."""
+    optimizer = Adam(parameters := list(network().parameters()), lr=0.1, capturable=True)
+    built = group_settings(optimizer)
+    optimizer.state[parameters[0]] = {"step": torch.tensor(3.0)}
+    kept = []
+    for _ in range(2):
+        set_capturable(optimizer, built, is_on=True)
+        kept.append((optimizer.param_groups[0]["lr"], optimizer.state[parameters[0]]["step"]))
+    assert all(one is other for one, other in zip(*kept, strict=True))
+    set_capturable(optimizer, built, is_on=False)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1)
+    assert optimizer.param_groups[0]["capturable"], "as it was built"
 
 
 def test_muon_cannot_be_captured() -> None:
     optimizer = make_optimizer(network(), OptimConfig(name="muon"), lr=0.2)
-    assert make_capturable(optimizer, CPU, skips=False) == "muon reads its rate on the host"
+    assert find_uncapturable(optimizer, skips=False) == "muon reads its rate on the host"
 
 
 class WithoutRate(Optimizer):

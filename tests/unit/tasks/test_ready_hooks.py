@@ -209,10 +209,6 @@ def test_parameters_are_frozen_until_their_step_whenever_the_run_starts() -> Non
             {"world_size": 2, "config": Config(dist=DistConfig(find_unused_parameters=True, static_graph=True))},
             "a static graph cannot change at a step",
         ),
-        (
-            {"device": torch.device("cuda"), "config": Config(train=TrainConfig(step="graph"))},
-            "with --train.step graph a captured step would leave the parameters frozen",
-        ),
     ],
 )
 def test_a_step_that_fixes_what_has_gradients_is_refused(settings: dict[str, Any], what: str) -> None:
