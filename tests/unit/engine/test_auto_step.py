@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from drumline.engine.optimizer import group_settings
 from drumline.engine.run_context import RunRequest, changed_settings
 from drumline.engine.steps import choice
 from drumline.engine.steps.capture_checks import find_unsafe
-from drumline.engine.steps.choice import TIMED_STEPS, WARM_UP_STEPS, AutoStep, make_step
+from drumline.engine.steps.choice import TIMED_STEPS, WARM_UP_STEPS, AutoStep, TrialFile, make_step
 from drumline.engine.steps.graph import GraphStep
 from drumline.errors import TrialError, UsageError
 from drumline.tasks.hook import Hook
@@ -290,3 +291,21 @@ def test_what_unfreezes_parameters_is_not_captured_by_auto_nor_if_asked(monkeypa
     assert str(caught.value) == (
         f"--train.step graph cannot capture the steps of this run: {reason}\n  try: choose one of eager, compile"
     )
+
+
+@pytest.mark.parametrize(
+    ("error", "failed"),
+    [(None, []), (KeyboardInterrupt(), []), (RuntimeError("lost a rank"), ["graph"])],
+    ids=["finished or preempted", "interrupted", "failed"],
+)
+def test_a_trial_in_which_the_run_ended_without_an_error_is_made_again(
+    tmp_path: Path, error: BaseException | None, failed: list[str]
+) -> None:
+    path, ddp = tmp_path / "trial", cast(Any, SimpleNamespace(is_main_process=lambda: True, device=CPU))
+    with suppress(BaseException), TrialFile(path, ddp) as trials:
+        trials.write("graph")
+        if error is not None:
+            raise error
+    assert TrialFile(path, ddp).failed == failed
+    path.write_bytes(b"eager \xff")
+    assert TrialFile(path, ddp).failed == []

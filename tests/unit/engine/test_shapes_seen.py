@@ -47,7 +47,9 @@ def test_a_module_hook_that_was_registered_after_the_start_is_not_skipped(
     model = nn.Linear(1, 1)
     taken: list[Any] = []
     parts = {"heartbeat": None, "applied": model, "model": model, "optimizer": SGD(model.parameters(), lr=0.1)}
-    job: Any = SimpleNamespace(ddp=SimpleNamespace(device=torch.device("cpu")), meter=None, group_settings=[{}], **parts)
+    job: Any = SimpleNamespace(
+        ddp=SimpleNamespace(device=torch.device("cpu")), meter=None, group_settings=[{}], **parts
+    )
     inner = type("Inner", (), {"grad_norm": None, "__call__": lambda self, step: taken.append([*step.micro_batches])})()
     graph_step = GraphStep(inner, job, note=lambda message: None)
     model.register_forward_hook(lambda *_: None)
