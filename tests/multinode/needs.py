@@ -35,6 +35,7 @@ SLURM_TOOLS = {
 SEARCH_PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
 
 
+@functools.cache
 def tool(name: str) -> str:
     """The whole path of a tool; sshd insists on being started by it."""
     path = shutil.which(name, path=SEARCH_PATH)

@@ -7,10 +7,10 @@ ends, however that happens, `kill -9` included.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
 
 from tests.multinode import processes
@@ -85,7 +85,8 @@ class Space:
             # Process 1 waits for all others to be buried. One whose nsenter was killed has become our child.
             for pid in set(processes.children(os.getpid())) & set(self.pids()):
                 os.waitpid(pid, os.WNOHANG)
-            time.sleep(0.005)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._holder.wait(0.02)
 
 
 def variables(more: Mapping[str, str] | None = None) -> dict[str, str]:
