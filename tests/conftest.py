@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from drumline.launch.startup import load_compiler_late
 from tests import fork_server
 from tests.warm import warm_python
 
@@ -44,6 +45,11 @@ def child_processes() -> set[int]:
             if _state_and_parent(entry)[0] != "Z" and not any(helper in command for helper in HELPERS):
                 children.add(int(pid))
     return children
+
+
+def _new_children(before: set[str]) -> set[int]:
+    """Those that run. Most tests have started none, and that is found out quickly."""
+    return child_processes() - {int(pid) for pid in before} if _children_of_any_state() - before else set()
 
 
 def children_that_stay(before: Set[int] = frozenset()) -> Set[int]:
@@ -121,6 +127,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
+    if "torch" in sys.modules:  # else the first optimizer loads the compiler, for seconds
+        load_compiler_late()
     gc.freeze()
     gc.enable()
 
@@ -161,14 +169,14 @@ def warm(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
 def nothing_left_behind() -> Iterator[None]:
     environment = dict(os.environ)
     threads = set(threading.enumerate())
-    children = child_processes()
+    children = _children_of_any_state()
     yield
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline and (
-        child_processes() - children or {t for t in threading.enumerate() if not t.daemon} - threads
+        _new_children(children) or {t for t in threading.enumerate() if not t.daemon} - threads
     ):
         time.sleep(0.05)
-    _gone("processes", set(child_processes() - children))
+    _gone("processes", set(_new_children(children)))
     _gone("threads", {t.name for t in set(threading.enumerate()) - threads if not t.daemon})
     changed = {k for k in environment.keys() | os.environ.keys() if environment.get(k) != os.environ.get(k)}
     _gone("environment variables", set(changed - OWN_VARIABLES))
