@@ -40,7 +40,7 @@ except ConnectionRefusedError:
 
 def serve(host: Host, *ports: int) -> Job:
     """Listen on these ports of a host, and send back what comes."""
-    job = host.start(sys.executable, "-c", ECHO, *map(str, ports))
+    job = host.start(sys.executable, "-IS", "-c", ECHO, *map(str, ports))
     job.wait_for("ready")
     return job
 
@@ -48,7 +48,7 @@ def serve(host: Host, *ports: int) -> Job:
 def call(caller: Host, callee: Host, port: int, *, num_bytes: int = 1, patience_s: int = 1) -> str:
     """`silence`, `refused`, or `answered SECONDS`."""
     words = (callee.name, str(port), str(num_bytes), str(patience_s))
-    done = caller.run(sys.executable, "-c", CALL, *words)
+    done = caller.run(sys.executable, "-IS", "-c", CALL, *words)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

@@ -27,13 +27,13 @@ import os, time
 from drumline.tasks import ImageClassification
 
 class Digits(ImageClassification):
-    defaults = {"data.name": "digits", "model.widths": [4], "train.steps": 120, "train.batch_size": 64}
+    defaults = {"data.name": "digits", "model.widths": [4], "train.steps": 40, "train.batch_size": 64}
 
     def loss(self, model, batch):
-        time.sleep(0.1 if os.path.exists("slow") else 0)
+        time.sleep(0.4 if os.path.exists("slow") else 0)
         return super().loss(model, batch)
 """
-TRAIN = ["task.py:Digits", "--log.every_steps", "5"]
+TRAIN = ["task.py:Digits", "--log.every_steps", "2"]
 # Counts its starts in a file, and does what the n-th is to do.
 SCRIPT = """
 import os, pathlib, signal, sys, time
@@ -91,12 +91,12 @@ def test_pushed_aside_requeued_and_resumed_is_the_same_run(make_testbed: MakeTes
     assert text.count("preempted by SIGTERM to rank ") == 1, text
     assert "drumline: requeueing job 1 (1 of 1000)\n" in text
     assert text.count("resumed at step ") == 1
-    assert text.count("done: 120 steps") == 1
+    assert text.count("done: 40 steps") == 1
     ranks = json.loads((run / "environment.json").read_text())["ranks"]
     assert [(entry["rank"], entry["host"]) for entry in ranks] == [(0, "a"), (1, "b")]
     assert not list(tmp_path.glob("run.before-*"))  # the --fresh of the command was for its first start
 
-    files = catalog.verify(run / "checkpoints" / "step-00000120").files
+    files = catalog.verify(run / "checkpoints" / "step-00000040").files
     assert {f"model-part-0000{rank}.safetensors" for rank in (0, 1)} <= set(files)  # a share from each host
 
     assert digest(run, with_rng=True) == digest(calm / "whole", with_rng=True)

@@ -130,9 +130,9 @@ def test_packets_can_be_lost_on_one_way_only(make_testbed: MakeTestbed) -> None:
     firewall.drop_from(b, a)
     assert call(a, b, 5000) == "silence"
     assert answers(c, b, 5000)
-    listener = a.start(sys.executable, "-c", HEAR)
+    listener = a.start(sys.executable, "-IS", "-c", HEAR)
     listener.wait_for("ready")
-    assert b.run(sys.executable, "-c", SAY, "a").returncode == 0
+    assert b.run(sys.executable, "-IS", "-c", SAY, "a").returncode == 0
     assert listener.wait() == 0, "the way back is open"
     assert "hello" in listener.text()
 
@@ -180,9 +180,9 @@ def test_bandwidth_is_less_when_limited_and_whole_again_after(make_testbed: Make
 
 def test_a_cut_link_gives_no_answer_and_a_restored_one_works(make_testbed: MakeTestbed) -> None:
     a, b = make_testbed("a", "b").hosts
-    listener = b.start(sys.executable, "-c", LISTEN)
+    listener = b.start(sys.executable, "-IS", "-c", LISTEN)
     listener.wait_for("ready")
-    talker = a.start(sys.executable, "-c", TALK, "b")
+    talker = a.start(sys.executable, "-IS", "-c", TALK, "b")
     listener.wait_for("\n10\n")
     b.cut()
     time.sleep(0.1)  # what had arrived already is written down

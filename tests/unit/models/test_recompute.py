@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from drumline.models import GPT, MiniResNet
+from tests.ranks import run_ranks
 
 IMAGES = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(5))
 TOKENS = torch.randint(0, 13, (3, 8), generator=torch.Generator().manual_seed(5))
@@ -18,9 +19,7 @@ resnet = partial(MiniResNet, in_channels=1, num_classes=4, widths=(4, 8), blocks
 gpt = partial(GPT, vocab_size=13, context=8, layers=3, heads=2, width=16, dropout=0.3)
 both = pytest.mark.parametrize(("build", "batch"), [(resnet, IMAGES), (gpt, TOKENS)], ids=["resnet", "gpt"])
 # Two blocks are enough to compile, which takes long.
-short = pytest.mark.parametrize(
-    ("build", "batch"), [(partial(resnet, blocks=1), IMAGES), (partial(gpt, layers=2), TOKENS)], ids=["resnet", "gpt"]
-)
+SHORT = ((partial(resnet, blocks=1), IMAGES), (partial(gpt, layers=2), TOKENS))
 
 
 def two_steps(model: nn.Module, batch: Tensor, forward: Callable[[Tensor], Tensor] | None = None) -> dict[str, Tensor]:
@@ -79,16 +78,20 @@ def test_fewer_activations_are_held(build: Callable[..., nn.Module], batch: Tens
     assert bytes_held(build(activation_checkpointing=True)) < bytes_held(build()) / 2
 
 
+def compile_both() -> None:
+    for build, batch in SHORT:
+        torch.manual_seed(0)
+        plain = build(dropout=0.0)
+        recomputed = build(dropout=0.0, activation_checkpointing=True)
+        recomputed.load_state_dict(plain.state_dict())
+        compiled = torch.compile(recomputed, backend="aot_eager", fullgraph=True)
+
+        expected, found = two_steps(plain, batch), two_steps(recomputed, batch, compiled)
+
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value, msg=lambda text, name=name: f"{name}: {text}")
+
+
 @pytest.mark.slow
-@short
-def test_it_compiles_into_one_graph(build: Callable[..., nn.Module], batch: Tensor) -> None:
-    torch.manual_seed(0)
-    plain = build(dropout=0.0)
-    recomputed = build(dropout=0.0, activation_checkpointing=True)
-    recomputed.load_state_dict(plain.state_dict())
-    compiled = torch.compile(recomputed, backend="aot_eager", fullgraph=True)
-
-    expected, found = two_steps(plain, batch), two_steps(recomputed, batch, compiled)
-
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, msg=lambda text, name=name: f"{name}: {text}")
+def test_it_compiles_into_one_graph() -> None:
+    run_ranks(1, compile_both)  # where torch's compiler is loaded already
