@@ -97,13 +97,18 @@ def main(address: str, alive: int) -> None:
     _become(json.loads(text), files)
 
 
-def _become(request: dict[str, object], files: list[int]) -> None:
-    """The server that was asked for, its files under the numbers that its code has for them."""
+def place(files: list[int], numbers: list[int]) -> None:
+    """Give these open files other numbers."""
     above = [fcntl.fcntl(file, fcntl.F_DUPFD, ABOVE) for file in files]
     for file in files:
         os.close(file)
-    for file, number in zip(above, request["files"], strict=True):  # type: ignore[call-overload]
+    for file, number in zip(above, numbers, strict=True):
         os.dup2(file, number)
         os.close(file)
+
+
+def _become(request: dict[str, object], files: list[int]) -> None:
+    """The server that was asked for, its files under the numbers that its code has for them."""
+    place(files, request["files"])  # type: ignore[arg-type]
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     exec(str(request["code"]), {"__name__": "__main__"})

@@ -30,11 +30,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tests.fork_server import place
 from tests.ranks import server_context
 
 ROOT = Path(__file__).parents[1]
 CLIENT = Path(__file__).with_name("warm_client.py")
 PATIENCE_S = 10.0  # a sidecar has some last words
+MOST_FILES = 64
 PROGRAM = """\
 #!/bin/sh
 case "$1" in
@@ -107,7 +109,7 @@ def serve(
 
 
 def _start(connection: socket.socket, selector: selectors.BaseSelector, program: str) -> None:
-    length, files, *_ = socket.recv_fds(connection, 8, 3)
+    length, files, *_ = socket.recv_fds(connection, 8, MOST_FILES)
     text = b""
     while len(text) < int.from_bytes(length, "little") and (piece := _received(connection, 1 << 16)):
         text += piece
@@ -184,13 +186,12 @@ def _become(request: dict[str, Any], files: list[int], program: str) -> NoReturn
 
     from drumline.config import PRESETS
 
-    for number, file in enumerate(files):
-        os.dup2(file, number)
-        if file > 2:
-            os.close(file)
+    place(files, request["files"])
+    os.getppid = lambda: request["parent"]  # that of the client; the kernel's is the server
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     encoding = request["environment"].get("PYTHONIOENCODING")
-    sys.stdout = open(1, "w", closefd=False, encoding=encoding)  # noqa: SIM115
+    lines = 1 if request["environment"].get("PYTHONUNBUFFERED") else -1
+    sys.stdout = open(1, "w", lines, closefd=False, encoding=encoding)  # noqa: SIM115
     sys.stderr = open(2, "w", closefd=False, buffering=1, errors="backslashreplace")  # noqa: SIM115
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""Stands for a Python process that tests/warm.py runs: same files, folder, environment, signals, and the same end.
+"""Stands for a Python process of tests/warm.py: same files, folder, environment, parent, signals, and the same end.
 
 Run with `-I -S`: it starts in milliseconds.
 """
@@ -16,11 +16,13 @@ RELAYED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 def main(server: str, *words: str) -> None:
+    files = [0, 1, 2, *others()]
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(server)
-        request = {"words": words, "cwd": os.getcwd(), "environment": dict(os.environ)}  # noqa: PTH109
+        request = {"words": words, "cwd": os.getcwd(), "environment": dict(os.environ), "files": files}  # noqa: PTH109
+        request["parent"] = os.getppid()
         text = json.dumps(request).encode()
-        socket.send_fds(connection, [len(text).to_bytes(8, "little")], [0, 1, 2])
+        socket.send_fds(connection, [len(text).to_bytes(8, "little")], files)
         connection.sendall(text)
         for number in RELAYED:  # until here a signal ends this process, and the server sees that
             if signal.getsignal(number) is not signal.SIG_IGN:
@@ -34,6 +36,16 @@ def main(server: str, *words: str) -> None:
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code)
+
+
+def others() -> list[int]:
+    """Files that this process was given beside the usual three."""
+    found = []
+    for number in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208
+        with contextlib.suppress(OSError):  # that of the folder itself
+            if number > 2 and os.fstat(number):
+                found.append(number)
+    return found
 
 
 def relay(number: int, connection: socket.socket) -> None:

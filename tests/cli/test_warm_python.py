@@ -23,6 +23,10 @@ match sys.argv[1]:
         print("an error", file=sys.stderr)
     case "start":
         sys.exit(subprocess.run([sys.executable, *sys.argv[2:]]).returncode)
+    case "file":
+        os.write(int(sys.argv[2]), b"%d" % os.getppid())
+        print("at once")
+        time.sleep(60)
     case "exit":
         sys.exit(int(sys.argv[2]))
     case "die":
@@ -56,6 +60,20 @@ def test_it_is_like_python(tmp_path: Path, warm: None) -> None:
     assert raised.stderr.endswith("ValueError: no\n")
     assert run("start", "script.py", "exit", "5").returncode == 5, "what it starts has torch too"
     assert run("start", "-c", "import sys; sys.exit('torch' in sys.modules)").returncode == 0, "but not always"
+    reading, writing = os.pipe()
+    with subprocess.Popen(
+        [sys.executable, "script.py", "file", str(writing)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        pass_fds=[writing],
+    ) as given:
+        os.close(writing)
+        assert given.stdout is not None
+        assert given.stdout.readline() == b"at once\n"
+        given.kill()
+    with open(reading, "rb") as file:  # noqa: PTH123
+        assert file.read() == b"%d" % os.getpid(), "its parent, in a file that it was given"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

@@ -14,7 +14,7 @@ DROPPED = r"\(no answer: packets are dropped, as a security group or firewall do
 
 
 def test_a_closed_port_and_a_lost_host_end_the_job(make_testbed: Callable[..., Testbed], tmp_path: Path) -> None:
-    bed = make_testbed("a", "b")
+    bed = make_testbed("a", "b", warm=True)
     desk = Desk(bed, tmp_path)
     (tmp_path / "stay.py").write_text("import time\ntime.sleep(600)\n")
     firewall.close_all_but(bed["a"], 22, 29501)
@@ -24,7 +24,7 @@ def test_a_closed_port_and_a_lost_host_end_the_job(make_testbed: Callable[..., T
     data = desk.launch(*hosts, "--port", "29501", "--watch", "stay.py")
     # All of them wait for 20 s: on other hosts the next one does so meanwhile.
     (tmp_path / "other").mkdir()
-    with Testbed(tmp_path / "other-testbed", ["a", "b", "c"]) as other:
+    with Testbed(tmp_path / "other-testbed", ["a", "b", "c"], warm=True) as other:
         _lose_hosts(Desk(other, tmp_path / "other"))
     assert [rendezvous.wait(120), data.wait(120)] == [3, 3], rendezvous.text() + data.text()
     assert re.search(
@@ -47,7 +47,7 @@ def test_a_closed_port_and_a_lost_host_end_the_job(make_testbed: Callable[..., T
 
 def _lose_hosts(desk: Desk) -> None:
     # The agent on b would notice first that the store is unreachable; here the supervisor is looked at.
-    job, marker = desk.sleepers("--grace", "2", "--lost-after", "60")
+    job, marker = desk.sleepers("--grace", "2", "--lost-after", "60", "--no-standby")
     b, c = desk.bed["b"], desk.bed["c"]
     b.cut()
     c.power_off()

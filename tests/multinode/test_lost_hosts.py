@@ -11,9 +11,12 @@ from pathlib import Path
 from tests.multinode import processes
 from tests.multinode.hosts import Host, Testbed
 from tests.multinode.sshd import SshDaemons
+from tests.multinode.warm_host import FOLDER
+from tests.warm import CLIENT
 
 ROOT = Path(__file__).parents[2]
 AGENT, SUPERVISOR = "-m drumline.launch.ssh.agent_process", "-m drumline.launch.ssh.supervisor"
+PYTHON = f"{sys.executable} -I -S {CLIENT} {FOLDER / 'server'}"  # as `ps` shows a warm one
 CUT_S = 6.0
 # Ranks that load no torch, and note their starts. Rank 1 exits with 0 when it is asked to, and rank 0 fails for it, as
 # one whose peer is gone does.
@@ -38,13 +41,18 @@ while not Path("finish").exists():
 
 def find(host: Host, words: str) -> set[int]:
     """By the command line; not sshd's shell, nor `env`."""
-    return {pid for pid in host.space.pids() if processes.command(pid).startswith(f"{sys.executable} {words}")}
+    return {pid for pid in host.space.pids() if processes.command(pid).startswith(f"{PYTHON} {words}")}
+
+
+def job_of(pid: int) -> str:
+    return next((word for word in processes.environment(pid) if word.startswith("DRUMLINE_JOB=")), "")
 
 
 def agents(host: Host) -> tuple[set[int], set[int]]:
     """Those whose ranks run, and those that wait for the next attempt."""
     found = find(host, AGENT)
-    running = {pid for pid in found if any("ranks.py" in processes.command(one) for one in processes.children(pid))}
+    jobs = {job_of(pid) for pid in find(host, "ranks.py")}
+    running = {pid for pid in found if job_of(pid) in jobs}
     return running, found - running
 
 
@@ -55,12 +63,12 @@ def kill_agent(host: Host) -> None:
 
 
 def test_what_is_lost_is_started_again_by_itself(make_testbed: Callable[..., Testbed], tmp_path: Path) -> None:
-    bed = make_testbed("a", "b", "c")
+    bed = make_testbed("a", "b", "c", warm=True)
     ssh, folder = SshDaemons(bed), tmp_path / "mine"
     folder.mkdir()
     (folder / "ranks.py").write_text(RANKS)
     job = bed["a"].start(
-        *(sys.executable, "-m", "drumline", "launch", "--hosts", "a,b", "--spare", "c", "--procs", "1"),
+        *(bed["a"].python, "-m", "drumline", "launch", "--hosts", "a,b", "--spare", "c", "--procs", "1"),
         *("--max-restarts", "20", "--grace", "3", "--env", "PYTHONUNBUFFERED=1", "ranks.py"),
         env={"PYTHONPATH": str(ROOT), "DRUMLINE_SSH": f"ssh -F {ssh.config}"},
         cwd=folder,

@@ -12,7 +12,7 @@ from tests.multinode.test_ssh_launch import Desk, MakeTestbed
 def test_ranks_that_were_ended_on_all_hosts_restart_once_and_the_diagnosis_is_printed_once(
     make_testbed: MakeTestbed, tmp_path: Path
 ) -> None:
-    desk = Desk(make_testbed("a", "b"), tmp_path)
+    desk = Desk(make_testbed("a", "b", warm=True), tmp_path)
     (tmp_path / "stands.py").write_text(SCRIPT)
     (tmp_path / "sidecar.py").write_text(SIDECAR)
     job = desk.launch(

@@ -72,7 +72,7 @@ class Desk:
     def launch(self, *words: str, env: dict[str, str] | None = None) -> Job:
         ssh = {"DRUMLINE_SSH": f"ssh -F {self.ssh.config}"}
         return self.bed.hosts[0].start(
-            *(sys.executable, "-m", "drumline", "launch", *words),
+            *(self.bed.hosts[0].python, "-m", "drumline", "launch", *words),
             env={"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "eth0", **ssh, **(env or {})},
             cwd=self.folder,
         )
@@ -96,10 +96,10 @@ class Desk:
 
 @pytest.fixture(name="make_desk")
 def _make_desk(make_testbed: MakeTestbed, tmp_path: Path) -> Callable[..., Desk]:
-    def make(*names: str) -> Desk:
+    def make(*names: str, warm: bool = False) -> Desk:
         folder = tmp_path / "mine" / "a folder"
         folder.mkdir(parents=True)
-        return Desk(make_testbed(*names), folder)
+        return Desk(make_testbed(*names, warm=warm), folder)
 
     return make
 
@@ -168,7 +168,7 @@ def test_no_rank_outlives_the_controller_and_the_supervisor(make_desk: MakeDesk)
 
 
 def test_a_host_that_cannot_take_part_is_named_with_what_to_do(make_desk: MakeDesk, tmp_path: Path) -> None:
-    desk = make_desk("a", "b")
+    desk = make_desk("a", "b", warm=True)
     (desk.folder / "sleep.py").write_text(SLEEP)
     unknown = desk.launch("--hosts", "a,nowhere", "--procs", "1", "sleep.py")
     taken = desk.launch("--hosts", "a,b", "--procs", "1", "--port", "22", "sleep.py")
@@ -290,7 +290,7 @@ class Raises(ImageClassification):
 
 
 def test_a_rank_that_raises_is_reported_once_and_named_at_the_end(make_desk: MakeDesk) -> None:
-    desk = make_desk("a", "b")
+    desk = make_desk("a", "b", warm=True)
     (desk.folder / "mine.py").write_text(RAISES)
     job = desk.launch(
         *("--hosts", "a,b", "--procs", "1", "--env", "OMP_NUM_THREADS=1", "mine.py:Raises", "--run", "run")
