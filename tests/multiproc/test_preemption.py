@@ -32,7 +32,7 @@ from tests.jobs import Everything, make_config, train_on
 from tests.ranks import RanksFailed, run_ranks
 from tests.schedules import digest
 
-STEPS = 110
+STEPS = 70
 ADAM = OptimConfig(name="adamw", lr=0.01, schedule="cosine", warmup_steps=3, clip_norm=1.0)
 
 
@@ -45,7 +45,7 @@ def config(*, workers: int = 0) -> Config:
         steps=STEPS,
         workers=workers,
         checkpoint=CheckpointConfig(every_epochs=0),
-        eval_every_epochs=7,
+        eval_every_epochs=3,
     )
     return replace(made, dist=DistConfig(bucket_cap_mb=0.0005, start_timeout_s=60, train_timeout_s=30))
 
@@ -63,7 +63,7 @@ def told(where: str, ranks: tuple[int, ...], number: int, config: Config, run: P
     take_step = Loop.take_step
 
     def slowly(self: Loop, *args: Any) -> None:
-        time.sleep(0.03)  # so that a second of steps is a small part of the run
+        time.sleep(0.05)  # so that a second of steps is a small part of the run
         take_step(self, *args)
         if where == "step" and self.progress.step == 5:
             send()

@@ -56,6 +56,11 @@ def interrupted_at(step: int, world_size: int, config: Config, task: type[Task],
     assert catalog.list_steps(run / "checkpoints")[-1] == step
 
 
+def train_whole_and_killed(config: Config, task: type[Task], folder: Path) -> Progress:
+    train_here(config, task, folder / "whole")
+    return train_here(config, task, folder / "killed")
+
+
 @pytest.mark.parametrize(
     ("world_size", "step", "task", "workers"), [(1, 7, Hooked, 0), (2, 7, Hooked, 1), (4, 4, HookedNormalised, 0)]
 )
@@ -64,9 +69,8 @@ def test_killed_and_resumed_is_bit_identical(
 ) -> None:
     # BatchNorm needs two samples or more in each of 4 ranks' 2 micro-batches.
     config = hard_config(workers=workers, batch_size=16 if task is HookedNormalised else 8, epochs=3)
-    train_on(world_size, config, task, tmp_path / "whole")
     interrupted_at(step, world_size, config, task, tmp_path / "killed")
-    ends: list[Progress] = run_ranks(world_size, train_here, config, task, tmp_path / "killed")
+    ends: list[Progress] = run_ranks(world_size, train_whole_and_killed, config, task, tmp_path)
     assert_same_bits(newest(tmp_path / "killed"), newest(tmp_path / "whole"))
     events = list(read_events(tmp_path / "killed" / "events" / "rank-00000.jsonl"))
     assert [event["step"] for event in events if event["kind"] == "resume"] == [step]
