@@ -102,26 +102,37 @@ def test_a_command_says_how_it_ended(make_testbed: MakeTestbed, tmp_path: Path) 
     processes.wait_until(lambda: not a.space.pids(), "the end of the command that took too long")
 
 
-def test_a_dropped_port_gives_no_answer_and_others_do(make_testbed: MakeTestbed) -> None:
+def test_what_a_firewall_drops_gets_no_answer(make_testbed: MakeTestbed) -> None:
     a, b = make_testbed("a", "b").hosts
-    serve(b, 5000, 5001)
+    for host in (a, b):
+        serve(host, 5000, 5001)
     firewall.drop_port(b, 5000)
     assert call(a, b, 5000) == "silence"
     assert answers(a, b, 5001)
     assert answers(b, b, 5000), "a host may always talk to itself"
     firewall.lift(b)
-    assert answers(a, b, 5000)
 
-
-def test_closed_as_a_security_group_does_it_is_closed_one_way(make_testbed: MakeTestbed) -> None:
-    a, b = make_testbed("a", "b").hosts
-    serve(a, 5000, 5001), serve(b, 5000, 5001)
+    # As a security group does it: one way.
     firewall.close_all_but(b, 5000)
     assert answers(a, b, 5000)
     assert call(a, b, 5001) == "silence"
     assert answers(b, a, 5001), "answers to what the host itself has begun are let in"
     firewall.close_all_but(a, 5000)
     assert call(b, a, 5001) == "silence"
+    for host in (a, b):
+        firewall.lift(host)
+
+    firewall.drop_everything(b)
+    assert call(a, b, 5000) == "silence"
+    assert call(b, a, 5000) == "silence"
+    assert answers(b, b, 5000)
+    firewall.lift(b)
+
+    firewall.drop_larger(b, 600)
+    assert answers(a, b, 5000, num_bytes=100)
+    assert call(a, b, 5000, num_bytes=5000) == "silence"
+    firewall.lift(b)
+    assert answers(a, b, 5000, num_bytes=5000)
 
 
 def test_packets_can_be_lost_on_one_way_only(make_testbed: MakeTestbed) -> None:
@@ -137,36 +148,7 @@ def test_packets_can_be_lost_on_one_way_only(make_testbed: MakeTestbed) -> None:
     assert "hello" in listener.text()
 
 
-def test_everything_dropped_is_a_host_that_is_away(make_testbed: MakeTestbed) -> None:
-    a, b = make_testbed("a", "b").hosts
-    serve(a, 5000), serve(b, 5000)
-    firewall.drop_everything(b)
-    assert call(a, b, 5000) == "silence"
-    assert call(b, a, 5000) == "silence"
-    assert answers(b, b, 5000)
-    firewall.lift(b)
-    assert answers(a, b, 5000)
-
-
-def test_large_packets_vanish_and_small_ones_arrive(make_testbed: MakeTestbed) -> None:
-    a, b = make_testbed("a", "b").hosts
-    serve(b, 5000)
-    firewall.drop_larger(b, 600)
-    assert answers(a, b, 5000, num_bytes=100)
-    assert call(a, b, 5000, num_bytes=5000) == "silence"
-    firewall.lift(b)
-    assert answers(a, b, 5000, num_bytes=5000)
-
-
-def test_a_small_mtu_is_known_to_the_host_and_works(make_testbed: MakeTestbed) -> None:
-    a, b = make_testbed("a", "b").hosts
-    b.set_mtu(700)
-    assert [host.run("cat", "/sys/class/net/eth0/mtu").stdout for host in (a, b)] == ["1500\n", "700\n"]
-    serve(b, 5000)
-    assert answers(a, b, 5000, num_bytes=5000)
-
-
-def test_bandwidth_is_less_when_limited_and_whole_again_after(make_testbed: MakeTestbed) -> None:
+def test_bandwidth_and_mtu_of_a_link(make_testbed: MakeTestbed) -> None:
     a, b = make_testbed("a", "b").hosts
     serve(b, 5000)
     num_bytes = 1 << 20
@@ -176,6 +158,10 @@ def test_bandwidth_is_less_when_limited_and_whole_again_after(make_testbed: Make
     b.set_bandwidth(None)
     free_again = seconds(a, b, num_bytes)
     assert limited > 3 * max(free, free_again), (free, limited, free_again)
+
+    b.set_mtu(700)
+    assert [host.run("cat", "/sys/class/net/eth0/mtu").stdout for host in (a, b)] == ["1500\n", "700\n"]
+    assert answers(a, b, 5000, num_bytes=5000), "a small MTU is known to the host, and works"
 
 
 def test_a_cut_link_gives_no_answer_and_a_restored_one_works(make_testbed: MakeTestbed) -> None:
