@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from drumline import DDPManager, WatchConfig
 from drumline.distributed import group
 from drumline.errors import ConfigError, PreflightError, UsageError
-from tests.jobs import Points
+from tests.jobs import NO_SIDECAR, Points
 from tests.ranks import RanksFailed, run_ranks
 
 
@@ -121,7 +121,7 @@ def test_ranks_share_initial_weights_but_not_later_randomness(world_size: int) -
 
 def use_of_a_wrapped_model() -> dict[str, object]:
     """What a script sees of it, which must not depend on how many ranks there are."""
-    with DDPManager() as ddp:
+    with DDPManager(watch=NO_SIDECAR) as ddp:
         own = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
         model: Any = ddp.wrap(own)
         inputs = torch.ones(4, 2)
@@ -152,10 +152,10 @@ def test_a_wrapped_model_is_used_and_saved_in_the_same_way_on_any_number_of_rank
         assert facts == alone
 
 
-def average_gradient(length: int, batch_size: int, accumulate: int = 1) -> list[list[float]]:
+def average_gradient(length: int, batch_size: int, accumulate: int) -> list[list[float]]:
     """The gradient of each step in a loop of the user's own, with an uneven last batch; nothing is reduced before the
     last micro-batch of a step."""
-    with DDPManager() as ddp:
+    with DDPManager(watch=NO_SIDECAR) as ddp:
         model = ddp.wrap(nn.Linear(6, 2).double())
         loader = ddp.loader(Points(length), batch_size=batch_size, accumulate=accumulate)
         gradients, began = [], group.collective_counter()()
@@ -175,12 +175,16 @@ def average_gradient(length: int, batch_size: int, accumulate: int = 1) -> list[
         return gradients
 
 
-@pytest.mark.parametrize(("length", "batch_size", "accumulate"), [(9, 4, 1), (11, 4, 1), (29, 12, 2)])
-def test_a_users_own_loop_gets_the_gradient_of_the_whole_batch(length: int, batch_size: int, accumulate: int) -> None:
+def average_gradients(*cases: tuple[int, int, int]) -> list[list[list[float]]]:
+    return [average_gradient(*case) for case in cases]
+
+
+def test_a_users_own_loop_gets_the_gradient_of_the_whole_batch() -> None:
     """Also when the last batch has fewer samples than there are ranks."""
-    (alone,) = run_ranks(1, average_gradient, length, batch_size)
-    for gradients in run_ranks(3, average_gradient, length, batch_size, accumulate):
-        torch.testing.assert_close(torch.tensor(gradients), torch.tensor(alone), rtol=1e-9, atol=1e-12)
+    (alone,) = run_ranks(1, average_gradients, (9, 4, 1), (11, 4, 1), (29, 12, 1))
+    for gradients in run_ranks(3, average_gradients, (9, 4, 1), (11, 4, 1), (29, 12, 2)):
+        for found, expected in zip(gradients, alone, strict=True):
+            torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=1e-9, atol=1e-12)
 
 
 class Collect(logging.Handler):
@@ -195,24 +199,28 @@ class Collect(logging.Handler):
 def warn_about(batch_size: int, model_first: bool) -> list[str]:
     handler = Collect()
     logging.getLogger("drumline").addHandler(handler)
-    with DDPManager() as ddp:
+    with DDPManager(watch=NO_SIDECAR) as ddp:
         model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4))
         if model_first:
             ddp.wrap(model)
         ddp.loader(Points(), batch_size=batch_size)
         if not model_first:
             ddp.wrap(model)
+    logging.getLogger("drumline").removeHandler(handler)
     return handler.texts
 
 
-@pytest.mark.parametrize("model_first", [True, False])
-def test_batchnorm_with_few_samples_is_warned_about_once(model_first: bool) -> None:
-    rank_0, rank_1 = run_ranks(2, warn_about, 30, model_first)
-    (warning,) = rank_0
-    assert "BatchNorm (1 and 0 more) sees 15 samples at a time on each rank, fewer than 16" in warning
-    assert "Use --dist.sync_batchnorm" in warning
-    assert rank_1 == []
-    assert run_ranks(2, warn_about, 32, model_first) == [[], []]
+def warn_about_each(*cases: tuple[int, bool]) -> list[list[str]]:
+    return [warn_about(*case) for case in cases]
+
+
+def test_batchnorm_with_few_samples_is_warned_about_once() -> None:
+    rank_0, rank_1 = run_ranks(2, warn_about_each, (30, True), (32, True), (30, False), (32, False))
+    assert [len(texts) for texts in rank_0] == [1, 0, 1, 0]
+    for warning in (rank_0[0][0], rank_0[2][0]):
+        assert "BatchNorm (1 and 0 more) sees 15 samples at a time on each rank, fewer than 16" in warning
+        assert "Use --dist.sync_batchnorm" in warning
+    assert rank_1 == [[]] * 4
 
 
 def sync_on_cpu() -> str:
@@ -227,7 +235,7 @@ def test_sync_batchnorm_on_the_cpu_is_refused_in_words() -> None:
 
 
 def differ() -> str:
-    with DDPManager() as ddp:
+    with DDPManager(watch=NO_SIDECAR) as ddp:
         torch.manual_seed(ddp.rank)
         with pytest.raises(PreflightError) as caught:
             ddp.wrap(nn.Linear(2, 2))
