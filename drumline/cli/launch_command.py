@@ -86,7 +86,8 @@ def split_command(argv: Sequence[str]) -> tuple[list[str], str | None, list[str]
     while position < len(argv) and argv[position].startswith("-") and argv[position] != "--":
         flag, equals, _ = argv[position].partition("=")
         following = argv[position + 1] if position + 1 < len(argv) else "-"
-        is_switch = OWN_FLAGS.get(flag.removeprefix("--"), (str,))[0] is bool or flag in ("-h", "--help")
+        name = flag.removeprefix("--").removeprefix("no-")
+        is_switch = OWN_FLAGS.get(name, (str,))[0] is bool or flag in ("-h", "--help")
         takes_next = following.lower() in SWITCHES if is_switch else not following.startswith("-")
         position += 2 if takes_next and not equals else 1
     own = list(argv[:position])

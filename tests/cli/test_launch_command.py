@@ -414,6 +414,7 @@ def test_a_command_is_split_at_the_first_word() -> None:
     assert split_command(["--procs", "2", "--print", "a.py", "--x"]) == (["--procs", "2", "--print"], "a.py", ["--x"])
     assert split_command(["--procs=2", "--", "a.py", "--", "b"]) == (["--procs=2"], "a.py", ["--", "b"])
     assert split_command(["--print", "false", "a.py"]) == (["--print", "false"], "a.py", [])
+    assert split_command(["--no-standby", "a.py"]) == (["--no-standby"], "a.py", [])
     assert split_command(["-h"]) == (["-h"], None, [])
     assert split_command(["--watch", "a.py", "--watch"]) == (["--watch"], "a.py", ["--watch"])
 

@@ -14,7 +14,7 @@ DROPPED = r"\(no answer: packets are dropped, as a security group or firewall do
 
 
 def test_a_closed_port_and_a_lost_host_end_the_job(make_testbed: Callable[..., Testbed], tmp_path: Path) -> None:
-    bed = make_testbed("a", "b", warm=True)
+    bed = make_testbed("a", "b")
     desk = Desk(bed, tmp_path)
     (tmp_path / "stay.py").write_text("import time\ntime.sleep(600)\n")
     firewall.close_all_but(bed["a"], 22, 29501)

@@ -168,7 +168,7 @@ def test_no_rank_outlives_the_controller_and_the_supervisor(make_desk: MakeDesk)
 
 
 def test_a_host_that_cannot_take_part_is_named_with_what_to_do(make_desk: MakeDesk, tmp_path: Path) -> None:
-    desk = make_desk("a", "b", warm=True)
+    desk = make_desk("a", "b")
     (desk.folder / "sleep.py").write_text(SLEEP)
     unknown = desk.launch("--hosts", "a,nowhere", "--procs", "1", "sleep.py")
     taken = desk.launch("--hosts", "a,b", "--procs", "1", "--port", "22", "sleep.py")
@@ -189,7 +189,7 @@ def test_a_host_that_cannot_take_part_is_named_with_what_to_do(make_desk: MakeDe
         assert job.wait() == 3
         assert f"drumline: error: {message}" in job.text()
         assert "\n  try: " in job.text()
-    assert [unknown.wait(), taken.wait()] == [3, 3]
+    assert [unknown.wait(), taken.wait()] == [3, 3], unknown.text() + taken.text()
     assert "error: nowhere: its name does not resolve here (ssh: Could not resolve hostname nowhere" in unknown.text()
     assert not desk.bed["a"].find("RANK=0"), "the others are ended"
     last = taken.text()[taken.text().rindex("drumline: the job failed on a (exit code 3):\n") :]
