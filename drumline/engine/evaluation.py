@@ -15,7 +15,6 @@ from drumline.distributed.wrap import LiveBuffers
 from drumline.engine.evaluation_job import EvaluationJob
 from drumline.engine.task_metrics import compute_metrics, update_metrics
 from drumline.errors import TrainingError
-from drumline.metrics.meters import check_names
 from drumline.tasks.base import evaluation_mode
 from drumline.watch.heartbeat import Phase
 
@@ -65,7 +64,6 @@ def _evaluate_set(job: EvaluationJob, loader: EvaluationLoader) -> dict[str, Any
         raise TrainingError("the weights of the evaluation set add up to 0, so it has no mean loss")
     reported = job.reported({name: total / weight for name, total in zip(names, totals, strict=True)})
     measured = compute_metrics(job.metrics, job.ddp, is_updated=bool(sums))
-    check_names(measured)
     if both := sorted(reported.keys() & measured.keys()):
         raise TrainingError(
             f"loss() or report() and metrics() both report {', '.join(both)}", next_step="rename one of them"

@@ -16,6 +16,7 @@ from drumline.checkpoint.rank_states import gather_states
 from drumline.distributed.collectives import broadcast_json
 from drumline.errors import UsageError
 from drumline.manager import DDPManager
+from drumline.metrics.meters import check_names
 from drumline.tasks.base import Metric, Task
 
 NEEDED = ("update", "compute", "reset", "metric_state", "merge_state")
@@ -25,6 +26,7 @@ INSTEAD = "write a merge_state for it, give it as sums with Loss(metrics=...), o
 def make_metrics(task: Task, ddp: DDPManager) -> dict[str, Metric]:
     """Those of the task, on the device. What could not be merged on several ranks is refused there."""
     metrics = {name: _without_groups(metric) for name, metric in task.metrics().items()}
+    check_names(metrics)
     for name, metric in metrics.items():
         needed = NEEDED[:3] if _is_collection(metric) else NEEDED  # its members have the rest
         # By its class where that has it: a property may need an update first.

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from drumline.engine.evaluation import numbers
 from drumline.engine.task_metrics import compute_metrics, make_metrics, update_metrics
-from drumline.errors import UsageError
+from drumline.errors import TrainingError, UsageError
 
 ALONE: Any = SimpleNamespace(world_size=1, rank=0, device=torch.device("cpu"), is_main_process=lambda: True)
 ONE_OF_TWO: Any = SimpleNamespace(world_size=2, rank=0, device=torch.device("cpu"))
@@ -45,6 +45,11 @@ def test_what_lacks_a_method_is_refused_with_its_name() -> None:
     sentence = "the metric 'f1' has no reset and no metric_state and no merge_state"
     with pytest.raises(UsageError, match=re.escape(sentence)):
         make_metrics(task_with(f1=SimpleNamespace(update=1, compute=1)), ALONE)
+
+
+def test_a_reserved_name_is_refused_before_the_first_step() -> None:
+    with pytest.raises(TrainingError, match="the metric name 'samples' is reserved"):
+        make_metrics(task_with(samples=Recorder()), ALONE)
 
 
 def test_what_cannot_be_merged_is_refused_on_several_ranks_alone() -> None:
