@@ -14,13 +14,14 @@ from drumline.terminal import show_lines
 ENDING = ".safetensors"
 OWN_FLAGS: FlagTable = {
     "to": (str, "FILE", f"The file to write; its name ends in {ENDING}."),
+    "best": (bool, "", "The best checkpoint: the default."),
     **CHECKPOINT_FLAG,
     "ema": (bool, "", "The average of the weights that the task's EMA hook kept."),
     "force": (bool, "", "Replace FILE and its model card if they exist."),
     "help": (bool, "", "Show this text."),
 }
 HELP = """\
-usage: drumline export RUN [--which best|last|STEP] [--ema] --to FILE [--force]
+usage: drumline export RUN [--best | --which last|STEP] [--ema] --to FILE [--force]
 
 Writes the weights of a checkpoint to one safetensors file, which torch's load_state_dict and transformers read: by the
 names of the model's state_dict, a tied weight under each of its names. A model card of the task, the metrics and the
@@ -44,7 +45,8 @@ def run(argv: Sequence[str]) -> int:
     with interruptible("interrupted"), loading():
         from drumline.engine.exported_weights import export_weights
         from drumline.engine.saved_run import find_checkpoint
-    checkpoint = find_checkpoint(Path(flags.positional[0]), flags.own.get("which", "best"))
+    which = "best" if flags.own.get("best") else flags.own.get("which", "best")
+    checkpoint = find_checkpoint(Path(flags.positional[0]), which)
     summary = export_weights(checkpoint, to, card, averaged=flags.own.get("ema", False))
     show_lines([summary, f"  {to}", f"  {card}"])
     return ExitCode.SUCCESS

@@ -99,10 +99,11 @@ def _best_step(run: RunFolder, newest: Path) -> int:
         step = best(root, metric=str(metric), higher_is_better=bool(facts.get("higher_is_better")))
         problem = f"no checkpoint in {root} was evaluated for {metric!r}, so none is the best"
     else:  # version 0.1 recorded it only at the end of a run
-        ends = [event for event in read_events(run.event_file(0)) if event["kind"] == "end"]
-        step = ends[-1]["best_step"] if ends and ends[-1]["step"] == progress["step"] else None
+        events = read_events(run.event_file(0)) if run.event_file(0).is_file() else ()
+        ends = [event for event in events if (event.get("kind"), event.get("step")) == ("end", progress["step"])]
+        step = ends[-1].get("best_step") if ends else None
         problem = f"the checkpoints in {root} are of version 0.1, which recorded the best only at the end of a run"
-    if step is None:
+    if type(step) is not int:
         raise UsageError(problem, next_step='choose the last (--which last, which="last"), or one by its step')
     return step
 

@@ -115,7 +115,7 @@ def test_the_card_has_task_checkpoint_metrics_and_settings(trained: Path, tmp_pa
     assert settings["optim"] == {"weight_decay": 0.0, "clip_norm": 0.5, "schedule": "constant"}
     assert settings["train"] == {"epochs": 3, "batch_size": 8, "eval_batch_size": 5}
     assert "log" not in settings
-    assert main(["export", str(trained), "--which", "best", "--ema", "--to", str(to), "--force"]) == 0
+    assert main(["export", str(trained), "--best", "--ema", "--to", str(to), "--force"]) == 0
     card = to.with_suffix(".md").read_text()
     assert ", averaged (EMA) |" in card
     assert "which these are not" not in card

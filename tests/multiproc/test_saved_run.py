@@ -16,6 +16,7 @@ import drumline
 from drumline.checkpoint import catalog
 from drumline.config.flags import Setting, check_layer
 from drumline.engine.job import make_manager
+from drumline.engine.run_folder import RunFolder
 from drumline.engine.saved_run import evaluate_run, find_checkpoint, open_run
 from drumline.engine.task_hooks import HOOKS_FILE
 from drumline.errors import CheckpointError, UsageError
@@ -152,6 +153,9 @@ def test_code_that_the_checkpoint_names_is_imported_only_where_no_task_is_given(
     with pytest.raises(UsageError, match="there is no module 'nowhere'"):
         open_run(trained, "last")
     assert find_checkpoint(trained, "best") == best, "as the event at the end of the run has it"
+    monkeypatch.setattr(RunFolder, "event_file", lambda self, rank: self.path / "nowhere")
+    with pytest.raises(UsageError, match=r"of version 0\.1, which recorded .*\n  try: choose the last \(--which last"):
+        find_checkpoint(trained, "best")
 
 
 def test_settings_are_the_checkpoints_unless_others_are_given(trained: Path) -> None:
