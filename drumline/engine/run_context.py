@@ -84,7 +84,7 @@ def facts_of(
 def changed_settings(before: Mapping[str, Any], request: RunRequest) -> dict[str, tuple[Any, Any]]:
     """The settings, with old and new values, that changed since the checkpoint and may change the result."""
     old, new = before["config"], flat(request.config)
-    was_auto = old.get("train.step", "eager") is None and "CUDA version" in before.get("machine", {})
+    was_auto = old.get("train.step", "eager") is None and before.get("machine", {}).keys() >= {"CUDA version"}
     if new["train.step"] is None or (was_auto and new["train.step"] == "auto"):  # as the run began
         del new["train.step"]
     elif old.get("train.step") is None:

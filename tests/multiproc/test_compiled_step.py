@@ -150,14 +150,12 @@ def train_unevenly(config: Config, run: Path) -> None:
 
 def train_in_all_ways(runs: Path) -> None:
     """One after the other in one process: to load torch's compiler takes longer than all of them."""
-    import torch._dynamo
-    import torch._inductor.config as inductor
-
-    inductor.compile_threads = 1  # else each rank starts a process that loads the compiler once more
     train_here(SHORT, Probed, runs / "eager")
     compiled = replace(SHORT, train=replace(SHORT.train, step="compile"))
     train_here(compiled, Probed, runs / "compile")
 
+    import torch._dynamo
+    import torch._inductor.config as inductor
     from torch._inductor.lowering import register_lowering
 
     register_lowering(torch.ops.drumline_tests.odd_backward)(refuse_to_compile)
