@@ -14,6 +14,7 @@ MODULES = (
     "drumline.cli.train_rank",
     "drumline.launch.node.agent",
     "drumline.launch.node.local",
+    "drumline.watch.sidecar.main",
     "pytest",
     "tests.schedules",
     "torchmetrics.classification",

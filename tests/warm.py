@@ -1,9 +1,10 @@
 """Python processes that have torch already: forked from the server of tests/ranks.py, behind a program to be called.
 
 For tests of what commands do and say, which would spend nearly all their time on importing torch. The program takes
-what `python` takes (`-m MODULE` or a script; for anything else it becomes the real Python), and so do the processes
-that are started by it in turn, since it is their `sys.executable`. That a cold process starts is shown elsewhere, with
-the real Python: tests/cli/test_command.py.
+what `python` takes: `-m MODULE`, a script, or `-P -c CODE`, as a sidecar is started. For anything
+else, and for a sidecar that is given a socket, it becomes the real Python. The processes that are started by it in turn
+are warm too, since it is their `sys.executable`. That cold ones start is shown elsewhere, with the real Python:
+tests/cli/test_command.py.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ case "$1" in
 -u) shift ;;
 esac
 case "$1" in
--m|*.py) exec {python} -I -S {client} {server} "$@" ;;
+-m|-P|*.py) exec {python} -I -S {client} {server} "$@" ;;
 *) exec {python} "$@" ;;
 esac
 """
@@ -221,7 +222,10 @@ def _run(words: list[str]) -> int:
     """The exit code."""
     code = 1
     try:
-        if words[0] == "-m":
+        if words[0] == "-P":  # and -c
+            sys.argv = ["-c", *words[3:]]
+            exec(words[2], {"__name__": "__main__"})
+        elif words[0] == "-m":
             warnings.filterwarnings("ignore", module="runpy")
             sys.argv = words[1:]
             sys.path.insert(0, str(Path.cwd()))

@@ -17,6 +17,8 @@ RELAYED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 def main(server: str, *words: str) -> None:
     files = [0, 1, 2, *others()]
+    if words[0] == "-P" and len(files) > 3:  # a sidecar with a socket for those of other nodes
+        os.execv(sys.executable, [sys.executable, *words])
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(server)
         request = {"words": words, "cwd": os.getcwd(), "environment": dict(os.environ), "files": files}  # noqa: PTH109

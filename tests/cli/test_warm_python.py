@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -74,6 +75,11 @@ def test_it_is_like_python(tmp_path: Path, warm: None) -> None:
         given.kill()
     with open(reading, "rb") as file:  # noqa: PTH123
         assert file.read() == b"%d" % os.getpid(), "its parent, in a file that it was given"
+    code = ["-P", "-c", "import sys; sys.exit('torch' in sys.modules)"]
+    assert run("start", *code).returncode == 1, "a sidecar is warm"
+    with socket.socket() as listener:
+        cold = subprocess.run([sys.executable, *code], pass_fds=[listener.fileno()], check=False)
+    assert cold.returncode == 0, "but one with a socket is not"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
