@@ -24,7 +24,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -51,16 +51,19 @@ esac
 
 
 @contextmanager
-def warm_python(folder: Path, *modules: str, patience_s: float = PATIENCE_S) -> Iterator[str]:
+def warm_python(
+    folder: Path, *modules: str, environment: Mapping[str, str] | None = None, patience_s: float = PATIENCE_S
+) -> Iterator[str]:
     """The program, in a folder of its own. In the end nothing that it started may still run. `modules`: what it has
-    loaded beside torch."""
+    loaded beside torch, in that environment."""
     folder.mkdir()
     program, address = folder / "python", folder / "server"
     words = {"python": sys.executable, "client": str(CLIENT), "server": str(address)}
     program.write_text(PROGRAM.format(**{name: shlex.quote(word) for name, word in words.items()}))
     program.chmod(0o755)
     ours, theirs = server_context.Pipe()
-    process = server_context.Process(target=serve, args=(theirs, str(address), str(program), patience_s, modules))
+    request = (theirs, str(address), str(program), patience_s, modules, environment or {})
+    process = server_context.Process(target=serve, args=request)
     process.start()
     theirs.close()
     ours.recv()
@@ -84,9 +87,15 @@ class _Served:
 
 
 def serve(
-    control: Connection, address: str, program: str, patience_s: float = PATIENCE_S, modules: tuple[str, ...] = ()
+    control: Connection,
+    address: str,
+    program: str,
+    patience_s: float,
+    modules: tuple[str, ...],
+    environment: Mapping[str, str],
 ) -> None:
     """Fork a process for every client that connects, until asked to exit."""
+    os.environ.update(environment)
     for name in modules:
         importlib.import_module(name)
     gc.collect()

@@ -19,10 +19,12 @@ from drumline.metrics.events import read_events
 from tests.cli.test_command import drumline
 from tests.ranks import free_port
 from tests.unit.metrics.test_tensorboard import PNG, curves
+from tests.warm import warm_python
 
-pytestmark = pytest.mark.usefixtures("warm")
-PYTHON = sys.executable  # not a warm one
+pytestmark = pytest.mark.usefixtures("warm_trackers")
 QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "WANDB_ERROR_REPORTING": "false", "WANDB_MODE": "offline"}
+# To import these takes longer than all that is done with them.
+PACKAGES = ("mlflow.server", "wandb", "wandb.proto.wandb_internal_pb2", "torch.utils.tensorboard")
 # Rank 0 is killed once, in step 8, when step 5 was the last to be saved and the trackers had some steps.
 KILLED_ONCE = """
 import os, signal, time
@@ -87,6 +89,14 @@ class ServerHangs(ImageClassification):
             os.kill(int(os.environ["SERVER"]), signal.SIGSTOP)
         return super().loss(model, batch)
 """
+SERVE = """
+import os, sys
+from pathlib import Path
+from mlflow.server import app
+
+Path(sys.argv[1]).write_text(str(os.getpid()))
+app.run(host="127.0.0.1", port=int(sys.argv[2]), threaded=True)
+"""
 # Its transaction log is LevelDB's: blocks of 32 kB, pieces of records with a checksum, a length and a kind.
 READ_WANDB = """
 import json, sys
@@ -142,7 +152,21 @@ class Server(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A Python that has the trackers' packages loaded."""
+    # MLflow's server looks for its store when it is imported, and then has its middleware against foreign hosts.
+    environment = {**QUIET, "_MLFLOW_SERVER_FILE_STORE": "unused"}
+    with warm_python(tmp_path_factory.mktemp("warm") / "bin", *PACKAGES, environment=environment) as program:
+        yield program
+
+
+@pytest.fixture
+def warm_trackers(python: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", python)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, python: str) -> Iterator[Server]:
     folder, port = tmp_path_factory.mktemp("mlflow"), free_port()
     environment = {
         **os.environ,
@@ -151,15 +175,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "_MLFLOW_SERVER_FILE_STORE": str(folder / "store"),
         "_MLFLOW_SERVER_ARTIFACT_ROOT": str(folder / "artifacts"),
     }
-    code = f"from mlflow.server import app; app.run(host='127.0.0.1', port={port}, threaded=True)"
+    (folder / "serve.py").write_text(SERVE)
+    command = [python, str(folder / "serve.py"), str(folder / "pid"), str(port)]
     with (folder / "log").open("wb") as log:
-        process = subprocess.Popen([PYTHON, "-c", code], env=environment, stdout=log, stderr=log)
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
     try:
-        server = Server(f"http://127.0.0.1:{port}", process.pid, folder / "store")
-        while not answers(f"{server.url}/health"):
+        url = f"http://127.0.0.1:{port}"
+        while not answers(f"{url}/health"):
             assert process.poll() is None, (folder / "log").read_text()
             time.sleep(0.1)
-        yield server
+        yield Server(url, int((folder / "pid").read_text()), folder / "store")
     finally:
         process.kill()
         process.wait()
@@ -180,7 +205,9 @@ def own_wandb(folder: Path) -> dict[str, str]:
 
 def wandb_records(run: Path) -> list[list[Any]]:
     (file,) = (run / "wandb" / "latest-run").glob("*.wandb")
-    output = subprocess.run([PYTHON, "-c", READ_WANDB, str(file)], check=True, capture_output=True, text=True)
+    (run / "read.py").write_text(READ_WANDB)
+    command = [sys.executable, str(run / "read.py"), str(file)]
+    output = subprocess.run(command, check=True, capture_output=True, text=True)
     records: list[list[Any]] = json.loads(output.stdout)
     return records
 
