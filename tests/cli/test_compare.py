@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sklearn.metrics import confusion_matrix, f1_score
 from torch.nn.functional import cross_entropy
 
 from drumline.config.schema import Config
@@ -75,6 +74,8 @@ def test_the_page_for_newcomers_shows_the_scripts_as_they_are(library: str) -> N
 
 
 def test_the_metrics_of_the_f1_script_are_those_of_scikit_learn(runner: Any) -> None:
+    from sklearn.metrics import confusion_matrix, f1_score  # not in every worker of the suite
+
     task = load_class(f"{FOLDER / 'f1_drumline.py'}:Job")(Config())
     data, model = task.eval_data(), task.model()
     outputs = task.loss(model, data.columns).outputs
