@@ -10,12 +10,14 @@ import subprocess
 import sys
 import time
 import tomllib
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from drumline.config.fields import FIELDS
 from drumline.metrics.events import read_events
+from tests.cli.test_interrupts import POINTS, wait_for
 from tests.conftest import children_that_stay
 from tests.ranks import free_port
 
@@ -140,11 +142,12 @@ def test_wrong_commands_are_explained(tmp_path: Path, arguments: list[str], mess
 def test_train_on_two_ranks_then_again_then_by_torchrun(
     tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The first time in cold processes, and beside interrupts that are ignored."""
     # Bits depend on it; torchrun gives each rank one thread, we share the cores.
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     command = ("train", "digits", "--procs", "2", *SMALL)
-    first = drumline(*command, cwd=tmp_path)
-    assert first.returncode == 0, first.stderr
+    code, output, errors = train_beside_interrupts(*command, cwd=tmp_path)
+    assert (code, errors) == (0, ""), output
     run = tmp_path / "runs" / "digits"
     for word in (
         "accuracy",
@@ -153,7 +156,7 @@ def test_train_on_two_ranks_then_again_then_by_torchrun(
         "drumline train digits --procs 2",
         "drumline launch --hosts HOST_A,HOST_B --procs 2 ",
     ):
-        assert word in first.stdout, f"{word} is missing in {first.stdout}"
+        assert word in output, f"{word} is missing in {output}"
     config = tomllib.loads((run / "config.toml").read_text())
     assert config["model"]["widths"] == [8]
     environment = json.loads((run / "environment.json").read_text())
@@ -196,6 +199,32 @@ def test_train_on_two_ranks_then_again_then_by_torchrun(
         for folder in (run, tmp_path / "theirs")
     )
     assert ours == theirs
+
+
+def train_beside_interrupts(*words: str, cwd: Path) -> tuple[int, str, str]:
+    """Started as a shell does it for a command with `&`: Ctrl-C is meant for the one in front of it. Its exit code,
+    output and errors."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        process = subprocess.Popen(
+            [*python_m("drumline"), *words],
+            cwd=cwd,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
+    try:
+        for is_there in POINTS.values():
+            wait_for(process, partial(is_there, process.pid))
+            os.killpg(process.pid, signal.SIGINT)
+        output, errors = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    return process.returncode, output, errors
 
 
 @pytest.mark.usefixtures("warm")

@@ -1,4 +1,6 @@
-"""Ctrl-C and SIGTERM while a command starts: none is lost, at whatever point they come, and no rank is left behind."""
+"""Ctrl-C and SIGTERM while a command starts: none is lost, at whatever point they come, and no rank is left behind.
+
+That one that is ignored from the start stays ignored is shown in tests/cli/test_command.py."""
 
 from __future__ import annotations
 
@@ -41,11 +43,11 @@ if "drumline" in sys.orig_argv:
 """
 
 
-def start(folder: Path, *words: str, steps: int = 90_000, **environment: str) -> subprocess.Popen[str]:
+def start(folder: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
     (folder / "site").mkdir(exist_ok=True)
     (folder / "site" / "sitecustomize.py").write_text(DROPS_WHAT_IS_RAISED)
     path = os.pathsep.join([str(ROOT), *([str(folder / "site")] if environment else [])])
-    command = [sys.executable, "-m", "drumline", "train", "digits", "--model.widths", "8", "--train.steps", str(steps)]
+    command = [sys.executable, "-m", "drumline", "train", "digits", "--model.widths", "8", "--train.steps", "90000"]
     return subprocess.Popen(
         [*command, "--run", "run", *words],
         cwd=folder,
@@ -122,16 +124,3 @@ def test_sigterm_before_there_are_ranks_exits_with_its_own_code(tmp_path: Path) 
     code, errors = ended(process)
     assert code == 75, errors
     assert errors.count("drumline: stopped before the first step") == 1
-
-
-def test_an_interrupt_that_was_ignored_from_the_start_stays_ignored(tmp_path: Path) -> None:
-    """As a shell does for a command with `&`: Ctrl-C is meant for the one in front of it."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        process = start(tmp_path, "--procs", "2", steps=3)
-    finally:
-        signal.signal(signal.SIGINT, before)
-    for point in POINTS.values():
-        wait_for(process, lambda is_there=point: is_there(process.pid))
-        os.killpg(process.pid, signal.SIGINT)
-    assert ended(process) == (0, "")
