@@ -33,7 +33,7 @@ class Rows:
 class Table(Task):
     defaults: ClassVar[dict[str, Any]] = {
         "data.dir": "table",  # a DatasetDict with "train" and "eval", which have the columns "point" and "arm"
-        "train.epochs": 15,
+        "train.epochs": 10,
         "train.batch_size": 64,
         "optim.lr": 0.2,
     }

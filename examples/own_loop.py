@@ -20,7 +20,7 @@ def main() -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
         criterion = nn.CrossEntropyLoss()
 
-        for _epoch in range(15):
+        for _epoch in range(10):
             for points, arm in loader:
                 loss = criterion(model(points), arm) * loader.scale
                 optimizer.zero_grad()

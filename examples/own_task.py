@@ -14,7 +14,7 @@ from drumline import Loss, Task
 
 
 class Spirals(Task):
-    defaults: ClassVar[dict[str, Any]] = {"train.epochs": 15, "train.batch_size": 64, "optim.lr": 0.2}
+    defaults: ClassVar[dict[str, Any]] = {"train.epochs": 5, "train.batch_size": 64, "optim.lr": 0.2}
     best_metric, higher_is_better = "accuracy", True
 
     def model(self) -> nn.Module:

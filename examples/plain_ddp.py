@@ -33,7 +33,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
     criterion = nn.CrossEntropyLoss()
 
-    for epoch in range(15):
+    for epoch in range(10):
         sampler.set_epoch(epoch)  # forget this, and every epoch has the same order
         for points, arm in loader:
             points, arm = points.to(device), arm.to(device)

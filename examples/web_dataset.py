@@ -1,6 +1,6 @@
 """A stream of WebDataset's tar files. Each rank reads its own, and resumes at the very next sample.
 
-drumline train examples/web_dataset.py:Shards --data.dir shards --train.steps 300 --procs 2
+drumline train examples/web_dataset.py:Shards --data.dir shards --train.steps 200 --procs 2
 """
 
 import random

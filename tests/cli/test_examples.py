@@ -27,7 +27,7 @@ HUGGING_FACE = {
     "finetune_lm.py": "--optim.lr 0.01 --watch.sidecar off",
     "finetune_classifier.py": "--optim.lr 0.01 --train.epochs 6 --watch.sidecar off",
     "lora.py": "--optim.lr 0.02 --train.epochs 6 --watch.sidecar off",
-    "hf_dataset.py": "--train.epochs 10 --watch.sidecar off",
+    "hf_dataset.py": "--watch.sidecar off",
 }
 
 
