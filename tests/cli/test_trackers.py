@@ -23,8 +23,9 @@ from tests.warm import warm_python
 
 pytestmark = pytest.mark.usefixtures("warm_trackers")
 QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "WANDB_ERROR_REPORTING": "false", "WANDB_MODE": "offline"}
-# To import these takes longer than all that is done with them.
-PACKAGES = ("mlflow.server", "wandb", "wandb.proto.wandb_internal_pb2", "torch.utils.tensorboard")
+# To import these takes longer than all that is done with them. Not W&B: it makes a folder then, and the first process
+# that ends removes it.
+PACKAGES = ("mlflow.server", "torch.utils.tensorboard")
 # Rank 0 is killed once, in step 8, when step 5 was the last to be saved and the trackers had some steps.
 KILLED_ONCE = """
 import os, signal, time
