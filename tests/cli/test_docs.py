@@ -116,8 +116,9 @@ def make_environment(tmp_path: Path, warm: None) -> dict[str, str]:
 
 
 @pytest.fixture(name="folder")
-def make_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a page is run: with the examples, as in a checkout."""
+def make_folder(tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a page is run: with the examples, as in a checkout. After `warm`: what a fork server loads at its start is
+    found from the folder that it starts in."""
     folder = tmp_path / "work"
     folder.mkdir()
     (folder / "examples").symlink_to(ROOT / "examples")
