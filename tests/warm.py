@@ -62,7 +62,7 @@ def warm_python(
     program.write_text(PROGRAM.format(**{name: shlex.quote(word) for name, word in words.items()}))
     program.chmod(0o755)
     ours, theirs = server_context.Pipe()
-    request = (theirs, str(address), str(program), patience_s, modules, environment or {})
+    request = (theirs, str(address), str(program), patience_s, modules, environment)
     process = server_context.Process(target=serve, args=request)
     process.start()
     theirs.close()
@@ -90,12 +90,12 @@ def serve(
     control: Connection,
     address: str,
     program: str,
-    patience_s: float,
-    modules: tuple[str, ...],
-    environment: Mapping[str, str],
+    patience_s: float = PATIENCE_S,
+    modules: tuple[str, ...] = (),
+    environment: Mapping[str, str] | None = None,
 ) -> None:
     """Fork a process for every client that connects, until asked to exit."""
-    os.environ.update(environment)
+    os.environ.update(environment or {})
     for name in modules:
         importlib.import_module(name)
     gc.collect()
@@ -198,6 +198,8 @@ def _become(request: dict[str, Any], files: list[int], program: str) -> NoReturn
 
     place(files, request["files"])
     os.getppid = lambda: request["parent"]  # that of the client; the kernel's is the server
+    if request["words"][0] == "-P":  # a sidecar kills all that its ranks have started, its client too, but not itself
+        os.getpid = lambda: request["pid"]
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     encoding = request["environment"].get("PYTHONIOENCODING")
     lines = 1 if request["environment"].get("PYTHONUNBUFFERED") else -1

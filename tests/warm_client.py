@@ -22,7 +22,7 @@ def main(server: str, *words: str) -> None:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(server)
         request = {"words": words, "cwd": os.getcwd(), "environment": dict(os.environ), "files": files}  # noqa: PTH109
-        request["parent"] = os.getppid()
+        request |= {"pid": os.getpid(), "parent": os.getppid()}
         text = json.dumps(request).encode()
         socket.send_fds(connection, [len(text).to_bytes(8, "little")], files)
         connection.sendall(text)
