@@ -30,7 +30,7 @@ LONG = 20 * STEPS_OF_AN_EPOCH
 
 
 def by_default(steps: int = LONG, **settings: Any) -> Config:
-    config = digits("eager", precision="bf16", steps=steps, **{"deterministic": False, **settings})
+    config = digits("eager", steps=steps, **{"precision": "bf16", "deterministic": False, **settings})
     return replace(config, train=replace(config.train, step=None))
 
 
