@@ -1,6 +1,6 @@
 """Images in a folder for each class. Workers decode and crop; the device does what is done to whole batches.
 
-drumline train examples/image_folder.py:Images --task.folder images --data.workers 2
+drumline train examples/image_folder.py:Images --data.dir images --data.workers 2
 """
 
 import random
@@ -43,11 +43,13 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
 
 
 class Images(Task):
-    defaults: ClassVar[dict[str, Any]] = {"train.epochs": 8, "train.batch_size": 64, "optim.lr": 0.05}
+    defaults: ClassVar[dict[str, Any]] = {
+        "data.dir": "images",  # with train/CLASS/* and eval/CLASS/*
+        "train.epochs": 8,
+        "train.batch_size": 64,
+        "optim.lr": 0.05,
+    }
     best_metric, higher_is_better = "accuracy", True
-
-    folder: str = "images"
-    """The folder with train/CLASS/* and eval/CLASS/*."""
 
     def model(self) -> nn.Module:
         def layer(inputs: int, outputs: int) -> nn.Module:
@@ -58,10 +60,10 @@ class Images(Task):
         return nn.Sequential(layer(3, 16), layer(16, 32), layer(32, 64), nn.Flatten(), nn.Linear(256, classes))
 
     def train_data(self) -> ImageFiles:
-        return ImageFiles(Path(self.folder, "train"), augment=True)
+        return ImageFiles(Path(self.config.data.dir, "train"), augment=True)
 
     def eval_data(self) -> ImageFiles:
-        return ImageFiles(Path(self.folder, "eval"), augment=False)
+        return ImageFiles(Path(self.config.data.dir, "eval"), augment=False)
 
     def on_device(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         images, labels = batch

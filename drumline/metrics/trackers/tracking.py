@@ -30,6 +30,7 @@ CLOSE_S, MAX_CLOSE_S = 10.0, 60.0
 """How long the end of a run waits for a tracker that does not answer, and for one that does."""
 _THREAD = "drumline-tracker"
 _LOGIN = re.compile(r"//[^/\s]+@")
+_ID = re.compile(r"[0-9a-f]{16}")
 
 
 class Tracking:
@@ -122,6 +123,8 @@ class Tracking:
     def _open_once(self) -> None:
         if self._id_file.exists():
             run = str(parse_json(read_regular(self._id_file))["run"])
+            if _ID.fullmatch(run) is None:  # it becomes a part of a query
+                raise ValueError(f"{self._id_file} has {run!r} in place of the id of a run; remove the file")
         else:  # before the tracker knows of it: a kill in between must not lead to a second run
             run = secrets.token_hex(8)
             make_own_folder(self._id_file.parent)

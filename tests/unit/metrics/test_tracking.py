@@ -130,6 +130,16 @@ def test_a_run_is_tracked_from_its_first_step_to_its_end(tmp_path: Path) -> None
     assert not has_unfinished_tracker()
 
 
+def test_an_id_that_somebody_else_wrote_is_not_sent_to_a_server(tmp_path: Path) -> None:
+    (tmp_path / "trackers").mkdir()
+    (tmp_path / "trackers" / "memory.json").write_text(json.dumps({"run": "' OR name != '"}))
+    tracker = Remembers()
+    run = Tracked(tmp_path, tracker)
+    run.train(1)
+    assert "in place of the id of a run; remove the file; training continues" in run.close()[0]
+    assert tracker.opened == []
+
+
 def test_nothing_is_tracked_of_a_start_that_is_refused(tmp_path: Path) -> None:
     tracker = Remembers()
     run = Tracked(tmp_path, tracker)
