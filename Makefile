@@ -34,7 +34,8 @@ docs: .venv/ready ## the documentation as a site in build/site; a broken link or
 tools: ## install what tests/multinode needs with apt, where that is allowed
 	@tests/multinode/install.sh
 
-test: check docs tools ## everything that must pass before a change lands
+test: .venv/ready ## everything that must pass before a change lands
+	$(MAKE) --jobs 2 --output-sync check docs tools
 	$(BIN)/python -m pytest --numprocesses 5 --dist worksteal
 
 test-newest: tools ## the test suite with the newest torch that pip finds, in a separate venv

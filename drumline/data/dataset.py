@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate, get_worker_info
 
 from drumline.data.draws import Draws, permute
 from drumline.errors import DataError, UsageError
@@ -204,6 +204,7 @@ class BatchMaker(Dataset[Any]):
         self._seed = seed
         self._collate = collate or default_collate
         self._makes_batches = makes_batches(dataset)
+        self._has_tensors = type(dataset) is TensorDataset and collate is None
         self.defers_finish = defer_finish and is_in_two_parts(dataset)
         self._pinned = pinned
 
@@ -217,6 +218,8 @@ class BatchMaker(Dataset[Any]):
             return PartialBatch(self.dataset.gather(indices, pinned=self._pinned), choices)
         if self._makes_batches:
             return self.dataset.batch(indices, draws if request.shuffled else None)
+        if self._has_tensors:  # what reading and collating its samples would give
+            return [tensor[torch.from_numpy(indices)] for tensor in self.dataset.tensors]
         with restored_generators():
             seeds = draws.bits(1, stream=_SAMPLE_SEEDS)[:, 0].tolist()
             return self._collate(

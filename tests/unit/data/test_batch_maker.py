@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import TensorDataset
 
 from drumline.data.dataset import BatchMaker, BatchRequest
 from drumline.data.draws import Draws, permute
@@ -48,6 +49,20 @@ def noise_by_index(fetch: BatchMaker, *requests: BatchRequest) -> dict[int, tupl
         for index, *noise in zip(*(column.tolist() for column in columns), strict=True):
             found[index] = tuple(noise)
     return found
+
+
+@pytest.mark.parametrize("shuffled", [True, False])
+def test_a_dataset_of_tensors_gives_what_its_samples_collate_to(shuffled: bool) -> None:
+    class Read(TensorDataset):
+        """It is read sample by sample, because its `__getitem__` might do more."""
+
+    tensors = torch.randn(100, 3, 1), torch.arange(100, dtype=torch.uint8)
+    request = BatchRequest(2, 10, 20, shuffled=shuffled)
+    whole, read = (BatchMaker(kind(*tensors), seed=3)[request] for kind in (TensorDataset, Read))
+    assert type(whole) is type(read) is list
+    for one, other in zip(whole, read, strict=True):
+        assert torch.equal(one, other)
+        assert (one.dtype, one.stride()) == (other.dtype, other.stride())
 
 
 def test_training_gets_the_shuffled_indices_and_their_draws() -> None:
