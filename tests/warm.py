@@ -29,6 +29,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 from tests.fork_server import place
@@ -232,6 +233,8 @@ def _forget() -> None:
 def _run(words: list[str]) -> int:
     """The exit code."""
     code = 1
+    # For good, as in Python: `runpy.run_module` would let go of what a script left there, while its threads run.
+    sys.modules["__main__"] = module = ModuleType("__main__")
     try:
         if words[0] == "-P":  # and -c
             sys.argv = ["-c", *words[3:]]
@@ -240,11 +243,12 @@ def _run(words: list[str]) -> int:
             warnings.filterwarnings("ignore", module="runpy")
             sys.argv = words[1:]
             sys.path.insert(0, str(Path.cwd()))
-            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+            runpy._run_module_as_main(words[1])  # type: ignore[attr-defined]
         else:
             sys.argv = words
             sys.path.insert(0, str(Path(words[0]).parent.absolute()))
-            runpy.run_path(words[0], run_name="__main__")
+            module.__dict__["__file__"] = words[0]
+            exec(compile(Path(words[0]).read_bytes(), words[0], "exec", dont_inherit=True), module.__dict__)
         code = 0
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
