@@ -79,7 +79,7 @@ def may_be_lost(cluster: ClusterState, since_s: float) -> bool:
 def one_way(cluster: ClusterState) -> tuple[NodeState, NodeState, float] | None:
     """(sender, receiver, for how long) if heartbeats do not arrive, but those in the other direction do."""
     lost = {one.node for one in cluster.lost}
-    nodes = {node.node: node for node in cluster.nodes if node.node not in lost}
+    nodes = {node.node: node for node in cluster.nodes if node.node not in lost and not _is_done(node)}
     found = [
         (nodes[sender], receiver, age_s)
         for receiver in nodes.values()
@@ -94,9 +94,12 @@ def _own_node(cluster: ClusterState) -> NodeState | None:
 
 
 def _was_done(cluster: ClusterState, one: LostNode) -> bool:
+    return any(node.node == one.node and _is_done(node) for node in cluster.nodes)
+
+
+def _is_done(node: NodeState) -> bool:
     """Whether its ranks were done in its last heartbeat: then its sidecar has exited too."""
-    last = [rank for node in cluster.nodes if node.node == one.node for rank in node.ranks]
-    return bool(last) and all(map(is_done, last))
+    return bool(node.ranks) and all(map(is_done, node.ranks))
 
 
 def _cut_off(evidence: Evidence, me: NodeState, lost: list[LostNode]) -> Diagnosis:

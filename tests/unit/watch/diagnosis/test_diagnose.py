@@ -646,6 +646,13 @@ def test_a_third_node_tells_that_a_way_is_closed() -> None:
     )
 
 
+def test_a_node_that_is_done_sends_no_heartbeats() -> None:
+    """Its last one shows that it received those of the other, which has not exited yet."""
+    done = [ended(rank, 0, phase=Phase.LEFT) for rank in range(4)]
+    given = cluster(*done, node_0={"heartbeat_age_s": {1: 0.3}}, node_1={"heartbeat_age_s": {0: 4.0}})
+    assert found(given).cause is not Cause.UNREACHABLE
+
+
 def test_pictures_with_little_in_them() -> None:
     assert diagnose(ClusterState(me=0, nodes=())) is None
     # Beats alone: who is behind in the step.
