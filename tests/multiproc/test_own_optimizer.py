@@ -82,6 +82,7 @@ MUON = OptimConfig(name="muon", lr=0.02, weight_decay=0.01, clip_norm=1.0)
 CASES = {
     1: {"own": (OwnOptimizer, None)},
     2: {"own": (OwnOptimizer, None), "class": (OwnClass, None), "muon": (Everything, MUON)},
+    4: {"class": (OwnClass, None)},
 }
 
 
