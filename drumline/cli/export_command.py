@@ -37,6 +37,9 @@ def run(argv: Sequence[str]) -> int:
         raise UsageError(
             "no --to FILE was given", next_step="write it as in: drumline export runs/digits --to digits.safetensors"
         )
+    which = flags.own.get("which", "best")
+    if flags.own.get("best") and which != "best":
+        raise UsageError(f"--best and --which {which} name different checkpoints", next_step="give one of them")
     to = Path(flags.own["to"])
     card = to.with_suffix(".md")
     if to.suffix != ENDING:
@@ -45,7 +48,6 @@ def run(argv: Sequence[str]) -> int:
     with interruptible("interrupted"), loading():
         from drumline.engine.exported_weights import export_weights
         from drumline.engine.saved_run import find_checkpoint
-    which = "best" if flags.own.get("best") else flags.own.get("which", "best")
     checkpoint = find_checkpoint(Path(flags.positional[0]), which)
     summary = export_weights(checkpoint, to, card, averaged=flags.own.get("ema", False))
     show_lines([summary, f"  {to}", f"  {card}"])

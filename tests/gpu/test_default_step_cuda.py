@@ -203,5 +203,5 @@ def test_a_kind_that_runs_out_of_memory_is_not_tried_at_the_next_start(tmp_path:
         run_ranks(1, fail_in_the_trial_of_graphs, by_default(), tmp_path)
     run_ranks(1, fail_in_the_trial_of_graphs, by_default(), tmp_path)
     reason = "graph steps are not tried: the run failed at an earlier start while it tried them"
-    assert reason in messages(tmp_path)
+    assert any(message.startswith(reason) for message in messages(tmp_path))
     assert sentence(tmp_path).startswith("steps run as eager, ")

@@ -156,6 +156,8 @@ def test_refusals(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "has no checkpoint of step 999" in refusal(run, "--which", "999", "--to", str(tmp_path / "a.safetensors"))
     assert "no --to FILE was given" in refusal(run)
     assert "no RUN was given" in refusal()
+    both = refusal(run, "--best", "--which", "last", "--to", str(tmp_path / "a.safetensors"))
+    assert "--best and --which last name different checkpoints\n  try: give one of them" in both
     assert "--optim.lr: is a setting of a run; export takes none" in refusal(run, "--optim.lr", "1", "--to", "a")
     average = refusal(str(plain), "--ema", "--to", str(tmp_path / "a.safetensors"))
     assert "the checkpoint holds no average of the weights\n  try: leave --ema (ema=True) out, or train with" in average

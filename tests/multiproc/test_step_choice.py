@@ -83,7 +83,8 @@ def test_a_kind_that_runs_out_of_memory_on_one_rank_is_left_out_on_all_at_the_ne
     run_ranks(2, train_with_too_little_memory, config, tmp_path)
     events = read_events(tmp_path / "events" / "rank-00000.jsonl")
     assert [event["message"] for event in events if event["kind"] == "note"] == [
-        "compile steps are not tried: the run failed at an earlier start while it tried them",
+        "compile steps are not tried: the run failed at an earlier start while it tried them "
+        "(remove step-trial.txt from the run folder to try them again)",
         "steps run as eager, the fastest here; time per step relative to it: eager 1.00",
     ]
     assert newest(tmp_path).documents["progress"]["facts"]["step"] == "eager"

@@ -81,7 +81,10 @@ def make_step(
     if job.step == "auto" and chosen not in kinds:
         failed = [] if trials is None else trials.failed
         for kind in failed:
-            note(f"{kind} steps are not tried: the run failed at an earlier start while it tried them")
+            note(
+                f"{kind} steps are not tried: the run failed at an earlier start while it tried them "
+                "(remove step-trial.txt from the run folder to try them again)"
+            )
         # By a part of the name: compiled_graph needs the memory of both others.
         tried = {name: make for name, make in kinds.items() if not any(kind in name for kind in failed)}
         trial = len(tried) * (WARM_UP_STEPS + TIMED_STEPS)

@@ -251,7 +251,8 @@ def test_a_kind_is_recorded_before_it_is_tried_and_left_out_after_a_failure(monk
     ):
         found, notes, _ = auto_on_gpu(monkeypatch, record=Record(failed))
         assert [name for name, _ in found] == expected
-        assert notes[0] == f"{failed} steps are not tried: the run failed at an earlier start while it tried them"
+        reason = f"{failed} steps are not tried: the run failed at an earlier start while it tried them ("
+        assert notes[0].startswith(reason)
     assert auto_on_gpu(monkeypatch, record=Record("compile", "graph"))[0] == [("eager", False)]
     # Only a trial is left out.
     assert auto_on_gpu(monkeypatch, record=Record("graph"), chosen="graph")[0] == [("graph", True)]
