@@ -1,0 +1,127 @@
+"""What a profile of some steps found, as the typed document RUN/profile/profile.json: `profile` writes it, and the
+words, the advice, `scale` and the report read it. No torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from drumline.errors import UsageError
+from drumline.untrusted import parse_json, read_regular
+from drumline.watch.typed_json import from_json
+
+PROFILE_FOLDER, PROFILE_FILE = "profile", "profile.json"
+PARTS = ("compute", "exposed_communication", "waiting_for_rank", "data", "host_sync", "gaps")
+"""What a step consists of: every instant of a rank belongs to one of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankSteps:
+    """The profiled steps of one rank."""
+
+    rank: int
+    host: str
+    step_s: tuple[float, ...]
+    """The length of each step."""
+    compute_s: tuple[float, ...]
+    """How long the rank computed in each step."""
+    parts_s: Mapping[str, float]
+    """The mean of each of PARTS over the steps."""
+    hidden_communication_s: float
+    """Communication while the rank computed: the mean over the steps."""
+    critical_steps: int
+    """In how many steps the others waited for this rank."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bucket:
+    """One all-reduce of gradients, by its order in the step: means over steps and ranks."""
+
+    num_bytes: int
+    ready_s: float
+    """From the start of the step to the call, less the time in which the rank did not compute."""
+    backward_s: float
+    """The same, from the start of the last backward pass."""
+    reduce_s: float
+    """From the moment when the last rank joined to its end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """An operation, and how much of the compute time of a step it takes."""
+
+    name: str
+    seconds: float
+    calls: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostSync:
+    """A line of code that makes the host wait for the device, and how long a step."""
+
+    source: str
+    call: str
+    seconds: float
+    calls: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileResult:
+    """A profile of some steps of a job."""
+
+    version: int = 1
+    task: str
+    world_size: int
+    num_nodes: int
+    device: str
+    """As in `cpu` or `NVIDIA H200`."""
+    backend: str
+    first_step: int
+    num_steps: int
+    batch_size: int | None
+    """The global batch; None: a script's, which is not known."""
+    accumulate: int
+    precision: str | None
+    bucket_cap_mb: float
+    settings: Mapping[str, str]
+    """The settings that advice may change, as on the command line."""
+    step_s: float
+    parts_s: Mapping[str, float]
+    """The means over all ranks: they add up to `step_s`."""
+    hidden_communication_s: float
+    ranks: tuple[RankSteps, ...]
+    buckets: tuple[Bucket, ...]
+    other_collectives_s: float
+    """Open collectives that are no buckets (SyncBatchNorm, buffers, a user's own), a step."""
+    other_collectives: float
+    """How many of these a step has."""
+    kernels: tuple[Kernel, ...]
+    syncs: tuple[HostSync, ...]
+    network_bytes_per_s: float | None
+    """The bus bandwidth of a large all-reduce that `doctor` measured between these ranks; None: not measured."""
+
+
+def write_profile(run: Path, result: ProfileResult) -> Path:
+    """Write the document into a run folder."""
+    path = run / PROFILE_FOLDER / PROFILE_FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(asdict(result), indent=1) + "\n", encoding="utf-8")
+    part.replace(path)
+    return path
+
+
+def read_profile(path: Path) -> ProfileResult:
+    """The profile of a run folder, or of the file itself."""
+    file = path / PROFILE_FOLDER / PROFILE_FILE if path.is_dir() else path
+    try:
+        return from_json(ProfileResult, parse_json(read_regular(file, follow_links=file == path)))
+    except FileNotFoundError:
+        raise UsageError(
+            f"{path} has no profile", next_step="make one: drumline profile TASK, or train with --log.profile 10:20"
+        ) from None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UsageError(f"{file} is not a profile: {error}", next_step="profile the job again") from None
