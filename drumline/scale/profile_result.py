@@ -102,6 +102,10 @@ class ProfileResult:
     syncs: tuple[HostSync, ...]
     network_bytes_per_s: float | None
     """The bus bandwidth of a large all-reduce that `doctor` measured between these ranks; None: not measured."""
+    cores_per_rank: float | None = None
+    """The CPU cores that each rank may use, its part of those of its host."""
+    loading_cores: float | None = None
+    """How many cores a rank's loading of data kept busy while it waited: near 0 it waits for storage. None: unknown."""
 
 
 def write_profile(run: Path, result: ProfileResult) -> Path:

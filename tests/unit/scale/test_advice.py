@@ -1,0 +1,233 @@
+"""Advice: each kind of bottleneck is named first by its numbers, with a change and what it should bring."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from drumline.scale.advice import Advice, advice_lines, advise, flags_of
+from drumline.scale.bucket_plan import ReduceCost, exposed_s, fit_costs, planned
+from drumline.scale.profile_result import PARTS, Bucket, HostSync, Kernel, ProfileResult, RankSteps
+
+STEP_S = 0.1
+MIB = 1 << 20
+
+
+def profile(critical: tuple[int, ...] = (5, 5), **changes: Any) -> ProfileResult:
+    """A profile of two ranks that computes most of its 100 ms; `parts` of both ranks, or of each."""
+    by_rank = changes.pop("by_rank", None) or [changes.pop("parts", {})] * len(critical)
+    ranks = []
+    for rank, parts in enumerate(by_rank):
+        filled = dict.fromkeys(PARTS, 0.0) | parts
+        filled["compute"] = STEP_S - sum(seconds for part, seconds in filled.items() if part != "compute")
+        steps = RankSteps(
+            rank=rank,
+            host=f"node-{rank}",
+            step_s=(STEP_S,) * 10,
+            compute_s=(filled["compute"],) * 10,
+            parts_s=filled,
+            hidden_communication_s=0.0,
+            critical_steps=critical[rank],
+        )
+        ranks.append(steps)
+    common: dict[str, Any] = {
+        "task": "digits",
+        "world_size": len(ranks),
+        "num_nodes": 1,
+        "device": "cpu",
+        "backend": "gloo",
+        "first_step": 10,
+        "num_steps": 10,
+        "batch_size": 64,
+        "accumulate": 1,
+        "precision": "fp32",
+        "bucket_cap_mb": 25.0,
+        "settings": {"data.workers": "0", "train.batch_size": "64", "train.step": "eager"},
+        "step_s": STEP_S,
+        "parts_s": {part: sum(one.parts_s[part] for one in ranks) / len(ranks) for part in PARTS},
+        "hidden_communication_s": 0.0,
+        "ranks": tuple(ranks),
+        "buckets": (),
+        "other_collectives_s": 0.0,
+        "other_collectives": 0.0,
+        "kernels": (),
+        "syncs": (),
+        "network_bytes_per_s": None,
+        "cores_per_rank": 4.0,
+        "loading_cores": 0.05,
+    }
+    return ProfileResult(**common | changes)
+
+
+def bucket(num_bytes: int, ready_s: float, reduce_s: float) -> Bucket:
+    return Bucket(num_bytes=num_bytes, ready_s=ready_s, backward_s=ready_s, reduce_s=reduce_s)
+
+
+def first(result: ProfileResult) -> Advice:
+    return advise(result)[0]
+
+
+def as_script(result: ProfileResult) -> ProfileResult:
+    return replace(result, batch_size=None, settings={}, precision=None)
+
+
+def test_a_step_that_computes_gets_no_advice() -> None:
+    assert advise(profile(parts={"data": 0.002, "gaps": 0.08, "waiting_for_rank": 0.004})) == ()
+
+
+def test_slow_data_gets_as_many_workers_as_hide_it() -> None:
+    advice = first(profile(parts={"data": 0.06}))
+    assert (advice.bottleneck, advice.settings) == ("data", {"data.workers": "2"})
+    assert advice.predicted_step_s == pytest.approx(0.04), "the rest of the step remains"
+    assert advice.band[0] < 0.04 < advice.band[1] < STEP_S
+    three = profile(parts={"data": 0.06}, settings={"data.workers": "3"})
+    assert first(three).settings == {"data.workers": "9"}, "3 workers take 3 steps of 100 ms for a batch"
+    assert first(as_script(three)).settings is None
+    assert first(as_script(three)).remedy == "pass num_workers=2 to the DataLoader"
+
+
+def test_workers_that_have_no_core_are_not_proposed() -> None:
+    """What loading computes, it takes from the training on the same core."""
+    advice = first(profile(parts={"data": 0.06}, cores_per_rank=1.0, loading_cores=1.0))
+    assert (advice.bottleneck, advice.settings) == ("data", None)
+    assert advice.remedy.startswith("more workers bring nothing on 1 core a rank")
+    halved = first(profile(parts={"data": 0.06}, cores_per_rank=1.5, loading_cores=1.0))
+    assert halved.settings == {"data.workers": "1"}
+    assert halved.predicted_step_s == pytest.approx(0.1 / 1.5)
+
+
+def test_loading_of_unknown_cost_has_a_wide_band() -> None:
+    known, unknown = (profile(parts={"data": 0.06}, cores_per_rank=1.25, loading_cores=load) for load in (1.0, None))
+    low, high = first(unknown).band
+    assert low == pytest.approx(0.06), "if it computes nothing, one worker loads a batch in 60 ms"
+    assert high - low > first(known).band[1] - first(known).band[0]
+
+
+def test_tiny_buckets_become_larger_ones() -> None:
+    buckets = [bucket(size, 0.001 * number, 0.001) for number, size in enumerate([4096, 128] * 30)]
+    result = profile(parts={"exposed_communication": 0.03}, buckets=tuple(buckets), bucket_cap_mb=0.01)
+    advice = first(result)
+    assert (advice.bottleneck, advice.settings) == ("bucket_size", {"dist.bucket_cap_mb": "25"})
+    assert advice.predicted_step_s == pytest.approx(0.071, abs=0.0011), "one all-reduce of 1 ms is left"
+    assert "60 buckets of 2.11 kB" in advice.text
+    assert "1.0 ms of each latency" in advice.derivation
+    assert "bucket_cap_mb=25" in first(as_script(result)).remedy
+
+
+def test_a_slow_link_gets_fewer_all_reduces() -> None:
+    buckets = (bucket(MIB, 0.01, 0.006), bucket(8 * MIB, 0.03, 0.048))
+    result = profile(parts={"exposed_communication": 0.05}, buckets=buckets, num_nodes=2)
+    advice = first(result)
+    assert (advice.bottleneck, advice.samples_factor) == ("network", 8)
+    assert advice.settings == {"train.batch_size": "512", "train.accumulate": "8"}
+    assert advice.predicted_step_s == pytest.approx(STEP_S - 0.05 * 7 / 8)
+    assert "9.44 MB of gradients at 1.4 Gbit/s" in advice.text
+    assert "drumline doctor --hosts measures the link" in advice.remedy
+    throttled = first(replace(result, network_bytes_per_s=1.25e9))
+    assert "doctor measured 10 Gbit/s: look for what else uses the link" in throttled.remedy
+    assert "bf16_compress_hook" in first(as_script(result)).remedy
+    per_rank = replace(result, settings={"train.batch_size_per_rank": "32", "train.micro_batch_size": "8"})
+    assert first(per_rank).settings == {"train.batch_size_per_rank": "256"}
+
+
+def test_a_slow_rank_is_named_with_what_it_does() -> None:
+    fast, slow = {"waiting_for_rank": 0.04}, {"gaps": 0.001}
+    advice = first(profile(critical=(0, 10), by_rank=[fast, slow]))
+    assert (advice.bottleneck, advice.settings) == ("slow_rank", None)
+    assert advice.text.startswith("rank 1 on node-1 computes 99 ms a step, the others 60 ms: they wait 40 ms")
+    assert advice.predicted_step_s == pytest.approx(0.06)
+    in_data = first(profile(critical=(0, 10), by_rank=[fast, {"data": 0.041}]))
+    assert in_data.bottleneck == "slow_rank"
+    assert "rank 1 on node-1 waits for data 41 ms a step, the others 0 us" in in_data.text
+
+
+def test_ranks_that_are_late_in_turn_are_not_one_slow_rank() -> None:
+    advice = first(profile(critical=(5, 5), parts={"waiting_for_rank": 0.03}))
+    assert (advice.bottleneck, advice.band) == ("uneven_ranks", (pytest.approx(0.07), STEP_S))
+
+
+def test_sync_batchnorm_is_told_from_gradients() -> None:
+    parts = {"exposed_communication": 0.04, "waiting_for_rank": 0.02}
+    others = {"other_collectives_s": 0.06, "other_collectives": 60.0, "buckets": (bucket(MIB, 0.03, 0.001),)}
+    result = profile(parts=parts, settings={"dist.sync_batchnorm": "true"}, **others)
+    advice = first(result)
+    assert (advice.bottleneck, advice.settings) == ("other_collectives", {"dist.sync_batchnorm": "false"})
+    assert "60 collectives besides the all-reduces of gradients (SyncBatchNorm)" in advice.text
+    assert flags_of(advice.settings or {}) == "--no-dist.sync_batchnorm"
+    assert first(as_script(result)).settings is None
+
+
+def test_an_item_call_is_named_by_its_line() -> None:
+    syncs = (HostSync(source="train.py:7", call="cudaStreamSynchronize", seconds=0.05, calls=24.0),)
+    result = profile(parts={"gaps": 0.03, "host_sync": 0.01}, device="NVIDIA H200", syncs=syncs)
+    advice = first(result)
+    assert (advice.bottleneck, advice.settings) == ("host_sync", None)
+    assert "at train.py:7 (cudaStreamSynchronize, 24 times)" in advice.text
+    assert advice.predicted_step_s == pytest.approx(0.06), "the device is busy for 60 ms, the host for 50"
+    host_bound = replace(result, syncs=(replace(syncs[0], seconds=0.02),))
+    assert first(host_bound).predicted_step_s == pytest.approx(0.08), "the host alone takes 80 ms"
+
+
+def test_gaps_without_syncs_are_captured_in_a_graph() -> None:
+    result = profile(parts={"gaps": 0.04}, device="NVIDIA H200")
+    assert (first(result).bottleneck, first(result).settings) == ("launches", {"train.step": "graph"})
+    assert "torch.compile" in first(as_script(result)).remedy
+    assert advise(replace(result, settings={"train.step": "graph"})) == ()
+    assert advise(replace(result, device="cpu")) == ()
+
+
+def test_fp32_on_a_gpu_is_the_last_advice() -> None:
+    kernels = (Kernel(name="sm80_xmma_gemm_f32f32", seconds=0.06, calls=3.0),)
+    result = profile(parts={"gaps": 0.02}, device="NVIDIA H200", kernels=kernels)
+    assert [one.bottleneck for one in advise(result)] == ["launches", "fp32"]
+    assert advise(result)[-1].settings == {"train.precision": "bf16"}
+    assert [one.bottleneck for one in advise(replace(result, precision="bf16"))] == ["launches"]
+
+
+def test_the_most_expensive_bottleneck_is_first() -> None:
+    parts = {"data": 0.02, "exposed_communication": 0.04}
+    found = advise(profile(parts=parts, buckets=(bucket(8 * MIB, 0.03, 0.048),)))
+    assert [one.bottleneck for one in found] == ["network", "data"]
+
+
+def test_the_advice_in_lines() -> None:
+    assert list(advice_lines(advise(profile(parts={"data": 0.06})))) == [
+        "1. data: a rank waits 60 ms of each 100 ms step for its batch",
+        "   try --data.workers 2",
+        "   should bring 40 ms a step (36 ms to 52 ms): a batch takes 60 ms to load, 2 at once; the rest takes 40 ms",
+    ]
+
+
+def test_latency_and_bandwidth_are_told_apart_by_buckets_of_different_size() -> None:
+    cost = ReduceCost(latency_s=0.002, s_per_byte=1e-9)
+    sizes = (1 << 10, 1 << 16, 1 << 20, 25 << 20)
+    buckets = [bucket(size, 0.0, cost(size)) for size in sizes]
+    (fitted,) = fit_costs(buckets, network_bytes_per_s=None, world_size=2)
+    assert fitted.latency_s == pytest.approx(0.002)
+    assert fitted.s_per_byte == pytest.approx(1e-9)
+
+
+def test_buckets_of_one_size_leave_it_open_unless_doctor_has_measured() -> None:
+    buckets = [bucket(1_000_000, 0.0, 0.004)] * 3
+    latency_only, bandwidth_only = fit_costs(buckets, network_bytes_per_s=None, world_size=2)
+    assert (latency_only.latency_s, bandwidth_only(1_000_000)) == (pytest.approx(0.004), pytest.approx(0.004))
+    (known,) = fit_costs(buckets, network_bytes_per_s=1e9, world_size=2)
+    assert known.latency_s == pytest.approx(0.003)
+
+
+def test_planned_buckets_are_those_of_ddp() -> None:
+    """A first one of 1 MB; gradients are ready in the order in which they were."""
+    measured = [bucket(10 * MIB, 0.02, 0.0), bucket(10 * MIB, 0.06, 0.0)]
+    assert planned(measured, 8.0) == [
+        (MIB, pytest.approx(0.002)),
+        (8 * MIB, pytest.approx(0.018)),
+        (8 * MIB, pytest.approx(0.048)),
+        (3 * MIB, pytest.approx(0.06)),
+    ]
+
+
+def test_what_is_reduced_after_the_last_gradient_is_exposed() -> None:
+    assert exposed_s([(0.01, 0.0), (0.01, 0.03)]) == pytest.approx(0.01)
+    assert exposed_s([(0.05, 0.0), (0.01, 0.03)]) == pytest.approx(0.03), "the second waits for the first"
