@@ -50,7 +50,7 @@ def rank_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
 
 
 def run_ranks(
-    world_size: int, function: Callable[..., Any], *args: Any, timeout_s: float = 90.0, context: Any = server_context
+    world_size: int, function: Callable[..., Any], *args: Any, timeout_s: float = 150.0, context: Any = server_context
 ) -> list[Any]:
     """`function(*args)` on every rank of a world; what each returned, by rank. `context`: how processes start, if not
     from the server."""

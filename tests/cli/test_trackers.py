@@ -289,14 +289,17 @@ def test_a_server_that_stops_to_answer_does_not_hold_the_run_up(tmp_path: Path, 
 
     # The same command shows the result of the finished run again, and brings what the server lacks.
     (tmp_path / "mine.py").write_text(SERVER_HANGS.replace("if self.step == 5", "if False"))
-    again = drumline(
-        *("train", "mine.py:ServerHangs", "--run", "run", "--log.trackers", "mlflow"),
-        cwd=tmp_path,
-        **QUIET,
-        MLFLOW_TRACKING_URI=server.url,
-        MLFLOW_EXPERIMENT_NAME="hangs",
-    )
-    assert again.returncode == 0, again.stderr
+    for _ in range(3):  # on a busy machine the server may take longer to answer than the end of a run waits for it
+        again = drumline(
+            *("train", "mine.py:ServerHangs", "--run", "run", "--log.trackers", "mlflow"),
+            cwd=tmp_path,
+            **QUIET,
+            MLFLOW_TRACKING_URI=server.url,
+            MLFLOW_EXPERIMENT_NAME="hangs",
+        )
+        assert again.returncode == 0, again.stderr
+        if "mlflow does not answer" not in again.stdout:
+            break
     (run,) = server.runs("hangs")
     assert sorted(server.steps(run, "train/loss")) == [*range(1, 13)]
     assert server.steps(run, "evaluation/loss") == [12]

@@ -32,6 +32,10 @@ SHORT = replace(
 )
 
 
+# Compilers take minutes on a busy machine.
+pytestmark = pytest.mark.timeout(400)
+
+
 class TwoHeads(nn.Module):
     """One is trained, the other is only looked at."""
 
@@ -173,7 +177,7 @@ def train_in_all_ways(runs: Path) -> None:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
-    run_ranks(2, train_in_all_ways, folder)
+    run_ranks(2, train_in_all_ways, folder, timeout_s=350)
     return folder
 
 
