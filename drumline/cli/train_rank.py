@@ -15,13 +15,13 @@ from drumline.engine.output import start_clock
 from drumline.engine.preemption import Preemption
 from drumline.engine.run_context import RunRequest
 from drumline.engine.train import train
-from drumline.errors import ExitCode
+from drumline.errors import DrumlineError, ExitCode
 from drumline.launch.startup import interrupted, load_compiler_late
 from drumline.launch.topology import topology_from
 from drumline.manager import DDPManager
 from drumline.metrics.trackers.tracking import has_unfinished_tracker
 from drumline.tasks.built_in import load_task, resolve_task
-from drumline.terminal import print_message
+from drumline.terminal import print_message, show_lines
 from drumline.watch.failure_kind import failure_kind
 
 
@@ -50,9 +50,26 @@ def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequ
         ddp._connection.heartbeat.fail(summary(error), failure_kind(error))
         exit_now(report_failure(error, ddp, progress, run=folder, environment=os.environ))
     preemption.close()
-    if not ddp.cleanup() or has_unfinished_tracker():
+    is_clean = ddp.cleanup()
+    if config.log.profile is not None and code == ExitCode.SUCCESS and (topology is None or topology.rank == 0):
+        _show_profile(folder, shows=config.log.display != "none")
+    if not is_clean or has_unfinished_tracker():
         exit_now(code)
     return code
+
+
+def _show_profile(folder: Path, *, shows: bool) -> None:
+    """Analyse the traces of all ranks. The run has succeeded, whatever is found in them."""
+    from drumline.scale.profile_analysis import analyse
+    from drumline.scale.profile_words import words_of
+
+    try:
+        result = analyse(folder)
+    except (DrumlineError, OSError) as error:
+        print_message(f"the profile could not be analysed: {error}")
+        return
+    if shows:
+        show_lines(words_of(result))
 
 
 def exit_now(code: int) -> None:

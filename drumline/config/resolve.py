@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from drumline.config.config_file import read_config_file
 from drumline.config.fields import FIELDS, SECTIONS, TASK_SECTION, Field
 from drumline.config.flags import EXCLUSIVE_PAIRS, SCHEMA_DEFAULT, Flags, Layer, Setting, check_layer, evidence
-from drumline.config.schema import Config
+from drumline.config.schema import FIRST_PROFILED, MOST_PROFILED, Config, profiled_steps
 from drumline.config.task_fields import check_task_settings, name_in_task
 from drumline.errors import ConfigError
 
@@ -225,6 +225,12 @@ RULES = (
         ("watch.notice",),
         lambda notice: notice is not None and bool(re.search(r"\.py(?!:[^\W\d]\w*$)(:|$)", notice)),
         "the function is missing: write path/to/file.py:function",
+    ),
+    Rule(
+        ("log.profile",),
+        lambda steps: steps is not None and profiled_steps(steps) is None,
+        f"log.profile is FIRST:LAST, as in 10:20, with FIRST at least {FIRST_PROFILED} and at most {MOST_PROFILED:,} "
+        "steps",
     ),
 )
 

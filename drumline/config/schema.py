@@ -40,6 +40,17 @@ class OrClass:
         return (*self.names, "package.Class")
 
 
+FIRST_PROFILED, MOST_PROFILED = 2, 1000
+
+
+def profiled_steps(text: str) -> range | None:
+    """The steps of `log.profile`; None: the text is not `FIRST:LAST`, or the first steps, which warm up, are in it."""
+    first, colon, last = text.partition(":")
+    is_number = all(part.isascii() and part.isdigit() and len(part) < 10 for part in (first, last))
+    steps = range(int(first), int(last)) if colon and is_number else range(0)
+    return steps if steps.start >= FIRST_PROFILED and 0 < len(steps) <= MOST_PROFILED else None
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """Which network is trained."""
@@ -288,6 +299,9 @@ class LogConfig:
     """The same as `tensorboard` among `log.trackers`: TensorBoard files in RUN/tensorboard."""
     trace: bool = False
     """Write hashes of every sample and tensor at every step to RUN/trace, to compare two runs bit by bit; slow."""
+    profile: str | None = None
+    """Profile these steps of this start on every rank, as in `10:20`: from step 10 up to, not including, 20. At the end
+    the run prints where the time of a step goes; traces are in RUN/profile."""
 
 
 @dataclass(frozen=True, kw_only=True)

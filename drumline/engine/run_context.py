@@ -164,6 +164,7 @@ class Throughput:
         self.seconds = 0.0
         self._steps = self._samples = 0
         self._started: float | None = None
+        self.num_pauses = 0
         self._last = (0.0, 0, 0.0)
 
     def start(self) -> None:
@@ -176,6 +177,7 @@ class Throughput:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
+        self.num_pauses += 1
         self.stop()
         yield
         self.start()

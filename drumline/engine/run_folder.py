@@ -2,6 +2,7 @@
 
 config.toml  environment.json  ledger.jsonl  events/rank-NNNNN.jsonl  logs/rank-NNNNN.log  checkpoints/step-NNNNNNNN/
 settings-history.jsonl (which settings changed at which step, if any did)  trace/rank-NNNNN.jsonl (with log.trace)
+profile/ (with log.profile: watch/profile_files.py)
 media/NAME-NNNNNNNN.png (images that hooks log, by step)
 step-trial.txt (the kind of step that --train.step auto is trying)
 preempted.json (until a preempted run is resumed; scripts that requeue jobs may check for it)

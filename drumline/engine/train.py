@@ -28,6 +28,7 @@ from drumline.engine.resume import begin_launch, find_newest, report_recovery, r
 from drumline.engine.run_context import RunContext, RunRequest, facts_of
 from drumline.engine.run_folder import RunFolder, locked, set_aside, write_whole
 from drumline.engine.saver import Saver
+from drumline.engine.step_profiler import ProfiledStep
 from drumline.engine.steps.capture_checks import find_unsafe
 from drumline.engine.steps.choice import TrialFile, make_step
 from drumline.engine.steps.eager import AnyStep
@@ -108,14 +109,17 @@ def train(
                 context.note(f"{_finish(progress)}; raise train.epochs or train.steps, or start a new one with --fresh")
             clock.mark("warm-up")
             train_step, trace = _make_step(context, facts, stack)
+            profiled = None if config.log.profile is None else ProfiledStep(train_step, context)
             first_step = FirstStep(partial(_after_first_step, context, facts, clock, failure))
             actions = between_steps(context, train_step, first_step, non_finite, notices, trace, saver, preemption)
             with _failure_in_hooks(context):
                 context.call_hooks("start")
                 if hooks is not None:
                     hooks.capture()  # what cannot be saved is refused before the first step
-                Loop(context, train_step, saver.ledger, actions).run()
+                Loop(context, profiled or train_step, saver.ledger, actions).run()
                 if not progress.is_stopping:
+                    if profiled is not None:
+                        profiled.finish()
                     saver.finish()
                     context.call_hooks("end")
         ddp._connection.heartbeat.mark(Phase.LEAVING)

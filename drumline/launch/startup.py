@@ -143,6 +143,11 @@ def load_torch_quietly(*, computes: bool) -> None:
         del os.environ[STORE_LOG]
 
 
+def quiet_profiler() -> None:
+    """Before torch's profiler is used for the first time: without this it prints when it starts and stops."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "9")
+
+
 def default_procs() -> int:
     """One rank per GPU, or one rank on a machine without GPUs."""
     load_torch_quietly(computes=True)  # if it is one, this process becomes the rank

@@ -6,14 +6,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from drumline.errors import UsageError
 from drumline.untrusted import parse_json, read_regular
+from drumline.watch.profile_files import PROFILE_FOLDER as PROFILE_FOLDER
 from drumline.watch.typed_json import from_json
 
-PROFILE_FOLDER, PROFILE_FILE = "profile", "profile.json"
+PROFILE_FILE = "profile.json"
 PARTS = ("compute", "exposed_communication", "waiting_for_rank", "data", "host_sync", "gaps")
 """What a step consists of: every instant of a rank belongs to one of them."""
 
@@ -106,6 +107,10 @@ class ProfileResult:
     """The CPU cores that each rank may use, its part of those of its host."""
     loading_cores: float | None = None
     """How many cores a rank's loading of data kept busy while it waited: near 0 it waits for storage. None: unknown."""
+    unprofiled_step_s: float | None = None
+    """The mean of steps of the same run before the profiled ones; None: there were none."""
+    missing_ranks: Mapping[str, str] = field(default_factory=dict)
+    """Ranks without a trace that can be read, and why; the means are over the others."""
 
 
 def write_profile(run: Path, result: ProfileResult) -> Path:

@@ -44,6 +44,7 @@ FOREIGN = {
     "^(Current thread |Stack )": "Python's faulthandler",
     " in fetch": "a frame of a stack: torch's fetcher",
     "socket:": "the kernel",
+    "gloo:": "torch's profiler",
     "rsync: (command )?not found": "the shell",
     "# Written by `drumline launch --slurm`.": "the first line of a file of ours, to know it again",
 }

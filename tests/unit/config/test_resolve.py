@@ -219,6 +219,11 @@ BROKEN_RULES = [
         ["--watch.notice", "probes/mine.py"],
         "the function is missing: write path/to/file.py:function: watch.notice = 'probes/mine.py' (--watch.notice)",
     ),
+    (
+        ["--log.profile", "1:20"],
+        "log.profile is FIRST:LAST, as in 10:20, with FIRST at least 2 and at most 1,000 steps: log.profile = '1:20' "
+        "(--log.profile)",
+    ),
 ]
 
 

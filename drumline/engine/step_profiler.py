@@ -1,0 +1,101 @@
+"""Profiles some steps of a run (`log.profile`): torch.profiler's trace of every rank, in RUN/profile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from drumline.config.fields import flag_text
+from drumline.config.schema import Config, profiled_steps
+from drumline.data.loader import Step
+from drumline.data.sharding import Cursor, plan_step
+from drumline.distributed.collectives import gather_json, gather_on_main
+from drumline.engine.job import Job, flat
+from drumline.engine.run_context import RunContext
+from drumline.engine.run_folder import writing_to
+from drumline.engine.steps.eager import AnyStep
+from drumline.watch.profile_files import PROFILE_FOLDER, JobFacts, facts_path, trace_path
+from drumline.watch.rank.trace_capture import TraceCapture
+
+WITHOUT = "train without --log.profile"
+ADVISABLE = ("train.", "dist.", "data.", "model.activation_checkpointing")
+"""The settings that a profile records."""
+
+
+class ProfiledStep:
+    """A train step, of which some are profiled. Steps are counted from the start of this process."""
+
+    def __init__(self, inner: AnyStep, context: RunContext) -> None:
+        steps = profiled_steps(context.config.log.profile or "")
+        assert steps is not None
+        ddp, self._inner, self._context = context.job.ddp, inner, context
+        self._folder = context.folder.path / PROFILE_FOLDER
+        self._first_step, self._progress = context.progress.step, context.progress
+        self._num_pauses = 0
+        self.grad_norm: Tensor | None = None
+        self._capture = TraceCapture(
+            steps,
+            self._folder,
+            rank=ddp.rank,
+            world_size=ddp.world_size,
+            host=ddp.host,
+            job=job_facts(context.request.task, context.config, context.job),
+        )
+        self._capture.modules = [context.job.applied]
+
+    def __call__(self, step: Step) -> None:
+        """Collective: one optimizer step."""
+        capture = self._capture
+        if not capture.is_done:
+            if capture.is_recording and self._context.throughput.num_pauses != self._num_pauses:
+                capture.left_out.append(self._progress.step - self._first_step - 1)  # it was followed by an evaluation
+            self._num_pauses = self._context.throughput.num_pauses
+            with writing_to(self._folder, instead=WITHOUT):
+                capture.begin_step(self._progress.step - self._first_step)
+            if capture.is_recording:
+                step = step._replace(micro_batches=capture.marked(step.micro_batches))
+        self._inner(step)
+        self.grad_norm = self._inner.grad_norm
+
+    def finish(self) -> None:
+        """Collective: rank 0 gets the files of the ranks whose folder it does not see."""
+        with writing_to(self._folder, instead=WITHOUT):
+            self._capture.finish()
+        if not self._capture.is_done:
+            self._context.warn(
+                f"nothing was profiled: the run ended before step {self._context.config.log.profile} of this start"
+            )
+            return
+        ddp = self._context.job.ddp
+        paths = [trace_path(self._folder, ddp.rank), facts_path(self._folder, ddp.rank)]
+        for path in paths:
+            _send_to_main(path, ddp.rank, device=ddp.device)
+
+
+def _send_to_main(path: Path, rank: int, *, device: torch.device) -> None:
+    """Collective: this rank's file, to the same folder on rank 0, unless it is there: most run folders are shared."""
+    names = gather_json(path.name, device=device)
+    seen = [(path.parent / name).exists() for name in names]
+    is_seen = gather_json(seen, device=device)[0]
+    if all(is_seen):
+        return
+    content = b"" if is_seen[rank] else path.read_bytes()
+    sizes = gather_json(len(content), device=device)
+    received = gather_on_main(torch.frombuffer(bytearray(content), dtype=torch.uint8), sizes, device=device)
+    for name, part in zip(names, received, strict=False):
+        if part.numel():
+            (path.parent / name).write_bytes(part.numpy().tobytes())
+
+
+def job_facts(task: str, config: Config, job: Job) -> JobFacts:
+    settings = {name: value for name, value in flat(config).items() if name.startswith(ADVISABLE) and value is not None}
+    return JobFacts(
+        task=task,
+        batch_size=job.batch.size,
+        accumulate=len(plan_step(Cursor(), length=job.batch.size, sharding=job.loader.sharding).spans),
+        precision=config.train.precision,
+        bucket_cap_mb=config.dist.bucket_cap_mb,
+        settings={name: flag_text(value) for name, value in settings.items()},
+    )

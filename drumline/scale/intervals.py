@@ -1,0 +1,55 @@
+"""Sets of instants, as sorted and disjoint intervals: an array of rows (start, end)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+Intervals = NDArray[np.float64]
+
+
+def union(pairs: Iterable[tuple[float, float]] | Intervals) -> Intervals:
+    """The instants of any of these intervals, which may overlap; empty and reversed ones are left out."""
+    rows = np.array(pairs if isinstance(pairs, np.ndarray) else list(pairs), dtype=np.float64).reshape(-1, 2)
+    rows = rows[rows[:, 1] > rows[:, 0]]
+    if not len(rows):
+        return rows
+    rows = rows[np.argsort(rows[:, 0], kind="stable")]
+    ends = np.maximum.accumulate(rows[:, 1])
+    is_first = np.concatenate([[True], rows[1:, 0] > ends[:-1]])
+    last = np.concatenate([np.flatnonzero(is_first)[1:] - 1, [len(rows) - 1]])
+    return np.stack([rows[is_first, 0], ends[last]], axis=1)
+
+
+def intersection(one: Intervals, other: Intervals) -> Intervals:
+    """The instants of both."""
+    if not len(one) or not len(other):
+        return np.empty((0, 2))
+    times = np.concatenate([one.reshape(-1), other.reshape(-1)])
+    changes = np.tile([1, -1], len(one) + len(other))
+    order = np.lexsort((changes, times))  # at the same time an end comes before a start
+    times, depth = times[order], np.cumsum(changes[order])
+    begins = np.flatnonzero(depth[:-1] == 2)
+    rows = np.stack([times[begins], times[begins + 1]], axis=1)
+    return rows[rows[:, 1] > rows[:, 0]]
+
+
+def difference(one: Intervals, other: Intervals) -> Intervals:
+    """The instants of the first that are not in the second."""
+    if not len(one) or not len(other):
+        return one
+    low, high = one[0, 0], one[-1, 1]
+    gaps = np.concatenate([[low], other.reshape(-1).clip(low, high), [high]]).reshape(-1, 2)
+    return intersection(one, gaps[gaps[:, 1] > gaps[:, 0]])
+
+
+def clipped(one: Intervals, low: float, high: float) -> Intervals:
+    """The instants from `low` to `high`."""
+    first, last = np.searchsorted(one[:, 1], low, "right"), np.searchsorted(one[:, 0], high, "left")
+    return one[first:last].clip(low, high)
+
+
+def length(one: Intervals) -> float:
+    return float((one[:, 1] - one[:, 0]).sum())

@@ -1,0 +1,206 @@
+"""A profile in words: the largest loss first, then the parts of a step, the ranks, the buckets and the kernels."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+
+from drumline.scale.profile_result import PARTS, Bucket, ProfileResult, RankSteps
+from drumline.terminal import one_line
+from drumline.text import bit_rate, file_size, named_ranks, plural
+
+NAMES = {
+    "compute": "compute",
+    "exposed_communication": "exposed communication",
+    "waiting_for_rank": "waiting for a slower rank",
+    "data": "waiting for data",
+    "host_sync": "host waits for the device",
+    "gaps": "gaps (Python, launches)",
+}
+OWN = {"compute": "compute", "data": "waiting for data", "host_sync": "waiting for the device", "gaps": "in Python"}
+"""What makes a rank late."""
+MOST_SHOWN = 5
+LITTLE = 0.05
+"""A loss of less than this part of the step is not worth a change."""
+DIFFERS = 1.1
+"""Ranks are listed if the longest step or compute time is this many times the shortest."""
+MOST_NAME = 60
+
+
+def words_of(result: ProfileResult) -> list[str]:
+    """The lines to print."""
+    return [
+        *_heading(result),
+        headline(result),
+        "",
+        *_parts(result),
+        *_of_ranks(result),
+        *_of_buckets(result),
+        *_of_syncs(result),
+        *_of_kernels(result),
+    ]
+
+
+def _heading(result: ProfileResult) -> Iterator[str]:
+    last = result.first_step + result.num_steps - 1
+    nodes = "" if result.num_nodes == 1 else f" on {plural(result.num_nodes, 'node')}"
+    yield (
+        f"profile of {one_line(result.task)}: steps {result.first_step} to {last}, "
+        f"{plural(result.world_size, 'rank')}{nodes}, {one_line(result.device)}, {one_line(result.backend)}"
+    )
+    if result.missing_ranks:
+        ranks = sorted(int(rank) for rank in result.missing_ranks)
+        why = one_line(next(iter(result.missing_ranks.values())))
+        yield f"no trace of {named_ranks(ranks)} ({why}): the numbers are of the other ranks"
+
+
+def slow_rank(result: ProfileResult) -> RankSteps | None:
+    """The rank that the others wait for in most steps, if there is one."""
+    slowest = max(result.ranks, key=lambda one: one.critical_steps)
+    num_steps = sum(one.critical_steps for one in result.ranks)
+    return slowest if len(result.ranks) > 1 and slowest.critical_steps * 3 >= num_steps * 2 > 0 else None
+
+
+def losses_of(result: ProfileResult) -> dict[str, float]:
+    """The parts of a step that do not compute. With a slow rank, of the other ranks: they wait for what it loses."""
+    slow = slow_rank(result)
+    ranks = [one for one in result.ranks if one is not slow]
+    return {part: statistics.fmean(one.parts_s[part] for one in ranks) for part in PARTS if part != "compute"}
+
+
+def headline(result: ProfileResult) -> str:
+    """The largest loss of an average step."""
+    losses = losses_of(result)
+    part = max(losses, key=lambda name: losses[name])
+    share = _share(losses[part], result)
+    if losses[part] < LITTLE * result.step_s:
+        return f"the ranks compute {_share(result.parts_s['compute'], result)} of the step: there is little to gain"
+    slow = slow_rank(result)
+    if part == "waiting_for_rank" and slow is not None:
+        return f"rank {slow.rank} is slow: the others wait {share} of the step for it{_why_slow(slow, result)}"
+    return {
+        "exposed_communication": f"communication is exposed: the ranks wait {share} of the step for collectives",
+        "waiting_for_rank": f"ranks wait for each other {share} of the step, not always for the same one",
+        "data": f"data is slow: the ranks wait {share} of the step for their batches",
+        "host_sync": f"the host waits for the device, which is idle {share} of the step meanwhile{_source(result)}",
+        "gaps": f"the host is slow: {share} of the step neither computes nor communicates (Python, kernel launches)",
+    }[part]
+
+
+def _why_slow(slow: RankSteps, result: ProfileResult) -> str:
+    """In what it is longer than the others."""
+    others = [one for one in result.ranks if one is not slow]
+    more = {part: slow.parts_s[part] - _mean([one.parts_s[part] for one in others]) for part in OWN}
+    part = max(more, key=lambda name: more[name])
+    if more[part] < LITTLE * result.step_s:
+        return ""
+    return f" ({_ms(more[part]).strip()} more {OWN[part]})"
+
+
+def _parts(result: ProfileResult) -> Iterator[str]:
+    yield f"{'an average step':<30} {_ms(result.step_s)}"
+    order = sorted(PARTS[1:], key=lambda part: -result.parts_s[part])
+    for part in ("compute", *order):
+        if result.parts_s[part] > 0:
+            yield f"  {NAMES[part]:<28} {_ms(result.parts_s[part])}  {_share(result.parts_s[part], result):>4}"
+    if result.world_size > 1:
+        hidden = result.hidden_communication_s
+        yield f"  beside compute: {_ms(hidden).strip()} of communication, hidden"
+    if result.unprofiled_step_s:
+        yield f"  a step without the profiler takes {_ms(result.unprofiled_step_s).strip()}: {_overhead(result)}"
+
+
+def _overhead(result: ProfileResult) -> str:
+    assert result.unprofiled_step_s is not None
+    ratio = result.step_s / result.unprofiled_step_s
+    return f"profiling costs {ratio - 1:.0%}" if ratio > 1.005 else "profiling costs nothing that shows"
+
+
+def _of_ranks(result: ProfileResult) -> Iterator[str]:
+    critical = [one for one in result.ranks if one.critical_steps]
+    if result.world_size > 1 and critical:
+        named = sorted(critical, key=lambda one: -one.critical_steps)[:MOST_SHOWN]
+        counts = ", ".join(f"rank {one.rank} in {one.critical_steps}" for one in named)
+        yield f"the others wait for {counts} of {plural(result.num_steps, 'step')}"
+    computes = sorted(result.ranks, key=lambda one: one.parts_s["compute"])
+    fastest, slowest = computes[0], computes[-1]
+    if slowest.parts_s["compute"] > DIFFERS * fastest.parts_s["compute"]:
+        yield f"the slowest rank: {_of_rank(slowest)}"
+        yield f"the fastest rank: {_of_rank(fastest)}"
+
+
+def _of_rank(one: RankSteps) -> str:
+    parts = one.parts_s
+    return (
+        f"rank {one.rank} on {one_line(one.host)} computes {_ms(parts['compute']).strip()}, "
+        f"waits {_ms(parts['waiting_for_rank']).strip()} for others"
+    )
+
+
+def _of_buckets(result: ProfileResult) -> Iterator[str]:
+    if not result.buckets:
+        return
+    total = sum(bucket.num_bytes for bucket in result.buckets)
+    measured = result.network_bytes_per_s
+    yield ""
+    against = "" if measured is None else f"; doctor measured {bit_rate(measured)}"
+    yield f"{plural(len(result.buckets), 'bucket')} of gradients, {file_size(total)} a step{against}"
+    for number, bucket in enumerate(result.buckets[:MOST_SHOWN], 1):
+        yield (
+            f"  {number}: {file_size(bucket.num_bytes):>8}, ready after {_ms(bucket.ready_s).strip()} of compute, "
+            f"all-reduce {_ms(bucket.reduce_s).strip()}{_rate(bucket, result)}"
+        )
+    if len(result.buckets) > MOST_SHOWN:
+        yield f"  and {len(result.buckets) - MOST_SHOWN} more"
+
+
+def bus_bytes_per_s(bucket: Bucket, world_size: int) -> float | None:
+    """The bus bandwidth of a bucket's all-reduce, as nccl-tests counts it; None: its size is not known."""
+    if not bucket.num_bytes or bucket.reduce_s <= 0:
+        return None
+    return 2 * (world_size - 1) / world_size * bucket.num_bytes / bucket.reduce_s
+
+
+def _rate(bucket: Bucket, result: ProfileResult) -> str:
+    rate = bus_bytes_per_s(bucket, result.world_size)
+    if rate is None:
+        return ""
+    of_network = (
+        "" if not result.network_bytes_per_s else f" ({rate / result.network_bytes_per_s:.0%} of the network's)"
+    )
+    return f" at {bit_rate(rate)}{of_network}"
+
+
+def _of_syncs(result: ProfileResult) -> Iterator[str]:
+    if result.syncs:
+        yield ""
+        yield "the host waits for the device in"
+        for sync in result.syncs[:MOST_SHOWN]:
+            yield f"  {_ms(sync.seconds)} {sync.calls:4.4g}x  {one_line(sync.source)} ({one_line(sync.call)})"
+
+
+def _of_kernels(result: ProfileResult) -> Iterator[str]:
+    if result.kernels:
+        yield ""
+        yield "most compute time is in"
+        for kernel in result.kernels[:MOST_SHOWN]:
+            name = one_line(kernel.name)
+            short = name if len(name) <= MOST_NAME else f"{name[:MOST_NAME]}..."
+            yield f"  {_ms(kernel.seconds)} {kernel.calls:4.4g}x  {short}"
+
+
+def _source(result: ProfileResult) -> str:
+    known = [sync for sync in result.syncs if sync.source != "unknown"]
+    return f", mostly in {one_line(known[0].source)}" if known else ""
+
+
+def _mean(values: Sequence[float]) -> float:
+    return statistics.fmean(values) if values else 0.0
+
+
+def _share(seconds: float, result: ProfileResult) -> str:
+    return f"{seconds / result.step_s:.0%}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:8.2f} ms" if seconds < 0.1 else f"{seconds * 1e3:8.0f} ms"

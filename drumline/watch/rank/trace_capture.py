@@ -1,0 +1,193 @@
+"""torch.profiler over some steps of one rank: the trace, and the facts that it lacks, as files of a profile."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+import sys
+import time
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from drumline.launch.startup import quiet_profiler
+from drumline.untrusted import make_own_folder, replacing
+from drumline.watch.profile_files import DATA_MARK, END_MARK, STEP_MARK, JobFacts, RankFacts, trace_path, write_facts
+
+T = TypeVar("T")
+_END = object()
+MOST_SYNC_LINES = 10_000
+SYNCHRONIZES = "called a synchronizing CUDA operation"
+TORCH = str(Path(torch.__file__).parent)
+
+
+class TraceCapture:
+    """Call `begin_step` at the start of every step until `is_done`. Steps before the first one that is profiled are
+    timed, to know what profiling costs; in the last of them the profiler warms up."""
+
+    def __init__(self, steps: range, folder: Path, *, rank: int, world_size: int, host: str, job: JobFacts) -> None:
+        self._steps, self._folder = steps, folder
+        self._rank, self._world_size, self._host, self._job = rank, world_size, host, job
+        self._profiler: Any = None
+        self._range: Any = None
+        self._number = 0
+        self._timed_from: tuple[int, float] | None = None
+        self._unprofiled_s: float | None = None
+        self._sync_lines: list[tuple[int, str]] = []
+        self._show_warning: Any = None
+        self.modules: list[torch.nn.Module] = []
+        """Where DDP's buckets are looked for."""
+        self.left_out: list[int] = []
+        """Steps after which the loop did something else than train."""
+        self.is_recording = self.is_done = False
+
+    def begin_step(self, number: int) -> None:
+        """Step `number`, counted from 0, begins here."""
+        first = self._steps.start
+        self._number = number
+        if self.is_recording:
+            self._range.__exit__(None, None, None)
+            if number < self._steps.stop:
+                self._mark_step()
+            else:
+                self._stop()
+        elif number == first:
+            self._start()
+        elif number == first - 1:
+            self._prepare()
+        elif number == 1:  # the first step compiles, allocates and connects
+            self._timed_from = (number, self._now())
+
+    def marked(self, batches: Iterable[T]) -> Iterator[T]:
+        """The same batches; waiting for each is a range in the trace."""
+        source = iter(batches)
+        while True:
+            with record_function(DATA_MARK):
+                batch: Any = next(source, _END)
+            if batch is _END:
+                return
+            yield batch
+
+    def finish(self) -> None:
+        """The last step has ended: stop, if steps are being profiled."""
+        if self.is_recording:
+            self._number += 1
+            self._range.__exit__(None, None, None)
+            self._stop()
+
+    @property
+    def _is_gpu(self) -> bool:
+        return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+    def _now(self) -> float:
+        self._synchronize()
+        return time.perf_counter()
+
+    def _synchronize(self) -> None:
+        if self._is_gpu:
+            torch.cuda.synchronize()
+
+    def _prepare(self) -> None:
+        quiet_profiler()
+        if self._timed_from is not None:
+            number, began = self._timed_from
+            self._unprofiled_s = (self._now() - began) / (self._number - number)
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._is_gpu else [])]
+        self._profiler = profile(activities=activities, acc_events=True)
+        self._profiler.prepare_trace()
+
+    def _start(self) -> None:
+        if self._profiler is None:
+            self._prepare()
+        self._synchronize()
+        self._profiler.start_trace()
+        self.is_recording = True
+        if self._is_gpu:
+            self._record_sync_lines()
+        self._mark_step()
+
+    def _mark_step(self) -> None:
+        self._range = record_function(f"{STEP_MARK}{self._number}")
+        self._range.__enter__()
+
+    def _stop(self) -> None:
+        self.is_recording, self.is_done = False, True
+        with record_function(END_MARK):
+            self._synchronize()
+        self._profiler.stop_trace()
+        if self._show_warning is not None:
+            torch.cuda.set_sync_debug_mode("default")
+            warnings.showwarning = self._show_warning
+        self._write()
+        self._profiler = None
+
+    # Files
+
+    def _write(self) -> None:
+        make_own_folder(self._folder)
+        target = trace_path(self._folder, self._rank)
+        plain = target.with_suffix(".plain")
+        self._profiler.export_chrome_trace(str(plain))
+        try:
+            with (
+                plain.open("rb") as source,
+                replacing(target) as file,
+                gzip.open(file, "wb", compresslevel=1) as packed,
+            ):
+                shutil.copyfileobj(source, packed, 1 << 20)
+        finally:
+            plain.unlink()
+        write_facts(self._folder, self._facts())
+
+    def _facts(self) -> RankFacts:
+        return RankFacts(
+            rank=self._rank,
+            world_size=self._world_size,
+            host=self._host,
+            device=torch.cuda.get_device_name() if self._is_gpu else "cpu",
+            backend=dist.get_backend() if dist.is_initialized() else "none",
+            first_step=self._steps.start,
+            num_steps=self._number - self._steps.start,
+            bucket_bytes=bucket_bytes(self.modules),
+            unprofiled_step_s=self._unprofiled_s,
+            left_out=tuple(self.left_out),
+            sync_lines=tuple(self._sync_lines),
+            job=self._job,
+        )
+
+    # Source lines of host synchronizations: torch warns of each, after it. A profile with stacks would cost far more.
+
+    def _record_sync_lines(self) -> None:
+        self._show_warning = warnings.showwarning
+        warnings.showwarning = self._on_warning  # type: ignore[assignment]
+        warnings.filterwarnings("always", message=f".*{SYNCHRONIZES}")
+        torch.cuda.set_sync_debug_mode("warn")
+
+    def _on_warning(self, message: Any, category: Any, filename: str, lineno: int, *more: Any) -> None:
+        if SYNCHRONIZES not in str(message):
+            self._show_warning(message, category, filename, lineno, *more)
+        elif len(self._sync_lines) < MOST_SYNC_LINES:
+            frame: FrameType | None = sys._getframe(1)
+            while frame is not None and frame.f_code.co_filename.startswith((TORCH, __file__, warnings.__file__)):
+                frame = frame.f_back
+            place = f"{filename}:{lineno}" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            self._sync_lines.append((time.time_ns(), place))
+
+
+def bucket_bytes(modules: Iterable[torch.nn.Module]) -> tuple[int, ...]:
+    """The sizes of the buckets of the first DDP module, in the order in which they are reduced; empty: not known."""
+    for module in modules:
+        if isinstance(module, DistributedDataParallel):
+            with suppress(Exception):  # torch calls it unstable
+                data: dict[str, Any] = module._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+                sizes = data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes") or ""
+                return tuple(int(size) for size in sizes.split(","))
+    return ()

@@ -1,0 +1,53 @@
+"""`log.profile` on two ranks: their traces, and what is found in them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from torch import nn
+
+from drumline.scale.profile_analysis import analyse
+from drumline.scale.profile_words import headline, slow_rank
+from drumline.tasks.base import Loss
+from tests.jobs import Classify, make_config, train_on
+
+
+class SlowOnRank1(Classify):
+    """Rank 1 takes 30 ms longer in each step; the gradients are in two buckets."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 300), *(nn.Linear(300, 300) for _ in range(3)), nn.Linear(300, 2)).double()
+
+    def loss(self, model: nn.Module, batch: Any) -> Loss:
+        if dist.get_rank() == 1:
+            time.sleep(0.03)
+        return super().loss(model, batch)
+
+
+def test_a_slow_rank_is_named_and_the_parts_add_up(tmp_path: Path) -> None:
+    """Steps 4 to 8; an epoch, with its evaluation, ends after step 6: that step is left out."""
+    config = make_config(batch_size=8, samples=48, steps=10)
+    config = replace(config, log=replace(config.log, profile="4:9"), dist=replace(config.dist, bucket_cap_mb=0.7))
+    train_on(2, config, SlowOnRank1, tmp_path)
+    result = analyse(tmp_path)
+    assert (result.world_size, result.backend, result.device, result.num_steps) == (2, "gloo", "cpu", 4)
+    assert sum(result.parts_s.values()) == pytest.approx(result.step_s, rel=0.02)
+    slow = slow_rank(result)
+    assert slow is not None
+    assert slow.rank == 1
+    assert headline(result).startswith("rank 1 is slow: the others wait")
+    assert result.ranks[0].parts_s["waiting_for_rank"] > 0.02
+    num_parameters = 6 * 300 + 300 + 3 * (300 * 300 + 300) + 300 * 2 + 2
+    assert sum(bucket.num_bytes for bucket in result.buckets) == num_parameters * 8
+    assert len(result.buckets) == 2
+    ready = [bucket.ready_s for bucket in result.buckets]
+    assert ready == sorted(ready)
+    assert 0 < result.buckets[0].backward_s < result.buckets[0].ready_s
+    assert result.parts_s["data"] > 0
+    assert result.settings["dist.bucket_cap_mb"] == "0.7"
+    assert result.unprofiled_step_s is not None

@@ -1,0 +1,286 @@
+"""Traces with known answers: parts that overlap, nest and wait, clocks that differ, files that are damaged."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drumline.errors import UsageError
+from drumline.scale.breakdown import aligned, divide_steps, divided, matched
+from drumline.scale.intervals import clipped, difference, intersection, length, union
+from drumline.scale.profile_analysis import analyse
+from drumline.scale.profile_result import ProfileResult, read_profile
+from drumline.scale.trace_file import read_trace, unpacked
+from drumline.watch.profile_files import JobFacts, RankFacts, trace_path, write_facts
+
+MS = 1000.0
+"""In a trace's unit."""
+AUTOGRAD = "autograd::engine::evaluate_function: "
+Entry = dict[str, Any]
+
+
+def entry(name: str, start_ms: float, end_ms: float, kind: str = "cpu_op", thread: int = 1, **args: Any) -> Entry:
+    lasts = (end_ms - start_ms) * MS
+    return {
+        "ph": "X",
+        "cat": kind,
+        "name": name,
+        "pid": 7,
+        "tid": thread,
+        "ts": start_ms * MS,
+        "dur": lasts,
+        "args": args,
+    }
+
+
+def mark(name: str, start_ms: float, end_ms: float) -> Entry:
+    return entry(name, start_ms, end_ms, "user_annotation")
+
+
+def gloo_step(number: int, at: float, *, bucket_at: float, reduced_at: float) -> list[Entry]:
+    """100 ms: 10 of data, forward, backward with one bucket from `bucket_at` to `reduced_at`, and an update of 5 ms."""
+    return [
+        mark(f"drumline.step#{number}", at, at + 99),
+        mark("drumline.data", at, at + 10),
+        entry("aten::stack", at + 2, at + 8),
+        entry("aten::linear", at + 10, at + 20),
+        entry("aten::addmm", at + 11, at + 19),
+        entry(f"{AUTOGRAD}AddmmBackward0", at + 20, at + 31),
+        entry("AddmmBackward0", at + 20, at + 30),
+        entry(f"{AUTOGRAD}torch::autograd::AccumulateGrad", at + bucket_at, at + bucket_at + 1),
+        entry("c10d::allreduce_", at + bucket_at, at + bucket_at + 0.5),
+        entry("gloo:all_reduce", at + bucket_at + 1, at + reduced_at, "user_annotation", thread=9),
+        entry("aten::copy_", at + 40, at + 41, thread=9),
+        entry("aten::_fused_sgd_", at + 90, at + 95),
+    ]
+
+
+def write_rank(
+    run: Path, rank: int, entries: list[Entry], *, world_size: int = 2, host: str = "a", **facts: Any
+) -> None:
+    folder = run / "profile"
+    write_facts(
+        folder,
+        RankFacts(
+            rank=rank,
+            world_size=world_size,
+            host=host,
+            device="cpu",
+            backend="gloo",
+            first_step=2,
+            num_steps=2,
+            **{"bucket_bytes": (1_000_000,), "job": JobFacts(task="digits"), **facts},
+        ),
+    )
+    document = {"baseTimeNanoseconds": 10**18, "traceEvents": [{"ph": "M", "name": "x"}, *entries]}
+    trace_path(folder, rank).write_bytes(gzip.compress(json.dumps(document).encode()))
+
+
+def two_ranks(run: Path, *, later_ms: float = 0.0, host: str = "a") -> ProfileResult:
+    """Rank 0 reduces from 30 ms on, rank 1 from 60: both end at 80. `later_ms`: rank 1's clock."""
+    for rank, bucket_at in enumerate((30.0, 60.0)):
+        by = later_ms * rank
+        steps = [gloo_step(n, (n - 2) * 100 + by, bucket_at=bucket_at, reduced_at=80) for n in (2, 3)]
+        write_rank(
+            run, rank, [*steps[0], *steps[1], mark("drumline.end", 200 + by, 200 + by)], host=host if rank else "a"
+        )
+    return analyse(run)
+
+
+def test_the_parts_of_a_step_are_known(tmp_path: Path) -> None:
+    """Nested operations count once, those that make a batch are data, gloo's own thread does not compute."""
+    result = two_ranks(tmp_path)
+    assert result == read_profile(tmp_path)
+    fast, slow = result.ranks
+    expected = {"compute": 25, "waiting_for_rank": 30, "exposed_communication": 20, "data": 10, "host_sync": 0}
+    assert {name: fast.parts_s[name] * 1000 for name in expected} == pytest.approx(expected)
+    assert fast.parts_s["gaps"] * 1000 == pytest.approx(15)
+    assert slow.parts_s["waiting_for_rank"] == 0
+    assert slow.parts_s["exposed_communication"] * 1000 == pytest.approx(20)
+    assert [one.critical_steps for one in result.ranks] == [0, 2]
+    assert sum(result.parts_s.values()) == pytest.approx(result.step_s) == 0.1
+    [bucket] = result.buckets
+    assert (bucket.num_bytes, bucket.ready_s, bucket.backward_s) == (
+        1_000_000,
+        pytest.approx(0.02),
+        pytest.approx(0.01),
+    )
+    assert bucket.reduce_s == pytest.approx(0.019)
+    assert result.other_collectives == 0
+
+
+def test_clocks_of_two_hosts_are_compared_by_what_they_leave_together(tmp_path: Path) -> None:
+    expected = two_ranks(tmp_path / "same")
+    found = two_ranks(tmp_path / "later", later_ms=5000, host="b")
+    assert found.num_nodes == 2
+    assert found.parts_s == pytest.approx(expected.parts_s)
+    assert [one.critical_steps for one in found.ranks] == [0, 2]
+
+
+def test_communication_beside_compute_is_hidden(tmp_path: Path) -> None:
+    entries = [
+        mark("drumline.step#2", 0, 50),
+        mark("drumline.end", 50, 50),
+        entry("aten::mm", 0, 30),
+        entry("gloo:all_reduce", 10, 40, "user_annotation", thread=9),
+        entry("gloo:all_reduce", 20, 45, "user_annotation", thread=8),
+    ]
+    write_rank(tmp_path, 0, entries, world_size=1)
+    result = analyse(tmp_path)
+    assert result.hidden_communication_s == pytest.approx(0.02)
+    assert result.parts_s["exposed_communication"] == pytest.approx(0.015)
+    assert (result.other_collectives, result.buckets) == (2, ())
+
+
+def test_a_python_function_that_waits_does_not_compute(tmp_path: Path) -> None:
+    """SyncBatchNorm waits for its collective inside an operation of its own."""
+    entries = [
+        mark("drumline.step#2", 0, 20),
+        mark("drumline.end", 20, 20),
+        entry("SyncBatchNorm", 0, 10),
+        entry("aten::mul", 0, 1),
+        entry("c10d::allreduce_", 1, 2),
+        entry("gloo:all_reduce", 2, 9, "user_annotation", thread=9),
+        entry(f"{AUTOGRAD}SyncBatchNormBackward", 10, 15),
+        entry("SyncBatchNormBackward", 10, 15),
+    ]
+    write_rank(tmp_path, 0, entries, world_size=1)
+    result = analyse(tmp_path)
+    assert result.parts_s["compute"] == pytest.approx(0.001)
+    assert result.parts_s["exposed_communication"] == pytest.approx(0.008)
+
+
+def gpu_entries() -> list[Entry]:
+    """The host is done after 5 ms; the GPU computes from 2 to 30 and 34 to 60, and reduces from 20 to 50."""
+    return [
+        mark("drumline.step#2", 0, 4),
+        mark("drumline.step#3", 4, 5),
+        mark("drumline.end", 5, 62),
+        entry("drumline.step#2", 2, 30, "gpu_user_annotation", 20),
+        entry("drumline.step#3", 34, 60, "gpu_user_annotation", 20),
+        entry("cudaLaunchKernel", 1, 1.1, "cuda_runtime", correlation=1),
+        entry(f"{AUTOGRAD}torch::autograd::AccumulateGrad", 2, 3),
+        entry("c10d::allreduce_", 2, 2.5),
+        entry("cudaLaunchKernel", 4, 4.1, "cuda_runtime", correlation=2),
+        entry("sgemm", 2, 30, "kernel", 20, correlation=1),
+        entry(
+            "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)",
+            20,
+            50,
+            "kernel",
+            21,
+            **{"In msg nelems": 10, "dtype": "Float"},
+        ),
+        entry("sgemm", 34, 60, "kernel", 20, correlation=2),
+        entry("aten::item", 50, 61),
+        entry("cudaStreamSynchronize", 60, 61, "cuda_runtime"),
+        entry("cudaDeviceSynchronize", 5, 61.5, "cuda_runtime"),
+    ]
+
+
+def test_on_a_gpu_kernels_count_and_steps_are_those_of_the_device(tmp_path: Path) -> None:
+    write_rank(tmp_path, 0, gpu_entries(), world_size=1, bucket_bytes=(), sync_lines=((10**18 + 61_100_000, "a.py:7"),))
+    result = analyse(tmp_path)
+    [rank] = result.ranks
+    assert rank.step_s == pytest.approx((0.032, 0.028))
+    assert result.parts_s["compute"] * 2 == pytest.approx(0.054)
+    assert result.parts_s["exposed_communication"] * 2 == pytest.approx(0.004)
+    assert result.hidden_communication_s * 2 == pytest.approx(0.026)
+    assert (result.kernels[0].name, result.kernels[0].calls) == ("sgemm", 1)
+
+
+def test_a_rank_without_a_trace_is_named_and_the_others_count(tmp_path: Path) -> None:
+    two_ranks(tmp_path)
+    trace_path(tmp_path / "profile", 1).write_bytes(b"\x1f\x8b no gzip")
+    result = analyse(tmp_path)
+    assert [one.rank for one in result.ranks] == [0]
+    assert list(result.missing_ranks) == ["1"]
+    trace_path(tmp_path / "profile", 0).unlink()
+    with pytest.raises(UsageError, match="has no trace that can be read") as caught:
+        analyse(tmp_path)
+    assert caught.value.next_step == "profile the job again"
+
+
+DAMAGED = {
+    "no list": b'{"traceEvents": 3}',
+    "no object": b"[]",
+    "a base that is no time": b'{"traceEvents": [], "baseTimeNanoseconds": "now"}',
+    "deep": b'{"traceEvents": [' + b"[" * 5000 + b"]" * 5000 + b"]}",
+    "no JSON": b"{",
+}
+
+
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED.keys())
+def test_a_damaged_trace_is_a_value_error(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(gzip.compress(content))
+    with pytest.raises(ValueError, match=r"."):
+        read_trace(path)
+
+
+def test_a_trace_that_unpacks_to_too_much_or_ends_early_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json.gz"
+    packed = gzip.compress(b" " * 10_000_000)
+    path.write_bytes(packed)
+    with pytest.raises(ValueError, match="it has more than 1,000 bytes"):
+        unpacked(path, most=1000)
+    path.write_bytes(packed[:-100])
+    with pytest.raises(ValueError, match="it is incomplete"):
+        unpacked(path)
+
+
+def test_entries_of_a_wrong_type_are_left_out(tmp_path: Path) -> None:
+    wrong = [None, 3, {"ph": "X"}, {"ph": "X", "name": 3, "ts": 1, "dur": 1}, entry("aten::mm", 0, 1) | {"ts": "0"}]
+    wrong += [entry("aten::mm", 0, 1) | {"ts": float("nan")}, entry("aten::mm", 0, 1) | {"dur": -5, "args": []}]
+    steps = gloo_step(2, 0, bucket_at=30, reduced_at=80)
+    write_rank(tmp_path, 0, [*wrong, *steps, mark("drumline.end", 100, 100)], world_size=1)  # type: ignore[list-item]
+    assert analyse(tmp_path).parts_s["compute"] == pytest.approx(0.025)
+
+
+# Any intervals
+
+times = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=12)
+
+
+def instants(pairs: list[tuple[int, int]]) -> set[int]:
+    """Unit intervals, by their starts."""
+    return {place for low, high in pairs for place in range(low, high)}
+
+
+@given(times, times, st.integers(0, 20), st.integers(20, 40))
+def test_sets_of_instants(one: list[tuple[int, int]], other: list[tuple[int, int]], low: int, high: int) -> None:
+    left, right = union(one), union(other)
+    assert all(end < start for (_, end), (start, _) in pairwise(left))
+    assert length(left) == len(instants(one))
+    assert length(intersection(left, right)) == len(instants(one) & instants(other))
+    assert length(difference(left, right)) == len(instants(one) - instants(other))
+    assert length(clipped(left, low, high)) == len(instants(one) & set(range(low, high)))
+
+
+@given(st.lists(times, min_size=4, max_size=4))
+def test_parts_are_disjoint_and_add_up_to_the_step(claims: list[list[tuple[int, int]]]) -> None:
+    named = [(str(number), union(pairs)) for number, pairs in enumerate(claims)]
+    parts = divided(5, 35, named, "rest")
+    left = set(range(5, 35))
+    for number, pairs in enumerate(claims):
+        assert parts[str(number)] == len(left & instants(pairs))
+        left -= instants(pairs)
+    assert parts["rest"] == len(left)
+    assert sum(parts.values()) == pytest.approx(30)
+
+
+def test_ranks_with_different_numbers_of_collectives_do_not_wait(tmp_path: Path) -> None:
+    two_ranks(tmp_path)
+    traces = {rank: read_trace(trace_path(tmp_path / "profile", rank)) for rank in (0, 1)}
+    traces[1] = replace(traces[1], collectives=traces[1].collectives[:1])
+    found = matched(aligned(traces, {0: "a", 1: "b"}))
+    assert [len(one.by_rank) for one in found] == [1, 1, 1]
+    assert all(not any(one.waited_s.values()) for one in divide_steps(0, traces[0], found))
