@@ -12,6 +12,8 @@ MODULES = (
     "drumline.cli.prove_resume_command",
     "drumline.cli.train_command",
     "drumline.cli.train_rank",
+    "drumline.report.page",
+    "jinja2",
     "drumline.launch.node.agent",
     "drumline.launch.node.local",
     "drumline.watch.sidecar.main",

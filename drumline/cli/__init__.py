@@ -22,6 +22,8 @@ VERBS = {
     "predict": "write what a checkpoint predicts for every sample of a dataset",
     "export": "write a checkpoint's weights to a safetensors file",
     "watch": "follow a running job from another terminal, rank by rank",
+    "runs": "list run folders: state, step, result, size",
+    "report": "write runs as one HTML page: curves, faults, slow ranks; or\nserve it while a run goes on",
     "doctor": "check this machine, or hosts and every pair, before a run",
     "lint": "find mistakes of distributed training in any code",
     "verify": "check run folders: checkpoints, each sample once, events",

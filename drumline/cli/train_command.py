@@ -103,7 +103,12 @@ def _start_ranks(flags: Flags, layers: Layers, folder: Path, argv: Sequence[str]
     from drumline.launch.node.local import run_node
 
     node = NodePlan(num_procs=num_procs, max_restarts=TASK_RESTARTS if max_restarts is None else max_restarts)
-    return run_node(node, Program(("train", *argv), is_task=True, run=str(folder)), Supervision())
+    code = run_node(node, Program(("train", *argv), is_task=True, run=str(folder)), Supervision())
+    if code in (ExitCode.TRAINING_FAILED, ExitCode.HANG):  # else rank 0 has done it
+        from drumline.cli.report_command import report_at_end
+
+        report_at_end(folder)
+    return code
 
 
 def run_folder(flags: Flags, task: str) -> Path:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from drumline.cli.report_command import report_at_end
 from drumline.config import Layers
 from drumline.distributed.failure import summary
 from drumline.engine.failure_report import report_failure
@@ -48,11 +49,17 @@ def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequ
         exit_now(ExitCode.INTERRUPTED)
     except (Exception, SystemExit) as error:  # the user's code may call sys.exit, which is not success
         ddp._connection.heartbeat.fail(summary(error), failure_kind(error))
-        exit_now(report_failure(error, ddp, progress, run=folder, environment=os.environ))
+        failed = report_failure(error, ddp, progress, run=folder, environment=os.environ)
+        # Among several ranks the launcher does it, once none is restarted.
+        if topology is None and failed == ExitCode.TRAINING_FAILED:
+            report_at_end(folder)
+        exit_now(failed)
     preemption.close()
-    is_clean = ddp.cleanup()
-    if config.log.profile is not None and code == ExitCode.SUCCESS and (topology is None or topology.rank == 0):
+    is_clean, is_main = ddp.cleanup(), topology is None or topology.rank == 0
+    if is_main and config.log.profile is not None and code == ExitCode.SUCCESS:
         _show_profile(folder, shows=config.log.display != "none")
+    if is_main:
+        report_at_end(folder, prints=config.log.display != "none")
     if not is_clean or has_unfinished_tracker():
         exit_now(code)
     return code

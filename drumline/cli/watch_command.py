@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from drumline.audit.verify import find_run
-from drumline.cli.watch_status import FATAL_NOTICES, RunStatus, RunStatusReader
 from drumline.config import FlagTable, read_flags
 from drumline.config.schema import Bounds
+from drumline.engine.run_status import FATAL_NOTICES, RunStatus, RunStatusReader
 from drumline.errors import ConfigError, ExitCode, UsageError
 from drumline.terminal import is_read, make_console, one_line, show, show_lines
 from drumline.watch.status_file import STATUS_FILE

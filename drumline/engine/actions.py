@@ -95,6 +95,7 @@ class LogTraining(Action):
         self._first_step = context.progress.step
         self._train_step, self._non_finite, self._notices = train_step, non_finite, notices
         self._data_advice: DataAdvice | None = None
+        self._spent_s: dict[str, float] = {}
 
     def due(self, step: int) -> bool:
         return step % self.interval == 0 or step >= self._progress.last_step
@@ -128,6 +129,7 @@ class LogTraining(Action):
             seconds_left=throughput.seconds_for(context.total_steps - step),
             **numbers,
         )
+        self._report_phases(context)
         self._notices.report(context.reporter)
         if self._data_advice is not None:
             self._data_advice.check(context, data_share, blocked_s * samples_per_s / job.batch.size)
@@ -136,6 +138,13 @@ class LogTraining(Action):
         if num_compiled:
             report_recompilations(context, self._first_step)
         context.end_if(num_votes)
+
+    def _report_phases(self, context: RunContext) -> None:
+        """What this rank's time went to since the last line; the first line has the start of the run, too."""
+        before, self._spent_s = self._spent_s, context.job.heartbeat.spent_s()
+        spent = {name: seconds - before.get(name, 0.0) for name, seconds in self._spent_s.items()}
+        phases_s = {name: round(seconds, 6) for name, seconds in spent.items() if seconds > 0}
+        context.reporter.report("phases", step=context.progress.step, phases_s=phases_s)
 
 
 class Periodic(Action):

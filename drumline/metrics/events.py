@@ -15,6 +15,8 @@ event has `time` (Unix seconds), `number` (from 0 in each process: a gap is a lo
 |              | known or the run was restarted (since: `rank`); parts: the seconds of each part of the start  |
 | `train`      | epoch, loss, lr, samples_per_s, data_share, seconds_left, grad_norm if clipped, and the       |
 |              | task's metrics                                                                                |
+| `phases`     | phases_s: the seconds of this rank by heartbeat phase since its last `phases` event; in event |
+|              | files only                                                                                    |
 | `evaluation` | epoch, samples, seconds, and the metrics, `loss` among them                                   |
 | `logged`     | name, type: `scalar`, `image` or `text`; value, or the path of an image in the run folder     |
 | `checkpoint` | path, bytes, seconds until it was complete, copy (`device`, `pinned`, `host`, `none`: where   |
@@ -52,7 +54,7 @@ from typing import Any, BinaryIO, Literal, NamedTuple, Self
 from drumline.untrusted import open_append, open_regular, parse_json
 
 Kind = Literal[
-    "start", "resume", "recovered", "first_step", "train", "evaluation", "logged", "checkpoint", "note",
+    "start", "resume", "recovered", "first_step", "train", "phases", "evaluation", "logged", "checkpoint", "note",
     "warning", "error", "straggler", "stall", "preempted", "end"
 ]  # fmt: skip
 Event = Mapping[str, Any]

@@ -103,6 +103,11 @@ class HeartbeatWriter:
     def step(self) -> int:
         return self._words[_STEP]
 
+    def spent_s(self) -> dict[str, float]:
+        """By the name of the phase: the total time spent in it, without the present one's since its beginning."""
+        times = self._words.cast("B").cast("d")[_SPENT : _SPENT + len(Phase)]
+        return {phase.name.lower(): seconds for phase, seconds in zip(Phase, times.tolist(), strict=True)}
+
     def move(self, num_collectives: int | None) -> None:
         """Record progress that a monitor thread saw; its phase is not known."""
         if num_collectives is not None:

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from drumline.audit.verify import verify_run
 from drumline.checkpoint import manifest
-from drumline.cli.watch_status import RunStatusReader
 from drumline.config.config_file import read_config_file as read_settings
 from drumline.data.cifar10 import load_arrays
 from drumline.engine.output import WatchNotices
 from drumline.engine.resume import _failure_in, _read_launch, check_same_step, diagnoses_of_launch
 from drumline.engine.run_folder import RunFolder
+from drumline.engine.run_status import RunStatusReader
 from drumline.errors import DrumlineError
 from drumline.launch.env_file import read_env_file
 from drumline.launch.hosts import hosts_from_file

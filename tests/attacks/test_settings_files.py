@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from drumline.audit.verify import verify_run
-from drumline.cli.watch_status import RunStatusReader
 from drumline.config.config_file import read_config_file
 from drumline.doctor.machine.folder_hashes import FileEntry, _code_hash
 from drumline.engine.output import WatchNotices
 from drumline.engine.run_folder import RunFolder
+from drumline.engine.run_status import RunStatusReader
 from drumline.errors import DrumlineError, PreflightError, UsageError
 from drumline.launch.env_file import _unquoted, read_env_file
 from drumline.launch.hosts import Host, hosts_from_file, read_counts

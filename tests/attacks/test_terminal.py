@@ -20,10 +20,10 @@ import pytest
 from drumline import cli
 from drumline.audit.section import Section
 from drumline.audit.verify import RunReport
-from drumline.cli.watch_status import RunStatusReader
 from drumline.doctor.finding import Finding
 from drumline.doctor.host_differences import ComparedValue
 from drumline.doctor.report import report
+from drumline.engine.run_status import RunStatusReader
 from drumline.errors import PreflightError
 from drumline.launch.hosts import Host, hosts_from_file
 from drumline.launch.node.rank_logs import LogFollower

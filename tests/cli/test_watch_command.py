@@ -20,7 +20,7 @@ from rich.console import Console
 
 from drumline.cli.watch_command import render
 from drumline.cli.watch_command import run as follow
-from drumline.cli.watch_status import FRESH_S, RESTART_S, RunStatusReader
+from drumline.engine.run_status import FRESH_S, RESTART_S, RunStatusReader
 from drumline.watch.cluster_state import ClusterState, NodeState, RankState
 from drumline.watch.heartbeat import Phase
 from drumline.watch.status_file import STATUS_FILE, Notice, status_record

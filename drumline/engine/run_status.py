@@ -6,7 +6,7 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from drumline.engine.run_folder import RunFolder, job_at_work
 from drumline.metrics.events import parse_line
@@ -25,6 +25,9 @@ ENDS = {
 }
 """How a run ended, by the kind of its last event."""
 _TAIL_BYTES = 1 << 16
+RunState = Literal["running", "done", "preempted", "failed", "stopped"]
+"""In one word; `stopped`: its last events are missing, since it was killed or interrupted."""
+_STATES: dict[str, RunState] = {"end": "done", "preempted": "preempted", "error": "failed"}
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,12 @@ class RunStatus:
         if (last := self.last_event) is None or last["kind"] == "error":  # a launcher may restart it
             return False
         return bool(self.status["time"] <= last["time"] + FRESH_S)  # a newer one is of the next attempt
+
+    @property
+    def state(self) -> RunState:
+        if not self.has_ended:
+            return "running"
+        return "stopped" if self.last_event is None else _STATES[self.last_event["kind"]]
 
     @property
     def is_unknown(self) -> bool:
@@ -125,6 +134,9 @@ def _last_event(folder: RunFolder) -> dict[str, Any] | None:
             lines = [line for line in file.read().splitlines() if line.strip()]
     except OSError:
         return None
-    event = (parse_line(lines[-1]) if lines else None) or {}
+    events = (parse_line(line) or {} for line in reversed(lines))
+    # A tracker that is closed after the end may warn; the first event of the next start has number 0.
+    late = ("warning", "note")
+    event = next((event for event in events if event.get("kind") not in late or event.get("number") == 0), {})
     is_last = str(event.get("kind")) in ENDS and type(event.get("time")) in (int, float)
     return event if is_last else None

@@ -1,0 +1,97 @@
+"""`drumline report RUN`: writes runs as one HTML page, or serves it while a run goes on; `train` ends with one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from drumline.audit.verify import find_run
+from drumline.config import FlagTable, read_flags
+from drumline.engine.run_status import RunStatusReader
+from drumline.errors import ConfigError, ExitCode, UsageError
+from drumline.terminal import print_message, show, show_lines
+
+REFRESH_S = 5.0
+HELP = """\
+usage: drumline report RUN [RUN ...] [--to FILE]
+       drumline report --live RUN
+
+Writes one HTML file that needs no network: result, goodput, curves, faults and restarts, a map of slow ranks by time,
+the time of a step, environment and settings. Several runs are shown side by side, with what differs. `drumline train`
+writes RUN/report.html at its end.
+
+  --to FILE   where to write it [RUN/report.html; of several runs report.html]
+  --live      serve the page of a run that goes on, on 127.0.0.1, made anew every 5 s, until it ends or Ctrl-C
+  --help      this text
+"""
+OWN_FLAGS: FlagTable = {"to": (str, "", ""), "live": (bool, "", ""), "help": (bool, "", "")}
+
+
+def run(argv: Sequence[str]) -> int:
+    flags = read_flags(
+        argv, OWN_FLAGS, max_positional=len(argv), no_settings="is a setting of a run; report takes none"
+    )
+    given, names = flags.own, flags.positional
+    if given.get("help"):
+        show(HELP, end="")
+        return ExitCode.SUCCESS
+    if flags.layer.problems:
+        raise ConfigError(flags.layer.problems, next_step="read drumline report --help")
+    if not names:
+        raise UsageError("no RUN was given", next_step="give a run folder, as in: drumline report runs/digits")
+    folders = [find_run(Path(name)) for name in names]
+    if given.get("live"):
+        if len(folders) > 1 or given.get("to"):
+            raise UsageError("--live serves one run, and writes no file", next_step="give one RUN, and no --to")
+        return _serve(folders[0])
+    from drumline.report.page import REPORT_FILE, write_report
+
+    to = Path(given.get("to") or (folders[0] / REPORT_FILE if len(folders) == 1 else REPORT_FILE))
+    try:
+        write_report(folders, to)
+    except OSError as error:
+        raise UsageError(f"{to} could not be written: {error.strerror}", next_step="choose a file with --to") from error
+    show_lines([f"report: {to}"])
+    return ExitCode.SUCCESS
+
+
+def _serve(folder: Path) -> int:
+    """Until the run ends; then once more, so that an open page shows the end."""
+    from drumline.report.live_server import LiveServer
+    from drumline.report.page import render_page
+    from drumline.report.run_data import read_run
+
+    reader = RunStatusReader(folder)
+    if reader.read().has_ended:
+        raise UsageError(f"no job trains in {folder}", next_step=f"write its report: drumline report {folder}")
+
+    def render() -> str:
+        found = read_run(folder)
+        return render_page([found], refresh_s=REFRESH_S if found.state == "running" else None)
+
+    server = LiveServer(render)
+    show_lines([f"live report: {server.url} (until the run ends, or Ctrl-C)"])
+    try:
+        while not (status := reader.read()).has_ended:
+            time.sleep(1.0)
+        ended = time.monotonic()
+        while server.served_at < ended and time.monotonic() < ended + 2 * REFRESH_S:
+            time.sleep(0.1)
+    finally:
+        server.close()
+    show_lines([status.message() or "the run has ended"])
+    return ExitCode.SUCCESS
+
+
+def report_at_end(folder: Path, *, prints: bool = True) -> None:
+    """Write RUN/report.html after training. Never fails a run: an error is a warning."""
+    try:
+        from drumline.report.page import REPORT_FILE, write_report
+
+        if folder.is_dir():
+            written = write_report([folder], folder / REPORT_FILE)
+            if prints:
+                show_lines([f"report: {written}"])
+    except Exception as error:
+        print_message(f"warning: the report could not be written: {type(error).__name__}: {error}")

@@ -1,0 +1,71 @@
+"""`drumline runs [DIR]`: a table of run folders."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from drumline.config import FlagTable, read_flags
+from drumline.errors import ConfigError, ExitCode, UsageError
+from drumline.metrics.display import metric_text
+from drumline.report.run_list import ListedRun, list_runs
+from drumline.terminal import show, show_lines
+from drumline.text import duration, file_size
+
+HELP = """\
+usage: drumline runs [DIR] [--json]
+
+Lists the run folders in DIR [runs], the last changed first: task, state, step, result, size, and how long ago a file of
+it was last written. States:
+
+  running     a job trains in it, as far as this machine can see
+  done, preempted, failed
+              by its last event
+  stopped     it ended without one: killed, or interrupted
+  own loop    checkpoints of ddp.checkpoint, without events
+  corrupt     its settings or events cannot be read; drumline verify reports what is wrong
+
+  --json   for scripts
+  --help   this text
+"""
+OWN_FLAGS: FlagTable = {"json": (bool, "", ""), "help": (bool, "", "")}
+HEADINGS = ("run", "task", "state", "step", "result", "size", "changed")
+MAX_METRICS = 2
+
+
+def run(argv: Sequence[str]) -> int:
+    flags = read_flags(argv, OWN_FLAGS, max_positional=1, no_settings="is a setting of a run; runs takes none")
+    if flags.own.get("help"):
+        show(HELP, end="")
+        return ExitCode.SUCCESS
+    if flags.layer.problems:
+        raise ConfigError(flags.layer.problems, next_step="read drumline runs --help")
+    folder = Path(flags.positional[0] if flags.positional else "runs")
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {folder}", next_step="give the folder that the run folders are in")
+    found = list_runs(folder)
+    if flags.own.get("json"):
+        show(json.dumps([{**asdict(one), "run": str(one.run)} for one in found], indent=1))
+    elif found:
+        show_lines(_table(found))
+    else:
+        show_lines([f"there are no runs in {folder}"])
+    return ExitCode.SUCCESS
+
+
+def _table(found: Sequence[ListedRun]) -> list[str]:
+    grid = [HEADINGS, *map(_cells, found)]
+    widths = [max(map(len, column)) for column in zip(*grid, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in grid]
+
+
+def _cells(one: ListedRun) -> tuple[str, ...]:
+    steps = f"{one.step:,}" + (f"/{one.total_steps:,}" if one.total_steps else "")
+    # The loss is there anyway; what the task measures says more.
+    names = sorted(one.metrics, key=lambda name: name == "loss")[:MAX_METRICS]
+    result = ", ".join(f"{name} {metric_text(name, one.metrics[name])}" for name in names)
+    age = duration(max(0.0, time.time() - one.changed))
+    return str(one.run), one.task or "-", one.state, steps, result or "-", file_size(one.num_bytes), f"{age} ago"

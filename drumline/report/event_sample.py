@@ -1,0 +1,78 @@
+"""Reads event files within a limit: of a larger one, windows at equal distances, so that a report never takes long."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from drumline.metrics.events import parse_line
+from drumline.untrusted import open_regular
+
+RANK_FILE = re.compile(r"rank-(\d{5,9})\.jsonl")
+WINDOW_BYTES = 1 << 16
+MAX_LINE_BYTES = 1 << 20
+MAX_STEP = 1 << 53
+"""What JavaScript, too, can count to."""
+MAX_TIME = 1e11
+
+
+def rank_files(folder: Path, *, most: int) -> dict[int, Path]:
+    """The event files by rank, of the first ranks if there are many."""
+    found = ((RANK_FILE.fullmatch(path.name), path) for path in sorted(folder.glob("rank-*.jsonl")))
+    files = {int(named[1]): path for named, path in found if named is not None}
+    return dict(sorted(files.items())[:most])
+
+
+def sampled_events(path: Path, *, most_bytes: int, kind: str | None = None) -> Iterator[dict[str, Any]]:
+    """The events with a usable time and step, in the order of the file; only those of a kind, if one is given. A file
+    that cannot be read has none."""
+    # Most lines of another kind are not parsed at all.
+    needle = b"" if kind is None else f'"{kind}"'.encode()
+    try:
+        with open_regular(path) as file:
+            for chunk in _windows(file, most_bytes):
+                for raw in chunk:
+                    if needle in raw and len(raw) <= MAX_LINE_BYTES and (event := _usable(raw, kind)) is not None:
+                        yield event
+    except OSError:
+        return
+
+
+def _windows(file: Any, most_bytes: int) -> Iterator[list[bytes]]:
+    size = file.seek(0, os.SEEK_END)
+    if size <= most_bytes:
+        file.seek(0)
+        yield file.read(most_bytes).split(b"\n")
+        return
+    count = max(2, most_bytes // WINDOW_BYTES)
+    for number in range(count):
+        begin = number * (size - WINDOW_BYTES) // (count - 1)
+        file.seek(begin)
+        # What is cut off at either end is no event.
+        yield file.read(WINDOW_BYTES).split(b"\n")[1 if begin else 0 : -1 if begin + WINDOW_BYTES < size else None]
+
+
+def _usable(raw: bytes, kind: str | None) -> dict[str, Any] | None:
+    event = parse_line(raw) if raw.strip() else None
+    if event is None or type(event.get("kind")) is not str or kind not in (None, event["kind"]):
+        return None
+    moment, step = number(event.get("time")), event.get("step")
+    if moment is None or not 0 < moment < MAX_TIME or type(step) is not int or not 0 <= step < MAX_STEP:
+        return None
+    return event
+
+
+def number(value: Any) -> float | None:
+    """A finite number; None for anything else."""
+    if type(value) not in (int, float):
+        return None
+    found = float(value)
+    return found if math.isfinite(found) else None
+
+
+def text(value: Any) -> str:
+    return value if isinstance(value, str) else ""

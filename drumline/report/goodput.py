@@ -1,0 +1,103 @@
+"""How much of a run's time was spent on training, and what the rest was lost to, from the events of rank 0."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+
+@dataclass(kw_only=True)
+class AttemptTimes:
+    """One start of the job: Unix seconds, and seconds of its parts."""
+
+    begin: float
+    """From the command, where that is known."""
+    last: float
+    """Of its last event."""
+    first_step_at: float | None = None
+    """When the first step was done; None: it never was."""
+    evaluation_s: float = 0.0
+    save_s: float = 0.0
+    resumed_at: int = 0
+    """The step that it resumed from."""
+    last_step: int = 0
+    is_restart: bool = False
+    """Whether the launcher started it again after a fault; else a person or a scheduler did, perhaps days later."""
+
+    @property
+    def steps_s(self) -> float:
+        if self.first_step_at is None:
+            return 0.0
+        return max(0.0, self.last - self.first_step_at - self.evaluation_s - self.save_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goodput:
+    """Where the time went; the time between two commands is not counted."""
+
+    training_s: float = 0.0
+    evaluation_s: float = 0.0
+    start_s: float = 0.0
+    save_s: float = 0.0
+    restart_s: float = 0.0
+    """From the last event before a fault to the first step after the restart."""
+    repeated_s: float = 0.0
+    """Steps that had to be taken again, because they were not saved."""
+
+    @property
+    def total_s(self) -> float:
+        return sum(seconds for _, seconds in self.parts())
+
+    @property
+    def share(self) -> float:
+        """The part of the time, from 0 to 1, that was spent on steps and evaluations that counted."""
+        return (self.training_s + self.evaluation_s) / self.total_s if self.total_s > 0 else 0.0
+
+    def parts(self) -> list[tuple[str, float]]:
+        return [
+            ("training", self.training_s),
+            ("evaluation", self.evaluation_s),
+            ("start", self.start_s),
+            ("saves", self.save_s),
+            ("restarts", self.restart_s),
+            ("steps repeated", self.repeated_s),
+        ]
+
+
+def goodput_of(attempts: Sequence[AttemptTimes]) -> Goodput:
+    start_s = restart_s = repeated_s = 0.0
+    for before, attempt in zip([None, *attempts], attempts, strict=False):
+        end = attempt.last if attempt.first_step_at is None else attempt.first_step_at
+        if before is not None and attempt.is_restart:
+            restart_s += max(0.0, end - before.last)
+        else:
+            start_s += max(0.0, end - attempt.begin)
+        if before is not None and before.last_step > max(attempt.resumed_at, before.resumed_at):
+            lost = before.last_step - max(attempt.resumed_at, before.resumed_at)
+            repeated_s += before.steps_s * lost / (before.last_step - before.resumed_at)
+    return Goodput(
+        training_s=max(0.0, sum(attempt.steps_s for attempt in attempts) - repeated_s),
+        evaluation_s=sum(attempt.evaluation_s for attempt in attempts),
+        start_s=start_s,
+        save_s=sum(attempt.save_s for attempt in attempts),
+        restart_s=restart_s,
+        repeated_s=repeated_s,
+    )
+
+
+class RunClock:
+    """The time of a run in seconds from its first command, without the time between two commands."""
+
+    def __init__(self, attempts: Sequence[AttemptTimes]) -> None:
+        self._begin = attempts[0].begin if attempts else 0.0
+        self._pauses = [
+            (before.last, after.begin)
+            for before, after in pairwise(attempts)
+            if not after.is_restart and after.begin > before.last
+        ]
+        self.seconds = self.at(max((attempt.last for attempt in attempts), default=0.0))
+
+    def at(self, moment: float) -> float:
+        paused = sum(min(moment, end) - begin for begin, end in self._pauses if moment > begin)
+        return max(0.0, moment - self._begin - paused)

@@ -1,0 +1,83 @@
+"""Serves the page of a run on the loopback address while the run goes on, made anew for each request.
+
+Other users of the machine can connect to it: the path has a random token, and only the page is served.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
+from socketserver import ThreadingTCPServer
+from typing import Any
+
+LOOPBACK = "127.0.0.1"
+REQUEST_S = 10.0
+_HEADERS = {
+    "Content-Type": "text/html; charset=utf-8",
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+
+
+class LiveServer:
+    """Answers requests on a thread of its own until it is closed."""
+
+    def __init__(self, render: Callable[[], str]) -> None:
+        """`render`: makes the page; one request at a time."""
+        path = f"/{secrets.token_urlsafe(16)}/"
+        self.served_at = 0.0
+        """When a page was last sent, by the monotonic clock."""
+        lock = threading.Lock()
+
+        def page() -> bytes:
+            with lock:
+                content = render().encode(errors="backslashreplace")
+                self.served_at = time.monotonic()
+                return content
+
+        class Handler(PageHandler):
+            hidden_path, make_page = path, staticmethod(page)
+
+        ThreadingTCPServer.daemon_threads = True
+        self._server = ThreadingTCPServer((LOOPBACK, 0), Handler)
+        self.url = f"http://{LOOPBACK}:{self._server.server_address[1]}{path}"
+        threading.Thread(target=self._server.serve_forever, name="drumline-live", daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class PageHandler(BaseHTTPRequestHandler):
+    """Serves one page under one path; anything else is not found."""
+
+    hidden_path = ""
+    make_page: Callable[[], bytes]
+    timeout = REQUEST_S
+
+    def do_GET(self) -> None:  # the name that http.server calls
+        port = self.server.server_address[1]  # type: ignore[index]
+        # A page of another site that resolves to the loopback address has another host.
+        is_own = self.headers.get("Host") in (f"{LOOPBACK}:{port}", f"localhost:{port}")
+        if not is_own or not hmac.compare_digest(self.path.encode(errors="replace"), self.hidden_path.encode()):
+            self.send_error(404)
+            return
+        content = self.make_page()
+        self.send_response(200)
+        for name, value in _HEADERS.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def version_string(self) -> str:
+        return "drumline"
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass

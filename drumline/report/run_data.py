@@ -1,0 +1,228 @@
+"""What a run folder holds, as typed data for the page. No torch.
+
+Its files may be incomplete, damaged or hostile: what is not of its type is left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from drumline.engine.run_folder import RunFolder
+from drumline.engine.run_status import RunState, RunStatusReader
+from drumline.errors import UsageError
+from drumline.metrics.display import event_line, metrics_of
+from drumline.report.curves import Curve, Curves
+from drumline.report.event_sample import number, rank_files, sampled_events, text
+from drumline.report.goodput import AttemptTimes
+from drumline.report.heat_map import PhaseTimes
+from drumline.scale.profile_result import ProfileResult, read_profile
+from drumline.text import number_ranges
+from drumline.untrusted import TEXT_BYTES, parse_json, parse_toml, read_regular
+from drumline.watch.diagnosis.diagnosis_files import read_diagnoses
+from drumline.watch.heartbeat import Phase
+
+MAX_RANKS = 4096
+RANK_0_BYTES, OTHER_BYTES = 64 << 20, 16 << 20
+"""How much is read of rank 0's events, and of those of all other ranks together."""
+MAX_MOMENTS, MAX_TEXT, MAX_SETTINGS = 400, 1000, 500
+_PHASES = {phase.name.lower() for phase in Phase}
+_SHOWN = ("start", "resume", "recovered", "checkpoint", "straggler", "stall", "preempted", "error", "end")
+_FACTS: dict[str, type | tuple[type, ...]] = {
+    "task": str,
+    "device": str,
+    "backend": str,
+    "precision": str,
+    "world_size": int,
+    "model_parameters": int,
+    "batch_size": int,
+    "total_steps": int,
+    "train_samples": int,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """Something on the timeline."""
+
+    time: float
+    kind: str
+    """Of the event, or `fault` for a diagnosis."""
+    step: int | None
+    text: str
+
+
+@dataclass(kw_only=True)
+class RunData:
+    """Everything that the page shows of one run."""
+
+    path: Path
+    state: RunState
+    message: str
+    """How it ended, or why its state is not known."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """Of the latest `start` event: see _FACTS."""
+    end: dict[str, Any] = field(default_factory=dict)
+    """The `end` event, if the run is done."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """The latest evaluation's."""
+    step: int = 0
+    attempts: list[AttemptTimes] = field(default_factory=list)
+    curves: list[Curve] = field(default_factory=list)
+    num_dropped: int = 0
+    moments: list[Moment] = field(default_factory=list)
+    num_saves: int = 0
+    phases: dict[int, list[PhaseTimes]] = field(default_factory=dict)
+    hosts: dict[int, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, str] = field(default_factory=dict)
+    profile: ProfileResult | None = None
+
+    @property
+    def num_restarts(self) -> int:
+        return sum(attempt.is_restart for attempt in self.attempts)
+
+
+def read_run(path: Path) -> RunData:
+    """Read a run folder; it may be incomplete, or being written."""
+    folder = RunFolder(path)
+    status = RunStatusReader(path).read()
+    run = RunData(path=path, state=status.state, message=status.message() or "")
+    files = rank_files(folder.events, most=MAX_RANKS)
+    curves = Curves()
+    if 0 in files:
+        for event in sampled_events(files[0], most_bytes=RANK_0_BYTES):
+            _add(run, curves, event)
+    run.curves, run.num_dropped = curves.found(), curves.num_dropped
+    for rank in files.keys() - {0}:
+        for event in sampled_events(files[rank], most_bytes=max(1 << 16, OTHER_BYTES // len(files)), kind="phases"):
+            _add_phases(run, rank, event)
+    run.environment, run.hosts = _read_environment(folder.environment_file)
+    run.settings = _read_settings(folder.config_file)
+    run.moments = sorted([*_thin(run.moments), *_diagnoses(folder.diagnoses)], key=lambda moment: moment.time)
+    with suppress(UsageError):
+        run.profile = read_profile(path)
+    return run
+
+
+# Events of rank 0
+
+
+def _add(run: RunData, curves: Curves, event: Mapping[str, Any]) -> None:
+    kind, step, moment = event["kind"], event["step"], float(event["time"])
+    if event.get("number") == 0 or not run.attempts:
+        run.attempts.append(AttemptTimes(begin=moment, last=moment))
+    attempt = run.attempts[-1]
+    attempt.last = max(attempt.last, moment)
+    attempt.last_step = max(attempt.last_step, step)
+    run.step = step if kind == "resume" else max(run.step, step)
+    match kind:
+        case "start":
+            run.facts = {name: event[name] for name, of in _FACTS.items() if type(event.get(name)) is of}
+            run.end = {}
+        case "resume":
+            attempt.resumed_at = step
+            curves.cut(step)
+        case "first_step":
+            attempt.first_step_at = moment
+            attempt.begin = min(attempt.begin, moment - (number(event.get("seconds")) or 0.0))
+        case "recovered":
+            attempt.is_restart = True
+        case "train" | "evaluation" | "logged":
+            curves.add(event)
+            if kind == "evaluation":
+                attempt.evaluation_s += number(event.get("seconds")) or 0.0
+                run.metrics = metrics_of(event)
+        case "phases":
+            _add_phases(run, 0, event)
+        case "checkpoint":
+            attempt.save_s += number(event.get("blocked_s")) or 0.0
+            run.num_saves += 1
+        case "end":
+            run.end = dict(event)
+    if kind in _SHOWN:
+        run.moments.append(Moment(time=moment, kind=kind, step=step, text=_words(event)))
+
+
+def _words(event: Mapping[str, Any]) -> str:
+    """The line that the display has for it; of a damaged event what it has of a message."""
+    match event["kind"]:
+        case "start":
+            return f"{text(event.get('task'))} on {event.get('world_size')} ranks"[:MAX_TEXT]
+        case "end":
+            return "done"
+        case "error":
+            return text(event.get("message"))[:MAX_TEXT]
+    try:
+        return (event_line(event) or "")[:MAX_TEXT]
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return text(event.get("message"))[:MAX_TEXT]
+
+
+def _thin(moments: Sequence[Moment]) -> Iterator[Moment]:
+    """All of them, or if there are too many, some at equal distances: saves, and the rest."""
+    num_saves = sum(moment.kind == "checkpoint" for moment in moments)
+    every = {True: num_saves // MAX_MOMENTS + 1, False: (len(moments) - num_saves) // MAX_MOMENTS + 1}
+    seen = {True: 0, False: 0}
+    for moment in moments:
+        is_save = moment.kind == "checkpoint"
+        if seen[is_save] % every[is_save] == 0:
+            yield moment
+        seen[is_save] += 1
+
+
+def _add_phases(run: RunData, rank: int, event: Mapping[str, Any]) -> None:
+    spent = event.get("phases_s")
+    if not isinstance(spent, dict):
+        return
+    phases_s = {name: seconds for name in _PHASES & spent.keys() if (seconds := number(spent[name])) is not None}
+    if all(0 <= seconds < 1e9 for seconds in phases_s.values()):
+        times = PhaseTimes(time=float(event["time"]), step=event["step"], phases_s=phases_s)
+        run.phases.setdefault(rank, []).append(times)
+
+
+# Other files
+
+
+def _diagnoses(folder: Path) -> list[Moment]:
+    records = read_diagnoses(folder) if folder.is_dir() else []
+    return [
+        Moment(time=float(one["time"]), kind="fault", step=one["diagnosis"]["step"], text=one["sentence"][:MAX_TEXT])
+        for one in records[:MAX_MOMENTS]
+        if number(one["time"]) is not None
+    ]
+
+
+def _read_environment(path: Path) -> tuple[dict[str, str], dict[int, str]]:
+    """Facts to show, and the host of each rank."""
+    try:
+        record = parse_json(read_regular(path))
+        ranks = [one for one in record["ranks"] if type(one["rank"]) is int]
+        hosts = {one["rank"]: text(one["host"]) for one in ranks}
+        places: dict[str, list[int]] = {}
+        for one in ranks:
+            places.setdefault(f"{text(one['host'])} ({text(one['device'])})", []).append(one["rank"])
+        command = " ".join(map(text, record["command"]))
+        facts = {"command": command, "torch": text(record["torch"]), "Python": text(record["python"])}
+        where = {place: f"ranks {number_ranges(found)}" for place, found in list(places.items())[:MAX_SETTINGS]}
+        return {name: value[:MAX_TEXT] for name, value in {**facts, **where}.items()}, hosts
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return {}, {}
+
+
+def _read_settings(path: Path) -> dict[str, str]:
+    try:
+        record = parse_toml(read_regular(path, most=TEXT_BYTES).decode())
+    except (OSError, ValueError):
+        return {}
+    found = {
+        f"{section}.{name}": (value if isinstance(value, str) else json.dumps(value, default=str))[:MAX_TEXT]
+        for section, values in record.items()
+        if isinstance(values, dict)
+        for name, value in values.items()
+    }
+    return dict(list(found.items())[:MAX_SETTINGS])

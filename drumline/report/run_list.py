@@ -1,0 +1,97 @@
+"""The run folders in a folder, each with its task, state, step, result and size: `drumline runs`. No torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from drumline.audit.verify import is_run
+from drumline.engine.run_folder import RunFolder
+from drumline.engine.run_status import RunState, RunStatusReader
+from drumline.metrics.display import metrics_of
+from drumline.report.event_sample import WINDOW_BYTES, sampled_events, text
+from drumline.untrusted import TEXT_BYTES, parse_toml, read_regular
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedRun:
+    run: Path
+    task: str
+    state: RunState | Literal["corrupt", "own loop"]
+    """`own loop`: it has checkpoints of `ddp.checkpoint`, and no events."""
+    step: int
+    total_steps: int | None
+    metrics: dict[str, float]
+    """Of the latest evaluation."""
+    num_bytes: int
+    changed: float
+    """When a file of it was last written, in Unix seconds."""
+
+
+def list_runs(folder: Path) -> list[ListedRun]:
+    """The run folders in a folder, or the folder itself if it is one; the last changed first."""
+    paths = [folder] if is_run(folder) else [path for path in folder.iterdir() if path.is_dir() and is_run(path)]
+    return sorted(map(listed, paths), key=lambda run: (-run.changed, str(run.run)))
+
+
+def listed(path: Path) -> ListedRun:
+    """Reads only the beginning and the end of the events."""
+    folder = RunFolder(path)
+    num_bytes, changed = _extent(path)
+    events = list(sampled_events(folder.event_file(0), most_bytes=2 * WINDOW_BYTES))
+    last = _latest(events, "start", "end", "evaluation")
+    total = last["start"].get("total_steps")
+    ended, evaluated = last["end"].get("metrics"), last["evaluation"]
+    return ListedRun(
+        run=path,
+        task=text(last["start"].get("task")),
+        state=_state(folder, has_events=bool(events)),
+        step=max((event["step"] for event in events), default=0),
+        total_steps=total if type(total) is int else None,
+        metrics=metrics_of(evaluated or (ended if isinstance(ended, dict) else {})),
+        num_bytes=num_bytes,
+        changed=changed,
+    )
+
+
+def _latest(events: list[dict[str, Any]], *kinds: str) -> dict[str, dict[str, Any]]:
+    return {kind: next((event for event in reversed(events) if event["kind"] == kind), {}) for kind in kinds}
+
+
+def _state(folder: RunFolder, *, has_events: bool) -> RunState | Literal["corrupt", "own loop"]:
+    try:
+        parse_toml(read_regular(folder.config_file, most=TEXT_BYTES).decode())
+        has_settings = True
+    except FileNotFoundError:
+        has_settings = False
+    except (OSError, ValueError):
+        return "corrupt"
+    state = RunStatusReader(folder.path).read().state
+    if has_events or state == "running":
+        return state
+    return "corrupt" if has_settings or os.path.lexists(folder.event_file(0)) else "own loop"
+
+
+def _extent(path: Path) -> tuple[int, float]:
+    """The bytes of all files, and the time of the last change. Links are not followed."""
+    num_bytes, changed = 0, 0.0
+    for entry in _files(path):
+        with suppress(OSError):  # a running job deletes old checkpoints
+            found = entry.stat(follow_symlinks=False)
+            num_bytes, changed = num_bytes + found.st_size, max(changed, found.st_mtime)
+    return num_bytes, changed
+
+
+def _files(path: Path) -> Iterator[os.DirEntry[str]]:
+    pending = [path]
+    while pending:
+        with suppress(OSError), os.scandir(pending.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    pending.append(Path(entry.path))
+                else:
+                    yield entry

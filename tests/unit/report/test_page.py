@@ -1,0 +1,125 @@
+"""The page: what it shows, that nothing of a run folder becomes markup, and that it stays small."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from drumline.report.curves import Curve
+from drumline.report.heat_map import PhaseTimes
+from drumline.report.page import MAX_BYTES, render_page, write_report
+from drumline.report.run_data import Moment, RunData, read_run
+from drumline.scale.profile_result import write_profile
+from tests.report_runs import BEGIN, write_run
+from tests.unit.scale.test_profile_result import example
+
+EVIL = "</script><script>window.pwned=1</script><img src=x onerror='window.pwned=1'>\x1b[31m\u202e{{ 7*7 }}"
+
+
+def text_of(page: str) -> str:
+    """What a reader sees, without tags."""
+    body = page.partition("<body")[2].partition('<script type="application/json"')[0]
+    return " ".join(re.sub(r"<[^>]*>", " ", body).split())
+
+
+def test_a_page_has_result_goodput_faults_and_slow_ranks(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", slow_rank=2, fault_at=120)
+    write_profile(run, example())
+    path = write_report([run], tmp_path / "page.html")
+    text = text_of(path.read_text())
+    for words in (
+        "task digits state done steps 200 of 200 loss 0.0150 accuracy 90.00% best checkpoint step 50",
+        "52.2% of 46 s went to training and evaluation.",
+        "rank 2 on node-a was slow in",
+        "resumed 8.0 s after rank 1 on node-a was killed at step 120; 20 steps lost",
+        "Table: 1 restart, 4 saves",
+        "exposed communication 500 ms 16.7%",
+        "The others wait for rank 0 in 1 step.",
+        "drumline train digits",
+        "optim.lr 0.1",
+    ):
+        assert words in text, f"{words}\n\n{text}"
+
+
+def test_runs_are_side_by_side_with_what_differs(tmp_path: Path) -> None:
+    one = write_run(tmp_path / "a" / "run", settings={"lr": "0.1", "momentum": "0.9"})
+    other = write_run(tmp_path / "b" / "run", settings={"lr": "0.2", "momentum": "0.9"}, steps=100)
+    page = render_page([read_run(one), read_run(other)])
+    assert "200 of 200 100 of 100" in text_of(page)
+    differs = text_of(page).partition("What differs")[2].partition("Curves")[0]
+    assert "optim.lr 0.1 0.2" in differs
+    assert "momentum" not in differs
+    labels = [series["label"] for series in chart_data(page)[0]["series"]]
+    assert labels == [f"{run} {kind}" for run in (one, other) for kind in ("training", "evaluation")]
+
+
+def chart_data(page: str) -> list[dict[str, list[dict[str, object]]]]:
+    found: list[dict[str, list[dict[str, object]]]] = json.loads(
+        page.partition('id="data">')[2].partition("</script>")[0]
+    )
+    return found
+
+
+def test_what_a_hostile_folder_holds_is_text(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", task=EVIL, metric=EVIL, message=EVIL, slow_rank=1, settings={"lr": EVIL})
+    page = render_page([read_run(run), read_run(run)])
+    assert page.count("<script") == 3, "the data, uPlot, and our own"
+    assert not re.search(r"<img|onerror='", page)
+    assert "\x1b" not in page
+    assert "\u202e" not in page
+    assert "{{ 7*7 }}" in page
+    assert html.escape("</script><script>window.pwned=1</script>") in page
+
+
+def test_only_the_scripts_of_the_page_may_run(tmp_path: Path) -> None:
+    page = render_page([read_run(write_run(tmp_path / "run"))])
+    policy = re.findall(r'Content-Security-Policy" content="([^"]+)"', page)[0].replace("&#39;", "'")
+    rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
+    assert rules.keys() == {"default-src", "script-src", "style-src", "base-uri", "form-action"}
+    assert {rules[name] for name in ("default-src", "base-uri", "form-action")} == {"'none'"}
+    for tag, rule in (("script", "script-src"), ("style", "style-src")):
+        texts = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+        hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts]
+        assert rules[rule] == " ".join(f"'sha256-{one}'" for one in hashes)
+    assert not re.search(r"<[^>]+ (style|on\w+)=", page), "the policy forbids these"
+    without_scripts = re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)
+    assert not re.search(r"(src|href)=|url\(|@import|https?://", without_scripts)
+
+
+def test_a_page_of_a_long_run_on_many_ranks_stays_small() -> None:
+    steps = list(range(5_000))
+    curves = [Curve(f"metric {place}", "training", steps, [float(step % 977) for step in steps]) for place in range(48)]
+    times = [
+        PhaseTimes(time=BEGIN + step, step=step, phases_s={"forward": 0.5, "backward": 0.5}) for step in range(200)
+    ]
+    moments = [Moment(time=BEGIN + one, kind="fault", step=one, text="x" * 1000) for one in range(400)]
+    run = RunData(
+        path=Path("long"),
+        state="done",
+        message="",
+        curves=curves,
+        moments=moments,
+        phases=dict.fromkeys(range(256), times),
+    )
+    run.settings = {f"a.b{number}": "x" * 1000 for number in range(500)}
+    page = render_page([replace(run), replace(run, path=Path("other"))])
+    assert len(page.encode()) < MAX_BYTES
+
+
+def test_a_run_without_events_has_a_page(tmp_path: Path) -> None:
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    assert "state stopped" in text_of(render_page([read_run(tmp_path / "run")]))
+
+
+@pytest.mark.parametrize("refresh_s", [None, 5.0])
+def test_only_a_live_page_loads_itself_again(tmp_path: Path, refresh_s: float | None) -> None:
+    page = render_page([read_run(write_run(tmp_path / "run"))], refresh_s=refresh_s)
+    is_live = refresh_s is not None
+    assert ('<meta http-equiv="refresh" content="5">' in page, 'data-refresh="5"' in page) == (is_live, is_live)
