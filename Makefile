@@ -31,7 +31,7 @@ quick: check ## style, types and unit tests: what to run before a commit
 docs: .venv/ready ## the documentation as a site in build/site; a broken link or reference is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
-tools: ## install what tests/multinode needs with apt, where that is allowed
+tools: ## install what tests/multinode and the browser tests need with apt, where that is allowed
 	@tests/multinode/install.sh
 
 test: .venv/ready ## everything that must pass before a change lands

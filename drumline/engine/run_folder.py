@@ -7,6 +7,7 @@ media/NAME-NNNNNNNN.png (images that hooks log, by step)
 step-trial.txt (the kind of step that --train.step auto is trying)
 preempted.json (until a preempted run is resumed; scripts that requeue jobs may check for it)
 watch/launch.json (the launch, kept over restarts)  diagnoses/NNNN-CAUSE.json (diagnoses of the sidecars)
+report.html (written at the end)
 trackers/NAME.json (the id of the tracker's run)  wandb/  tensorboard/ (with log.trackers)
 """
 

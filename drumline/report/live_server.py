@@ -25,6 +25,10 @@ _HEADERS = {
 }
 
 
+class _DaemonServer(ThreadingTCPServer):
+    daemon_threads = True
+
+
 class LiveServer:
     """Answers requests on a thread of its own until it is closed."""
 
@@ -44,13 +48,14 @@ class LiveServer:
         class Handler(PageHandler):
             hidden_path, make_page = path, staticmethod(page)
 
-        ThreadingTCPServer.daemon_threads = True
-        self._server = ThreadingTCPServer((LOOPBACK, 0), Handler)
+        self._server = _DaemonServer((LOOPBACK, 0), Handler)
         self.url = f"http://{LOOPBACK}:{self._server.server_address[1]}{path}"
-        threading.Thread(target=self._server.serve_forever, name="drumline-live", daemon=True).start()
+        self._thread = threading.Thread(target=self._server.serve_forever, name="drumline-live", daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
         self._server.shutdown()
+        self._thread.join()
         self._server.server_close()
 
 

@@ -73,7 +73,7 @@ def test_one_machine_listens_on_the_loopback_or_not_at_all(make_testbed: MakeTes
         assert words.startswith("doctor") or code == 0, job.text()
         assert {address for address, _ in seen["a"]} == {LOOPBACK}, words
         check_ports(seen["a"])
-    readers = (f"train {TASK}-alone", "verify run", "watch run --once", "lint script.py", "doctor")
+    readers = (f"train {TASK}-alone", "verify run", "report run", "watch run --once", "lint script.py", "doctor")
     with observed([host]) as seen:
         jobs = {words: drumline(host, words, tmp_path, "lo") for words in readers}
         for words, job in jobs.items():

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Gets the tools that tests/multinode needs (see needs.py) from apt where it may; quiet and quick when all are there.
+# Gets the tools that tests/multinode needs (see needs.py), and the browser of tests/cli/test_report_browser.py, from apt
+# where it may; quiet and quick when all are there.
 # It never fails: where a tool stays missing, the tests are skipped and say so.
 set -u
 PATH=$PATH:/usr/sbin:/sbin
@@ -20,11 +21,11 @@ for_hosts=$(lacking ip:iproute2 tc:iproute2 nft:nftables sshd:openssh-server ssh
 for_slurm=$(lacking munged:munge slurmctld:slurm-wlm slurmd:slurm-wlm sbatch:slurm-wlm scontrol:slurm-wlm)
 
 skip() {
-    echo "tests/multinode${3:-} will be skipped: $1 (missing:$2)"
+    echo "${3:-tests/multinode} will be skipped: $1 (missing:$2)"
 }
 install() {
     log=$(mktemp)
-    echo "tests/multinode: installing$1"
+    echo "tests: installing$1"
     # The package lists may be old or absent, but mostly they are good, and getting them takes longer than the rest.
     get "$1" || { apt-get update --quiet >/dev/null 2>&1 && get "$1"; } || { tail -n 3 "$log"; false; }
     code=$?
@@ -51,5 +52,6 @@ ensure() {
     install "$1" || skip "apt-get failed" "$1" "${3:-}"
 }
 ensure "$for_hosts" openssh-server
-ensure "$for_slurm" "munge slurm-wlm" "'s Slurm tests"
+ensure "$for_slurm" "munge slurm-wlm" "tests/multinode's Slurm tests"
+ensure "$(lacking chromium:chromium)" "" tests/cli/test_report_browser.py
 exit 0

@@ -31,6 +31,7 @@ SLURM_TOOLS = {
     "sbatch": "slurm-wlm",
     "scontrol": "slurm-wlm",
 }
+BROWSER = {"chromium": "chromium"}
 # Where they lie, also for a user whose PATH leaves the administrator's folders out.
 SEARCH_PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
 
@@ -51,6 +52,13 @@ def missing() -> str | None:
     if not lacks and not _may_make_namespaces():
         lacks = ["the right to make network, mount and process namespaces (CAP_SYS_ADMIN)"]
     return f"hosts on one machine need {', '.join(lacks)}" if lacks else None
+
+
+@functools.cache
+def missing_browser() -> str | None:
+    """Why no page can be opened; nothing when it can."""
+    absent = _absent(BROWSER)
+    return f"a real browser needs {', '.join(absent)}" if absent else None
 
 
 @functools.cache

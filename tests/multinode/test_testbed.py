@@ -348,4 +348,4 @@ def test_the_reason_to_skip_names_what_is_missing(monkeypatch: pytest.MonkeyPatc
 
 def test_what_is_installed_is_what_is_needed() -> None:
     pairs = re.findall(r"\b([a-z-]+):([a-z0-9-]+)", (Path(__file__).parent / "install.sh").read_text())
-    assert dict(pairs) == needs.TOOLS | needs.SLURM_TOOLS
+    assert dict(pairs) == needs.TOOLS | needs.SLURM_TOOLS | needs.BROWSER

@@ -28,6 +28,7 @@ from drumline.engine.job import Progress, make_manager
 from drumline.engine.run_context import RunRequest
 from drumline.engine.train import train
 from drumline.errors import ExitCode
+from drumline.metrics.events import read_events
 from drumline.tasks.base import Loss
 from drumline.watch.heartbeat import Heartbeat, HeartbeatWriter, Phase, read_heartbeat
 from drumline.watch.rank.progress_monitor import ProgressMonitor, num_collectives
@@ -184,6 +185,19 @@ def test_every_phase_of_a_run_is_seen_from_outside(tmp_path: Path, exact: str) -
         assert facts["moves"]
         counted, begun = facts["collectives"]
         assert 0 < counted <= begun
+        check_phases(tmp_path / "run" / "events" / f"rank-{rank:05d}.jsonl")
+
+
+def check_phases(events: Path) -> None:
+    """With each log line a rank reports what its time went to since the last one."""
+    found = [event for event in read_events(events) if event["kind"] in ("train", "phases")]
+    lines, phases = ([event for event in found if event["kind"] == kind] for kind in ("train", "phases"))
+    assert [event["step"] for event in phases] == [event["step"] for event in lines] == [2, 4]
+    first, second = (event["phases_s"] for event in phases)
+    assert {"start", "data", "forward", "backward", "optimizer"} <= first.keys()
+    assert {"data", "forward", "backward", "optimizer", "evaluation", "save"} <= second.keys()
+    assert "start" not in second
+    assert 0 < sum(second.values()) <= phases[1]["time"] - phases[0]["time"] + 0.1
 
 
 def fail_watched(config: Config, run: Path) -> tuple[list[Any], list[list[str]]]:
