@@ -21,7 +21,7 @@ from drumline.report.curves import SHARES, Curve, table_rows, thinned
 from drumline.report.goodput import Goodput, RunClock, goodput_of
 from drumline.report.heat_map import MAX_ROWS, STEP_PHASES, HeatMap, level_of, make_heat_map, mean_phases
 from drumline.report.run_data import RunData, read_run
-from drumline.scale.profile_result import PARTS
+from drumline.scale.profile_words import NAMES
 from drumline.terminal import shown
 from drumline.text import duration, file_size, plural
 from drumline.untrusted import replace_text
@@ -93,7 +93,7 @@ def render_page(runs: Sequence[RunData], *, refresh_s: float | None = None) -> s
         rows=rows,
         settings=_differing([run.settings for run in runs]),
         environment=_differing([run.environment for run in runs]),
-        profile_parts=PARTS,
+        profile_parts=NAMES,
         made_at=time.time(),
         refresh_s=refresh_s,
     )
@@ -113,7 +113,7 @@ def _view(run: RunData, name: str, most_rows: int) -> RunView:
         name=name,
         goodput=goodput_of(run.attempts),
         clock=clock,
-        heat_map=make_heat_map(run.phases, run.hosts, clock, most_rows=most_rows) if run.phases else None,
+        heat_map=make_heat_map(run.phases, run.hosts, clock, most_rows=most_rows) if len(run.phases) > 1 else None,
         strip=_strip(run, clock),
         step_s={phase: seconds for phase, seconds in step_s.items() if seconds > 0},
     )

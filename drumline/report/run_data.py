@@ -21,6 +21,7 @@ from drumline.report.event_sample import number, rank_files, sampled_events, tex
 from drumline.report.goodput import AttemptTimes
 from drumline.report.heat_map import PhaseTimes
 from drumline.scale.profile_result import ProfileResult, read_profile
+from drumline.scale.profile_words import headline
 from drumline.text import number_ranges
 from drumline.untrusted import TEXT_BYTES, parse_json, parse_toml, read_regular
 from drumline.watch.diagnosis.diagnosis_files import read_diagnoses
@@ -81,6 +82,7 @@ class RunData:
     environment: dict[str, str] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)
     profile: ProfileResult | None = None
+    profile_headline: str = ""
 
     @property
     def num_restarts(self) -> int:
@@ -104,8 +106,9 @@ def read_run(path: Path) -> RunData:
     run.environment, run.hosts = _read_environment(folder.environment_file)
     run.settings = _read_settings(folder.config_file)
     run.moments = sorted([*_thin(run.moments), *_diagnoses(folder.diagnoses)], key=lambda moment: moment.time)
-    with suppress(UsageError):
-        run.profile = read_profile(path)
+    with suppress(UsageError, KeyError, ValueError, ArithmeticError, IndexError):
+        profile = read_profile(path)
+        run.profile_headline, run.profile = headline(profile), profile
     return run
 
 
