@@ -74,7 +74,7 @@ def _serve(folder: Path) -> int:
     show_lines([f"live report: {server.url} (until the run ends, or Ctrl-C)"])
     try:
         while not (status := reader.read()).has_ended:
-            time.sleep(1.0)
+            time.sleep(0.5)
         ended = time.monotonic()
         while server.served_at < ended and time.monotonic() < ended + 2 * REFRESH_S:
             time.sleep(0.1)

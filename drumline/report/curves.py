@@ -23,7 +23,8 @@ UNITS = {
     "communication_share": "exposed communication",
 }
 """The engine's own numbers in a `train` event, in the order in which they are shown, after the task's."""
-SHARES = ("MFU", "waiting for data", "exposed communication")
+SCALING = "scaling efficiency"
+SHARES = ("MFU", "waiting for data", "exposed communication", SCALING)
 """Those that are fractions of 1."""
 _NOT_SHOWN = STAMP | {"epoch", "samples", "seconds", "seconds_left"}
 

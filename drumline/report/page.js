@@ -8,7 +8,7 @@
   const drawn = [];
   let isZoomed = false;
   for (const place of document.querySelectorAll(".chart")) {
-    const {series, percent} = charts[+place.dataset.chart];
+    const {axis: name, series, percent} = charts[+place.dataset.chart];
     const shown = (value) => percent && value != null ? `${+(value * 100).toPrecision(4)}%` : text(value);
     const size = () => ({width: Math.max(200, place.parentElement.clientWidth - 24), height: 220});
     const options = {
@@ -16,7 +16,7 @@
       scales: {x: {time: false}},
       cursor: {drag: {x: true, y: false}},
       axes: [{...axis(), size: 32}, {...axis(), size: 62, values: (plot, values) => values.map(shown)}],
-      series: [{label: "step"}, ...series.map((one, number) => ({
+      series: [{label: name}, ...series.map((one, number) => ({
         label: one.label, stroke: colours[number % colours.length], width: 1.5, spanGaps: false,
         points: {show: one.x.length < 40}, value: (plot, value) => shown(value),
       }))],

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from drumline.metrics.display import number_text
 from drumline.report.comparison import ComparedRow, compare, facts_of, run_names
-from drumline.report.curves import SHARES, Curve, table_rows, thinned
+from drumline.report.curves import SCALING, SHARES, Curve, table_rows, thinned
 from drumline.report.goodput import Goodput, RunClock, goodput_of
 from drumline.report.heat_map import MAX_ROWS, STEP_PHASES, HeatMap, level_of, make_heat_map, mean_phases
 from drumline.report.run_data import RunData, read_run
@@ -45,6 +45,10 @@ class ChartView:
     curves: list[Curve]
     labels: list[str]
     table: list[tuple[int, list[float | None]]]
+
+    @property
+    def axis(self) -> str:
+        return "ranks" if self.title == SCALING else "step"
 
 
 @dataclass(frozen=True)
@@ -158,7 +162,8 @@ def _chart_data(chart: ChartView, most: int) -> dict[str, Any]:
         points = thinned(curve.steps, curve.values, most)
         values = [None if value is None else float(f"{value:.6g}") for _, value in points]
         series.append({"label": shown(label)[:80], "x": [step for step, _ in points], "y": values})
-    return {"percent": chart.title in SHARES or chart.title.endswith("accuracy"), "series": series}
+    is_share = chart.title in SHARES or chart.title.endswith("accuracy")
+    return {"axis": chart.axis, "percent": is_share, "series": series}
 
 
 # The template

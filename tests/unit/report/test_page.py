@@ -94,10 +94,10 @@ def test_only_the_scripts_of_the_page_may_run(tmp_path: Path) -> None:
 
 
 def test_a_page_of_a_long_run_on_many_ranks_stays_small() -> None:
-    steps = list(range(5_000))
+    steps = list(range(1_500))
     curves = [Curve(f"metric {place}", "training", steps, [float(step % 977) for step in steps]) for place in range(48)]
     times = [
-        PhaseTimes(time=BEGIN + step, step=step, phases_s={"forward": 0.5, "backward": 0.5}) for step in range(200)
+        PhaseTimes(time=BEGIN + step, step=step, phases_s={"forward": 0.5, "backward": 0.5}) for step in range(100)
     ]
     moments = [Moment(time=BEGIN + one, kind="fault", step=one, text="x" * 1000) for one in range(400)]
     run = RunData(
