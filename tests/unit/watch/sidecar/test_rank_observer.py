@@ -17,6 +17,7 @@ import pytest
 from drumline import processes
 from drumline.processes import state_of
 from drumline.watch.cluster_state import NodeState, RankState
+from drumline.watch.diagnosis.evidence import BUSY_CORES
 from drumline.watch.heartbeat import HeartbeatWriter, Phase
 from drumline.watch.sidecar.rank_observer import RankObserver
 from drumline.watch.typed_json import from_json
@@ -208,7 +209,7 @@ def test_cpu_time_includes_descendants_when_a_rank_makes_no_progress(start_rank:
     def computes() -> bool:
         time.sleep(0.2)
         seen.append(state_seen(observer).cpu)
-        return seen[-1] > 0.2
+        return seen[-1] > BUSY_CORES
 
     wait_until(computes)
     assert seen[0] < 0.2, "a rank that may still move is looked at alone"
@@ -247,13 +248,13 @@ def test_a_rank_that_computes_and_one_that_reads(start_rank: StartRank, tmp_path
     for _ in range(6):  # until it counts as one that stands still
         time.sleep(0.22)
         idle = state_seen(observer)
-    assert idle.cpu < 0.2
+    assert idle.cpu < BUSY_CORES
     assert not idle.has_io
     process = start_rank.started[0]
     assert process.stdin is not None
     process.stdin.write("x")
     process.stdin.flush()
-    wait_until(lambda: state_seen(observer).cpu > 0.2)
+    wait_until(lambda: state_seen(observer).cpu > BUSY_CORES)
     assert state_seen(observer).has_io
     wait_until(lambda: inspected(observer).stack[-1:] != ())
 
