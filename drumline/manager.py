@@ -231,8 +231,9 @@ class DDPManager:
         On one process it gets a wrapper with the same interface: `.module`, `no_sync()`, the names in `state_dict()`.
 
         Options: sync_batchnorm, find_unused_parameters, broadcast_buffers, bucket_cap_mb, gradient_as_bucket_view,
-        static_graph. After this call random numbers differ across ranks, so a second model (in a GAN, for example) may
-        be initialized differently on each rank; DDP gives all of them rank 0's weights.
+        static_graph, comm (how gradients are sent: none, bf16 or fp16). After this call random numbers differ across
+        ranks, so a second model (in a GAN, for example) may be initialized differently on each rank; DDP gives all of
+        them rank 0's weights.
         """
         if self._wrapped is None:
             check_same_weights(model, host=self.host, device=self.device)

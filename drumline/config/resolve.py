@@ -157,6 +157,22 @@ RULES = (
         "in the elastic mode every rank needs the same buffers",
     ),
     Rule(
+        ("dist.comm", "train.exact"),
+        lambda comm, exact: exact == "elastic" and comm != "none",
+        "the elastic mode adds up shards in a fixed order, without DDP: it needs --dist.comm none",
+    ),
+    Rule(
+        ("dist.comm", "train.precision"),
+        lambda comm, precision: comm == "powersgd" and precision == "fp16",
+        "powersgd adds what one step leaves out to the next, and fp16's loss scale may change in between; use bf16",
+    ),
+    Rule(
+        ("dist.comm", "train.on_nan"),
+        lambda comm, on_nan: comm == "powersgd" and on_nan == "skip",
+        "powersgd carries a gradient that is not finite on into all later steps, so skipping one does not help; give "
+        "--train.on_nan stop",
+    ),
+    Rule(
         ("train.step", "train.exact"),
         lambda step, exact: exact == "elastic" and step not in (None, "eager"),
         "the elastic mode computes shard by shard, operation by operation: it needs --train.step eager",

@@ -234,6 +234,13 @@ class DistConfig:
     """Store gradients in the buckets: one copy less."""
     static_graph: bool = False
     """Declare that every step uses the same parameters in the same order (DDP's option)."""
+    comm: Literal["none", "bf16", "fp16", "powersgd"] = "none"
+    """How gradients are sent. `none`: as they are. `bf16`, `fp16`: rounded, which halves the bytes. `powersgd`: each
+    matrix as two thin ones, a few percent of the bytes; what they leave out is added to the next step's gradient."""
+    powersgd_rank: Count = 2
+    """powersgd: columns of a factor; more are more exact, and more bytes."""
+    powersgd_start: Annotated[int, Bounds(low=2)] = 1000
+    """powersgd: the first steps of the run, which are not compressed."""
 
 
 @dataclass(frozen=True, kw_only=True)

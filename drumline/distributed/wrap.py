@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
+from drumline.distributed.comm_hook import round_gradients
 from drumline.errors import UsageError
 
 SMALL_BATCH = 16
@@ -71,10 +72,11 @@ def wrap_model(
     bucket_cap_mb: float = 25.0,
     gradient_as_bucket_view: bool = True,
     static_graph: bool = False,
+    comm: str = "none",
 ) -> nn.Module:
     """Collective: move the model to its device and wrap it: in DDP, or in `SingleProcess` if there is no group or if
     other code reduces the gradients (`reduces_gradients=False`). `applied`: the result is called with a function of
-    the model, and its arguments (`Applied`, inside DDP if needed)."""
+    the model, and its arguments (`Applied`, inside DDP if needed). `comm`: in which type gradients are sent."""
     model = model.to(device)
     if channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -92,7 +94,7 @@ def wrap_model(
     # DDP warns about weights with a dimension of size 1, which are harmless.
     warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
     options: dict[str, Any] = {_BUFFER_OPTION: broadcast_buffers}
-    return DistributedDataParallel(
+    wrapped = DistributedDataParallel(
         Applied(model) if applied else model,
         device_ids=[device.index] if device.type == "cuda" else None,
         find_unused_parameters=find_unused_parameters,
@@ -101,6 +103,9 @@ def wrap_model(
         gradient_as_bucket_view=gradient_as_bucket_view,
         static_graph=static_graph,
     )
+    if dist.get_world_size() > 1:
+        round_gradients(wrapped, comm)
+    return wrapped
 
 
 def unwrap_model(model: nn.Module) -> nn.Module:

@@ -17,13 +17,16 @@ from weakref import WeakSet
 import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
+from torch.distributed import get_world_size
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from drumline.config.schema import Config, TrainConfig
+from drumline.config.schema import Config, DistConfig, TrainConfig
 from drumline.data.dataset import fingerprint
 from drumline.data.sharding import Cursor
 from drumline.data.stream_loader import AnyLoader, StreamLoader
 from drumline.distributed.collectives import check_same, gather_json
+from drumline.distributed.comm_hook import PowerSGD
 from drumline.distributed.determinism import platform_facts
 from drumline.distributed.wrap import LiveBuffers, has_batchnorm, unwrap_model
 from drumline.engine.evaluation_job import (
@@ -109,6 +112,8 @@ class Job(EvaluationJob):
     """Why the optimizer's step cannot be captured in a CUDA graph, as the end of a sentence; None: it can."""
     group_settings: list[dict[str, Any]] = field(default_factory=list)
     """The optimizer's before its first step, by parameter group."""
+    comm: PowerSGD | None = None
+    """What reduces the gradients, if it has a state (`--dist.comm powersgd` on several ranks)."""
     captured_steps: WeakSet[Any] = field(default_factory=WeakSet)
     """The steps of `steps/graph.py` that are still in use."""
 
@@ -246,6 +251,7 @@ def build_job(
         step=step,
         uncapturable=find_uncapturable(optimizer, skips=config.train.on_nan == "skip") if in_graph else None,
         group_settings=group_settings(optimizer),
+        comm=_make_comm(config.dist, applied),
     )
 
 
@@ -292,7 +298,14 @@ def _wrap(config: Config, model: nn.Module, ddp: DDPManager) -> nn.Module:
         bucket_cap_mb=dist.bucket_cap_mb,
         gradient_as_bucket_view=dist.gradient_as_bucket_view,
         static_graph=dist.static_graph,
+        comm="none" if dist.comm == "powersgd" else dist.comm,
     )
+
+
+def _make_comm(dist: DistConfig, applied: nn.Module) -> PowerSGD | None:
+    if dist.comm != "powersgd" or not isinstance(applied, DistributedDataParallel) or get_world_size() == 1:
+        return None
+    return PowerSGD(applied, columns=dist.powersgd_rank, start=dist.powersgd_start)
 
 
 def _warn_about_data(config: Config, ddp: DDPManager, loader: AnyLoader, model: nn.Module, batch_size: int) -> None:

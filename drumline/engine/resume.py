@@ -16,19 +16,32 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from drumline.checkpoint import catalog, state, store
 from drumline.checkpoint.manifest import CorruptCheckpointError
+from drumline.checkpoint.optimizer_state import decode_state
 from drumline.checkpoint.rank_states import state_of_rank
 from drumline.checkpoint.state import check_rng_file, restore_own_rng
 from drumline.data.sharding import Cursor
-from drumline.distributed.collectives import broadcast_json
+from drumline.distributed.collectives import broadcast_json, broadcast_tensors
+from drumline.distributed.comm_hook import PowerSGD, average_errors
 from drumline.engine.job import Job, Progress
 from drumline.engine.optimizer import optimizer_class
 from drumline.engine.run_context import RunContext, changes, check_init, check_not_finished, resets_optimizer
 from drumline.engine.run_folder import RunFolder, write_whole
-from drumline.engine.saver import DATA_FILE
+from drumline.engine.saver import COMM_FILE, DATA_FILE
 from drumline.engine.task_hooks import TaskHooks
-from drumline.errors import CheckpointError, CheckpointMismatchError, HangError, OptimizerMismatchError, Place, as_list
+from drumline.errors import (
+    CheckpointError,
+    CheckpointMismatchError,
+    HangError,
+    OptimizerMismatchError,
+    Place,
+    as_list,
+    log,
+)
 from drumline.manager import DDPManager
 from drumline.metrics.events import Reporter
 from drumline.untrusted import make_own_folder, parse_json, read_regular
@@ -241,8 +254,11 @@ def restore(job: Job, path: Path, hooks: TaskHooks | None = None, *, with_optimi
     job.heartbeat.mark(Phase.START)
     device = job.ddp.device
     read = store.read(path) if job.ddp.is_main_process() else None
+    comm = None if read is None else read.tensors.pop(COMM_FILE, {})
     snapshot = store.broadcast(read, device=device)
     documents = snapshot.documents
+    if job.comm is not None:
+        _restore_comm(job.comm, job.ddp, documents, comm)
     _restore_data(job, snapshot)
     # An earlier version, which had these two, saved the optimizer's name only in the settings.
     name = documents["progress"]["facts"]["config"]["optim.name"]
@@ -276,6 +292,34 @@ def _use_own_settings(job: Job, group_state: list[list[str]] | None) -> None:
     with state.translated("progress"):
         for group, own, changed in zip(groups, job.group_settings, group_state or [[]] * len(groups), strict=True):
             group.update({name: value for name, value in own.items() if name not in changed})
+
+
+def _restore_comm(
+    comm: PowerSGD, ddp: DDPManager, documents: Mapping[str, Any], tensors: Mapping[str, Tensor] | None
+) -> None:
+    """Collective: restore this rank's state from rank 0's `tensors`. They are sent for one rank after the other: those
+    of all ranks may need more memory than there is."""
+    own: Mapping[int, Any] = {}
+    with state.translated(COMM_FILE):
+        saved = documents.get(COMM_FILE, {"ranks": []})["ranks"]
+        sent = (_sent_state(one, rank, tensors, ddp.device) for rank, one in enumerate(saved))
+        if len(saved) != ddp.world_size:
+            own = average_errors(sent)
+        else:
+            own = [one if rank == ddp.rank else {} for rank, one in enumerate(sent)][ddp.rank]
+        comm.load_state_dict(own, step=documents["progress"]["step"])
+    if own and len(saved) != ddp.world_size and ddp.is_main_process():
+        log.warning(
+            f"PowerSGD's error feedback is that of {len(saved)} ranks: each of the {ddp.world_size} ranks gets its mean"
+        )
+
+
+def _sent_state(document: Any, rank: int, tensors: Mapping[str, Tensor] | None, device: torch.device) -> Any:
+    """Collective: the state of a rank, whose tensors rank 0 has."""
+    prefix = f"{rank}/"
+    mine = None if tensors is None else {name: one for name, one in tensors.items() if name.startswith(prefix)}
+    received = broadcast_tensors(mine, device=device)
+    return decode_state(document, lambda name: received[f"{prefix}{name}"])
 
 
 def _restore_data(job: Job, snapshot: store.Snapshot) -> None:

@@ -42,6 +42,9 @@ from drumline.watch.heartbeat import Phase
 
 DATA_FILE = "data"
 """The file and document of a dataset's own state."""
+COMM_FILE = "comm"
+"""The file and document of `Job.comm`."""
+_STATE_NAMES = {DATA_FILE: "the state_dict() of the training data", COMM_FILE: COMM_FILE}
 
 
 class LedgerFile:
@@ -125,7 +128,7 @@ def gather_state(
     With a single rank this does not wait for its GPU."""
     device = job.ddp.device
     rng = gather_rng(device)
-    data = _gather_data_state(job)
+    by_rank = _gather_rank_states(job)
     # Being copied to the host: complete when a copy that is started later is.
     sums = all_sum(job.meter.peek()).to("cpu", non_blocking=device.type == "cuda")
     of_run: dict[str, Any] = {}
@@ -149,20 +152,24 @@ def gather_state(
             **of_run,
         },
     )
-    documents = {**snapshot.documents, **of_hooks.documents, **data.documents}
-    live, own = {**snapshot.tensors, **of_hooks.tensors}, {"rng": rng, **data.tensors}
+    documents = {**snapshot.documents, **of_hooks.documents, **by_rank.documents}
+    live, own = {**snapshot.tensors, **of_hooks.tensors}, {"rng": rng, **by_rank.tensors}
     return GatheredState(live, own, documents, lambda: measured.update(sums=sums.tolist()))
 
 
-def _gather_data_state(job: Job) -> store.Snapshot:
-    """Collective: every rank's state of a dataset that keeps its own position; empty for any other."""
-    own = job.loader.stream_state()
-    if own is None:
-        return store.Snapshot({}, {})
-    tensors: dict[str, Tensor] = {}
-    encoded = encode_state(own, "the state_dict() of the training data", tensors)
-    document, gathered = gather_states(encoded, tensors, device=job.ddp.device)
-    return store.Snapshot({DATA_FILE: gathered} if gathered else {}, {DATA_FILE: document})
+def _gather_rank_states(job: Job) -> store.Snapshot:
+    """Collective: every rank's state of what has one of its own: a dataset that keeps its position, PowerSGD."""
+    gathered = store.Snapshot({}, {})
+    comm = None if job.comm is None else job.comm.state_dict()
+    for file, own in ((DATA_FILE, job.loader.stream_state()), (COMM_FILE, comm)):
+        if own is None:
+            continue
+        tensors: dict[str, Tensor] = {}
+        encoded = encode_state(own, _STATE_NAMES[file], tensors)
+        gathered.documents[file], theirs = gather_states(encoded, tensors, device=job.ddp.device)
+        if theirs:
+            gathered.tensors[file] = theirs
+    return gathered
 
 
 class Saver:

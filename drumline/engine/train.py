@@ -93,6 +93,8 @@ def train(
         # Records of this start in the folder.
         _write_environment(context)
         report_start(context)
+        if config.dist.comm != "none" and ddp.world_size == 1:
+            context.note(f"dist.comm {config.dist.comm} has no effect: one process sends no gradients")
         if found is not None:
             report_resume(context, found, facts)
 

@@ -276,6 +276,36 @@ def test_a_preempted_run_saves_and_resumes_with_the_same_bits(folder: Path) -> N
     assert_same_bits(newest(folder / "whole"), newest(folder / "preempted"))
 
 
+@pytest.mark.parametrize("comm", ["bf16", "fp16"])
+def test_rounded_gradients_are_captured_with_the_same_bits(folder: Path, comm: str) -> None:
+    for step in ("eager", "graph"):
+        command = train(folder, "Points", step, "--train.step", step, "--dist.comm", comm)
+        assert command.process.returncode == 0, command.output
+        assert "run eagerly" not in command.output, command.output
+    plain = train(folder, "Points", "plain")
+    assert plain.process.returncode == 0, plain.output
+    assert losses(folder, "graph") == losses(folder, "eager")
+    assert losses(folder, "eager") != losses(folder, "plain")
+    assert losses(folder, "eager") == pytest.approx(losses(folder, "plain"), rel=0.05, abs=0.03)
+
+
+def test_powersgd_resumes_with_the_same_bits_and_is_not_captured(folder: Path) -> None:
+    # A bucket for each parameter.
+    words = ("--dist.comm", "powersgd", "--dist.powersgd_start", "10", "--dist.bucket_cap_mb", "0.0001")
+    words += ("--train.steps", "1500")
+    refused = train(folder, "Points", "refused", *words, "--train.step", "graph")
+    assert refused.process.returncode == 2, refused.output
+    assert "PowerSGD waits for the device in every step (--dist.comm powersgd)" in refused.output
+    assert train(folder, "Points", "whole", *words).process.returncode == 0
+    with running(folder, "train", "tasks.py:Points", "--procs", "2", "--run", "preempted", *words) as command:
+        command.wait_for(r"saved step 40 ")
+        command.process.send_signal(signal.SIGTERM)
+        assert command.finish() == 75, command.output
+    assert train(folder, "Points", "preempted", *words).process.returncode == 0
+    assert_same_bits(newest(folder / "whole"), newest(folder / "preempted"))
+    assert newest(folder / "whole").tensors["comm"]
+
+
 def test_the_doctors_collectives_are_right(folder: Path) -> None:
     port = free_port()
     words = [sys.executable, "-m", "drumline.doctor.collectives.doctor_rank", "--backend", "nccl", "--limit-s", "60"]

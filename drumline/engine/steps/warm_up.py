@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -44,8 +44,9 @@ def warm_up(job: Job, config: Config, *, note: Callable[[str], None]) -> None:
     layout_passes = 0
     if isinstance(job.applied, DistributedDataParallel):
         # With a static graph DDP records the graph in its first backward pass, which must not be under no_sync, and
-        # builds the buckets in the second.
-        layout_passes = 2 if dist.static_graph else int(job.ddp.world_size >= FIRST_WORLD_WITH_AN_ORDER)
+        # builds the buckets in the second. PowerSGD's state belongs to buckets.
+        has_order = job.ddp.world_size >= FIRST_WORLD_WITH_AN_ORDER or job.comm is not None
+        layout_passes = 2 if dist.static_graph else int(has_order)
     for _ in range(max(layout_passes, int(names_unused))):
         job.heartbeat.mark(Phase.START)
         with dry_run(job) as task:
@@ -75,7 +76,8 @@ def dry_run(job: Job) -> Iterator[Task]:
     attributes = [(holder, dict(vars(holder))) for holder in (job.task, *job.model.modules())]
     try:
         # Attributes that its loss sets, to count calls for example, are set on the copy.
-        yield copy.copy(job.task)
+        with nullcontext() if job.comm is None else job.comm.paused():
+            yield copy.copy(job.task)
     finally:
         for holder, kept in attributes:
             vars(holder).clear()

@@ -145,6 +145,25 @@ BROKEN_RULES = [
         "dist.broadcast_buffers = false (--no-dist.broadcast_buffers)",
     ),
     (
+        ["--train.exact", "elastic", "--dist.comm", "bf16"],
+        "the elastic mode adds up shards in a fixed order, without DDP: it needs --dist.comm none: "
+        "dist.comm = 'bf16' (--dist.comm), "
+        "train.exact = 'elastic' (--train.exact)",
+    ),
+    (
+        ["--dist.comm", "powersgd", "--train.precision", "fp16"],
+        "powersgd adds what one step leaves out to the next, and fp16's loss scale may change in between; use bf16: "
+        "dist.comm = 'powersgd' (--dist.comm), "
+        "train.precision = 'fp16' (--train.precision)",
+    ),
+    (
+        ["--dist.comm", "powersgd", "--train.on_nan", "skip"],
+        "powersgd carries a gradient that is not finite on into all later steps, so skipping one does not help; give "
+        "--train.on_nan stop: "
+        "dist.comm = 'powersgd' (--dist.comm), "
+        "train.on_nan = 'skip' (--train.on_nan)",
+    ),
+    (
         ["--train.exact", "elastic", "--train.step", "compile"],
         "the elastic mode computes shard by shard, operation by operation: it needs --train.step eager: "
         "train.step = 'compile' (--train.step), "

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import Adam
 
-from drumline.config.schema import Config, LogConfig, TrainConfig
+from drumline.config.schema import Config, DistConfig, LogConfig, TrainConfig
 from drumline.data.loader import Step
 from drumline.data.sharding import Cursor, Sharding, plan_step
 from drumline.engine.job import choose_step, flat
@@ -278,6 +278,17 @@ def test_out_of_memory_in_a_trial_names_the_kind_and_can_be_started_again() -> N
     first = AutoStep({"eager": kinds["compile"]}, device=CPU, on_choice=lambda _: None, note=lambda _: None)
     with pytest.raises(torch.OutOfMemoryError):
         first(Step(PLAN, iter(())))
+
+
+def test_powersgd_is_not_captured() -> None:
+    config, several, one = (
+        Config(dist=DistConfig(comm="powersgd")),
+        SimpleNamespace(comm=object()),
+        SimpleNamespace(comm=None),
+    )
+    reason = find_unsafe(several, config, [], is_default=False)  # type: ignore[arg-type]
+    assert reason == "PowerSGD waits for the device in every step (--dist.comm powersgd)"
+    assert find_unsafe(one, config, [], is_default=False) is None  # type: ignore[arg-type]
 
 
 def test_what_unfreezes_parameters_is_not_captured_by_auto_nor_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
