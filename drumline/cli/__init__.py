@@ -21,6 +21,7 @@ VERBS = {
     "evaluate": "evaluate a checkpoint of a run, on any number of ranks",
     "predict": "write what a checkpoint predicts for every sample of a dataset",
     "export": "write a checkpoint's weights to a safetensors file",
+    "profile": "find out where the time of a step goes, rank by rank, and what\nto change",
     "watch": "follow a running job from another terminal, rank by rank",
     "runs": "list run folders: state, step, result, size",
     "report": "write runs as one HTML page: curves, faults, slow ranks; or\nserve it while a run goes on",

@@ -15,7 +15,7 @@ from pathlib import Path
 from drumline.cli.launch_cluster import run_as_node, submit_to_slurm, write_manifest
 from drumline.cli.launch_flags import GROUPS, OWN_FLAGS, wrong_flags, wrong_target
 from drumline.cli.launch_request import LaunchRequest, launch_folder
-from drumline.config import read_flags
+from drumline.config import FlagTable, read_flags
 from drumline.config.fields import SWITCHES
 from drumline.config.help import render_flags
 from drumline.engine.run_folder import run_name
@@ -80,14 +80,14 @@ def run(argv: Sequence[str]) -> int:
     return _launch_here(request)
 
 
-def split_command(argv: Sequence[str]) -> tuple[list[str], str | None, list[str]]:
+def split_command(argv: Sequence[str], table: FlagTable = OWN_FLAGS) -> tuple[list[str], str | None, list[str]]:
     """The verb's own flags, the task or script, and its arguments, unchanged."""
     position = 0
     while position < len(argv) and argv[position].startswith("-") and argv[position] != "--":
         flag, equals, _ = argv[position].partition("=")
         following = argv[position + 1] if position + 1 < len(argv) else "-"
         name = flag.removeprefix("--").removeprefix("no-")
-        is_switch = OWN_FLAGS.get(name, (str,))[0] is bool or flag in ("-h", "--help")
+        is_switch = table.get(name, (str,))[0] is bool or flag in ("-h", "--help")
         takes_next = following.lower() in SWITCHES if is_switch else not following.startswith("-")
         position += 2 if takes_next and not equals else 1
     own = list(argv[:position])

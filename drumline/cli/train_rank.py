@@ -24,6 +24,7 @@ from drumline.metrics.trackers.tracking import has_unfinished_tracker
 from drumline.tasks.built_in import load_task, resolve_task
 from drumline.terminal import print_message, show_lines
 from drumline.watch.failure_kind import failure_kind
+from drumline.watch.profile_files import where_to_look
 
 
 def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequence[str]) -> int:
@@ -76,7 +77,7 @@ def _show_profile(folder: Path, *, shows: bool) -> None:
         print_message(f"the profile could not be analysed: {error}")
         return
     if shows:
-        show_lines(words_of(result))
+        show_lines([*words_of(result), "", where_to_look(folder)])
 
 
 def exit_now(code: int) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from drumline.scale.intervals import Intervals, clipped, difference, intersection, length, union
-from drumline.scale.trace_file import CollectiveCall, RankTrace, TraceStep, shifted
+from drumline.scale.trace_file import CollectiveCall, RankTrace, TraceStep
 
 LEFT_TOGETHER = ("allreduce", "barrier", "allgather")
 """Collectives that no rank leaves before all have joined: their ends compare clocks."""
@@ -72,22 +72,21 @@ def matched(traces: Mapping[int, RankTrace]) -> list[MatchedCollective]:
     return found
 
 
-def aligned(traces: Mapping[int, RankTrace], hosts: Mapping[int, str]) -> dict[int, RankTrace]:
-    """The traces by one clock, that of the first rank's host. All ranks leave a collective together, so the median of
-    the differences between its ends is how far two hosts' clocks differ."""
+def clock_shifts(traces: Mapping[int, RankTrace], hosts: Mapping[int, str]) -> dict[int, float]:
+    """What to add to each rank's times to have them by one clock, that of the first rank's host. All ranks leave a
+    collective together, so the median of the differences between its ends is how far two hosts' clocks differ."""
     first = min(traces)
-    base_ns = traces[first].base_ns
-    same_base = {rank: shifted(trace, 0.0, base_ns) for rank, trace in traces.items()}
-    later: dict[str, float] = {}
+    by_base = {rank: (trace.base_ns - traces[first].base_ns) / 1e9 for rank, trace in traces.items()}
+    by_host: dict[str, float] = {hosts[first]: 0.0}
     for rank in sorted(traces):
-        if hosts[rank] not in later:
+        if hosts[rank] not in by_host:
             ends = [
-                one.by_rank[first].end - one.by_rank[rank].end
-                for one in matched({number: same_base[number] for number in {first, rank}})
+                one.by_rank[first].end - one.by_rank[rank].end - by_base[rank]
+                for one in matched({first: traces[first], rank: traces[rank]})
                 if len(one.by_rank) == 2 and one.kind.startswith(LEFT_TOGETHER)
             ]
-            later[hosts[rank]] = float(np.median(ends)) if ends and hosts[rank] != hosts[first] else 0.0
-    return {rank: shifted(trace, later[hosts[rank]], base_ns) for rank, trace in same_base.items()}
+            by_host[hosts[rank]] = float(np.median(ends)) if ends else 0.0
+    return {rank: by_base[rank] + by_host[hosts[rank]] for rank in traces}
 
 
 def divided(low: float, high: float, claims: Sequence[tuple[str, Intervals]], rest: str) -> dict[str, float]:

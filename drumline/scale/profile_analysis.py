@@ -12,10 +12,11 @@ from pathlib import Path
 import numpy as np
 
 from drumline.errors import UsageError
-from drumline.scale.breakdown import MatchedCollective, StepParts, aligned, divide_steps, matched
+from drumline.scale.breakdown import MatchedCollective, StepParts, clock_shifts, divide_steps, matched
 from drumline.scale.intervals import clipped, length, union
+from drumline.scale.merged_trace import write_merged
 from drumline.scale.profile_result import PARTS, Bucket, HostSync, Kernel, ProfileResult, RankSteps, write_profile
-from drumline.scale.trace_file import CollectiveCall, RankTrace, TraceStep, read_trace
+from drumline.scale.trace_file import CollectiveCall, RankTrace, TraceStep, read_trace, shifted
 from drumline.terminal import one_line
 from drumline.watch.profile_files import PROFILE_FOLDER, RankFacts, facts_path, read_facts, trace_path
 
@@ -28,7 +29,10 @@ def analyse(run: Path, *, network_bytes_per_s: float | None = None) -> ProfileRe
     """The result of the traces in a run folder, which is also written there."""
     facts, traces, missing = read_ranks(run / PROFILE_FOLDER)
     hosts = {rank: one.host for rank, one in facts.items()}
-    result = result_of(facts, aligned(traces, hosts), missing, network_bytes_per_s)
+    shifts = clock_shifts(traces, hosts)
+    aligned = {rank: shifted(trace, shifts[rank]) for rank, trace in traces.items()}
+    result = result_of(facts, aligned, missing, network_bytes_per_s)
+    write_merged(run / PROFILE_FOLDER, hosts, shifts)
     write_profile(run, result)
     return result
 
@@ -138,7 +142,7 @@ def critical_ranks(divided: Mapping[int, Sequence[StepParts]]) -> list[int]:
 def buckets_of(
     facts: Mapping[int, RankFacts], traces: Mapping[int, RankTrace], collectives: Sequence[MatchedCollective]
 ) -> list[Bucket]:
-    """The n-th all-reduce of gradients in each step; empty if steps have different numbers of them."""
+    """The n-th all-reduce of gradients in each step that has as many of them as most."""
     rows: list[list[tuple[int, float, float, float]]] = []
     for rank, trace in traces.items():
         reduced = {id(one.by_rank[rank]): one.reduce_s for one in collectives if rank in one.by_rank}
@@ -153,8 +157,8 @@ def buckets_of(
                 before_s = 0.0 if begin is None else _computed_until(trace, step, begin)
                 row.append((num_bytes, ready_s, max(0.0, ready_s - before_s), reduced[id(one)]))
             rows.append(row)
-    if len({len(row) for row in rows}) != 1:
-        return []
+    usual = statistics.mode(len(row) for row in rows)
+    rows = [row for row in rows if len(row) == usual]
     means = [np.mean(np.array(column), axis=0) for column in zip(*rows, strict=True)]
     return [
         Bucket(num_bytes=round(n), ready_s=r, backward_s=b, reduce_s=s) for n, r, b, s in (m.tolist() for m in means)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
+from drumline.scale.advice import Advice, Bottleneck, advise
 from drumline.scale.profile_result import PARTS, Bucket, ProfileResult, RankSteps
 from drumline.terminal import one_line
 from drumline.text import bit_rate, file_size, named_ranks, plural
@@ -17,8 +17,6 @@ NAMES = {
     "host_sync": "host waits for the device",
     "gaps": "gaps (Python, launches)",
 }
-OWN = {"compute": "compute", "data": "waiting for data", "host_sync": "waiting for the device", "gaps": "in Python"}
-"""What makes a rank late."""
 MOST_SHOWN = 5
 LITTLE = 0.05
 """A loss of less than this part of the step is not worth a change."""
@@ -54,47 +52,35 @@ def _heading(result: ProfileResult) -> Iterator[str]:
         yield f"no trace of {named_ranks(ranks)} ({why}): the numbers are of the other ranks"
 
 
-def slow_rank(result: ProfileResult) -> RankSteps | None:
-    """The rank that the others wait for in most steps, if there is one."""
-    slowest = max(result.ranks, key=lambda one: one.critical_steps)
-    num_steps = sum(one.critical_steps for one in result.ranks)
-    return slowest if len(result.ranks) > 1 and slowest.critical_steps * 3 >= num_steps * 2 > 0 else None
-
-
-def losses_of(result: ProfileResult) -> dict[str, float]:
-    """The parts of a step that do not compute. With a slow rank, of the other ranks: they wait for what it loses."""
-    slow = slow_rank(result)
-    ranks = [one for one in result.ranks if one is not slow]
-    return {part: statistics.fmean(one.parts_s[part] for one in ranks) for part in PARTS if part != "compute"}
-
-
 def headline(result: ProfileResult) -> str:
     """The largest loss of an average step."""
-    losses = losses_of(result)
-    part = max(losses, key=lambda name: losses[name])
-    share = _share(losses[part], result)
-    if losses[part] < LITTLE * result.step_s:
-        return f"the ranks compute {_share(result.parts_s['compute'], result)} of the step: there is little to gain"
-    slow = slow_rank(result)
-    if part == "waiting_for_rank" and slow is not None:
-        return f"rank {slow.rank} is slow: the others wait {share} of the step for it{_why_slow(slow, result)}"
-    return {
-        "exposed_communication": f"communication is exposed: the ranks wait {share} of the step for collectives",
-        "waiting_for_rank": f"ranks wait for each other {share} of the step, not always for the same one",
+    found = advise(result)
+    first = found[0] if found and found[0].cost_s else None
+    gaps_s = result.parts_s["gaps"]
+    if first is None or (result.device == "cpu" and gaps_s > first.cost_s and first.bottleneck != "slow_rank"):
+        if gaps_s < LITTLE * result.step_s:
+            return f"the ranks compute {_share(result.parts_s['compute'], result)} of the step: there is little to gain"
+        return f"the host is slow: {_share(gaps_s, result)} of the step neither computes nor waits (Python, launches)"
+    return _sentence(first, result)
+
+
+def _sentence(first: Advice, result: ProfileResult) -> str:
+    share = _share(first.cost_s, result)
+    slowest = max(result.ranks, key=lambda one: one.critical_steps)
+    exposed = f"communication is exposed: the ranks wait {share} of the step for all-reduces of gradients"
+    host = f"the host waits for the device, which is idle {share} of the step because of that{_source(result)}"
+    sentences: dict[Bottleneck, str] = {
         "data": f"data is slow: the ranks wait {share} of the step for their batches",
-        "host_sync": f"the host waits for the device, which is idle {share} of the step meanwhile{_source(result)}",
-        "gaps": f"the host is slow: {share} of the step neither computes nor communicates (Python, kernel launches)",
-    }[part]
-
-
-def _why_slow(slow: RankSteps, result: ProfileResult) -> str:
-    """In what it is longer than the others."""
-    others = [one for one in result.ranks if one is not slow]
-    more = {part: slow.parts_s[part] - _mean([one.parts_s[part] for one in others]) for part in OWN}
-    part = max(more, key=lambda name: more[name])
-    if more[part] < LITTLE * result.step_s:
-        return ""
-    return f" ({_ms(more[part]).strip()} more {OWN[part]})"
+        "bucket_size": f"{exposed}, in {plural(len(result.buckets), 'bucket')}",
+        "network": exposed,
+        "slow_rank": f"rank {slowest.rank} is slow: the others wait {share} of the step for it",
+        "uneven_ranks": f"ranks wait for each other {share} of the step, and not always for the same one",
+        "host_sync": host,
+        "other_collectives": f"collectives besides the gradients' take {share} of the step",
+        "launches": f"the host is slow: the device waits {share} of the step for its launches",
+        "fp32": f"the ranks compute {_share(result.parts_s['compute'], result)} of the step",
+    }
+    return sentences[first.bottleneck]
 
 
 def _parts(result: ProfileResult) -> Iterator[str]:
@@ -192,10 +178,6 @@ def _of_kernels(result: ProfileResult) -> Iterator[str]:
 def _source(result: ProfileResult) -> str:
     known = [sync for sync in result.syncs if sync.source != "unknown"]
     return f", mostly in {one_line(known[0].source)}" if known else ""
-
-
-def _mean(values: Sequence[float]) -> float:
-    return statistics.fmean(values) if values else 0.0
 
 
 def _share(seconds: float, result: ProfileResult) -> str:

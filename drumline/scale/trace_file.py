@@ -27,6 +27,8 @@ MOST_BYTES = 1 << 30
 """Of a trace, unpacked."""
 MOST_SECONDS = 1e11
 ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
+ENDING = ON_DEVICE | {"user_annotation", "cpu_op"}
+"""What a trace without an end mark ends with."""
 LAUNCHES = frozenset({"cuda_runtime", "cuda_driver"})
 WAITS = frozenset({"cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy"})
 BLOCKING_COPY_S = 50e-6
@@ -94,13 +96,19 @@ class RankTrace:
 
 def read_trace(path: Path) -> RankTrace:
     """Raises OSError for a file that cannot be read, ValueError for one that is no trace."""
+    entries, base_ns = read_entries(path)
+    return from_events(list(_events(entries)), base_ns)
+
+
+def read_entries(path: Path) -> tuple[list[Any], int]:
+    """The entries of a trace as they are, and the Unix time in ns that they are relative to."""
     document = parse_json(unpacked(path))
     if not isinstance(document, dict) or not isinstance(document.get("traceEvents"), list):
         raise ValueError("it has no traceEvents")
     base_ns = document.get("baseTimeNanoseconds", 0)
     if not isinstance(base_ns, int) or not 0 <= base_ns < 1 << 62:
         raise ValueError("its base time is no time")
-    return from_events(list(_events(document["traceEvents"])), base_ns)
+    return document["traceEvents"], base_ns
 
 
 def unpacked(path: Path, most: int = MOST_BYTES) -> bytes:
@@ -150,11 +158,10 @@ def from_events(events: Sequence[Event], base_ns: int = 0) -> RankTrace:
         work = [event for event in host if is_compute(event.name)]
         operations = list(_self_times(work))
         compute, launches = difference(union(_times(work)), data), np.empty((0, 3))  # what makes a batch is data
-    steps = tuple(_steps(events, is_device))
     return RankTrace(
         base_ns=base_ns,
         is_device=is_device,
-        steps=steps,
+        steps=tuple(_steps(events, work, launches)),
         compute=compute,
         data=data,
         collectives=tuple(_collectives(events, host)),
@@ -187,24 +194,35 @@ def _times(events: Iterable[Event]) -> Iterator[tuple[float, float]]:
     return ((event.start, event.end) for event in events)
 
 
-def _steps(events: Sequence[Event], is_device: bool) -> Iterator[TraceStep]:
-    """A step lasts until the next one starts. On a GPU it starts with the first kernel that it launches: the host may
-    be ahead by whole steps."""
-    ends = [event.end for event in events if event.name == END_MARK]
+def _steps(events: Sequence[Event], work: Sequence[Event], launches: NDArray[np.float64]) -> Iterator[TraceStep]:
+    """A step lasts until the next one starts. On a GPU it starts with the first kernel that it launches on the stream
+    that computes most: the host may be ahead by whole steps."""
     starts: dict[int, float] = {}
-    for kinds in (("user_annotation",), ("gpu_user_annotation",) if is_device else ()):
-        found: dict[int, float] = {}
-        for event in events:
-            digits = event.name.removeprefix(STEP_MARK)
-            if event.kind in kinds and digits != event.name and (number := whole_number(digits)) is not None:
-                found.setdefault(number, event.start)
-        if found.keys() >= starts.keys():
-            starts = found or starts
-    times = [*starts.values(), ends[-1]] if ends and starts else []
-    if any(later <= earlier for earlier, later in itertools.pairwise(times)):
+    for event in events:
+        digits = event.name.removeprefix(STEP_MARK)
+        if event.kind == "user_annotation" and digits != event.name and (number := whole_number(digits)) is not None:
+            starts.setdefault(number, event.start)
+    ends = [event.end for event in events if event.name == END_MARK]
+    end = ends[-1] if ends else max((event.end for event in events if event.kind in ENDING), default=0.0)
+    times = _device_starts(list(starts.values()), work, launches) if len(launches) else list(starts.values())
+    if any(later <= earlier for earlier, later in itertools.pairwise([*times, end])):
         raise ValueError("its steps are not in order")
-    for number, start, end in zip(starts, times, times[1:], strict=False):
-        yield TraceStep(number, start, end)
+    for number, start, until in zip(starts, times, [*times[1:], end], strict=True):
+        yield TraceStep(number, start, until)
+
+
+def _device_starts(host: list[float], work: Sequence[Event], launches: NDArray[np.float64]) -> list[float]:
+    """As those on the host if a step has no kernel."""
+    busy: dict[str, float] = defaultdict(float)
+    for event in work:
+        busy[event.thread] += event.end - event.start
+    main = launches[[event.thread == max(busy, key=lambda name: busy[name]) for event in work]]
+    found = []
+    for low, high in zip(host, [*host[1:], np.inf], strict=True):
+        of_step = main[(main[:, 0] >= low) & (main[:, 0] < high), 1]
+        found.append(float(of_step.min()) if len(of_step) else None)
+    known = [start for start in found if start is not None]
+    return known if len(known) == len(found) else host
 
 
 def _self_times(nested: Sequence[Event]) -> Iterator[tuple[str, float, float]]:
@@ -280,14 +298,12 @@ def _syncs(events: Sequence[Event]) -> Iterator[Event]:
             yield event
 
 
-def shifted(trace: RankTrace, by_s: float, base_ns: int) -> RankTrace:
-    """The same, with times relative to another base, by a clock that is later by so much."""
-    by_s += (trace.base_ns - base_ns) / 1e9
+def shifted(trace: RankTrace, by_s: float) -> RankTrace:
+    """The same by another clock."""
     if not by_s:
-        return replace(trace, base_ns=base_ns)
+        return trace
     return replace(
         trace,
-        base_ns=base_ns,
         steps=tuple(step._replace(start=step.start + by_s, end=step.end + by_s) for step in trace.steps),
         compute=trace.compute + by_s,
         data=trace.data + by_s,

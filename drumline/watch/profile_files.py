@@ -14,7 +14,7 @@ from pathlib import Path
 from drumline.untrusted import make_own_folder, parse_json, read_regular, replace_text
 from drumline.watch.typed_json import from_json
 
-PROFILE_FOLDER = "profile"
+PROFILE_FOLDER, MERGED_FILE = "profile", "merged.trace.json.gz"
 STEP_MARK, END_MARK, DATA_MARK = "drumline.step#", "drumline.end", "drumline.data"
 """The names of the ranges with which a trace is divided into steps: the last step lasts until the end mark."""
 
@@ -60,6 +60,11 @@ def trace_path(folder: Path, rank: int) -> Path:
 
 def facts_path(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank:05d}.json"
+
+
+def where_to_look(run: Path) -> str:
+    """The line that names the file."""
+    return f"the trace of all ranks: {run / PROFILE_FOLDER / MERGED_FILE} (open it in https://ui.perfetto.dev)"
 
 
 def write_facts(folder: Path, facts: RankFacts) -> None:

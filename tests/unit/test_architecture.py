@@ -221,6 +221,7 @@ LIGHT = [
     "drumline.cli.evaluate_command",
     "drumline.cli.export_command",
     "drumline.cli.predict_command",
+    "drumline.cli.profile_command",
     "drumline.cli.find_batch_command",
     "drumline.cli.find_lr_command",
     "drumline.cli.launch_command",
