@@ -28,6 +28,8 @@ WATCH_RUN = "DRUMLINE_WATCH_RUN"
 ON_HANG = "DRUMLINE_WATCH_ON_HANG"
 HANG_S = "DRUMLINE_WATCH_HANG_S"
 DEFAULT_ON_HANG = "restart"
+RAS_ADDRESS, DEFAULT_RAS = "NCCL_RAS_ADDR", "localhost:28028"
+"""NCCL's own variable and default."""
 # How to run without the watchdog, for messages.
 WITHOUT_WATCH = "--watch.sidecar off; a script: launch it without --watch"
 
@@ -127,6 +129,8 @@ class WatchSettings:
     """Only for a script: where diagnoses go."""
     on_hang: str = DEFAULT_ON_HANG
     hang_s: float | None = None
+    ras: str = DEFAULT_RAS
+    """Where NCCL's RAS thread listens."""
 
 
 def sidecar_secret(secret: str | None, *start: str) -> str | None:
@@ -135,7 +139,7 @@ def sidecar_secret(secret: str | None, *start: str) -> str | None:
 
 
 def watch_settings_from(environment: Mapping[str, str]) -> WatchSettings:
-    """Only our own launcher sets these variables."""
+    """Only our own launcher sets these variables, except the one of NCCL."""
     folder, run, hang_s = (environment.get(name) for name in (WATCH_FOLDER, WATCH_RUN, HANG_S))
     nodes = (word.rpartition(":") for word in environment.get(WATCH_NODES, "").split(",") if word)
     return WatchSettings(
@@ -145,4 +149,5 @@ def watch_settings_from(environment: Mapping[str, str]) -> WatchSettings:
         run=Path(run) if run else None,
         on_hang=environment.get(ON_HANG, DEFAULT_ON_HANG),
         hang_s=float(hang_s) if hang_s else None,
+        ras=environment.get(RAS_ADDRESS, DEFAULT_RAS),
     )

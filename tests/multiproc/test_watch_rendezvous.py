@@ -17,6 +17,7 @@ from drumline.distributed.start.rank_store import open_store
 from drumline.distributed.start.reachability import check_reachability
 from drumline.errors import PreflightError
 from drumline.launch.node import watch_folder
+from drumline.launch.rank_environment import WatchSettings
 from drumline.launch.topology import Topology, topology_from
 from drumline.watch.rank import node_watch
 from drumline.watch.rank.node_watch import NodeWatch
@@ -44,7 +45,7 @@ class Rank:
         changes = {name: values[self.rank] for name, values in (changed or {}).items()}
         topology, deadline = replace(self.topology, **changes), time.monotonic() + 30
         try:
-            with NodeWatch(topology, WatchConfig(), folder=folder, run=None) as node:
+            with NodeWatch(topology, WatchConfig(), WatchSettings(folder=folder), run=None) as node:
                 joined = join_rendezvous(
                     self.store.under(name),
                     topology,
@@ -158,7 +159,7 @@ def test_sidecars_find_each_other(tmp_path: Path) -> None:
 
 
 def test_alone_nothing_is_opened(tmp_path: Path) -> None:
-    with NodeWatch(Topology(), WatchConfig(), folder=tmp_path / "watch", run=None) as node:
+    with NodeWatch(Topology(), WatchConfig(), WatchSettings(folder=tmp_path / "watch"), run=None) as node:
         options = node.options(None)
     assert (options.folder, options.peers, node.listener, options.ranks) == (str(tmp_path / "watch"), (), None, (0,))
     assert not options.owns_folder

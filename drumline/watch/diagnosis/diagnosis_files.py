@@ -14,7 +14,7 @@ from typing import Any
 from drumline.terminal import one_line
 from drumline.text import duration, named_ranks, signal_name
 from drumline.untrusted import make_own_folder, parse_json, read_regular, replace_text
-from drumline.watch.cluster_state import ClusterState, RankState
+from drumline.watch.cluster_state import ClusterState, RankState, RasRank
 from drumline.watch.diagnosis.diagnosis import Diagnosis, collective_name, names
 from drumline.watch.diagnosis.evidence import Evidence, pending
 from drumline.watch.typed_json import from_json
@@ -35,6 +35,9 @@ _ACTIONS = {
     "report": "none, it is only reported",
     "none": "none",
 }
+# ncclResult_t
+_NCCL_ERRORS = {1: "CUDA error", 2: "system error", 3: "internal error", 4: "invalid argument", 5: "invalid usage"}
+_NCCL_ERRORS |= {6: "remote error"}
 _HEADINGS = ("", "rank", "host", "state", "phase", "step", "for", "CPU", "collective")
 _RIGHT = (1, 5, 6, 7)
 
@@ -156,6 +159,34 @@ def _remarks(cluster: ClusterState) -> Iterator[str]:
                 yield f"rank {rank.rank}, {label}: {value}"
         if rank.answers is False:
             yield f"rank {rank.rank}: Python does not answer"
+    for remark in ras_remarks(cluster.ras):
+        yield f"NCCL RAS: {remark}"
+
+
+def ras_remarks(ranks: Sequence[RasRank]) -> Iterator[str]:
+    """What NCCL reports about the ranks, as one more witness."""
+    if not ranks:
+        return
+    unanswered = [one.rank for one in ranks if not one.answers]
+    outside = [one.rank for one in ranks if one.answers and not one.is_member]
+    aborted = [one.rank for one in ranks if one.is_aborted]
+    errors: dict[int, list[int]] = {}
+    counts: dict[int, list[int]] = {}
+    for one in ranks:
+        if one.error:
+            errors.setdefault(one.error, []).append(one.rank)
+        if one.answers and one.is_member:
+            counts.setdefault(one.num_collectives, []).append(one.rank)
+    for who, what in ((unanswered, "no answer from"), (outside, "not in the communicator:"), (aborted, "aborted by")):
+        if who:
+            yield f"{what} {named_ranks(who)}"
+    for code, who in errors.items():
+        yield f"{_NCCL_ERRORS.get(code, f'error {code}')} on {named_ranks(who)}"
+    if len(counts) > 1:
+        parts = [f"{named_ranks(who)}: {count:,}" for count, who in sorted(counts.items())]
+        yield f"collectives begun: {'; '.join(parts)}"
+    elif not (unanswered or outside or aborted or errors):
+        yield f"all {len(ranks)} ranks have begun the same {next(iter(counts)):,} collectives, none has an error"
 
 
 def _stacks(diagnosis: Diagnosis, cluster: ClusterState) -> Iterator[tuple[str, Sequence[str]]]:

@@ -50,7 +50,7 @@ class JobConnection:
     ) -> AbstractContextManager[NodeWatch | None]:
         """For the rendezvous. None: this rank is not to be watched."""
         if config.sidecar == "on" or (config.sidecar == "auto" and self.topology.world_size > 1):
-            return NodeWatch(self.topology, config, folder=watch_settings_from(environment).folder, run=run)
+            return NodeWatch(self.topology, config, watch_settings_from(environment), run=run)
         return nullcontext()
 
     def start_watchdog(self, node: NodeWatch, config: WatchConfig, *, sign: Callable[[], Hashable]) -> None:

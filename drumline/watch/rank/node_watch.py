@@ -31,15 +31,14 @@ if TYPE_CHECKING:
 class NodeWatch:
     """A `NodeService`, and a context: what it made is removed when an error leaves that."""
 
-    def __init__(self, topology: Topology, watch: WatchConfig, *, folder: Path | None, run: Path | None) -> None:
-        """`folder`: the launcher's, if it gave any."""
-        self.rank, self._given = topology.rank, folder
+    def __init__(self, topology: Topology, watch: WatchConfig, given: WatchSettings, *, run: Path | None) -> None:
+        self.rank, self._given = topology.rank, given.folder
         self._folder: Path | None = None
         self._lock: int | None = None
         self.listener: socket.socket | None = None
         self._alone = SidecarOptions(
             folder="",
-            owns_folder=folder is None,
+            owns_folder=given.folder is None,
             node=0,
             host=topology.host,
             ranks=(0,),
@@ -48,6 +47,7 @@ class NodeWatch:
             on_hang=watch.on_hang,
             hang_s=watch.hang_s,
             slow_factor=watch.slow_factor,
+            ras=given.ras,
         )
 
     def __enter__(self) -> Self:
@@ -114,6 +114,7 @@ def options_from_launcher(
         hang_s=given.hang_s,
         secret=given.secret or "",
         peers=tuple(peer for peer in peers if peer.node != node) if several else (),
+        ras=given.ras,
     )
     return options, listen_for_sidecars(*given.nodes[node]) if several and topology.local_rank == 0 else None
 

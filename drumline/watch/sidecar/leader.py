@@ -18,6 +18,7 @@ from drumline.watch.diagnosis.watchdog import Watchdog, diagnose
 from drumline.watch.heartbeat import Phase
 from drumline.watch.script_differences import ScriptComparison
 from drumline.watch.sidecar.local_ranks import LocalRanks
+from drumline.watch.sidecar.ras import ask_ras
 from drumline.watch.sidecar.sidecar_network import SidecarNetwork
 from drumline.watch.sidecar.sidecar_options import Peer, SidecarOptions
 from drumline.watch.sidecar.sidecar_reporter import SidecarReporter
@@ -142,7 +143,11 @@ class Leader:
             self._notify(kind, rank=one.rank, host=one.host, message=one.sentence, what=one.what)
         self._check_connections(now)
         if self._watchdog.wants_evidence:
+            asked = asyncio.ensure_future(ask_ras(self.options.ras, self.local_ranks.pids, self.options.world_size))
             inspected = self.cluster(await self._inspect())
+            # It is not waited for.
+            inspected = replace(inspected, ras=asked.result() if asked.done() else ())
+            asked.cancel()
             self._decide(diagnose(inspected), inspected, clock())
 
     def report_differences(self) -> None:

@@ -16,6 +16,7 @@ from drumline.config.schema import WatchConfig
 from drumline.distributed.start.rank_rendezvous import Card, Rendezvous, group_by_node, this_machine
 from drumline.errors import PreflightError
 from drumline.launch.node import watch_folder
+from drumline.launch.rank_environment import WatchSettings
 from drumline.launch.topology import Topology
 from drumline.net.interfaces import LOOPBACK, interfaces, outward_address
 from drumline.net.sealed_store import SealedStore
@@ -81,7 +82,7 @@ def test_a_folder_is_in_use_from_the_start_and_removed_when_the_start_fails(
 ) -> None:
     monkeypatch.setattr(watch_folder, "MEMORY", tmp_path)
     new_node = functools.partial(NodeWatch, Topology(), WatchConfig(), run=None)
-    with new_node(folder=None) as node:
+    with new_node(WatchSettings(folder=None)) as node:
         mine = Path(node.prepare()["folder"])
         watch_folder.make_memory_folder()
         assert mine.is_dir(), "another job leaves it alone"
@@ -91,7 +92,7 @@ def test_a_folder_is_in_use_from_the_start_and_removed_when_the_start_fails(
     alone = Rendezvous(SealedStore(dist.HashStore(), None), ((0,),), ("a",), (LOOPBACK,), ({},))
     given = tmp_path / "given"
     for folder in (None, given):
-        with contextlib.suppress(KeyError), new_node(folder=folder) as node:
+        with contextlib.suppress(KeyError), new_node(WatchSettings(folder=folder)) as node:
             mine = Path(node.prepare()["folder"])
             listening = node.listen(alone)
             raise KeyError
@@ -129,7 +130,7 @@ def test_a_folder_that_the_first_rank_names_is_checked_by_the_others(tmp_path: P
     tmp_path.chmod(0o755)
     second = Topology(rank=1, world_size=2, local_rank=1, local_world_size=2)
     joined = Rendezvous(SealedStore(dist.HashStore(), None), ((0, 1),), ("a",), (None,), ({"folder": str(tmp_path)},))
-    node = NodeWatch(second, WatchConfig(), folder=None, run=None)
+    node = NodeWatch(second, WatchConfig(), WatchSettings(), run=None)
     with pytest.raises(PreflightError, match=f"the watch folder {tmp_path} is open to others"):
         node.options(joined)
     tmp_path.chmod(0o700)
