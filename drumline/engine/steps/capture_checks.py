@@ -163,6 +163,8 @@ def find_unsafe(job: Job, config: Config, hooks: Sequence[Hook], *, is_default: 
             return f"the hook {type(hook).__name__} may change what a step computes"
     if config.dist.comm == "powersgd" and job.comm is not None:
         return "PowerSGD waits for the device in every step (--dist.comm powersgd)"
+    if is_default and config.dist.comm != "none":
+        return f"gradients go through a hook (--dist.comm {config.dist.comm})"
     if is_default and config.dist.find_unused_parameters:
         return "the parameters in use may change (--dist.find_unused_parameters)"
     if is_default and job.ddp.backend == "gloo":

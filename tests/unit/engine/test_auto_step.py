@@ -280,7 +280,7 @@ def test_out_of_memory_in_a_trial_names_the_kind_and_can_be_started_again() -> N
         first(Step(PLAN, iter(())))
 
 
-def test_powersgd_is_not_captured() -> None:
+def test_compressed_gradients_are_captured_if_asked_and_powersgd_never() -> None:
     config, several, one = (
         Config(dist=DistConfig(comm="powersgd")),
         SimpleNamespace(comm=object()),
@@ -289,6 +289,10 @@ def test_powersgd_is_not_captured() -> None:
     reason = find_unsafe(several, config, [], is_default=False)  # type: ignore[arg-type]
     assert reason == "PowerSGD waits for the device in every step (--dist.comm powersgd)"
     assert find_unsafe(one, config, [], is_default=False) is None  # type: ignore[arg-type]
+    rounded = Config(dist=DistConfig(comm="bf16"))
+    reason = find_unsafe(several, rounded, [], is_default=True)  # type: ignore[arg-type]
+    assert reason == "gradients go through a hook (--dist.comm bf16)"
+    assert find_unsafe(several, rounded, [], is_default=False) is None  # type: ignore[arg-type]
 
 
 def test_what_unfreezes_parameters_is_not_captured_by_auto_nor_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
