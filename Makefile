@@ -72,8 +72,8 @@ bench-watch: .venv/ready ## what the watchdog costs: a heartbeat, the heartbeats
 	$(BIN)/python -m benchmarks.heartbeats
 	$(BIN)/python -m benchmarks.script_steps
 
-bench-comm: .venv/ready tools ## what --dist.comm does to bytes, time and loss on links of 100 and 25 Mbit/s
-	$(BIN)/python -m benchmarks.comm_hooks --mbit 100,25
+bench-comm: .venv/ready tools ## what --dist.comm does to bytes, time and loss on a link of 100 Mbit/s
+	$(BIN)/python -m benchmarks.comm_hooks
 
 bench-lint: .venv/ready ## how long the linter takes for 1,000 files, and to start, on one core
 	$(BIN)/python -m benchmarks.lint_speed --parts

@@ -1,6 +1,6 @@
 """What `--dist.comm` does to bytes, time and loss on a slow link between two hosts, with one rank each.
 
-    make bench-comm         (or: python -m benchmarks.comm_hooks --mbit 100 --steps 300; as root, on Linux)
+    make bench-comm         (or: python -m benchmarks.comm_hooks --mbit 100,25 --steps 500; as root, on Linux)
 
 The hosts are network namespaces of this machine. Each row trains the same small GPT on the same text for the same
 number of steps, one row after the other. Bytes are what a host's interface has sent; bytes and milliseconds of a step
@@ -65,7 +65,7 @@ class CountedText(LanguageModel):
         "optim.lr": 2e-3,
         "optim.clip_norm": 1.0,
         "optim.warmup_steps": 10,
-        "train.batch_size": 16,
+        "train.batch_size": 8,
         "train.eval_every_epochs": 0,
         "checkpoint.every_epochs": 0,
         "dist.threads": 1,
@@ -107,14 +107,14 @@ def train(bed: Any, run: Path, words: list[str], *, steps: int) -> tuple[float, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mbit", default="100", help="the link, in Mbit/s; several with commas [100]")
-    parser.add_argument("--steps", type=int, default=300, help="optimizer steps of each row [300]")
+    parser.add_argument("--steps", type=int, default=200, help="optimizer steps of each row [200]")
     options = parser.parse_args()
     from tests.multinode.hosts import Testbed
 
     cores = len(os.sched_getaffinity(0))
     machine = f"{platform.machine()}, {cores} cores, Linux {platform.release()}"
     print(f"{machine}, torch {torch.__version__}, Python {platform.python_version()}")
-    print(f"GPT 4 layers of 128 on text, batch 16 x 64, {options.steps} steps, 2 hosts with one rank each, gloo")
+    print(f"GPT 4 layers of 128 on text, batch 8 x 64, {options.steps} steps, 2 hosts with one rank each, gloo")
     for mbit in options.mbit.split(","):
         print(f"{mbit} Mbit/s          MB a step   ms a step            loss", flush=True)
         times: list[float] = []

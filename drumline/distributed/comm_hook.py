@@ -6,7 +6,7 @@ them.
 """
 
 # No `from __future__ import annotations`: DDP compares the annotations of a hook with the types.
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,17 +21,15 @@ EPSILON = 1e-12
 """Added to the norm of a factor's column: torch's default divides the zeros of a gradient of zeros by zero."""
 
 
-def round_gradients(model: DistributedDataParallel, comm: str) -> None:
-    """Let DDP send its gradients as `bf16` or `fp16`; `none`: as they are."""
-    hooks = {"bf16": reduce_as_bf16, "fp16": reduce_as_fp16}
-    if comm == "none":
-        return
+def rounding_hook(comm: str) -> Callable[[Any, dist.GradBucket], Future[Tensor]] | None:
+    """DDP's hook to send gradients as `bf16` or `fp16`; `none`: None."""
+    hooks = {"none": None, "bf16": reduce_as_bf16, "fp16": reduce_as_fp16}
     if comm not in hooks:
         raise UsageError(
             f"ddp.wrap(comm={comm!r}) is not possible: it takes none, bf16 or fp16",
             next_step="for powersgd, whose state is saved with the run, use `drumline train --dist.comm powersgd`",
         )
-    model.register_comm_hook(None, hooks[comm])
+    return hooks[comm]
 
 
 # DDP knows torch's bf16 hook by its name, and refuses it without NCCL. gloo sums bf16 as well.
@@ -67,7 +65,7 @@ class PowerSGD:
         )
         self._buckets: dict[int, list[str]] = {}
         """The names of the parameters in each bucket that was compressed."""
-        self._saved: dict[int, Mapping[str, Any]] = {}
+        self._saved: dict[int, dict[str, Any]] = {}
         """What was loaded, until the first step takes it."""
         self._is_paused = False
         # torch's hook starts its second and third all-reduce in gloo's two threads, which wait there for them. With two
@@ -133,8 +131,10 @@ class PowerSGD:
     def load_state_dict(self, state: Mapping[int, Any], *, step: int) -> None:
         """Continue after this step, with the state of this rank, or an empty one. Where `start` is later now, it is not
         used."""
+        names = ("parameters", "columns", "error", "p", "q")
+        saved = {index: {name: bucket[name] for name in names} for index, bucket in state.items()}
         self._own.iter = step
-        self._saved = dict(state) if step >= self._own.start_powerSGD_iter else {}
+        self._saved = saved if step >= self._own.start_powerSGD_iter else {}
 
 
 def average_errors(states: Iterable[Mapping[int, Any]]) -> dict[int, Any]:

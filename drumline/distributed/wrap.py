@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
-from drumline.distributed.comm_hook import round_gradients
+from drumline.distributed.comm_hook import rounding_hook
 from drumline.errors import UsageError
 
 SMALL_BATCH = 16
@@ -77,6 +77,7 @@ def wrap_model(
     """Collective: move the model to its device and wrap it: in DDP, or in `SingleProcess` if there is no group or if
     other code reduces the gradients (`reduces_gradients=False`). `applied`: the result is called with a function of
     the model, and its arguments (`Applied`, inside DDP if needed). `comm`: in which type gradients are sent."""
+    hook = rounding_hook(comm)
     model = model.to(device)
     if channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -103,8 +104,8 @@ def wrap_model(
         gradient_as_bucket_view=gradient_as_bucket_view,
         static_graph=static_graph,
     )
-    if dist.get_world_size() > 1:
-        round_gradients(wrapped, comm)
+    if hook is not None and dist.get_world_size() > 1:
+        wrapped.register_comm_hook(None, hook)
     return wrapped
 
 
