@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 import subprocess
@@ -104,11 +105,20 @@ class Browser:
         return method
 
 
+def _pipe_above_4() -> list[int]:
+    """Else bash would replace one end by the other."""
+    ends = os.pipe()
+    high = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in ends]
+    for end in ends:
+        os.close(end)
+    return high
+
+
 @contextmanager
 def chromium() -> Iterator[Browser]:
     """It talks on the descriptors 3 and 4, and ends when they are closed."""
-    theirs, commands = os.pipe()
-    answers, ours = os.pipe()
+    theirs, commands = _pipe_above_4()
+    answers, ours = _pipe_above_4()
     flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", "--disable-extensions"]
     with tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True) as folder:
         words = [tool("chromium"), *flags, "--disable-background-networking", f"--user-data-dir={folder}"]

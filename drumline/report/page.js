@@ -16,8 +16,8 @@
       scales: {x: {time: false}},
       cursor: {drag: {x: true, y: false}},
       axes: [{...axis(), size: 32}, {...axis(), size: 62, values: (plot, values) => values.map(shown)}],
-      series: [{label: name}, ...series.map((one, number) => ({
-        label: one.label, stroke: colours[number % colours.length], width: 1.5, spanGaps: false,
+      series: [{label: name}, ...series.map((one) => ({
+        label: one.label, stroke: colours[one.colour % colours.length], width: 1.5, dash: one.dashed ? [6, 4] : undefined,
         points: {show: one.x.length < 40}, value: (plot, value) => shown(value),
       }))],
       hooks: {setScale: [(plot, key) => {

@@ -38,17 +38,26 @@ _STYLES, _SCRIPTS = ("vendor/uPlot.min.css", "page.css"), ("vendor/uPlot.iife.mi
 
 
 @dataclass(frozen=True)
+class ChartCurve:
+    curve: Curve
+    label: str
+    colour: int
+
+
+@dataclass(frozen=True)
 class ChartView:
-    """A chart with a curve for each run that has it."""
+    """A chart with the curves of each run that has them."""
 
     title: str
-    curves: list[Curve]
-    labels: list[str]
-    table: list[tuple[int, list[float | None]]]
+    curves: list[ChartCurve]
 
     @property
     def axis(self) -> str:
         return "ranks" if self.title == SCALING else "step"
+
+    def rows(self) -> list[tuple[int, list[float | None]]]:
+        """A table of the same."""
+        return table_rows([one.curve for one in self.curves])
 
 
 @dataclass(frozen=True)
@@ -143,25 +152,25 @@ def _strip(run: RunData, clock: RunClock) -> list[StripMark]:
 
 
 def _charts(runs: Sequence[RunData], names: Sequence[str]) -> list[ChartView]:
-    found: dict[str, list[tuple[Curve, str]]] = {}
-    for run, name in zip(runs, names, strict=True):
+    """Of several runs, each has a colour; of one run, each of its curves in a chart."""
+    found: dict[str, list[ChartCurve]] = {}
+    for number, (run, name) in enumerate(zip(runs, names, strict=True)):
         for curve in run.curves:
-            label = curve.label if len(runs) == 1 else f"{name} {curve.label}"
-            found.setdefault(curve.chart, []).append((curve, label))
-    return [
-        ChartView(
-            title, [curve for curve, _ in both], [label for _, label in both], table_rows([one for one, _ in both])
-        )
-        for title, both in found.items()
-    ]
+            chart = found.setdefault(curve.chart, [])
+            if len(runs) == 1:
+                chart.append(ChartCurve(curve, curve.label, len(chart)))
+            else:
+                chart.append(ChartCurve(curve, f"{name} {curve.label}", number))
+    return [ChartView(title, curves) for title, curves in found.items()]
 
 
 def _chart_data(chart: ChartView, most: int) -> dict[str, Any]:
     series = []
-    for curve, label in zip(chart.curves, chart.labels, strict=True):
-        points = thinned(curve.steps, curve.values, most)
+    for one in chart.curves:
+        points = thinned(one.curve.steps, one.curve.values, most)
         values = [None if value is None else float(f"{value:.6g}") for _, value in points]
-        series.append({"label": shown(label)[:80], "x": [step for step, _ in points], "y": values})
+        style = {"colour": one.colour, "dashed": one.curve.label != "training"}
+        series.append({"label": shown(one.label)[:80], **style, "x": [step for step, _ in points], "y": values})
     is_share = chart.title in SHARES or chart.title.endswith("accuracy")
     return {"axis": chart.axis, "percent": is_share, "series": series}
 
