@@ -12,6 +12,7 @@ from drumline.engine.run_status import RunStatusReader
 from drumline.errors import ConfigError, ExitCode, UsageError
 from drumline.terminal import print_message, show, show_lines
 
+REPORT_FILE = "report.html"
 REFRESH_S = 5.0
 HELP = """\
 usage: drumline report RUN [RUN ...] [--to FILE]
@@ -45,7 +46,7 @@ def run(argv: Sequence[str]) -> int:
         if len(folders) > 1 or given.get("to"):
             raise UsageError("--live serves one run, and writes no file", next_step="give one RUN, and no --to")
         return _serve(folders[0])
-    from drumline.report.page import REPORT_FILE, write_report
+    from drumline.report.page import write_report
 
     to = Path(given.get("to") or (folders[0] / REPORT_FILE if len(folders) == 1 else REPORT_FILE))
     try:
@@ -87,11 +88,13 @@ def _serve(folder: Path) -> int:
 def report_at_end(folder: Path, *, prints: bool = True) -> None:
     """Write RUN/report.html after training. Never fails a run: an error is a warning."""
     try:
-        from drumline.report.page import REPORT_FILE, write_report
+        from drumline.report.page import write_report
 
         if folder.is_dir():
             written = write_report([folder], folder / REPORT_FILE)
             if prints:
                 show_lines([f"report: {written}"])
+    except OSError as error:
+        print_message(f"warning: {folder / REPORT_FILE} could not be written: {error.strerror}")
     except Exception as error:
         print_message(f"warning: the report could not be written: {type(error).__name__}: {error}")

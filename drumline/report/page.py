@@ -29,7 +29,6 @@ from drumline.untrusted import replace_text
 if TYPE_CHECKING:
     from jinja2 import Template
 
-REPORT_FILE = "report.html"
 MAX_BYTES = 3_000_000
 MAX_POINTS, MAX_SERIES_POINTS = 50_000, 1200
 STRIP_WIDTH = 1000

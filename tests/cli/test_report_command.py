@@ -53,6 +53,12 @@ def test_an_error_in_the_report_is_a_warning(
     printed = capsys.readouterr().err
     assert printed == "drumline: warning: the report could not be written: ZeroDivisionError: division by zero\n"
     report_command.report_at_end(tmp_path / "never made")
+    monkeypatch.undo()
+    (run / "report.html").unlink()
+    (run / "report.html").mkdir()
+    report_command.report_at_end(run)
+    printed = capsys.readouterr().err
+    assert printed == f"drumline: warning: {run}/report.html could not be written: Is a directory\n"
 
 
 def test_a_live_report_is_on_the_loopback_behind_its_token_until_the_run_ends(
