@@ -26,6 +26,7 @@ VERBS = {
     "runs": "list run folders: state, step, result, size",
     "report": "write runs as one HTML page: curves, faults, slow ranks; or\nserve it while a run goes on",
     "doctor": "check this machine, or hosts and every pair, before a run",
+    "tune": "print the NCCL and gloo variables that these hosts need, with\nthe reason of each; read NCCL's debug logs",
     "lint": "find mistakes of distributed training in any code",
     "verify": "check run folders: checkpoints, each sample once, events",
     "prove-resume": "kill a job with -9, resume it, and compare every bit with\na run that was not killed",
@@ -41,10 +42,11 @@ rank fails, hangs or is slow, and why.
   drumline VERB --help   what a verb does, with all its flags
   drumline --version     the version
 
-exit codes: 0 success, 1 training failed (verify, watch, lint: problems were
-            found), 2 wrong usage or configuration (lint: or a file that could
-            not be read), 3 stopped before the first step (doctor: something
-            must be fixed), 70 hang, 75 preempted, and saved, 130 interrupted
+exit codes: 0 success, 1 training failed (verify, watch, lint, tune: problems
+            were found), 2 wrong usage or configuration (lint: or a file that
+            could not be read), 3 stopped before the first step (doctor, tune:
+            something must be fixed), 70 hang, 75 preempted, and saved,
+            130 interrupted
 """
 UNEXPECTED = "report it as a bug, with the lines above, unless they name something that you can fix"
 

@@ -122,7 +122,7 @@ def _check_hosts(given: Mapping[str, Any]) -> int:
     hosts = hosts_from_flag(given["hosts"]) if "hosts" in given else hosts_from_file(Path(given["hostfile"]))
     client, python = ssh_client(given.get("ssh"), os.environ), given.get("python", sys.executable)
     port = given.get("port", DEFAULT_PORT)
-    check = check_over_ssh(hosts, _options(given), port=port, client=client, python=python, progress=_progress)
+    check = check_over_ssh(hosts, _options(given), port=port, client=client, python=python, progress=show_step)
     return _show(given, asyncio.run(check))
 
 
@@ -130,10 +130,10 @@ def _check_nodes(given: Mapping[str, Any]) -> int:
     """Without ssh: node 0 runs the checks, the others join it."""
     node, options = _node_options(given, os.environ), _options(given)
     if node.node == 0:
-        return _show(given, asyncio.run(check_as_node_zero(node, options, _progress)))
-    _progress(f"node {node.node} of {node.nodes} connects to {node.endpoint}")
+        return _show(given, asyncio.run(check_as_node_zero(node, options, show_step)))
+    show_step(f"node {node.node} of {node.nodes} connects to {node.endpoint}")
     last = nodes.join(node, options.settings)
-    _progress("")
+    show_step("")
     # Where srun merges the output of all nodes, stdout has only node 0's JSON.
     stream = sys.stderr if given.get("json") else sys.stdout
     show_lines([f"node {node.node}: {last.get('result', '')} (node 0 has the report)"], stream=stream)
@@ -206,7 +206,7 @@ def _options(given: Mapping[str, Any]) -> DoctorOptions:
 
 
 def _show(given: Mapping[str, Any], result: DoctorResult) -> int:
-    _progress("")
+    show_step("")
     survey, differences = result.survey, result.differences
     if given.get("json"):
         facts = {host.name: host.facts for host in survey.hosts if host.facts is not None}
@@ -224,7 +224,7 @@ def _show(given: Mapping[str, Any], result: DoctorResult) -> int:
     return result.exit_code
 
 
-def _progress(text: str) -> None:
+def show_step(text: str) -> None:
     """On stderr: on a terminal one line that is updated, otherwise a line for each step; "" ends it."""
     if sys.stderr.isatty():
         show_progress(text)

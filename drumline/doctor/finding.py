@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 Level = Literal["problem", "warning", "note"]
 LEVELS: tuple[Level, ...] = ("problem", "warning", "note")
-Fault = tuple[Level, str, str]
+
+
+@dataclass(frozen=True)
+class VariableFix:
+    """An environment variable to set; without a value: to unset."""
+
+    name: str
+    value: str | None = None
+
+    def __str__(self) -> str:
+        if self.value is None:
+            return f"unset {self.name}"
+        quoted = shlex.quote(self.value)
+        if quoted.startswith("="):  # which zsh would look up as a command
+            quoted = f"'{quoted}'"
+        return f"export {self.name}={quoted}"
+
+
+Fault = tuple[Level, str, str | VariableFix]
 """Level, what and fix of a finding; the caller adds what was checked and where."""
 
 
@@ -22,6 +41,12 @@ class Finding:
     what: str
     fix: str = ""  # what to do or type; a problem always has one
     rank: int | None = None  # the rank that it is about, if any
+    variable: VariableFix | None = None  # the fix, where it is one variable
+
+    @classmethod
+    def of_fault(cls, check: str, where: str, fault: Fault) -> Self:
+        level, what, fix = fault
+        return cls(level, check, where, what, str(fix), variable=fix if isinstance(fix, VariableFix) else None)
 
     def line(self) -> str:
         """`problem: b -> a: data ports ...`."""

@@ -227,6 +227,7 @@ LIGHT = [
     "drumline.cli.launch_command",
     "drumline.cli.lint_command",
     "drumline.cli.doctor_command",
+    "drumline.cli.tune_command",
     "drumline.cli.verify_command",
     "drumline.cli.watch_command",
     "drumline.cli.prove_resume_command",

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from drumline.doctor.finding import Fault, Level
+from drumline.doctor.finding import Fault, Level, VariableFix
 
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "CUDA_", "FI_", "OMP_", "TP_SOCKET_")
@@ -23,7 +23,7 @@ RENAMED: Mapping[str, str] = _TABLES["renamed"]
 REMOVED: Mapping[str, str] = _TABLES["removed"]
 RULES: Mapping[Level, Mapping[str, str]] = _TABLES["rules"]
 MUST_AGREE, MAY_DIFFER = frozenset(_TABLES["must_agree"]), tuple(_TABLES["may_differ"])
-FIXES = {"NCCL_DEBUG": "export NCCL_DEBUG=WARN"}
+FIXES = {"NCCL_DEBUG": VariableFix("NCCL_DEBUG", "WARN")}
 # Prefixes for which we know all relevant names; CUDA_ and FI_ have hundreds more.
 SPELL_CHECKED = ("NCCL_", "GLOO_", "TORCH_NCCL_", "TORCH_DISTRIBUTED_", "CUDA_VISIBLE", "OMP_NUM")
 SIMILARITY = 0.85
@@ -55,13 +55,13 @@ def variable_faults(facts: Mapping[str, Any]) -> Iterator[Fault]:
     for name, value in variables.items():
         if broken := _broken_rule(RENAMED.get(name, name), value):
             level, what = broken
-            yield level, f"{name}={value}: {what}", FIXES.get(name, f"unset {name}")
+            yield level, f"{name}={value}: {what}", FIXES.get(name, VariableFix(name))
         elif new := RENAMED.get(name):
             what = f"{name}={value} is a deprecated name; it is now {new}"
             yield "note", what, f"unset {name}; export {new}={value}"
         elif name in REMOVED:
             see = f"; see {REMOVED[name]}" if REMOVED[name] else ""
-            yield "warning", f"{name}={value} has no effect any more{see}", f"unset {name}"
+            yield "warning", f"{name}={value} has no effect any more{see}", VariableFix(name)
         elif name not in MEANING and name.startswith(SPELL_CHECKED):
             for near in difflib.get_close_matches(name, MEANING, n=1, cutoff=SIMILARITY):
                 what = f"{name} is not a known variable; did you mean {near}?"
@@ -70,7 +70,7 @@ def variable_faults(facts: Mapping[str, Any]) -> Iterator[Fault]:
     if threads.isdigit() and sockets.isdigit() and int(threads) * int(sockets) > MAX_SOCKETS:
         what = f"NCCL_SOCKET_NTHREADS={threads} times NCCL_NSOCKS_PERTHREAD={sockets} is over NCCL's limit "
         what += f"of {MAX_SOCKETS} sockets, and it uses fewer"
-        yield "warning", what, f"export NCCL_NSOCKS_PERTHREAD={max(1, MAX_SOCKETS // max(1, int(threads)))}"
+        yield "warning", what, VariableFix("NCCL_NSOCKS_PERTHREAD", str(max(1, MAX_SOCKETS // max(1, int(threads)))))
 
 
 def _broken_rule(name: str, value: str) -> tuple[Level, str] | None:

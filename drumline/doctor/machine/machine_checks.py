@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from drumline.doctor.finding import Fault, Finding, Level
+from drumline.doctor.finding import Fault, Finding, Level, VariableFix
 from drumline.doctor.machine.known_variables import VISIBLE_GPUS, variable_faults
 from drumline.net.interfaces import GLOO_VARIABLE, NCCL_VARIABLE
 from drumline.text import GIB, MIB, join_names, memory_size, plural
@@ -65,9 +65,7 @@ def machine_findings(facts: Facts, *, many_hosts: bool = False) -> list[Finding]
         ("clock", _clock),
         ("variables", variable_faults),
     )
-    return [
-        Finding(level, name, facts["host"], what, fix) for name, check in checks for level, what, fix in check(facts)
-    ]
+    return [Finding.of_fault(name, facts["host"], fault) for name, check in checks for fault in check(facts)]
 
 
 # Python, torch and GPUs
@@ -270,7 +268,7 @@ def _interface(facts: Facts, *, library: str, variable: str, many_hosts: bool) -
     if library == "NCCL" and not facts["gpus"] and value is None:
         return
     chosen = facts[f"{library.lower()}_interface"]
-    fix = f"export {variable}={outer['name'] if outer else 'NAME'}"
+    fix = VariableFix(variable, outer["name"]) if outer else f"export {variable}=NAME"
     usable = {one["name"]: one["address"] for one in facts["interfaces"] if one["address"]}
     if chosen not in usable:
         if value is not None:
@@ -308,7 +306,7 @@ def _processors(facts: Facts) -> Iterator[Fault]:
         yield "warning", what, "raise the limit: srun --cpus-per-task=N, docker run --cpus=N or taskset"
     if threads is not None and (not threads.isdigit() or int(threads) > cpus["count"]):
         what = f"OMP_NUM_THREADS is {threads!r}, but there are {cpus['count']} processors"
-        yield "warning", what, "unset OMP_NUM_THREADS"
+        yield "warning", what, VariableFix("OMP_NUM_THREADS")
 
 
 def _clock(facts: Facts) -> Iterator[Fault]:

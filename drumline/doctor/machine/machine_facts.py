@@ -27,6 +27,7 @@ from drumline.doctor.background import in_background, resolve_ipv4
 from drumline.doctor.machine.folder_hashes import code_facts, data_facts
 from drumline.doctor.machine.gpus import NvidiaSmi, file_text
 from drumline.doctor.machine.known_variables import VISIBLE_GPUS, shown_variables
+from drumline.doctor.machine.network_cards import card_facts
 from drumline.net.interfaces import GLOO_VARIABLE, gloo_interface, interfaces, nccl_interface
 from drumline.processes import cgroup_values, cpu_quota
 
@@ -74,6 +75,7 @@ def host_facts(settings: HostSettings) -> dict[str, Any]:
         "variables": shown_variables(environment),
         "packages": packages,
         **_network_facts(addresses, environment),
+        "cards": card_facts(environment),
         **gpus.facts(_left(deadline)),
         "disk": _folder_facts(disk, settings.run_folder, deadline),
         "code": _folder_facts(code_found, code, deadline),

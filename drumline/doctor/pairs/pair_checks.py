@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from drumline.doctor.finding import Finding, Level
+from drumline.doctor.finding import Finding, Level, VariableFix
 from drumline.doctor.pairs.probe import LARGE_BYTES
 from drumline.doctor.pairs.survey import OPEN, Edge, HostRecord, Pair, Survey
 from drumline.net.dial import OPEN_DATA, OPEN_RENDEZVOUS, explained_closed
@@ -205,14 +205,22 @@ def _why(outcomes: Iterable[str | None]) -> str:
     return explained_closed(statistics.mode(str(outcome) for outcome in outcomes))
 
 
+def edges_into(survey: Survey, number: int) -> list[Edge]:
+    found = (survey.edges.get((source, number)) for source in survey.present())
+    return [edge for edge in found if edge is not None]
+
+
+def working_address(survey: Survey, number: int) -> str | None:
+    """An address of the host that others reach, if any."""
+    edges = edges_into(survey, number)
+    reached = [address for edge in edges for address, how in (edge.others or {}).items() if how == OPEN]
+    return survey.hosts[number].address if any(edge.data == OPEN for edge in edges) else next(iter(reached), None)
+
+
 def _interfaces(survey: Survey) -> Iterator[Finding]:
     """Hosts whose gloo or NCCL would use a network without other hosts: a container's bridge, or the loopback."""
     for number in survey.present() if len(survey.present()) > 1 else ():
-        host = survey.hosts[number]
-        found = (survey.edges.get((source, number)) for source in survey.present())
-        edges = [edge for edge in found if edge is not None]
-        reached = [address for edge in edges for address, how in (edge.others or {}).items() if how == OPEN]
-        works = host.address if any(edge.data == OPEN for edge in edges) else next(iter(reached), None)
+        host, edges, works = survey.hosts[number], edges_into(survey, number), working_address(survey, number)
         # If all ports are closed, that is reported elsewhere. Without a GPU NCCL is not used.
         has_gpus = host.facts is not None and host.facts.get("gpus")
         for library, variable, chosen in (("gloo", GLOO_VARIABLE, host.gloo), ("NCCL", NCCL_VARIABLE, host.nccl)):
@@ -225,11 +233,12 @@ def _interface(
 ) -> Iterator[Finding]:
     """`works`: an address of the host that others reach."""
     name, value = host.interface_of(works), host.variables.get(variable)
+    variable_fix = VariableFix(variable, name) if name else None
     fix = f"export {variable}={name} on {host.name}"
     if chosen is None and value:
         names = join_names(one["name"] for one in host.interfaces if one["address"])
         what = f"{variable}={value} names no interface with an address; the host has {names}"
-        yield Finding("problem", "interface", host.name, what, fix)
+        yield Finding("problem", "interface", host.name, what, fix, variable=variable_fix)
     if chosen is None or (address := str(chosen["address"])) == works:
         return
     seen = [edge.others[address] for edge in edges if edge.others and address in edge.others]
@@ -237,7 +246,8 @@ def _interface(
     if OPEN not in seen and (seen or ipaddress.ip_address(address).is_loopback):
         why = f", set by {variable}={value}" if value is not None else ""
         what = f"{library} uses {chosen['name']} ({chosen['address']}{why}), which no other host reaches; "
-        yield Finding("problem", "interface", host.name, f"{what}{name} ({works}) works", fix)
+        what += f"{name} ({works}) works"
+        yield Finding("problem", "interface", host.name, what, fix, variable=variable_fix)
 
 
 # Packets, speed and clocks

@@ -47,6 +47,7 @@ def healthy(host: str = "node-a", **changes: Any) -> dict[str, Any]:
         "addresses": ["10.0.0.1"],
         "name_error": "",
         "interfaces": [network("lo", "127.0.0.1", 65536), network("eth0", "10.0.0.1")],
+        "cards": {"rdma": [], "interfaces": {}, "nccl_plugin": None},
         "gloo_interface": "eth0",
         "nccl_interface": "eth0",
         "disk": {

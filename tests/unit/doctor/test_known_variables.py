@@ -10,7 +10,7 @@ from tests.unit.doctor.machines import healthy
 
 
 def said(**variables: str) -> list[tuple[str, str, str]]:
-    return list(variable_faults(healthy(variables=variables)))
+    return [(level, what, str(fix)) for level, what, fix in variable_faults(healthy(variables=variables))]
 
 
 def every_rule() -> Iterator[tuple[str, str, str, str]]:

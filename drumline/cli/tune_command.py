@@ -1,0 +1,162 @@
+"""`drumline tune`: the variables of NCCL and gloo for these hosts, and what NCCL's debug logs show."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from drumline.cli.doctor_command import GROUPS as DOCTOR_GROUPS
+from drumline.cli.doctor_command import show_step
+from drumline.config import FlagTable, read_flags
+from drumline.config.help import render_flags
+from drumline.doctor.cluster import DoctorOptions, check_over_ssh
+from drumline.doctor.finding import Finding, has_problems
+from drumline.doctor.log_report import log_as_json, log_lines
+from drumline.doctor.machine.machine_checks import machine_findings
+from drumline.doctor.machine.machine_facts import HostSettings, host_facts
+from drumline.doctor.nccl_log import NcclLog
+from drumline.doctor.report import finding_lines
+from drumline.doctor.tuning import TunedVariable, tuned_variables, tuning_findings
+from drumline.errors import ConfigError, ExitCode, UsageError
+from drumline.launch.hosts import hosts_from_file, hosts_from_flag
+from drumline.launch.node_plan import DEFAULT_PORT
+from drumline.launch.ssh.client import ssh_client
+from drumline.terminal import show, show_lines
+from drumline.text import join_names
+from drumline.untrusted import open_regular
+
+HOST_FLAGS = DOCTOR_GROUPS["over ssh"]
+GROUPS: Mapping[str, FlagTable] = {
+    "over ssh": HOST_FLAGS,
+    "logs  `drumline tune --log FILE ...`; - reads stdin.": {
+        "log": (bool, "", "Read NCCL's debug logs (NCCL_DEBUG=INFO) instead.")
+    },
+    "both": {"json": (bool, "", "Print everything as JSON, for scripts."), "help": (bool, "", "Show this text.")},
+}
+OWN_FLAGS: FlagTable = {name: flag for table in GROUPS.values() for name, flag in table.items()}
+OF_SSH = ("ssh", "python", "port")
+USAGE = """\
+usage: drumline tune [flags]
+       drumline tune --log FILE ... [--json]
+
+Prints the variables of NCCL and gloo that these hosts need, and the reason of
+each, as lines for a shell. Only what a finding of `drumline doctor` or a
+measurement calls for is printed: NCCL chooses the rest well.
+
+  drumline tune --hosts a,b > cluster.sh       examine two hosts
+  source cluster.sh                            then train with the variables
+  eval "$(drumline tune)"                      for this machine alone
+
+Problems that no variable solves are comments. With --log it shows what NCCL
+did: which ranks are connected how, over which interface, and what went wrong.
+
+  NCCL_DEBUG=INFO NCCL_DEBUG_FILE=nccl.%h.%p.log torchrun ...
+  drumline tune --log nccl.*.log               logs of one or more ranks
+  drumline train ... 2>&1 | drumline tune --log -
+"""
+EXIT_CODES = """\
+exit codes: 0 nothing is wrong, 1 a log shows a problem, 2 wrong usage,
+            3 something must be fixed that no variable solves
+"""
+
+
+def run(argv: Sequence[str]) -> int:
+    flags = read_flags(argv, OWN_FLAGS, max_positional=len(argv), no_settings="is a setting of a run; tune takes none")
+    given, files = flags.own, flags.positional
+    if given.get("help"):
+        show("\n".join([USAGE, render_flags(GROUPS), EXIT_CODES]), end="")
+        return ExitCode.SUCCESS
+    if problems := [*flags.layer.problems, *_wrong_flags(given, files)]:
+        raise ConfigError(problems, next_step="`drumline tune --help` lists the flags")
+    return _read_logs(files, given) if given.get("log") else _tune(given)
+
+
+def _wrong_flags(given: Mapping[str, Any], files: Sequence[str]) -> Iterator[str]:
+    with_ssh = [name for name in ("hosts", "hostfile") if name in given]
+    if len(with_ssh) > 1:
+        yield "--hosts and --hostfile exclude each other: each lists the hosts"
+    if not with_ssh:
+        yield from (f"--{name}: belongs to --hosts and --hostfile" for name in OF_SSH if name in given)
+    if given.get("log"):
+        yield from (f"--{name}: does not go with --log, which only reads files" for name in with_ssh)
+        if not files:
+            yield "--log: no FILE was given; - reads stdin"
+    else:
+        yield from (f"{file!r}: unexpected argument; a log is given as --log FILE" for file in files)
+
+
+# Variables
+
+
+def _tune(given: Mapping[str, Any]) -> int:
+    # The code and the data of a run do not matter here.
+    settings = HostSettings(environment=dict(os.environ), run_folder=str(Path.cwd()))
+    if "hosts" in given or "hostfile" in given:
+        hosts = hosts_from_flag(given["hosts"]) if "hosts" in given else hosts_from_file(Path(given["hostfile"]))
+        check = check_over_ssh(
+            hosts,
+            DoctorOptions(settings, with_collectives=False),
+            port=given.get("port", DEFAULT_PORT),
+            client=ssh_client(given.get("ssh"), os.environ),
+            python=given.get("python", sys.executable),
+            progress=show_step,
+        )
+        result = asyncio.run(check)
+        show_step("")
+        facts = {host.name: host.facts for host in result.survey.hosts if host.facts is not None}
+        findings = [*tuning_findings(facts, result.survey), *result.findings]
+    else:
+        here = host_facts(settings)
+        facts = {here["host"]: here}
+        findings = [*tuning_findings(facts), *machine_findings(here)]
+    problems = [one for one in findings if one.level == "problem" and one.variable is None]
+    tuned = tuned_variables(findings, facts)
+    if given.get("json"):
+        show(json.dumps({"variables": [asdict(one) for one in tuned], "problems": [one.as_json() for one in problems]}))
+    else:
+        show_lines(_shell_lines(tuned, problems, list(facts)))
+    return ExitCode.PREFLIGHT_FAILED if problems else ExitCode.SUCCESS
+
+
+def _shell_lines(tuned: Sequence[TunedVariable], problems: Sequence[Finding], hosts: Sequence[str]) -> Iterator[str]:
+    """Lines that a shell can source: comments, and a command for each variable."""
+    yield f"# by drumline tune, for {join_names(hosts) or 'no host that answers'}"
+    yield from (one.line() for one in tuned)
+    if not tuned:
+        yield "# nothing to set: no finding of the doctor calls for a variable"
+    if any(one.hosts for one in tuned):
+        yield "# some lines are for one host: source this on each"
+    yield from (f"# {line}" for _, line in finding_lines(problems))
+
+
+# Logs
+
+
+def _read_logs(files: Sequence[str], given: Mapping[str, Any]) -> int:
+    log = NcclLog()
+    for name in files:
+        try:
+            if name == "-":
+                log.read(sys.stdin.buffer, "stdin")
+            else:
+                with open_regular(Path(name), follow_links=True) as file:
+                    log.read(file, name)
+        except OSError as error:
+            what = f"cannot read {name}: {error.strerror or error}"
+            raise UsageError(what, next_step="give log files of NCCL, or - for stdin") from error
+    if not log.num_lines:
+        raise UsageError(
+            f"no line of NCCL in {join_names(files)}",
+            next_step="run the job with NCCL_DEBUG=INFO; NCCL_DEBUG_FILE=nccl.%h.%p.log writes a file for each process",
+        )
+    if given.get("json"):
+        show(json.dumps(log_as_json(log)))
+    else:
+        show_lines(log_lines(log))
+    return ExitCode.SOMETHING_WRONG if has_problems(log.findings()) else ExitCode.SUCCESS

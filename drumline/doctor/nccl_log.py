@@ -1,0 +1,282 @@
+"""Reads NCCL's debug logs (NCCL_DEBUG=INFO): which ranks are where, how each pair is connected, and what went wrong.
+
+A log may have lines of many ranks and programs, lines that two processes wrote into each other, and garbage; what does
+not match is skipped. Time and memory are bounded.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from drumline.doctor.finding import Finding, Level
+
+# Of a larger file only the beginning and the end are read: the connections, and the faults.
+HALF_BYTES = 48 << 20
+MAX_LINE = 4096  # NCCL writes 1 kB at most
+MAX_KEPT = 50_000
+MAX_TEXT = 200
+PREFIX = re.compile(
+    r"(?<![\w.-])(?P<host>[\w.-]{1,255}):(?P<pid>\d{1,10}):\d{1,10} \[\d{1,4}\] (?:\S{1,300} ){0,3}?"
+    r"NCCL (?P<level>INFO|WARN) "
+)
+OF_TORCH = re.compile(r"\[rank(?P<rank>\d{1,7})\]:?")
+VERSION = re.compile(r"NCCL version (\d+\.\d+\.\d+\S{0,20})")
+INIT = re.compile(r"comm (\S{1,20}) rank (\d{1,7}) nranks (\d{1,7}) .*Init (START|COMPLETE)")
+DEVICES = re.compile(r"NET/(Socket|IB) : Using (.*)")
+DEVICE = re.compile(r"\[(\d{1,4})\]([^\s:<>]{1,64})(?::([^\s<>]{1,64}))?")
+NETWORK = re.compile(r"Using network (\S.{0,60})")
+NAMED = re.compile(r"NCCL_SOCKET_IFNAME set (?:by environment )?to (\S{1,100})")
+MISSING_PLUGIN = re.compile(r"NET/Plugin: Could not find: ?(\S{1,100}?)[.,]?(?:\s|$)")
+CHANNEL = re.compile(
+    r"Channel (\d{1,4})(?:/(\d{1,4}))? : (\d{1,7})\[\w{1,16}\] -> (\d{1,7})\[\w{1,16}\](?: \[(?:send|receive)\])? "
+    r"via (?P<kind>NET|P2P|SHM|COLLNET)(?:/(?P<name>[^/]{1,40}))?(?:/(?P<device>\d{1,4})(?!\[))?(?P<rest>.{0,60})"
+)
+OTHER_INTERFACE = "export NCCL_SOCKET_IFNAME with the interface that the other hosts reach: drumline tune --hosts A,B"
+SAME_CARDS = "make the network cards and plugins of all hosts the same"
+SAME_TORCH = "install the same torch on all hosts: drumline doctor --hosts A,B shows what differs"
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownMessage:
+    """A message of NCCL, or of torch about it (`nccl_messages.toml`)."""
+
+    kind: str  # a fixed name for programs
+    pattern: str
+    what: str
+    fix: str
+    level: Level = "problem"
+    is_torch: bool = False
+
+
+def _known_messages() -> tuple[tuple[KnownMessage, re.Pattern[str]], ...]:
+    text = Path(__file__).with_name("nccl_messages.toml").read_text(encoding="utf-8")
+    known = [KnownMessage(**entry) for entry in tomllib.loads(text)["message"]]
+    return tuple((one, re.compile(one.pattern)) for one in known)
+
+
+MESSAGES = _known_messages()
+
+
+@dataclass(kw_only=True)
+class LoggedProcess:
+    """One process, as its lines show it. Ranks are those of its largest communicator."""
+
+    host: str
+    pid: int
+    rank: int | None = None
+    world_size: int = 0
+    network: str = ""
+    interface: str = ""  # the value of NCCL_SOCKET_IFNAME
+    missing_plugin: str = ""
+    devices: dict[str, str] = field(default_factory=dict)  # by `Socket/0`: `eth0 10.0.0.1`
+    started: set[str] = field(default_factory=set)  # communicators
+    completed: set[str] = field(default_factory=set)
+
+    @property
+    def name(self) -> str:
+        return f"{self.host} (process {self.pid})" if self.rank is None else f"rank {self.rank} on {self.host}"
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class LoggedLink:
+    """How one rank sends to another."""
+
+    transport: str  # `P2P/CUMEM`, `SHM/direct`, `NET/Socket`, `NET/IB/GDRDMA`
+    device: str  # `eth0 10.0.0.1`, `mlx5_0 1/RoCE`; empty: none, or not logged
+    source: int
+    target: int
+    num_channels: int
+
+
+class NcclLog:
+    """What the lines of one or several logs show."""
+
+    def __init__(self) -> None:
+        self.processes: dict[tuple[str, int], LoggedProcess] = {}
+        self.versions: set[str] = set()
+        self.num_lines = 0  # of NCCL
+        self.is_partial = False  # whether lines were left out, because there were too many
+        self._channels: dict[tuple[str, str, int, int], set[tuple[str, str]]] = {}
+        self._faults: dict[tuple[int, str, str], tuple[LoggedProcess | None, str]] = {}
+
+    def read(self, file: BinaryIO, name: str) -> None:
+        """Add a log; `name`: for messages about lines that name no process."""
+        for line in self._lines(file):
+            if b"NCCL" in line:
+                text = line.decode(errors="replace").rstrip()
+                places = [*PREFIX.finditer(text)]
+                if version := VERSION.search(text):
+                    self.versions.add(version[1])
+                    self.num_lines += not places
+                self._read_foreign(text[: places[0].start()] if places else text, name)
+                ends = [*(place.start() for place in places[1:]), len(text)]
+                for place, end in zip(places, ends, strict=False):
+                    self._read_message(place, text[place.end() : end])
+
+    def _lines(self, file: BinaryIO) -> Iterator[bytes]:
+        """Of a pipe, only the beginning."""
+        yield from _lines(file, HALF_BYTES)
+        if not file.seekable():
+            self.is_partial |= bool(file.read(1))
+            return
+        begin = file.tell()
+        end = file.seek(0, os.SEEK_END)
+        self.is_partial |= end - begin > HALF_BYTES
+        file.seek(max(begin, end - HALF_BYTES))
+        yield from _lines(file, HALF_BYTES)
+
+    def _read_foreign(self, text: str, name: str) -> None:
+        """A line of torch."""
+        for number, (message, pattern) in enumerate(MESSAGES):
+            if message.is_torch and (found := pattern.search(text)):
+                rank = OF_TORCH.search(text)
+                where = f"rank {rank['rank']}" if rank else name
+                self._add_fault(number, message.what.format(**found.groupdict()), where, None)
+
+    def _read_message(self, place: re.Match[str], text: str) -> None:
+        self.num_lines += 1
+        process = self._process(place["host"], int(place["pid"]))
+        if place["level"] == "WARN":
+            self._read_warning(process, text)
+        elif found := CHANNEL.match(text):
+            self._read_channel(process, found)
+        elif found := INIT.search(text):
+            self._read_init(process, *found.groups())
+        elif found := DEVICES.match(text):
+            for number, device, more in DEVICE.findall(found[2].partition("; OOB")[0]):
+                process.devices[f"{found[1]}/{number}"] = f"{device} {more}".strip()
+        elif found := NETWORK.match(text):
+            process.network = found[1].strip()
+        elif found := NAMED.match(text):
+            process.interface = found[1]
+        elif found := MISSING_PLUGIN.match(text):
+            process.missing_plugin = found[1]
+
+    def _process(self, host: str, pid: int) -> LoggedProcess:
+        known = self.processes.get((host, pid))
+        if known is None:
+            # The end of another line may be in front of the host's name.
+            ends = (one for one in self.processes.values() if one.pid == pid and host.endswith(one.host))
+            known = next(ends, None) or LoggedProcess(host=host, pid=pid)
+            if len(self.processes) < MAX_KEPT:
+                self.processes[host, pid] = known
+        return known
+
+    def _read_init(self, process: LoggedProcess, comm: str, rank: str, size: str, state: str) -> None:
+        if int(size) >= process.world_size:
+            process.rank, process.world_size = int(rank), int(size)
+        chosen = process.started if state == "START" else process.completed
+        if len(chosen) < MAX_KEPT:
+            chosen.add(comm)
+
+    def _read_channel(self, process: LoggedProcess, found: re.Match[str]) -> None:
+        channel, number, source, target = found.groups()[:4]
+        kind, name, device, rest = (found[group] or "" for group in ("kind", "name", "device", "rest"))
+        transport = f"{kind}/{name.split()[0]}" if name else kind
+        if "GDRDMA" in rest:
+            transport += "/GDRDMA"
+        key = transport, process.devices.get(f"{name}/{device}", ""), int(source), int(target)
+        if key in self._channels or len(self._channels) < MAX_KEPT:
+            self._channels.setdefault(key, set()).add((channel, number or ""))
+        else:
+            self.is_partial = True
+
+    def _read_warning(self, process: LoggedProcess, text: str) -> None:
+        for number, (message, pattern) in enumerate(MESSAGES):
+            if not message.is_torch and (found := pattern.search(text)):
+                named = f": NCCL_SOCKET_IFNAME={process.interface} names none" if process.interface else ""
+                self._add_fault(number, message.what.format(named=named, **found.groupdict()), "", process)
+                return
+        self._add_fault(len(MESSAGES), text[:MAX_TEXT], "", process)
+
+    def _add_fault(self, number: int, what: str, where: str, process: LoggedProcess | None) -> None:
+        key = number, what, f"{process.host}:{process.pid}" if process else where
+        if len(self._faults) < MAX_KEPT:
+            self._faults.setdefault(key, (process, where))
+
+    # What they show
+
+    @property
+    def world_size(self) -> int:
+        return max((one.world_size for one in self.processes.values()), default=0)
+
+    @property
+    def ranks(self) -> dict[int, LoggedProcess]:
+        """The processes of the largest communicators, by rank."""
+        known = [one for one in self.processes.values() if one.rank is not None and one.world_size == self.world_size]
+        return {one.rank: one for one in sorted(known, key=lambda one: one.rank or 0) if one.rank is not None}
+
+    def links(self) -> list[LoggedLink]:
+        """One for each pair; where both ends were logged, the end that has a device."""
+        best: dict[tuple[str, int, int], tuple[str, int]] = {}
+        for (transport, device, source, target), channels in self._channels.items():
+            before, count = best.get((transport, source, target), ("", 0))
+            best[transport, source, target] = before or device, max(len(channels), count)
+        return sorted(
+            LoggedLink(transport=transport, device=device, source=source, target=target, num_channels=count)
+            for (transport, source, target), (device, count) in best.items()
+        )
+
+    def findings(self) -> list[Finding]:
+        """Causes first."""
+        found = []
+        for (number, what, _), (process, where) in sorted(self._faults.items(), key=lambda item: item[0]):
+            place = where if process is None else process.name
+            if number < len(MESSAGES):
+                message = MESSAGES[number][0]
+                found.append(Finding(message.level, message.kind, place, what, message.fix))
+            else:
+                found.append(Finding("warning", "unknown", place, f"NCCL warns: {what}"))
+        return [*found, *self._network_findings(), *self._progress_findings()]
+
+    def _network_findings(self) -> Iterator[Finding]:
+        ranks = self.ranks
+        networks = {one.network for one in ranks.values() if one.network}
+        for kind, values, fix in (("version", self.versions, SAME_TORCH), ("network", networks, SAME_CARDS)):
+            if len(values) > 1:
+                what = f"the {kind} of NCCL differs across ranks: {', '.join(sorted(values))}"
+                yield Finding("problem", kind, "every host", what, fix)
+        hosts = {one.host for one in ranks.values()}
+        for link in self.links():
+            ends = ranks.get(link.source), ranks.get(link.target)
+            pair = f"ranks {link.source} and {link.target}"
+            if link.device.startswith("lo ") and len(hosts) > 1:
+                what = f"NCCL uses the loopback ({link.device}), which reaches no other host"
+                yield Finding("problem", "interface", pair, what, OTHER_INTERFACE)
+            elif link.transport.startswith("NET") and ends[0] and ends[1] and ends[0].host == ends[1].host:
+                what = f"they are on one host ({ends[0].host}) and use the network: neither P2P nor shared memory"
+                fix = "unset NCCL_P2P_DISABLE, NCCL_SHM_DISABLE and NCCL_HOSTID; start containers with --ipc=host"
+                yield Finding("warning", "transport", pair, what, fix)
+        for one in self.processes.values():
+            if one.missing_plugin and one.network == "Socket" and len(hosts) > 1:
+                what = f"NCCL found neither InfiniBand nor a plugin ({one.missing_plugin}), and uses TCP"
+                fix = "where there is EFA or InfiniBand: install its plugin or driver (drumline tune --hosts A,B)"
+                yield Finding("note", "network", one.name, what, fix)
+
+    def _progress_findings(self) -> Iterator[Finding]:
+        """Ranks that never finished their initialization, and ranks without a log."""
+        ranks = self.ranks
+        if not self.is_partial:
+            for one in (one for one in ranks.values() if one.started - one.completed):
+                what = "it began to initialize a communicator, and never finished"
+                fix = "another rank did not join, or failed: read the messages above, and the logs of the other ranks"
+                yield Finding("problem", "initialization", one.name, what, fix)
+        missing = sorted(set(range(min(self.world_size, MAX_KEPT))) - ranks.keys())
+        if missing:
+            what = f"no log of {len(missing)} of {self.world_size} ranks, the first is rank {missing[0]}"
+            yield Finding(
+                "note", "logs", "every host", what, "export NCCL_DEBUG_FILE=nccl.%h.%p.log, and give all files"
+            )
+
+
+def _lines(file: BinaryIO, most: int) -> Iterable[bytes]:
+    """Lines, or parts of lines without an end, of the next `most` bytes."""
+    while most > 0 and (line := file.readline(min(MAX_LINE, most))):
+        most -= len(line)
+        yield line
