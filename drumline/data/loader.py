@@ -84,6 +84,10 @@ class Loader(ABC):
     """Whether the current batch is the last of its optimizer step: synchronize gradients, then call the optimizer."""
     waited_s: float = 0.0
     """How long steps have waited for their batches so far."""
+    count_tokens: Callable[[Any], int | None] | None = None
+    """How many tokens a micro-batch has; None: they are not counted."""
+    num_tokens: int = 0
+    """Of the micro-batches that steps have taken so far, on this rank."""
     observer: LoaderObserver | None = None
     """Notified while a user's loop iterates; the engine, which uses `steps`, marks its own heartbeats."""
     num_samples: int | None
@@ -174,6 +178,8 @@ class Loader(ABC):
             data = next(batches)
             self.waited_s += time.perf_counter() - asked
             left -= 1
+            if self.count_tokens is not None and span.size:
+                self.num_tokens += self.count_tokens(data) or 0
             if not left:
                 # Before the last batch is yielded: a checkpoint after the optimizer step needs the new cursor.
                 self._move_past(plan)

@@ -9,6 +9,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 
 import torch
 
@@ -23,6 +24,7 @@ from drumline.engine.run_context import RunContext
 from drumline.engine.saver import Saver
 from drumline.engine.steps.compilation import report_recompilations
 from drumline.engine.steps.eager import AnyStep
+from drumline.engine.throughput import ExposedCommunication
 from drumline.engine.trace import TracedStep
 from drumline.metrics.meters import means
 from drumline.tasks.base import Task
@@ -96,6 +98,7 @@ class LogTraining(Action):
         self._train_step, self._non_finite, self._notices = train_step, non_finite, notices
         self._data_advice: DataAdvice | None = None
         self._spent_s: dict[str, float] = {}
+        self._communication = ExposedCommunication(context.job)
 
     def due(self, step: int) -> bool:
         return step % self.interval == 0 or step >= self._progress.last_step
@@ -107,9 +110,10 @@ class LogTraining(Action):
             counted.insert(0, context.hooks.vote(job.finite.counts))
         compilations = job.ddp._connection.compilations
         num_compiled = 0.0 if compilations is None else float(len(compilations.began_at))
-        counted.insert(0, job.finite.counts.new_full((1,), num_compiled))
+        own = (num_compiled, float(job.loader.num_tokens), self._communication.seconds_per_step(step))
+        counted = [*(job.finite.counts.new_full((1,), number) for number in own), *counted]
         asked = time.perf_counter()
-        num_compiled, *sums, num_bad, _ = all_sum(torch.cat(counted)).tolist()
+        num_compiled, num_tokens, exposed_s, *sums, num_bad, _ = all_sum(torch.cat(counted)).tolist()
         blocked_s = time.perf_counter() - asked
         num_votes = 0.0 if context.hooks is None else sums.pop(0)
         if num_bad and not sums[1]:  # all were skipped
@@ -118,21 +122,21 @@ class LogTraining(Action):
         numbers = job.reported(means(sums, job.meter.names))
         if self._train_step.grad_norm is not None:
             numbers["grad_norm"] = float(self._train_step.grad_norm)
-        samples_per_s, data_share = throughput.lap(job.loader.waited_s)
+        exposed = None if math.isnan(exposed_s) else exposed_s / job.ddp.world_size
+        speed = throughput.lap(waited_s=job.loader.waited_s, tokens=num_tokens, exposed_s=exposed)
         context.reporter.report(
             "train",
             step=step,
             epoch=context.epoch,
             lr=float(job.optimizer.param_groups[0]["lr"]),
-            samples_per_s=samples_per_s,
-            data_share=data_share,
+            **asdict(speed),
             seconds_left=throughput.seconds_for(context.total_steps - step),
             **numbers,
         )
         self._report_phases(context)
         self._notices.report(context.reporter)
         if self._data_advice is not None:
-            self._data_advice.check(context, data_share, blocked_s * samples_per_s / job.batch.size)
+            self._data_advice.check(context, speed.data_share, blocked_s * speed.samples_per_s / job.batch.size)
         elif job.ddp.is_main_process():
             self._data_advice = DataAdvice(context)
         if num_compiled:

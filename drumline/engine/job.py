@@ -282,6 +282,7 @@ def _make_loader(config: Config, task: Task, ddp: DDPManager, batch: GlobalBatch
         compare=False,  # build_job has done it for all data at once
         **loading_options(config, task),
     )
+    made.count_tokens = task.num_tokens
     return cast(AnyLoader, made)
 
 

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
@@ -188,8 +188,8 @@ def report_end(context: RunContext, notices: WatchNotices) -> None:
         step=context.progress.step,
         epoch=context.epoch,
         seconds=throughput.seconds_since_start(),
-        samples_per_s=throughput.samples_per_s,
-        data_share=min(1.0, job.loader.waited_s / max(throughput.seconds, 1e-9)),
+        **asdict(throughput.whole(waited_s=job.loader.waited_s)),
+        checkpoint_pause_s=throughput.checkpoint_pause_s,
         metrics=context.metrics,
         best_step=best(
             context.folder.checkpoints, metric=job.task.best_metric, higher_is_better=job.task.higher_is_better

@@ -1,11 +1,9 @@
-"""The context of a run, for everything around its steps: the user's request, how it differs from the settings of the
-checkpoint, and how fast the run is."""
+"""The context of a run, for everything around its steps: the user's request, and how it differs from the settings of
+the checkpoint."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from drumline.distributed.determinism import platform_facts
 from drumline.engine.job import Job, Progress, flat, run_length
 from drumline.engine.run_folder import RunFolder
 from drumline.engine.task_hooks import TaskHooks
+from drumline.engine.throughput import Throughput
 from drumline.errors import UsageError
 from drumline.metrics.events import Reporter
 from drumline.tasks.hook import Hook
@@ -154,61 +153,6 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any], request: RunReque
         if machine.get(name) != value
     ]
     return texts
-
-
-class Throughput:
-    """How fast a run trains, without the time for evaluations and saves."""
-
-    def __init__(self) -> None:
-        self._created = time.perf_counter()
-        self.seconds = 0.0
-        self._steps = self._samples = 0
-        self._started: float | None = None
-        self.num_pauses = 0
-        self._last = (0.0, 0, 0.0)
-
-    def start(self) -> None:
-        self._started = time.perf_counter()
-
-    def stop(self) -> None:
-        if self._started is not None:
-            self.seconds += time.perf_counter() - self._started
-            self._started = None
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        self.num_pauses += 1
-        self.stop()
-        yield
-        self.start()
-
-    def count(self, num_samples: int) -> None:
-        """One more optimizer step was launched."""
-        self._steps += 1
-        self._samples += num_samples
-
-    def lap(self, waited_s: float) -> tuple[float, float]:
-        """Since the last lap: samples per second, and the fraction of the time spent waiting for data. Call it when the
-        device has finished its work. `waited_s`: how long the run has waited for data in total."""
-        self.stop()
-        self.start()
-        seconds, samples, waited = self._last
-        self._last = (self.seconds, self._samples, waited_s)
-        lap_s = max(self.seconds - seconds, 1e-9)
-        return (self._samples - samples) / lap_s, min(1.0, (waited_s - waited) / lap_s)
-
-    def seconds_since_start(self) -> float:
-        """Including evaluations and saves."""
-        return time.perf_counter() - self._created
-
-    @property
-    def samples_per_s(self) -> float:
-        """Over the whole run."""
-        return self._samples / max(self.seconds, 1e-9)
-
-    def seconds_for(self, num_steps: int) -> float:
-        """How long this many more steps will take, at the speed so far."""
-        return num_steps * self.seconds / max(self._steps, 1)
 
 
 @dataclass(frozen=True)

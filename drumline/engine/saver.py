@@ -243,6 +243,7 @@ class Saver:
         """Report the checkpoint that was being written, or raise its error; waits for it."""
         if (written := self.writer.take()) is not None:
             paused_s = max(self._paused_s, written.pop("copy_s"))
+            self._context.throughput.checkpoint_pause_s += paused_s
             self._context.reporter.report("checkpoint", **written, blocked_s=paused_s)
 
     def finish(self) -> None:

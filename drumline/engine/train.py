@@ -34,6 +34,7 @@ from drumline.engine.steps.choice import TrialFile, make_step
 from drumline.engine.steps.eager import AnyStep
 from drumline.engine.steps.warm_up import warm_up
 from drumline.engine.task_hooks import make_hooks
+from drumline.engine.throughput import total_peak
 from drumline.engine.trace import TracedStep
 from drumline.errors import ExitCode
 from drumline.manager import DDPManager
@@ -91,7 +92,7 @@ def train(
         clock.mark("checkpoint")
 
         # Records of this start in the folder.
-        _write_environment(context)
+        ranks = _write_environment(context)
         report_start(context)
         if config.dist.comm != "none" and ddp.world_size == 1:
             context.note(f"dist.comm {config.dist.comm} has no effect: one process sends no gradients")
@@ -106,7 +107,9 @@ def train(
         with explain_refused_kernels(), explain_out_of_memory(job, config.train), saver:
             if at.step < context.total_steps:
                 check_streams(job)
-                warm_up(job, config, note=context.note)
+                if (flops := warm_up(job, config, note=context.note)) is not None:
+                    context.throughput.model_flops = flops
+                    context.throughput.peak_tflop_per_s = total_peak(ranks, flops.arithmetic)
             else:
                 context.note(f"{_finish(progress)}; raise train.epochs or train.steps, or start a new one with --fresh")
             clock.mark("warm-up")
@@ -192,12 +195,13 @@ def _open_folder(
     return reporter
 
 
-def _write_environment(context: RunContext) -> None:
-    """Collective: record the command, versions, hosts and devices."""
+def _write_environment(context: RunContext) -> list[dict[str, Any]]:
+    """Collective: record the command, versions, hosts and devices. Returns the ranks."""
     ddp, folder = context.job.ddp, context.folder
     is_gpu = ddp.device.type == "cuda"
     device = torch.cuda.get_device_name(ddp.device) if is_gpu else platform.machine() or "cpu"
-    mine = {"rank": ddp.rank, "host": ddp.host, "pid": os.getpid(), "device": device}
+    gpu = str(torch.cuda.get_device_properties(ddp.device).uuid) if is_gpu else None
+    mine = {"rank": ddp.rank, "host": ddp.host, "pid": os.getpid(), "device": device, "gpu": gpu}
     ranks = gather_json(mine, device=ddp.device)
     if ddp.is_main_process():
         environment = {
@@ -208,6 +212,7 @@ def _write_environment(context: RunContext) -> None:
         }
         write_whole(folder.environment_file, json.dumps(environment, indent=1) + "\n")
         folder.preempted_file.unlink(missing_ok=True)
+    return ranks
 
 
 def _make_step(context: RunContext, facts: dict[str, Any], stack: ExitStack) -> tuple[AnyStep, TracedStep | None]:

@@ -21,7 +21,7 @@ _LABEL_WIDTH = 12
 _SECONDS_BETWEEN_STEPS = 5.0
 # The fields of a train or evaluation event that are not metrics of the task.
 _BOOKKEEPING = RESERVED | {"grad_norm"}
-_MIN_DATA_SHARE = 0.05
+_MIN_SHARE = 0.05
 # What happened to the rank, or to its host, by the cause of the diagnosis.
 _FAULTS = {
     "exception": "crashed",
@@ -147,9 +147,13 @@ def opening_page(event: Event) -> Page:
 def closing_page(event: Event) -> Page:
     rows = [(name, metric_text(name, value)) for name, value in metrics_of(event["metrics"]).items()]
     if event["samples_per_s"] > 0:  # a finished run that was started again took no step
-        rows.append(("speed", speed(event["samples_per_s"])))
-    if event.get("data_share", 0.0) >= _MIN_DATA_SHARE:
+        rows.append(("speed", ", ".join(speeds(event))))
+    if event.get("data_share", 0.0) >= _MIN_SHARE:
         rows.append(("waiting", f"for data {event['data_share']:.0%} of the time"))
+    if (event.get("communication_share") or 0.0) >= _MIN_SHARE:
+        rows.append(("exposed", f"communication {event['communication_share']:.0%} of the time"))
+    if event.get("checkpoint_pause_s"):
+        rows.append(("saves", f"paused training {duration(event['checkpoint_pause_s'])} in all"))
     if event.get("best_step") is not None:
         rows.append(("best", f"the checkpoint of step {event['best_step']}"))
     if event.get("stopped"):
@@ -221,15 +225,26 @@ def epoch_of(event: Event, epochs: int | None) -> str:
 
 
 def rates(event: Event) -> list[str]:
-    """`lr 0.0983`, `8,123 samples/s` and, where it matters, `waits for data 12%`, from a `train` event."""
-    parts = [f"lr {event['lr']:.3g}", speed(event["samples_per_s"])]
-    share = event.get("data_share", 0.0)
-    return [*parts, f"waits for data {share:.0%}"] if share >= _MIN_DATA_SHARE else parts
+    """`lr 0.0983`, the speeds and, where it matters, `waits for data 12%`, from a `train` event."""
+    shares = {"waits for data": event.get("data_share"), "exposed communication": event.get("communication_share")}
+    waits = [f"{what} {share:.0%}" for what, share in shares.items() if share is not None and share >= _MIN_SHARE]
+    return [f"lr {event['lr']:.3g}", *speeds(event), *waits]
 
 
-def speed(samples_per_s: float) -> str:
-    """`8,123 samples/s`."""
-    return f"{samples_per_s:{',.0f' if samples_per_s >= 100 else '.3g'}} samples/s"
+def speeds(event: Event) -> list[str]:
+    """`8,123 samples/s`, `1,039,744 tokens/s`, `412 TFLOP/s`, `MFU 41.7%`, as far as they are known."""
+    parts = [f"{_count_text(event['samples_per_s'])} samples/s"]
+    if (tokens := event.get("tokens_per_s")) is not None:
+        parts.append(f"{_count_text(tokens)} tokens/s")
+    if (tflops := event.get("tflop_per_s")) is not None:
+        parts.append(f"{tflops:.3g} TFLOP/s" if tflops >= 1 else f"{1000 * tflops:.3g} GFLOP/s")
+    if (mfu := event.get("mfu")) is not None:
+        parts.append(f"MFU {mfu:.1%}")
+    return parts
+
+
+def _count_text(number: float) -> str:
+    return f"{number:{',.0f' if number >= 100 else '.3g'}}"
 
 
 def metrics_of(values: Mapping[str, Any]) -> dict[str, float]:

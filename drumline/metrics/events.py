@@ -13,8 +13,8 @@ event has `time` (Unix seconds), `number` (from 0 in each process: a gap is a lo
 |              | step, seconds_to_diagnosis, lost_steps: steps that were repeated (null: unknown)              |
 | `first_step` | seconds from the command (since: `command`), or from the start of this rank if that is not    |
 |              | known or the run was restarted (since: `rank`); parts: the seconds of each part of the start  |
-| `train`      | epoch, loss, lr, samples_per_s, data_share, seconds_left, grad_norm if clipped, and the       |
-|              | task's metrics                                                                                |
+| `train`      | epoch, loss, lr, samples_per_s, tokens_per_s, tflop_per_s, mfu, data_share,                   |
+|              | communication_share, seconds_left, grad_norm if clipped, and the task's metrics               |
 | `phases`     | phases_s: the seconds of this rank by heartbeat phase since its last `phases` event; in event |
 |              | files only                                                                                    |
 | `evaluation` | epoch, samples, seconds, and the metrics, `loss` among them                                   |
@@ -27,14 +27,18 @@ event has `time` (Unix seconds), `number` (from 0 in each process: a gap is a lo
 | `straggler`  | message, about_rank (null: the whole host), about_host: the rank or host that is slow         |
 | `stall`      | message, about_rank, about_host: the rank that blocks the run, which may still recover        |
 | `preempted`  | signal, about_rank, about_host: the rank that was signalled; the run has saved this step      |
-| `end`        | epoch, seconds, samples_per_s, data_share, run, resume_command, two_node_command, best_step,  |
-|              | metrics, stragglers: a message for each, stopped: why a hook ended the run before its last    |
-|              | step (null: none did)                                                                         |
+| `end`        | epoch, seconds, samples_per_s, tokens_per_s, tflop_per_s, mfu, data_share,                    |
+|              | communication_share, checkpoint_pause_s: the sum of blocked_s, run, resume_command,           |
+|              | two_node_command, best_step, metrics, stragglers: a message for each, stopped: why a hook     |
+|              | ended the run before its last step (null: none did)                                           |
 
 `signal` is a signal's name, or the text of a spot notice.
 The numbers of samples and epochs are null for a stream, whose length is unknown.
 The two commands are null on several nodes, where a rank does not know its launcher's arguments.
-`data_share` is the fraction of the time, from 0 to 1, that this rank's loop waited for batches.
+Samples, tokens and TFLOP a second are those of all ranks. `tokens_per_s` is null if the data is not tokens,
+`tflop_per_s` if the model's FLOPs are unknown, `mfu`, their fraction of the devices' peak, also if that is: on a CPU.
+`data_share` is the fraction of the time, from 0 to 1, that this rank's loop waited for batches, `communication_share`
+that of exposed communication, the mean of all ranks (null: one rank, or not measured: elastic and captured steps).
 `epoch` counts from 1: in `train` it is the current epoch, in `evaluation` the one that has just finished,
 or the current one with `train.eval_every_steps`. With several evaluation sets metrics are called `NAME/METRIC`.
 Metrics that are more than one number are nested lists.
@@ -62,7 +66,10 @@ Sink = Callable[[Event], None]
 
 STAMP = frozenset({"time", "number", "kind", "rank", "host", "step"})
 """The fields of every event."""
-RESERVED = STAMP | {"epoch", "lr", "samples_per_s", "data_share", "seconds_left", "samples", "seconds"}
+RESERVED = STAMP | {
+    "epoch", "lr", "samples_per_s", "tokens_per_s", "tflop_per_s", "mfu", "data_share", "communication_share",
+    "seconds_left", "samples", "seconds",
+}  # fmt: skip
 """The engine's own fields of a `train` or `evaluation` event: reserved names for metrics."""
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 MAX_LINE_BYTES = 16 << 20

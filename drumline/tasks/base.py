@@ -155,6 +155,15 @@ class Task:
         """
         return {}
 
+    def num_tokens(self, batch: Any) -> int | None:
+        """How many tokens the model computes for a micro-batch, padding included; None: its data is not tokens.
+
+        For the tokens a second in the log; called for every micro-batch, so it must not wait for the device. By
+        default: the size of `input_ids` in a batch by names.
+        """
+        tokens = batch.get("input_ids") if isinstance(batch, Mapping) else None
+        return tokens.numel() if isinstance(tokens, Tensor) else None
+
     def predict(self, model: nn.Module, batch: Any) -> Any:
         """What the model predicts for a batch that is on the device and has been through `on_device`.
 

@@ -100,6 +100,9 @@ class LanguageModel(ConfiguredTask):
         total = functional.cross_entropy(scores.flatten(0, 1), following.flatten(), reduction="sum")
         return Loss(total / following.shape[1])
 
+    def num_tokens(self, batch: tuple[Tensor, Tensor]) -> int:
+        return batch[0].numel()
+
     def report(self, means: dict[str, float]) -> dict[str, float]:
         loss = means["loss"]
         return {**means, "perplexity": math.inf if loss > 700 else math.exp(loss)}
@@ -116,6 +119,9 @@ class Synthetic(ConfiguredTask):
 
     def loss(self, model: nn.Module, batch: Any) -> Loss:
         return self._kind.loss(model, batch)
+
+    def num_tokens(self, batch: Any) -> int | None:
+        return self._kind.num_tokens(batch)
 
     def report(self, means: dict[str, float]) -> dict[str, float]:
         return self._kind.report(means)

@@ -329,4 +329,4 @@ class ReportsAStep(Classify):
 def test_a_number_that_goes_by_a_name_of_the_events_own_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="the metric name 'step' is reserved") as caught:
         train_here(make_config(epochs=1), ReportsAStep, tmp_path)
-    assert "rename the metric; reserved names: data_share, epoch, host" in str(caught.value)
+    assert "rename the metric; reserved names: communication_share, data_share" in str(caught.value)

@@ -63,6 +63,9 @@ def test_a_built_in_task_trains(tmp_path: Path, name: str) -> None:
     shares = [event["data_share"] for event in events if event["kind"] in ("train", "end")]
     assert len(shares) == 4
     assert all(0 < share <= 1 for share in shares)
+    assert all(event["tflop_per_s"] > 0 for event in events if event["kind"] in ("train", "end"))
+    per_sample = config.model.context if "perplexity" in METRICS[name] else 0
+    assert (events[-1]["tokens_per_s"] or 0) == pytest.approx(per_sample * events[-1]["samples_per_s"])
     assert events[-1]["metrics"].keys() == METRICS[name]
     assert any((tmp_path / "run").glob("tensorboard/*tfevents*")) == config.log.tensorboard
 

@@ -1,6 +1,6 @@
-"""Before the first step: refuse a loss that is a mean, name parameters that it does not use, and let DDP build its
-buckets with one backward pass. The task's loss is called as seldom as possible, and everything that it changes is
-restored: the run has the same bits with and without.
+"""Before the first step: count the model's FLOPs, refuse a loss that is a mean, name parameters that it does not use,
+and let DDP build its buckets with one backward pass. The task's loss is called as seldom as possible, and everything
+that it changes is restored: the run has the same bits with and without.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from drumline.config.schema import Config
 from drumline.distributed.collectives import gather_json
 from drumline.distributed.wrap import LiveBuffers
 from drumline.engine.job import Job
+from drumline.engine.model_flops import ModelFlops, count_flops, graph
 from drumline.engine.steps.eager import FIND_UNUSED, LossParts, loss_function
 from drumline.errors import UsageError
 from drumline.tasks.base import Task
@@ -31,14 +32,19 @@ from drumline.watch.heartbeat import Phase
 FIRST_WORLD_WITH_AN_ORDER = 3
 # Enough samples to distinguish a sum from a mean; a whole batch would take longer.
 FEW_SAMPLES = 8
+# Enough for models and losses that refuse a single sample: FLOPs are counted per sample.
+COUNTED_SAMPLES = 2
 NAMED = 5
 
 
-def warm_up(job: Job, config: Config, *, note: Callable[[str], None]) -> None:
-    """Collective: forward passes on the next batch; a backward pass if the buckets need it. `note` logs a message."""
+def warm_up(job: Job, config: Config, *, note: Callable[[str], None]) -> ModelFlops | None:
+    """Collective: forward passes on the next batch; a backward pass if the buckets need it. `note` logs a message.
+    Returns the model's FLOPs, if they could be counted."""
     job.heartbeat.mark(Phase.START)
     dist = config.dist
-    all_used = check_few_samples(job)
+    few, size = next_samples(job, FEW_SAMPLES)
+    flops = count_few_samples(job, few, size)
+    all_used = check_few_samples(job, few, size)
     # The elastic step names unused parameters itself, for every shard.
     names_unused = not (dist.find_unused_parameters or dist.static_graph or config.train.exact == "elastic" or all_used)
     layout_passes = 0
@@ -65,6 +71,7 @@ def warm_up(job: Job, config: Config, *, note: Callable[[str], None]) -> None:
             if loss is not None:
                 (loss.total * 0.0).backward()
         job.optimizer.zero_grad(set_to_none=True)
+    return flops
 
 
 @contextmanager
@@ -86,16 +93,57 @@ def dry_run(job: Job) -> Iterator[Task]:
         restore_rng(rng, job.ddp.device)
 
 
-def check_few_samples(job: Job) -> bool:
+def next_samples(job: Job, most: int) -> tuple[Any, int]:
+    """Collective: at most so many samples of the next batch, and their number, which is the same on all ranks: the loss
+    may call a collective. 0: the batch cannot be cut."""
+    few = job.loader.preview(most)
+    rows = {leaf.shape[0] if leaf.dim() else 0 for leaf in pytree.tree_leaves(few) if isinstance(leaf, Tensor)}
+    size = min(gather_json(min(rows.pop() if len(rows) == 1 else 0, most), device=job.ddp.device))
+    return _cut(few, size), size
+
+
+def _cut(batch: Any, size: int) -> Any:
+    return pytree.tree_map_only(Tensor, lambda leaf: leaf[:size], batch) if size else None
+
+
+def count_few_samples(job: Job, few: Any, size: int) -> ModelFlops | None:
+    """Collective: the FLOPs of these samples, in training mode, or in evaluation mode where the other pass fails
+    (reentrant checkpointing does); None: both fail, or they are unknown."""
+    size = min(size, COUNTED_SAMPLES)
+    for is_training in (True, False) if size else ():
+        mine, has_failed = None, False
+        try:
+            mine = _count(
+                job, pytree.tree_map_only(Tensor, torch.clone, _cut(few, size)), size, is_training=is_training
+            )
+        except Exception:
+            has_failed = True  # a real error is raised by the first step too
+        if not any(gather_json(has_failed, device=job.ddp.device)):
+            return mine
+    return None
+
+
+def _count(job: Job, batch: Any, size: int, *, is_training: bool) -> ModelFlops | None:
+    with dry_run(job) as task:
+        task.training = is_training
+        for module in job.model.modules():  # `dry_run` restores the modes
+            if not is_training or isinstance(module, nn.SyncBatchNorm):  # whose batch statistics are a collective
+                module.training = False
+
+        def compute_loss() -> Tensor:
+            with job.autocast:
+                return loss_function(task)(job.model, batch).total
+
+        tokens = task.num_tokens(batch)
+        return count_flops(compute_loss, job.model.parameters(), num_samples=size, num_tokens=tokens)
+
+
+def check_few_samples(job: Job, once: Any, size: int) -> bool:
     """Collective: refuse a mean, by the loss of some samples and of the same samples twice, in evaluation mode; returns
     whether they certainly use every parameter. Batches that cannot be concatenated, or fail, are not checked."""
-    few, device = job.loader.preview(FEW_SAMPLES), job.ddp.device
-    rows = {leaf.shape[0] if leaf.dim() else 0 for leaf in pytree.tree_leaves(few) if isinstance(leaf, Tensor)}
-    # The same number on all ranks: the loss may call a collective.
-    size = min(gather_json(min(rows.pop() if len(rows) == 1 else 0, FEW_SAMPLES), device=device))
+    device = job.ddp.device
     if size < 2 or not job.task.check_mean:
         return False
-    once = pytree.tree_map_only(Tensor, lambda leaf: leaf[:size], few)
     first = _try_loss(job, once)
     # Agree, so that all ranks take the same path: it may have failed on one.
     unused = gather_json(None if first is None else unused_parameters(job.model, first.total), device=device)
@@ -140,14 +188,9 @@ def is_a_mean(once: tuple[float, float], twice: tuple[float, float]) -> bool:
 def unused_parameters(model: nn.Module, total: Tensor) -> list[str]:
     """The parameters that get no gradient from `total`; empty if that is not certain: a backward pass written in Python
     (reentrant checkpointing) may reach more than its graph shows."""
-    reached, seen, waiting = set(), set(), [total.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
+    reached = set()
+    for node in graph(total):
         if issubclass(type(node), BackwardCFunction):
             return []
-        seen.add(node)
         reached.add(id(getattr(node, "variable", None)))
-        waiting += [following for following, _ in node.next_functions]
     return [name for name, one in model.named_parameters() if one.requires_grad and id(one) not in reached]

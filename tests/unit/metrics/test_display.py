@@ -121,6 +121,33 @@ def test_waiting_for_data_is_shown_where_it_matters(
     assert words is not None or "for data" not in after
 
 
+FAST = {"tokens_per_s": 1039744.0, "tflop_per_s": 412.3, "mfu": 0.4167, "communication_share": 0.081}
+SLOW = {"tokens_per_s": None, "tflop_per_s": 0.01234, "mfu": None, "communication_share": 0.02}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words", "exposed"),
+    [
+        (FAST, ["1,039,744 tokens/s", "412 TFLOP/s", "MFU 41.7%"], True),
+        (SLOW, ["12.3 GFLOP/s"], False),
+        ({"communication_share": None}, [], False),
+    ],
+)
+def test_speeds_are_shown_as_far_as_they_are_known(
+    stream: io.StringIO, fields: dict[str, float | None], words: list[str], exposed: bool
+) -> None:
+    display = make_display("plain", stream)
+    display(event("start", **START))
+    display(train(30, **fields))
+    display(event("end", **END, **fields, checkpoint_pause_s=0.031))
+    communication = ["exposed communication 8%"] if exposed else []
+    assert "   ".join(["8,123 samples/s", *words, *communication, "0:41 left\n"]) in stream.getvalue()
+    end = stream.getvalue().partition("done:")[2]
+    assert f"  speed        {', '.join(['8,012 samples/s', *words])}\n" in end
+    assert ("  exposed      communication 8% of the time\n" in end) == exposed
+    assert "  saves        paused training 31 ms in all\n" in end
+
+
 def test_the_opening_says_what_is_special(stream: io.StringIO) -> None:
     display = make_display("plain", stream)
     alone = {"world_size": 1, "backend": None, "batch_size_per_rank": 64}

@@ -1,0 +1,176 @@
+"""The floating-point operations (FLOPs) of a model, counted once from its own operations, and the peaks of GPUs.
+
+Counted are matrix products, convolutions and attention, forward and backward: what the model needs, not what the device
+does. What the backward pass computes again is not counted, be it by activation checkpointing or inside an attention
+kernel; attention with a mask counts in full. torchtitan and the PaLM paper count in the same way.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import Node
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# Of a GPU in TFLOP/s, without sparsity: fp32, tf32, fp16, bf16 (tensor cores, which add up in fp32); 0: it has none.
+# A name that is not here (a MIG slice, a laptop) is unknown.
+_PEAKS: Mapping[str, tuple[float, float, float, float]] = {
+    # nvidia.com/en-us/data-center/h100, .../h200: half of what is given "with sparsity"
+    r"NVIDIA H[12]00 NVL": (60, 417, 835, 835),
+    r"NVIDIA (H100 80GB HBM3|H200)": (66.9, 494.7, 989.4, 989.4),
+    r"NVIDIA H100 PCIe": (51.2, 378, 756, 756),
+    # nvidia-blackwell-architecture-technical-brief: HGX B200
+    r"NVIDIA B200": (80, 1100, 2250, 2250),
+    # nvidia-a100-datasheet-us-nvidia-1758950-r4, a10-datasheet
+    r"NVIDIA A100[- ](SXM4-|PCIE-)?[48]0GB( PCIe)?": (19.5, 156, 312, 312),
+    r"NVIDIA A10": (31.2, 62.5, 125, 125),
+    # l4-datasheet, l40s-datasheet
+    r"NVIDIA L4": (30.3, 60, 121, 121),
+    r"NVIDIA L40S": (91.6, 183, 362, 362),
+    # volta-v100-datasheet-update-us-1165301-r5, t4-tensor-core-datasheet-951643
+    r"Tesla V100-SXM2-(16|32)GB": (15.7, 0, 125, 0),
+    r"Tesla V100-PCIE-(16|32)GB": (14, 0, 112, 0),
+    r"(Tesla|NVIDIA) T4": (8.1, 0, 65, 0),
+    # nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2, nvidia-ada-gpu-architecture-whitepaper-v2.1
+    r"NVIDIA GeForce RTX 3090": (35.6, 35.6, 71, 71),
+    r"NVIDIA GeForce RTX 4090": (82.6, 82.6, 165.2, 165.2),
+}
+_COLUMNS = ("float32", "tf32", "float16", "bfloat16")
+
+
+def peak_tflop_per_s(device_name: str, arithmetic: str) -> float | None:
+    """What this GPU can do at most in this arithmetic; None: unknown."""
+    found = (peaks for name, peaks in _PEAKS.items() if re.fullmatch(name, device_name))
+    return dict(zip(_COLUMNS, next(found, ()), strict=False)).get(arithmetic) or None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFlops:
+    """The FLOPs of one forward and backward pass over some samples."""
+
+    total: int
+    num_samples: int
+    num_tokens: int | None
+    arithmetic: str
+    """In which most of them are done: `bfloat16`, `float16`, `tf32`, `float32`, ..."""
+
+    def of(self, *, samples: float, tokens: float | None) -> float:
+        """The FLOPs of that much data: by its tokens if they are known, since samples may have different lengths."""
+        if tokens is not None and self.num_tokens:
+            return self.total / self.num_tokens * tokens
+        return self.total / self.num_samples * samples
+
+
+def count_flops(
+    compute_loss: Callable[[], Tensor], parameters: Iterable[nn.Parameter], *, num_samples: int, num_tokens: int | None
+) -> ModelFlops | None:
+    """Count one pass; None: it has operations whose FLOPs are unknown, or none. No `.grad` is touched and no gradient
+    hook of DDP is called. The caller restores what `compute_loss` changes. Raises if the pass fails, or if a part of
+    the backward pass is out of reach (reentrant checkpointing)."""
+    searches, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False  # not for so small a batch
+    try:
+        with _FlopCounter() as counter:
+            total = compute_loss()
+            counter.is_backward = True
+            trained = [one for one in parameters if one.requires_grad]
+            gradients = torch.autograd.grad(total, trained, allow_unused=True)
+    finally:
+        torch.backends.cudnn.benchmark = searches
+    if any(one is None for one in gradients) and any(
+        issubclass(type(node), BackwardCFunction) for node in graph(total)
+    ):
+        raise RuntimeError("a backward pass in Python may reach more parameters")
+    if counter.has_unknown or not (flops := counter.flops):
+        return None
+    (dtype, operation), _ = flops.most_common(1)[0]
+    if dtype == torch.float32 and torch.cuda.is_available():
+        allowed = torch.backends.cudnn if operation == "convolution" else torch.backends.cuda.matmul
+        arithmetic = "tf32" if allowed.allow_tf32 else "float32"
+    else:
+        arithmetic = str(dtype).removeprefix("torch.")
+    return ModelFlops(total=flops.total(), num_samples=num_samples, num_tokens=num_tokens, arithmetic=arithmetic)
+
+
+def graph(total: Tensor) -> Iterator[Node]:
+    """Every node of the backward pass from `total`."""
+    seen, waiting = set(), [total.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield node
+            waiting += [following for following, _ in node.next_functions]
+
+
+class _FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the FLOPs of the operations that run under it, by type and kind."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch would load its compiler to mark the method below, for 2 s
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.flops: Counter[tuple[torch.dtype, str]] = Counter()
+        self.has_unknown = False
+        self.is_backward = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.removeprefix("aten::")
+        if torch.is_inference_mode_enabled() and name not in _FORMULAS:
+            # Only here composite operations (linear, matmul) arrive as a whole.
+            with self:
+                if (result := func.decompose(*args, **(kwargs or {}))) is not NotImplemented:
+                    return result
+        result = func(*args, **(kwargs or {}))
+        self.has_unknown |= name in _UNKNOWN
+        # In a backward pass gradients are only on where a part of the forward pass is repeated.
+        if name in _FORMULAS and not (self.is_backward and torch.is_grad_enabled()):
+            kind, formula = _FORMULAS[name]
+            self.flops[args[0].dtype, kind] += formula(args, result)
+        return result
+
+
+def _product(left: int) -> tuple[str, Callable[[Any, Any], int]]:
+    """A matrix product whose left factor is this argument."""
+    return "product", lambda args, result: 2 * result.numel() * args[left].shape[-1]
+
+
+def _convolution(inputs: Tensor, weight: Tensor, outputs: Tensor, is_transposed: bool) -> int:
+    return 2 * (inputs if is_transposed else outputs).numel() * math.prod(weight.shape[1:])
+
+
+def _attention(query: Tensor, key: Tensor, value: Tensor) -> int:
+    return 2 * query.shape[:-1].numel() * key.shape[-2] * (query.shape[-1] + value.shape[-1])
+
+
+_FORMULAS: dict[str, tuple[str, Callable[[Any, Any], int]]] = {
+    "mm": _product(0),
+    "bmm": _product(0),
+    "_scaled_mm": _product(0),
+    "addmm": _product(1),
+    "baddbmm": _product(1),
+    "_addmm_activation": _product(1),
+    "convolution": ("convolution", lambda args, result: _convolution(args[0], args[1], result, args[6])),
+    # Of the inputs' and the weight's gradient, those that are wanted.
+    "convolution_backward": (
+        "convolution",
+        lambda args, _: sum(args[10][:2]) * _convolution(args[1], args[2], args[0], args[7]),
+    ),
+}
+for _kernel in ("flash_attention", "efficient_attention", "cudnn_attention", "fused_attention_overrideable"):
+    _FORMULAS[f"_scaled_dot_product_{_kernel}"] = "attention", lambda args, _: _attention(*args[:3])
+    _FORMULAS[f"_scaled_dot_product_{_kernel}_backward"] = "attention", lambda args, _: 2 * _attention(*args[1:4])
+_FORMULAS["_scaled_dot_product_flash_attention_for_cpu"] = _FORMULAS["_scaled_dot_product_flash_attention"]
+_FORMULAS["_scaled_dot_product_flash_attention_for_cpu_backward"] = _FORMULAS[
+    "_scaled_dot_product_flash_attention_backward"
+]
+_UNKNOWN = {"_cudnn_rnn", "miopen_rnn", "mkldnn_rnn_layer"}
