@@ -233,9 +233,9 @@ def rates(event: Event) -> list[str]:
 
 def speeds(event: Event) -> list[str]:
     """`8,123 samples/s`, `1,039,744 tokens/s`, `412 TFLOP/s`, `MFU 41.7%`, as far as they are known."""
-    parts = [f"{_count_text(event['samples_per_s'])} samples/s"]
+    parts = [speed(event["samples_per_s"])]
     if (tokens := event.get("tokens_per_s")) is not None:
-        parts.append(f"{_count_text(tokens)} tokens/s")
+        parts.append(speed(tokens, "tokens/s"))
     if (tflops := event.get("tflop_per_s")) is not None:
         parts.append(f"{tflops:.3g} TFLOP/s" if tflops >= 1 else f"{1000 * tflops:.3g} GFLOP/s")
     if (mfu := event.get("mfu")) is not None:
@@ -243,8 +243,9 @@ def speeds(event: Event) -> list[str]:
     return parts
 
 
-def _count_text(number: float) -> str:
-    return f"{number:{',.0f' if number >= 100 else '.3g'}}"
+def speed(number: float, unit: str = "samples/s") -> str:
+    """`8,123 samples/s`."""
+    return f"{number:{',.0f' if number >= 100 else '.3g'}} {unit}"
 
 
 def metrics_of(values: Mapping[str, Any]) -> dict[str, float]:
