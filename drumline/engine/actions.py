@@ -98,6 +98,8 @@ class LogTraining(Action):
         self._train_step, self._non_finite, self._notices = train_step, non_finite, notices
         self._data_advice: DataAdvice | None = None
         self._spent_s: dict[str, float] = {}
+
+    def start(self, context: RunContext) -> None:
         self._communication = ExposedCommunication(context.job)
 
     def due(self, step: int) -> bool:
