@@ -84,9 +84,7 @@ def count_flops(
             gradients = torch.autograd.grad(total, trained, allow_unused=True)
     finally:
         torch.backends.cudnn.benchmark = searches
-    if any(one is None for one in gradients) and any(
-        issubclass(type(node), BackwardCFunction) for node in graph(total)
-    ):
+    if any(one is None for one in gradients) and any(map(is_in_python, graph(total))):
         raise RuntimeError("a backward pass in Python may reach more parameters")
     if counter.has_unknown or not (flops := counter.flops):
         return None
@@ -108,6 +106,11 @@ def graph(total: Tensor) -> Iterator[Node]:
             seen.add(node)
             yield node
             waiting += [following for following, _ in node.next_functions]
+
+
+def is_in_python(node: Node) -> bool:
+    """Whether its backward pass is written in Python."""
+    return issubclass(type(node), BackwardCFunction)
 
 
 class _FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -153,12 +156,8 @@ def _attention(query: Tensor, key: Tensor, value: Tensor) -> int:
 
 
 _FORMULAS: dict[str, tuple[str, Callable[[Any, Any], int]]] = {
-    "mm": _product(0),
-    "bmm": _product(0),
-    "_scaled_mm": _product(0),
-    "addmm": _product(1),
-    "baddbmm": _product(1),
-    "_addmm_activation": _product(1),
+    **dict.fromkeys(("mm", "bmm", "_scaled_mm"), _product(0)),
+    **dict.fromkeys(("addmm", "baddbmm", "_addmm_activation"), _product(1)),
     "convolution": ("convolution", lambda args, result: _convolution(args[0], args[1], result, args[6])),
     # Of the inputs' and the weight's gradient, those that are wanted.
     "convolution_backward": (
@@ -166,11 +165,9 @@ _FORMULAS: dict[str, tuple[str, Callable[[Any, Any], int]]] = {
         lambda args, _: sum(args[10][:2]) * _convolution(args[1], args[2], args[0], args[7]),
     ),
 }
-for _kernel in ("flash_attention", "efficient_attention", "cudnn_attention", "fused_attention_overrideable"):
-    _FORMULAS[f"_scaled_dot_product_{_kernel}"] = "attention", lambda args, _: _attention(*args[:3])
-    _FORMULAS[f"_scaled_dot_product_{_kernel}_backward"] = "attention", lambda args, _: 2 * _attention(*args[1:4])
-_FORMULAS["_scaled_dot_product_flash_attention_for_cpu"] = _FORMULAS["_scaled_dot_product_flash_attention"]
-_FORMULAS["_scaled_dot_product_flash_attention_for_cpu_backward"] = _FORMULAS[
-    "_scaled_dot_product_flash_attention_backward"
-]
+for _kernel in ("flash", "efficient", "cudnn", "fused"):
+    for _form in ("", "_for_cpu", "_overrideable"):
+        _name = f"_scaled_dot_product_{_kernel}_attention{_form}"
+        _FORMULAS[_name] = "attention", lambda args, _: _attention(*args[:3])
+        _FORMULAS[f"{_name}_backward"] = "attention", lambda args, _: 2 * _attention(*args[1:4])
 _UNKNOWN = {"_cudnn_rnn", "miopen_rnn", "mkldnn_rnn_layer"}

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import BackwardCFunction
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
@@ -22,7 +21,7 @@ from drumline.config.schema import Config
 from drumline.distributed.collectives import gather_json
 from drumline.distributed.wrap import LiveBuffers
 from drumline.engine.job import Job
-from drumline.engine.model_flops import ModelFlops, count_flops, graph
+from drumline.engine.model_flops import ModelFlops, count_flops, graph, is_in_python
 from drumline.engine.steps.eager import FIND_UNUSED, LossParts, loss_function
 from drumline.errors import UsageError
 from drumline.tasks.base import Task
@@ -103,7 +102,8 @@ def next_samples(job: Job, most: int) -> tuple[Any, int]:
 
 
 def _cut(batch: Any, size: int) -> Any:
-    return pytree.tree_map_only(Tensor, lambda leaf: leaf[:size], batch) if size else None
+    """A copy, which a loss may change."""
+    return pytree.tree_map_only(Tensor, lambda leaf: leaf[:size].clone(), batch) if size else None
 
 
 def count_few_samples(job: Job, few: Any, size: int) -> ModelFlops | None:
@@ -113,9 +113,7 @@ def count_few_samples(job: Job, few: Any, size: int) -> ModelFlops | None:
     for is_training in (True, False) if size else ():
         mine, has_failed = None, False
         try:
-            mine = _count(
-                job, pytree.tree_map_only(Tensor, torch.clone, _cut(few, size)), size, is_training=is_training
-            )
+            mine = _count(job, _cut(few, size), size, is_training=is_training)
         except Exception:
             has_failed = True  # a real error is raised by the first step too
         if not any(gather_json(has_failed, device=job.ddp.device)):
@@ -190,7 +188,7 @@ def unused_parameters(model: nn.Module, total: Tensor) -> list[str]:
     (reentrant checkpointing) may reach more than its graph shows."""
     reached = set()
     for node in graph(total):
-        if issubclass(type(node), BackwardCFunction):
+        if is_in_python(node):
             return []
         reached.add(id(getattr(node, "variable", None)))
     return [name for name, one in model.named_parameters() if one.requires_grad and id(one) not in reached]
