@@ -27,6 +27,7 @@ VERBS = {
     "report": "write runs as one HTML page: curves, faults, slow ranks; or\nserve it while a run goes on",
     "doctor": "check this machine, or hosts and every pair, before a run",
     "tune": "print the NCCL and gloo variables that these hosts need, with\nthe reason of each; read NCCL's debug logs",
+    "scale": "predict a job on more nodes, measure its scaling, compare both",
     "lint": "find mistakes of distributed training in any code",
     "verify": "check run folders: checkpoints, each sample once, events",
     "prove-resume": "kill a job with -9, resume it, and compare every bit with\na run that was not killed",

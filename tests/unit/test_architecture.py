@@ -233,6 +233,7 @@ LIGHT = [
     "drumline.cli.prove_resume_command",
     "drumline.cli.report_command",
     "drumline.cli.runs_command",
+    "drumline.cli.scale_command",
     "drumline.config",
     "drumline.launch.ssh.supervisor",
     "drumline.python_api",

@@ -207,6 +207,7 @@ def _measure(collectives: Collectives, world_size: int) -> dict[str, float]:
     tensor = torch.ones(size, device=collectives.device)
     moved = tensor.nbytes * 2 * (world_size - 1) / world_size
     return {
+        "world_size": world_size,
         "all_reduce_bytes": tensor.nbytes,
         "all_reduce_gb_per_s": moved / _seconds(collectives, tensor) / 1e9,
         "all_reduce_latency_us": _seconds(collectives, torch.ones(SMALL, device=collectives.device)) * 1e6,

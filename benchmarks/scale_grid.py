@@ -1,0 +1,209 @@
+"""How far `drumline scale predict` is from what is measured: steps of DDP over gloo between hosts with slow links.
+
+    make bench-scale         (or: python -m benchmarks.scale_grid --cells 12 --to results.json)
+
+Hosts are network namespaces on this machine (root is needed), with links limited by tc; compute is replayed as timed
+waits (scale_replay.py). For each bandwidth two hosts measure plain all-reduces by size, and one host profiles each
+model alone at one bucket size: all else is predicted. No cell is used to fit anything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from drumline.scale.network_model import INSIDE, Link, Network, link_from_points
+from drumline.scale.profile_result import PARTS, Bucket, ProfileResult, RankSteps
+from drumline.scale.simulation import shape_of, step_s
+from tests.multinode.hosts import Testbed
+
+HOSTS, MBITS, CAPS_MB, MODELS_MB = (2, 4, 8), (50, 100, 200, 500), (1.0, 4.0, 25.0), (2, 8, 24)
+PROFILE_CAP_MB = 2.0
+COMPUTE_S = 0.3
+MOST_S = 4.0
+MOST_MBIT = 1000
+"""Of all hosts together: more than that takes more than two cores."""
+SIZES, ROUNDS = (4096, 1 << 18, 1 << 20, 1 << 22, 1 << 23), 5
+STEPS, PROFILE_STEPS = 8, 24
+MIB = 1 << 20
+ANSWER_S = 180.0
+
+
+class Ranks:
+    """A rank on each host, which does what is ordered."""
+
+    def __init__(self, bed: Testbed, folder: Path) -> None:
+        self.folder, self.number = folder, 0
+        self.jobs = [
+            host.start(
+                sys.executable,
+                "-m",
+                "benchmarks.scale_replay",
+                str(folder),
+                env={
+                    "RANK": str(rank),
+                    "WORLD_SIZE": str(len(bed.hosts)),
+                    "MASTER_ADDR": bed.hosts[0].address,
+                    "MASTER_PORT": "29500",
+                    "GLOO_SOCKET_IFNAME": "eth0",
+                    "OMP_NUM_THREADS": "1",
+                },
+            )
+            for rank, host in enumerate(bed.hosts)
+        ]
+
+    def order(self, kind: str, hosts: int, **values: Any) -> dict[str, Any]:
+        name = f"{self.number:04d}"
+        part = self.folder / f"{name}.write"
+        part.write_text(json.dumps({"kind": kind, "hosts": hosts, "number": self.number, **values}))
+        part.replace(self.folder / f"{name}.order")
+        self.number += 1
+        result, deadline = self.folder / f"{name}.result", time.monotonic() + ANSWER_S
+        while hosts and not result.exists():
+            if time.monotonic() > deadline or not all(job.is_running() for job in self.jobs):
+                raise SystemExit("\n".join(job.log.read_text()[-2000:] for job in self.jobs))
+            time.sleep(0.02)
+        answer: dict[str, Any] = json.loads(result.read_text()) if hosts else {}
+        return answer
+
+
+def as_profile(found: Mapping[str, Any]) -> ProfileResult:
+    """What `drumline profile` would have written about the replayed steps of one rank."""
+    times = tuple(found["compute_s"])
+    parts = {**dict.fromkeys(PARTS, 0.0), "compute": fmean(times)}
+    forward_s = 0.30 * fmean(times)
+    return ProfileResult(
+        task="replay",
+        world_size=1,
+        num_nodes=1,
+        device="cpu",
+        backend="gloo",
+        first_step=2,
+        num_steps=len(times),
+        batch_size=None,
+        accumulate=1,
+        precision=None,
+        bucket_cap_mb=PROFILE_CAP_MB,
+        settings={},
+        step_s=fmean(times),
+        parts_s=parts,
+        hidden_communication_s=0.0,
+        ranks=(
+            RankSteps(
+                rank=0,
+                host="a",
+                step_s=times,
+                compute_s=times,
+                parts_s=parts,
+                hidden_communication_s=0.0,
+                critical_steps=0,
+            ),
+        ),
+        buckets=tuple(
+            Bucket(num_bytes=size, ready_s=at, backward_s=at - forward_s, reduce_s=0.0) for size, at in found["buckets"]
+        ),
+        other_collectives_s=0.0,
+        other_collectives=0.0,
+        kernels=(),
+        syncs=(),
+        network_bytes_per_s=None,
+    )
+
+
+def network_of(link: Link) -> Network:
+    return Network(backend="gloo", between=link, inside=INSIDE["shared-memory"])
+
+
+def chosen(cells: list[tuple[int, int, float, int]], count: int | None) -> list[tuple[int, int, float, int]]:
+    """All, or this many, spread over the grid; by bandwidth, so that a link is set once."""
+    if count is not None and count < len(cells):
+        cells = random.Random(20).sample(cells, count)
+    return sorted(cells)
+
+
+def measure(bed: Testbed, folder: Path, count: int | None, most_s: float) -> list[dict[str, Any]]:
+    ranks = Ranks(bed, folder)
+    profiles = {
+        model: as_profile(
+            ranks.order(
+                "profile", 1, model_bytes=model * MIB, compute_s=COMPUTE_S, cap_mb=PROFILE_CAP_MB, steps=PROFILE_STEPS
+            )
+        )
+        for model in MODELS_MB
+    }
+    rows = []
+    sizes = [size for size in HOSTS if size <= len(bed.hosts)]
+    grid = [cell for cell in itertools.product(MBITS, sizes, CAPS_MB, MODELS_MB) if cell[0] * cell[1] <= MOST_MBIT]
+    cells = chosen(grid, count)
+    for mbit, group in itertools.groupby(cells, key=lambda cell: cell[0]):
+        for host in bed.hosts:
+            host.set_bandwidth(mbit)
+        points = ranks.order("calibrate", 2, sizes=SIZES, rounds=ROUNDS)["points"]
+        link = link_from_points(f"{mbit}mbit", [tuple(one) for one in points], world_size=2, backend="gloo")
+        print(f"# {mbit} Mbit/s: measured {link.bytes_per_s * 8e-6:.1f} Mbit/s, {link.latency_s * 1e6:.0f} us", points)
+        for _, hosts, cap_mb, model in group:
+            shape = shape_of(profiles[model]).with_bucket_cap(cap_mb)
+            predicted = step_s(shape, network_of(link), hosts, 1)
+            if predicted > most_s:
+                continue
+            values = {"model_bytes": model * MIB, "compute_s": COMPUTE_S, "cap_mb": cap_mb, "steps": STEPS}
+            found = ranks.order("cell", hosts, **values)
+            row = {
+                "mbit": mbit,
+                "hosts": hosts,
+                "cap_mb": cap_mb,
+                "model_mb": model,
+                "predicted_s": predicted,
+                "measured_s": found["mean_s"],
+                "alone_s": shape.alone_s,
+                "step_s": found["step_s"],
+                "error": predicted / found["mean_s"] - 1,
+            }
+            rows.append(row)
+            print(line(row), flush=True)
+    ranks.order("end", 0)
+    return rows
+
+
+def line(row: Mapping[str, Any]) -> str:
+    return (
+        f"| {row['mbit']} | {row['hosts']} | {row['model_mb']} | {row['cap_mb']:g} | {row['measured_s'] * 1000:.0f} | "
+        f"{row['predicted_s'] * 1000:.0f} | {row['error']:+.1%} |"
+    )
+
+
+def summary(rows: Sequence[Mapping[str, Any]]) -> str:
+    errors = [abs(row["error"]) for row in rows]
+    return f"{len(rows)} cells: mean error {fmean(errors):.1%}, worst {max(errors):.1%}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cells", type=int, help="so many cells of the grid, spread over it [all]")
+    parser.add_argument("--hosts", type=int, default=max(HOSTS), help="at most so many hosts [%(default)s]")
+    parser.add_argument("--most-s", type=float, default=MOST_S, help="no cells with longer steps [%(default)s]")
+    parser.add_argument("--to", type=Path, help="a JSON file for the raw results")
+    options = parser.parse_args()
+    print("| Mbit/s | hosts | model, MiB | bucket, MiB | measured, ms | predicted, ms | error |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "orders"
+        folder.mkdir()
+        with Testbed(Path(name), [chr(97 + number) for number in range(options.hosts)]) as bed:
+            rows = measure(bed, folder, options.cells, options.most_s)
+    print(f"\n{summary(rows)}")
+    if options.to:
+        options.to.write_text(json.dumps({"cells": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,214 @@
+"""`drumline scale predict | measure | check`: flags and wiring; the work is in drumline/scale."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from drumline.config import Flags, FlagTable, read_flags
+from drumline.config.help import render_flags
+from drumline.config.schema import Count, Fraction, NotNegative, Positive, Seed
+from drumline.errors import ConfigError, ExitCode, UsageError, did_you_mean
+from drumline.scale.network_model import (
+    INSIDE,
+    NETWORKS,
+    Link,
+    Network,
+    link_from_doctor,
+    link_from_points,
+    named_link,
+    usual_inside,
+)
+from drumline.scale.prediction import ScaleOptions, predict
+from drumline.scale.prediction_check import check_predictions
+from drumline.scale.profile_result import PROFILE_FOLDER, ProfileResult, read_profile
+from drumline.scale.scaling_plot import efficiency_svg, predicted_line
+from drumline.scale.scaling_result import SCALE_FOLDER, write_scaling
+from drumline.scale.scaling_words import check_lines, prediction_lines
+from drumline.terminal import show, show_lines
+from drumline.untrusted import parse_json, read_regular, replace_text
+
+MAX_RANKS = 1 << 20
+_OUTPUT: FlagTable = {"json": (bool, "", "Print one JSON object, for scripts."), "help": (bool, "", "Show this text.")}
+PREDICT_FLAGS: FlagTable = {
+    "nodes": (tuple[Count, ...], "N[,N...]", "For these numbers of nodes [2,4,8]."),
+    "gpus-per-node": (Count, "N", "Ranks of each node [as profiled]."),
+    "network": (
+        str,
+        "NAME | FILE",
+        f"Between nodes: {', '.join(NETWORKS)}; a file that `drumline doctor --hosts a,b --json` wrote; or `measured`, "
+        "from the all-reduces in the profile [measured].",
+    ),
+    "inside": (str, "NAME | FILE", f"Within a node: {', '.join(INSIDE)}, or such a file [by the device's name]."),
+    "bucket-cap-mb": (Positive, "MB", "With buckets of this size [as profiled]."),
+    "accumulate": (Count, "N", "With so many micro-batches a step [as profiled]."),
+    "checkpoint-every": (Count, "STEPS", "Steps from one checkpoint to the next [1000]."),
+    "checkpoint-pause": (NotNegative, "SECONDS", "How long a checkpoint pauses training [0]."),
+    "mtbf-hours": (
+        Positive,
+        "HOURS",
+        "How long a node runs until it fails, on average [6300: 419 failures of 2,048 nodes in 54 days, Llama 3].",
+    ),
+    "restart": (NotNegative, "SECONDS", "From a failure to the next step [120]."),
+    "price": (NotNegative, "AMOUNT", "What a node costs an hour, in any currency."),
+    "pays-above": (Fraction, "PART", "What an added node must bring, as a part of a node [0.5]."),
+    "seed": (Seed, "N", "The seed of the intervals [0]."),
+    **_OUTPUT,
+}
+USAGES = {
+    "": """\
+usage: drumline scale predict RUN|PROFILE ...   what a job would reach on more nodes
+       drumline scale measure TASK ...          what it reaches on the ranks that are there
+       drumline scale check RUN [RUN ...]       earlier predictions beside what was measured since
+
+`drumline scale predict --help`, and so on, list the flags.
+""",
+    "predict": """\
+usage: drumline scale predict RUN|PROFILE [--nodes 2,8,64] [--gpus-per-node 8] [--network 100gbit]
+
+From the profile of one run (`drumline profile TASK --procs 2`, or training with --log.profile 10:20), simulates steps
+on more nodes: DDP's buckets as they become ready, their all-reduces over the network, overlap with the backward pass,
+the slowest rank. Prints the step, its efficiency against a rank alone (each rank keeps its batch), goodput with
+failures and checkpoints, the cost, which bucket size and accumulation are better, and where more nodes stop paying.
+RUN/scale/ keeps the prediction and a plot.
+""",
+    "check": """\
+usage: drumline scale check RUN [RUN ...] [--json]
+
+Compares the predictions in these run folders with newer measurements in them (`drumline scale measure`, profiles) of
+the same task, device, batch and ranks. exit codes: 0 all are within their interval, 1 some are not, 2 no prediction.
+""",
+}
+
+
+def run(argv: Sequence[str]) -> int:
+    verbs: Mapping[str, Callable[[Sequence[str]], int]] = {"predict": _predict, "check": _check}
+    if not argv or argv[0] in ("-h", "--help"):
+        show(USAGES[""], end="")
+        return ExitCode.SUCCESS if argv else ExitCode.USAGE
+    if argv[0] not in verbs:
+        raise UsageError(
+            f"there is no `drumline scale {argv[0]}`; {did_you_mean(argv[0], verbs)}",
+            next_step="read drumline scale --help",
+        )
+    return verbs[argv[0]](argv[1:])
+
+
+def _flags(verb: str, argv: Sequence[str], own: FlagTable, what: str, *, most: int = 1) -> Flags | None:
+    """The flags; None: the help was shown. All mistakes are reported at once."""
+    flags = read_flags(argv, own, max_positional=most, no_settings=f"is a setting of a run; scale {verb} takes none")
+    if flags.own.get("help"):
+        show("\n".join([USAGES[verb], render_flags({"": own})]), end="")
+        return None
+    problems = list(flags.layer.problems) + ([] if flags.positional else [f"no {what} was given"])
+    if problems:
+        raise ConfigError(problems, next_step=f"read drumline scale {verb} --help")
+    return flags
+
+
+# Predict
+
+
+def _predict(argv: Sequence[str]) -> int:
+    flags = _flags("predict", argv, PREDICT_FLAGS, "RUN or PROFILE")
+    if flags is None:
+        return ExitCode.SUCCESS
+    path, given = Path(flags.positional[0]), flags.own
+    profile = read_profile(path)
+    options = scale_options(profile, given)
+    found = predict(profile, network_of(profile, given, options.per_node), options, source=str(path))
+    folder = _run_of(path)
+    file = write_scaling(folder, found)
+    plot = file.with_suffix(".svg")
+    replace_text(plot, efficiency_svg(f"{found.task}: efficiency", [predicted_line(found)]))
+    if given.get("json"):
+        show(json.dumps({**asdict(found), "file": str(file), "plot": str(plot)}), is_data=True)
+    else:
+        show_lines([*prediction_lines(found), f"written: {file} and {plot.name}"])
+    return ExitCode.SUCCESS
+
+
+def scale_options(profile: ProfileResult, given: Mapping[str, Any]) -> ScaleOptions:
+    """The flags, and the defaults that come from the profile."""
+    names = {
+        "nodes": "nodes",
+        "bucket-cap-mb": "bucket_cap_mb",
+        "accumulate": "accumulate",
+        "checkpoint-every": "checkpoint_every",
+        "checkpoint-pause": "checkpoint_pause_s",
+        "mtbf-hours": "mtbf_hours",
+        "restart": "restart_s",
+        "price": "price",
+        "pays-above": "pays_above",
+        "seed": "seed",
+    }
+    values: dict[str, Any] = {field: given[name] for name, field in names.items() if name in given}
+    per_node = given.get("gpus-per-node", max(1, profile.world_size // max(1, profile.num_nodes)))
+    options = ScaleOptions(**{"nodes": (2, 4, 8), **values}, per_node=per_node)
+    if max(options.nodes) * per_node > MAX_RANKS:
+        raise UsageError(
+            f"--nodes: {max(options.nodes):,} nodes of {per_node:,} ranks are more than {MAX_RANKS:,} ranks",
+            next_step="give fewer nodes",
+        )
+    return options
+
+
+def network_of(profile: ProfileResult, given: Mapping[str, Any], per_node: int) -> Network:
+    """The links between and within nodes, by name, from a file, or from the profile."""
+    backend = "gloo" if profile.backend == "gloo" else "nccl"
+    name, inside = given.get("network", "measured"), given.get("inside")
+    between = _measured_link(profile, backend) if name == "measured" else _link("--network", name, NETWORKS, backend)
+    within = usual_inside(profile.device) if inside is None else _link("--inside", inside, INSIDE, backend)
+    return Network(backend=backend, between=between, inside=within)
+
+
+def _measured_link(profile: ProfileResult, backend: str) -> Link:
+    points = [(float(bucket.num_bytes), bucket.reduce_s) for bucket in profile.buckets if bucket.reduce_s > 0]
+    if profile.num_nodes < 2 or not points:
+        raise UsageError(
+            "the profile has no all-reduce between nodes, so its network is not known",
+            next_step="give --network NAME, or a file from drumline doctor --hosts a,b --json",
+        )
+    return link_from_points("measured", points, world_size=profile.world_size, backend=backend)
+
+
+def _link(flag: str, name: str, links: Mapping[str, Link], backend: str) -> Link:
+    path = Path(name)
+    if name in links or not path.exists():
+        return named_link(flag, name, links)
+    try:
+        return link_from_doctor(path.name, parse_json(read_regular(path, follow_links=True)), backend)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, StopIteration) as error:
+        raise UsageError(
+            f"{flag}: {name} has no measured all_reduce of several ranks: {type(error).__name__}: {error}",
+            next_step=f"make it: drumline doctor --hosts a,b --collectives --json > {name}",
+        ) from None
+
+
+def _run_of(path: Path) -> Path:
+    """The run folder of a profile; beside a file that is in none."""
+    if path.is_dir():
+        return path
+    return path.parent.parent if path.parent.name == PROFILE_FOLDER else path.parent
+
+
+# Check
+
+
+def _check(argv: Sequence[str]) -> int:
+    flags = _flags("check", argv, _OUTPUT, "RUN", most=len(argv))
+    if flags is None:
+        return ExitCode.SUCCESS
+    runs = [Path(name) for name in flags.positional]
+    if missing := [str(run) for run in runs if not (run / SCALE_FOLDER).is_dir() and not run.is_dir()]:
+        raise UsageError(f"there is no folder {missing[0]}", next_step="give run folders")
+    found = check_predictions(runs)
+    if flags.own.get("json"):
+        sizes = [{**asdict(one), "error": one.error, "is_within": one.is_within} for one in found.checked]
+        show(json.dumps({"checked": sizes, "unmeasured": found.unmeasured}), is_data=True)
+    else:
+        show_lines(check_lines(found))
+    return ExitCode.SUCCESS if all(one.is_within for one in found.checked) else ExitCode.SOMETHING_WRONG

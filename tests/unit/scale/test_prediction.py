@@ -1,0 +1,171 @@
+"""Predictions: goodput, what to change, where more nodes stop paying, intervals; the documents; and the check."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drumline.errors import UsageError
+from drumline.scale.prediction import MODEL_ERROR, ScaleOptions, goodput, predict
+from drumline.scale.prediction_check import check_predictions
+from drumline.scale.profile_result import write_profile
+from drumline.scale.scaling_result import MeasuredSize, Measurement, Prediction, read_scaling, write_scaling
+from drumline.scale.scaling_words import check_lines, prediction_lines, why_below_usual
+from tests.unit.scale.jobs_to_scale import MIB, make_network, make_profile
+
+
+def options(*nodes: int, **values: Any) -> ScaleOptions:
+    return ScaleOptions(nodes=nodes, **{"per_node": 1, **values})
+
+
+def predicted(*nodes: int, rate: float = MIB, **values: Any) -> Prediction:
+    return predict(make_profile(), make_network(rate), options(*nodes, **values), source="runs/a")
+
+
+def test_a_job_of_two_buckets_is_predicted_with_its_parts() -> None:
+    found = predicted(1, 2, price=10.0, mtbf_hours=1e12)
+    alone, pair = found.sizes
+    assert (alone.step_s, alone.efficiency, alone.communication_s) == pytest.approx((1.0, 1.0, 0.0))
+    assert (pair.step_s, pair.efficiency) == pytest.approx((2.6, 1 / 2.6))
+    assert (pair.communication_s, pair.waiting_s) == pytest.approx((1.6, 0.0))
+    # All compute times are alike: the interval is the model's error alone.
+    assert (pair.low_step_s, pair.high_step_s) == pytest.approx((2.6 * (1 - MODEL_ERROR), 2.6 * (1 + MODEL_ERROR)))
+    assert pair.steps_per_day == pytest.approx(86400 / 2.6)
+    assert pair.samples_per_day == pytest.approx(86400 / 2.6 * 32 * 2)  # 64 samples on the two ranks of the profile
+    assert pair.cost_per_day == pytest.approx(10 * 2 * 24)
+
+
+def test_waiting_for_the_slowest_rank_is_not_communication() -> None:
+    profile = make_profile(compute_s=(0.9, 1.1))
+    size = predict(profile, make_network(1e15), options(16), source="").sizes[0]
+    assert (size.waiting_s, size.communication_s) == (pytest.approx(0.1, rel=0.01), pytest.approx(0.0, abs=1e-6))
+    # Resampled compute times widen the interval beyond the model's error.
+    assert size.high_step_s - size.low_step_s > 2.1 * MODEL_ERROR * size.step_s
+
+
+def test_failures_and_checkpoints_cost_goodput() -> None:
+    never = options(1, mtbf_hours=1e12, checkpoint_every=100, checkpoint_pause_s=5.0)
+    assert goodput(1.0, 1, never)[0] == pytest.approx(100 / 105)
+    # 24 failures a day, each 60 s and half of 100 s.
+    hourly = options(1, mtbf_hours=10.0, restart_s=60.0, checkpoint_every=100)
+    mean, low, high = goodput(1.0, 10, hourly)
+    assert mean == pytest.approx(1 - 24 * 110 / 86400)
+    assert low < mean < high <= 1
+    assert goodput(1.0, 10, hourly) == (mean, low, high)
+    # A failure every second leaves nothing.
+    assert goodput(1.0, 36_000, hourly) == (0.0, 0.0, 0.0)
+
+
+@given(nodes=st.integers(1, 4096), step=st.floats(0.001, 100), hours=st.floats(0.1, 1e5), every=st.integers(1, 10_000))
+def test_more_nodes_never_raise_the_goodput(nodes: int, step: float, hours: float, every: int) -> None:
+    given_options = options(1, mtbf_hours=hours, checkpoint_every=every)
+    one, two = (goodput(step, count, given_options)[0] for count in (nodes, 2 * nodes))
+    assert 0 <= two <= one <= 1
+
+
+def test_where_more_nodes_stop_paying_is_found() -> None:
+    # The step alone takes 1 s; with two nodes 2.6 s: they are slower than one.
+    assert predicted(8).stops_paying == 1
+    # On a fast network every node pays, until failures take what is left.
+    assert predicted(64, rate=1e12).stops_paying is None
+    failing = predicted(4096, rate=1e12, mtbf_hours=100.0, restart_s=600.0, checkpoint_every=10)
+    assert failing.stops_paying == 128
+    assert "more nodes stop paying after 128" in "\n".join(prediction_lines(failing))
+
+
+def test_better_buckets_and_accumulation_are_found() -> None:
+    # One bucket, ready at the end: nothing overlaps. Smaller ones do.
+    profile = make_profile(buckets=((40 * MIB, 0.9),))
+    found = predict(profile, make_network(80 * MIB), options(2, mtbf_hours=1e12), source="")
+    size = found.sizes[0]
+    assert size.step_s == pytest.approx(0.9 + 0.5 + 0.1)
+    assert size.best_bucket_cap_mb < 25
+    assert size.best_bucket_step_s < 1.1
+    assert (found.accumulate, size.best_accumulate) == (1, 8)  # 0.5 s of 0.9 k + 0.6 s is below a tenth from k = 5 on
+    lines = "\n".join(prediction_lines(found))
+    assert f"2 nodes: --dist.bucket_cap_mb {size.best_bucket_cap_mb:g} would shorten the step by " in lines
+    assert "2 nodes: --train.accumulate 8 would raise the efficiency to 94%, with a global batch 8 times" in lines
+    chosen = options(2, bucket_cap_mb=size.best_bucket_cap_mb, accumulate=8)
+    again = predict(profile, make_network(80 * MIB), chosen, source="")
+    assert again.sizes[0].efficiency > size.best_accumulate_efficiency
+    assert again.batch_per_rank == 32 * 8
+
+
+def test_documents_are_read_again_and_anything_else_is_refused(tmp_path: Path) -> None:
+    found = predicted(2)
+    path = write_scaling(tmp_path, found)
+    assert read_scaling(tmp_path, Prediction) == [found]
+    assert read_scaling(tmp_path, Measurement) == []
+    path.write_text(path.read_text().replace('"step_s"', '"steps"', 1))
+    with pytest.raises(UsageError, match="is not a prediction"):
+        read_scaling(tmp_path, Prediction)
+
+
+def measured_size(ranks: int, step_s: float, **values: Any) -> MeasuredSize:
+    fields: dict[str, Any] = {
+        "scaling": "weak",
+        "nodes": ranks,
+        "ranks": ranks,
+        "batch_size": 32 * ranks,
+        "step_s": step_s,
+        "spread_s": 0.0,
+        "speedup": 1.0,
+        "efficiency": 1.0,
+        "parts_s": {"compute": 1.0, "exposed_communication": step_s - 1.0},
+        "hidden_communication_s": 0.0,
+        "run": f"weak-{ranks}",
+    }
+    return MeasuredSize(**{**fields, **values})
+
+
+def measurement(*sizes: MeasuredSize, made_at: float) -> Measurement:
+    return Measurement(made_at=made_at, task="digits", device="cpu", shares_cores=False, sizes=sizes)
+
+
+def test_predictions_are_checked_against_what_was_measured_since(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no prediction in"):
+        check_predictions([tmp_path])
+    found = predicted(2, 4, 8)
+    write_scaling(tmp_path, found)
+    earlier = measurement(measured_size(2, 99.0), made_at=found.made_at - 1)
+    write_scaling(tmp_path, earlier)
+    nothing = check_predictions([tmp_path])
+    assert (nothing.checked, nothing.unmeasured) == ((), 3)
+    assert "none of 3 predicted sizes was measured since" in "\n".join(check_lines(nothing))
+    other = measured_size(8, 1.0, batch_size=7)  # another batch: not the same job
+    strong = measured_size(8, 1.0, scaling="strong")
+    sizes = (measured_size(2, 2.5), measured_size(4, 10.0), other, strong)
+    write_scaling(tmp_path, measurement(*sizes, made_at=found.made_at + 1))
+    check = check_predictions([tmp_path])
+    assert [(one.ranks, one.measured_s, one.is_within) for one in check.checked] == [(2, 2.5, True), (4, 10.0, False)]
+    assert check.checked[0].error == pytest.approx(0.04)
+    assert check.worst_error == pytest.approx(1 - found.sizes[1].step_s / 10)
+    assert list(check_lines(check))[-1].endswith("1 outside of the interval; 1 not measured yet")
+
+
+def test_the_profile_of_another_run_is_a_measurement_too(tmp_path: Path) -> None:
+    found = replace(predicted(2, 4), made_at=1.0)
+    write_scaling(tmp_path / "a", found)
+    profile = make_profile(world_size=4, num_nodes=4, batch_size=128, step_s=found.sizes[1].step_s)
+    write_profile(tmp_path / "b", profile)
+    check = check_predictions([tmp_path / "a", tmp_path / "b"])
+    assert [(one.ranks, one.error, one.run) for one in check.checked] == [(4, 0.0, str(tmp_path / "b"))]
+
+
+def test_below_what_is_usual_the_largest_loss_is_named() -> None:
+    base = measured_size(1, 1.0)
+    slow = measured_size(2, 1.6, efficiency=0.625)
+    assert why_below_usual(slow, base) == (
+        "2 ranks: 62% is below the usual 90%; the largest loss is exposed communication: 600 ms of a step (38%)"
+    )
+    assert why_below_usual(measured_size(2, 1.05, efficiency=0.95), base) is None
+    assert why_below_usual(measured_size(3, 2.0, efficiency=0.5), base) is None  # what is usual for 3 is not known
+    shared = measured_size(2, 1.0, scaling="strong", efficiency=0.5, parts_s={"compute": 0.9, "gaps": 0.1})
+    found = why_below_usual(shared, base)
+    assert found is not None
+    assert "compute, which takes longer than on the fewest ranks: 400 ms" in found
