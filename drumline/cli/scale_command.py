@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from drumline.cli.train_command import OWN_FLAGS as TRAIN_FLAGS
+from drumline.cli.train_command import settle_before_torch
 from drumline.config import Flags, FlagTable, read_flags
+from drumline.config.fields import flag_text
 from drumline.config.help import render_flags
 from drumline.config.schema import Count, Fraction, NotNegative, Positive, Seed
+from drumline.engine.run_folder import run_name
 from drumline.errors import ConfigError, ExitCode, UsageError, did_you_mean
+from drumline.scale.measure import MeasureOptions, SizedRuns, measure, wrong_worlds
 from drumline.scale.network_model import (
     INSIDE,
     NETWORKS,
@@ -22,16 +29,23 @@ from drumline.scale.network_model import (
     named_link,
     usual_inside,
 )
-from drumline.scale.prediction import ScaleOptions, predict
 from drumline.scale.prediction_check import check_predictions
-from drumline.scale.profile_result import PROFILE_FOLDER, ProfileResult, read_profile
-from drumline.scale.scaling_plot import efficiency_svg, predicted_line
-from drumline.scale.scaling_result import SCALE_FOLDER, write_scaling
-from drumline.scale.scaling_words import check_lines, prediction_lines
-from drumline.terminal import show, show_lines
+from drumline.scale.profile_result import ProfileResult, read_profile
+from drumline.scale.scale_prediction import ScaleOptions, predict
+from drumline.scale.scaling_plot import EfficiencyLine, efficiency_svg, measured_lines, predicted_line
+from drumline.scale.scaling_result import Measurement, Prediction, write_scaling
+from drumline.scale.scaling_words import check_lines, measurement_lines, prediction_lines
+from drumline.terminal import print_message, show, show_lines
 from drumline.untrusted import parse_json, read_regular, replace_text
+from drumline.watch.profile_files import PROFILE_FOLDER
 
 MAX_RANKS = 1 << 20
+OWN_SETTINGS = {
+    "train.steps": "use --steps instead",
+    "train.epochs": "use --steps instead",
+    "log.profile": "it is always on here",
+    "train.batch_size_per_rank": "give --train.batch_size, the batch of the smallest number of ranks",
+}
 _OUTPUT: FlagTable = {"json": (bool, "", "Print one JSON object, for scripts."), "help": (bool, "", "Show this text.")}
 PREDICT_FLAGS: FlagTable = {
     "nodes": (tuple[Count, ...], "N[,N...]", "For these numbers of nodes [2,4,8]."),
@@ -58,6 +72,23 @@ PREDICT_FLAGS: FlagTable = {
     "seed": (Seed, "N", "The seed of the intervals [0]."),
     **_OUTPUT,
 }
+MEASURE_FLAGS: FlagTable = {
+    "world": (tuple[Count, ...], "N,N[,N...]", "Numbers of ranks [1,2]. The efficiency is against the smallest."),
+    "hosts": (
+        str,
+        "A,B",
+        "Over ssh on these hosts, which share the folder of --run: 4 ranks on 2 hosts are 2 on each.",
+    ),
+    "scaling": (
+        Literal["weak", "strong", "both"],
+        "weak | strong | both",
+        "weak: each rank keeps its batch. strong: all ranks share one batch [both].",
+    ),
+    "steps": (Count, "N", "Steps that are profiled in each run [10]."),
+    "run": (str, "DIR", "The folder of the runs and of the result [runs/scale-TASK]."),
+    "config": TRAIN_FLAGS["config"],
+    **_OUTPUT,
+}
 USAGES = {
     "": """\
 usage: drumline scale predict RUN|PROFILE ...   what a job would reach on more nodes
@@ -75,6 +106,14 @@ the slowest rank. Prints the step, its efficiency against a rank alone (each ran
 failures and checkpoints, the cost, which bucket size and accumulation are better, and where more nodes stop paying.
 RUN/scale/ keeps the prediction and a plot.
 """,
+    "measure": """\
+usage: drumline scale measure TASK --world 1,2,4 [--hosts a,b] [--section.name value ...]
+
+Trains TASK for some steps on each number of ranks, with a profile, and prints speed-up, efficiency and spread beside
+what is usual, and communication beside compute. Where the efficiency is below what is usual it says why. The settings
+are those of `drumline train TASK`; the smallest number of ranks has the batch that is set. RUN/scale/ keeps the result
+and a plot.
+""",
     "check": """\
 usage: drumline scale check RUN [RUN ...] [--json]
 
@@ -85,7 +124,7 @@ the same task, device, batch and ranks. exit codes: 0 all are within their inter
 
 
 def run(argv: Sequence[str]) -> int:
-    verbs: Mapping[str, Callable[[Sequence[str]], int]] = {"predict": _predict, "check": _check}
+    verbs: Mapping[str, Callable[[Sequence[str]], int]] = {"predict": _predict, "measure": _measure, "check": _check}
     if not argv or argv[0] in ("-h", "--help"):
         show(USAGES[""], end="")
         return ExitCode.SUCCESS if argv else ExitCode.USAGE
@@ -119,16 +158,10 @@ def _predict(argv: Sequence[str]) -> int:
     path, given = Path(flags.positional[0]), flags.own
     profile = read_profile(path)
     options = scale_options(profile, given)
-    found = predict(profile, network_of(profile, given, options.per_node), options, source=str(path))
-    folder = _run_of(path)
-    file = write_scaling(folder, found)
-    plot = file.with_suffix(".svg")
-    replace_text(plot, efficiency_svg(f"{found.task}: efficiency", [predicted_line(found)]))
-    if given.get("json"):
-        show(json.dumps({**asdict(found), "file": str(file), "plot": str(plot)}), is_data=True)
-    else:
-        show_lines([*prediction_lines(found), f"written: {file} and {plot.name}"])
-    return ExitCode.SUCCESS
+    found = predict(profile, network_of(profile, given), options, source=str(path))
+    return _keep(
+        _run_of(path), found, prediction_lines(found), [predicted_line(found)], is_json=bool(given.get("json"))
+    )
 
 
 def scale_options(profile: ProfileResult, given: Mapping[str, Any]) -> ScaleOptions:
@@ -156,7 +189,7 @@ def scale_options(profile: ProfileResult, given: Mapping[str, Any]) -> ScaleOpti
     return options
 
 
-def network_of(profile: ProfileResult, given: Mapping[str, Any], per_node: int) -> Network:
+def network_of(profile: ProfileResult, given: Mapping[str, Any]) -> Network:
     """The links between and within nodes, by name, from a file, or from the profile."""
     backend = "gloo" if profile.backend == "gloo" else "nccl"
     name, inside = given.get("network", "measured"), given.get("inside")
@@ -195,6 +228,68 @@ def _run_of(path: Path) -> Path:
     return path.parent.parent if path.parent.name == PROFILE_FOLDER else path.parent
 
 
+# Measure
+
+
+def _measure(argv: Sequence[str]) -> int:
+    flags = read_flags(argv, MEASURE_FLAGS, max_positional=1)
+    if flags.own.get("help"):
+        show("\n".join([USAGES["measure"], render_flags({"": MEASURE_FLAGS})]), end="")
+        return ExitCode.SUCCESS
+    task, given = flags.positional[0] if flags.positional else None, flags.own
+    scaling = given.get("scaling", "both")
+    options = MeasureOptions(
+        worlds=given.get("world", (1, 2)),
+        hosts=tuple(host for host in given.get("hosts", "").split(",") if host),
+        scalings=("weak", "strong") if scaling == "both" else (scaling,),
+        steps=given.get("steps", 10),
+    )
+    problems = list(wrong_worlds(options))
+    problems += [f"--{path}: {reason}" for path, reason in OWN_SETTINGS.items() if path in flags.layer.settings]
+    try:
+        settle_before_torch(task, flags)
+    except ConfigError as error:
+        problems += error.problems
+    if problems or task is None:
+        raise ConfigError(problems, next_step="read drumline scale measure --help")
+    folder = Path(given.get("run", f"runs/scale-{run_name(task)}"))
+    file = given.get("config")
+    settings = {path: setting.value for path, setting in flags.layer.settings.items()}
+
+    def arguments(changes: Mapping[str, Any]) -> list[str]:
+        words = [f"--{path}={flag_text(value)}" for path, value in {**settings, **changes}.items()]
+        return [task, *([f"--config={file}"] if file else []), *words]
+
+    own = folder / time.strftime("%Y%m%d-%H%M%S")
+    found = measure(SizedRuns(arguments=arguments, options=options, folder=own, note=print_message), cores=_room())
+    return _keep(folder, found, measurement_lines(found), measured_lines(found), is_json=bool(given.get("json")))
+
+
+def _room() -> int:
+    """How many ranks this machine has room for: its GPUs, or its cores."""
+    gpus = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+    return gpus or len(os.sched_getaffinity(0))
+
+
+def _keep(
+    folder: Path,
+    found: Prediction | Measurement,
+    lines: Iterable[str],
+    plotted: Sequence[EfficiencyLine],
+    *,
+    is_json: bool,
+) -> int:
+    """Write the document and its plot, and print it."""
+    file = write_scaling(folder, found)
+    plot = file.with_suffix(".svg")
+    replace_text(plot, efficiency_svg(f"{found.task}: efficiency", plotted))
+    if is_json:
+        show(json.dumps({**asdict(found), "file": str(file), "plot": str(plot)}), is_data=True)
+    else:
+        show_lines([*lines, f"written: {file} and {plot.name}"])
+    return ExitCode.SUCCESS
+
+
 # Check
 
 
@@ -203,7 +298,7 @@ def _check(argv: Sequence[str]) -> int:
     if flags is None:
         return ExitCode.SUCCESS
     runs = [Path(name) for name in flags.positional]
-    if missing := [str(run) for run in runs if not (run / SCALE_FOLDER).is_dir() and not run.is_dir()]:
+    if missing := [str(run) for run in runs if not run.is_dir()]:
         raise UsageError(f"there is no folder {missing[0]}", next_step="give run folders")
     found = check_predictions(runs)
     if flags.own.get("json"):

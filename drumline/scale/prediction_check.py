@@ -8,8 +8,9 @@ from pathlib import Path
 from statistics import fmean
 
 from drumline.errors import UsageError
-from drumline.scale.profile_result import PROFILE_FILE, PROFILE_FOLDER, ProfileResult, read_profile
+from drumline.scale.profile_result import PROFILE_FILE, ProfileResult, read_profile
 from drumline.scale.scaling_result import Measurement, PredictedSize, Prediction, read_scaling
+from drumline.watch.profile_files import PROFILE_FOLDER
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +123,7 @@ def of_profile(profile: ProfileResult, *, made_at: float, run: str) -> MeasuredS
         nodes=profile.num_nodes,
         ranks=profile.world_size,
         batch_per_rank=None if profile.batch_size is None else profile.batch_size / profile.world_size,
-        step_s=profile.step_s,
+        step_s=profile.unprofiled_step_s or profile.step_s,
         made_at=made_at,
         run=run,
     )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from drumline.scale.scaling_result import USUAL, Measurement, Prediction
+from drumline.scale.scaling_result import USUAL, MeasuredSize, Measurement, Prediction
 
 WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 640, 360, 56, 44, 20, 46
 COLOURS = ("#2a6f97", "#c05621", "#2f855a")
@@ -28,17 +28,17 @@ def predicted_line(prediction: Prediction) -> EfficiencyLine:
 
 
 def measured_lines(measurement: Measurement) -> list[EfficiencyLine]:
+    scalings = dict.fromkeys(one.scaling for one in measurement.sizes)
+    sizes = {name: [one for one in measurement.sizes if one.scaling == name] for name in scalings}
     return [
-        EfficiencyLine(
-            name=f"measured, {scaling}",
-            points=tuple(
-                (one.ranks, *[one.efficiency * one.step_s / (one.step_s + sign * one.spread_s) for sign in (1, 0, -1)])
-                for one in measurement.sizes
-                if one.scaling == scaling and one.spread_s < one.step_s
-            ),
-        )
-        for scaling in dict.fromkeys(one.scaling for one in measurement.sizes)
+        EfficiencyLine(name=f"measured, {name}", points=tuple(map(_measured_point, found)))
+        for name, found in sizes.items()
     ]
+
+
+def _measured_point(size: MeasuredSize) -> tuple[int, float, float, float]:
+    spread = min(0.9, size.spread_s / size.step_s)
+    return size.ranks, size.efficiency / (1 + spread), size.efficiency, size.efficiency / (1 - spread)
 
 
 def efficiency_svg(title: str, lines: Sequence[EfficiencyLine]) -> str:

@@ -61,7 +61,7 @@ def prediction_lines(prediction: Prediction) -> Iterator[str]:
     yield (
         f"assumed: a node fails every {one.mtbf_hours:,.0f} h, a restart takes {duration(one.restart_s)}, a checkpoint "
         f"every {plural(one.checkpoint_every, 'step')} pauses {duration(one.checkpoint_pause_s)}; compute as profiled; "
-        f"the intervals have the model's worst error, {one.model_error:.0%}"
+        f"the intervals have the model's worst error, {one.model_error:.1%}"
     )
 
 

@@ -101,6 +101,8 @@ def shape_of(profile: ProfileResult) -> StepShape:
     if not compute_s > 0 or not all(map(math.isfinite, [*times, *profile.parts_s.values()])):
         raise UsageError("the profile has no compute time", next_step="profile the job again")
     own_s = compute_s + profile.parts_s.get("host_sync", 0.0) + profile.parts_s.get("gaps", 0.0)
+    if profile.unprofiled_step_s is not None:  # less what the profiler itself took
+        own_s = max(own_s / 2, min(own_s, own_s - profile.step_s + profile.unprofiled_step_s))
     stretch = own_s / compute_s  # gaps and synchronisation are spread over the step
     first = profile.buckets[0]
     ready = accumulate((bucket.ready_s * stretch for bucket in profile.buckets), max)
@@ -160,21 +162,18 @@ def one_step_s(shape: StepShape, transfers: Sequence[Transfer], lanes: int, fact
 def last_end(ready: Sequence[float], transfers: Sequence[Transfer], lanes: int) -> float:
     """When the last of these all-reduces ends. They start in order, each when it is ready and one of the lanes is free;
     those that run share the slowest link, each at most at the rate it would have alone."""
-    now, waiting, running = 0.0, 0, {}
+    now, waiting = 0.0, 0
+    running: dict[int, float] = {}
     while waiting < len(ready) or running:
         while waiting < len(ready) and len(running) < lanes and ready[waiting] <= now:
             if transfers[waiting].busy_s > 0:
                 running[waiting] = transfers[waiting].busy_s
             waiting += 1
         rates = _shared([(one, transfers[one].busy_s / transfers[one].alone_s) for one in running])
-        events = [now + running[one] / rate for one, rate in rates.items()]
-        if waiting < len(ready) and len(running) < lanes:
-            events.append(ready[waiting])
-        if not events:
-            break
-        later = min(events)
-        running = {one: left - rates[one] * (later - now) for one, left in running.items()}
-        running = {one: left for one, left in running.items() if left > 1e-12}
+        ends = {one: now + left / rates[one] for one, left in running.items()}
+        starts = [ready[waiting]] if waiting < len(ready) and len(running) < lanes else []
+        later = min([*ends.values(), *starts], default=now)
+        running = {one: left - rates[one] * (later - now) for one, left in running.items() if ends[one] > later}
         now = later
     return now
 

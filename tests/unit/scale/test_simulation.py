@@ -37,7 +37,7 @@ def test_two_at_a_time_share_the_link() -> None:
 
 
 def test_a_step_of_two_buckets_has_its_known_length() -> None:
-    # Ready at 0.5 and 0.9; two ranks move 1 MiB of each at 1 MiB/s. From 0.9 on each has half of it: the first until 2.1,
+    # Ready at 0.5 and 0.9; two ranks move 1 MiB of each at 1 MiB/s. From 0.9 on each has half: the first until 2.1,
     # the second, then alone, until 2.5. The optimizer takes 0.1.
     shape = shape_of(make_profile())
     assert shape.tail_s == pytest.approx(0.1)

@@ -16,7 +16,7 @@ from drumline.scale.scaling_result import PredictedSize, Prediction
 from drumline.scale.simulation import StepShape, shape_of, step_s, typical_step_s
 from drumline.text import MIB
 
-MODEL_ERROR = 0.10
+MODEL_ERROR = 0.121
 """The worst error of the grid in docs/scaling.md (`make bench-scale`)."""
 BUCKET_CAPS_MB = (1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0, 200.0, 400.0)
 ACCUMULATIONS = (1, 2, 4, 8, 16, 32)
@@ -190,7 +190,7 @@ def _best_accumulation(shape: StepShape, network: Network, nodes: int, per_node:
 def _stops_paying(shape: StepShape, network: Network, options: ScaleOptions) -> int | None:
     """The first number of nodes after which an added node brings too little, on the way to the largest by doubling."""
     largest = max(options.nodes)
-    sizes = sorted({*options.nodes, *(2**power for power in range(largest.bit_length()) if 2**power <= largest), 1})
+    sizes = sorted({*options.nodes, *(1 << power for power in range(largest.bit_length()))})
     rates = [_kept_steps_per_s(shape, network, nodes, options) * nodes for nodes in sizes]
     one = rates[0] / sizes[0]
     for number in range(1, len(sizes)):

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drumline.errors import UsageError
-from drumline.scale.prediction import MODEL_ERROR, ScaleOptions, goodput, predict
 from drumline.scale.prediction_check import check_predictions
 from drumline.scale.profile_result import write_profile
+from drumline.scale.scale_prediction import MODEL_ERROR, ScaleOptions, goodput, predict
 from drumline.scale.scaling_result import MeasuredSize, Measurement, Prediction, read_scaling, write_scaling
 from drumline.scale.scaling_words import check_lines, prediction_lines, why_below_usual
 from tests.unit.scale.jobs_to_scale import MIB, make_network, make_profile
