@@ -120,7 +120,7 @@ def as_profile(found: Mapping[str, Any]) -> ProfileResult:
 
 
 def network_of(link: Link) -> Network:
-    return Network(backend="gloo", between=link, inside=INSIDE["shared-memory"])
+    return Network(backend="gloo", between=link, inside=INSIDE["loopback"])
 
 
 def chosen(cells: list[tuple[int, int, float, int]], count: int | None) -> list[tuple[int, int, float, int]]:

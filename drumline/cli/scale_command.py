@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,22 +31,16 @@ from drumline.scale.network_model import (
 )
 from drumline.scale.prediction_check import check_predictions
 from drumline.scale.profile_result import ProfileResult, read_profile
-from drumline.scale.scale_prediction import ScaleOptions, predict
-from drumline.scale.scaling_plot import EfficiencyLine, efficiency_svg, measured_lines, predicted_line
-from drumline.scale.scaling_result import Measurement, Prediction, write_scaling
+from drumline.scale.scale_prediction import predict
+from drumline.scale.scaling_plot import efficiency_lines, efficiency_svg
+from drumline.scale.scaling_result import Measurement, Prediction, ScaleOptions, write_scaling
 from drumline.scale.scaling_words import check_lines, measurement_lines, prediction_lines
 from drumline.terminal import print_message, show, show_lines
 from drumline.untrusted import parse_json, read_regular, replace_text
 from drumline.watch.profile_files import PROFILE_FOLDER
 
 MAX_RANKS = 1 << 20
-OWN_SETTINGS = {
-    "train.steps": "use --steps instead",
-    "train.epochs": "use --steps instead",
-    "log.profile": "it is always on here",
-    "train.batch_size_per_rank": "give --train.batch_size, the batch of the smallest number of ranks",
-}
-_OUTPUT: FlagTable = {"json": (bool, "", "Print one JSON object, for scripts."), "help": (bool, "", "Show this text.")}
+OUTPUT: FlagTable = {"json": (bool, "", "Print one JSON object, for scripts."), "help": (bool, "", "Show this text.")}
 PREDICT_FLAGS: FlagTable = {
     "nodes": (tuple[Count, ...], "N[,N...]", "For these numbers of nodes [2,4,8]."),
     "gpus-per-node": (Count, "N", "Ranks of each node [as profiled]."),
@@ -60,25 +54,21 @@ PREDICT_FLAGS: FlagTable = {
     "bucket-cap-mb": (Positive, "MB", "With buckets of this size [as profiled]."),
     "accumulate": (Count, "N", "With so many micro-batches a step [as profiled]."),
     "checkpoint-every": (Count, "STEPS", "Steps from one checkpoint to the next [1000]."),
-    "checkpoint-pause": (NotNegative, "SECONDS", "How long a checkpoint pauses training [0]."),
+    "checkpoint-pause-s": (NotNegative, "SECONDS", "How long a checkpoint pauses training [0]."),
     "mtbf-hours": (
         Positive,
         "HOURS",
         "How long a node runs until it fails, on average [6300: 419 failures of 2,048 nodes in 54 days, Llama 3].",
     ),
-    "restart": (NotNegative, "SECONDS", "From a failure to the next step [120]."),
+    "restart-s": (NotNegative, "SECONDS", "From a failure to the next step [120]."),
     "price": (NotNegative, "AMOUNT", "What a node costs an hour, in any currency."),
     "pays-above": (Fraction, "PART", "What an added node must bring, as a part of a node [0.5]."),
     "seed": (Seed, "N", "The seed of the intervals [0]."),
-    **_OUTPUT,
+    **OUTPUT,
 }
 MEASURE_FLAGS: FlagTable = {
     "world": (tuple[Count, ...], "N,N[,N...]", "Numbers of ranks [1,2]. The efficiency is against the smallest."),
-    "hosts": (
-        str,
-        "A,B",
-        "Over ssh on these hosts, which share the folder of --run: 4 ranks on 2 hosts are 2 on each.",
-    ),
+    "hosts": (str, "A,B", "Over ssh on these hosts, which share the folder of --run; 4 ranks are 2 on each."),
     "scaling": (
         Literal["weak", "strong", "both"],
         "weak | strong | both",
@@ -87,109 +77,99 @@ MEASURE_FLAGS: FlagTable = {
     "steps": (Count, "N", "Steps that are profiled in each run [10]."),
     "run": (str, "DIR", "The folder of the runs and of the result [runs/scale-TASK]."),
     "config": TRAIN_FLAGS["config"],
-    **_OUTPUT,
+    **OUTPUT,
 }
-USAGES = {
-    "": """\
+OWN_SETTINGS = {
+    "train.steps": "use --steps instead",
+    "train.epochs": "use --steps instead",
+    "log.profile": "it is always on here",
+    "train.batch_size_per_rank": "give --train.batch_size, the batch of the smallest number of ranks",
+}
+USAGE = """\
 usage: drumline scale predict RUN|PROFILE ...   what a job would reach on more nodes
        drumline scale measure TASK ...          what it reaches on the ranks that are there
        drumline scale check RUN [RUN ...]       earlier predictions beside what was measured since
 
 `drumline scale predict --help`, and so on, list the flags.
-""",
-    "predict": """\
+"""
+PREDICT_USAGE = """\
 usage: drumline scale predict RUN|PROFILE [--nodes 2,8,64] [--gpus-per-node 8] [--network 100gbit]
 
-From the profile of one run (`drumline profile TASK --procs 2`, or training with --log.profile 10:20), simulates steps
-on more nodes: DDP's buckets as they become ready, their all-reduces over the network, overlap with the backward pass,
-the slowest rank. Prints the step, its efficiency against a rank alone (each rank keeps its batch), goodput with
-failures and checkpoints, the cost, which bucket size and accumulation are better, and where more nodes stop paying.
-RUN/scale/ keeps the prediction and a plot.
-""",
-    "measure": """\
+From the profile of one run (train with --log.profile 10:20, on two ranks or more), simulates steps on more nodes: DDP's
+buckets as they become ready, their all-reduces over the network, overlap with the backward pass, the slowest rank.
+Prints the step, its efficiency against a rank alone (each rank keeps its batch), goodput with failures and checkpoints,
+the cost, better bucket sizes and accumulation, and where more nodes stop paying. RUN/scale/ keeps it, with a plot.
+"""
+MEASURE_USAGE = """\
 usage: drumline scale measure TASK --world 1,2,4 [--hosts a,b] [--section.name value ...]
 
 Trains TASK for some steps on each number of ranks, with a profile, and prints speed-up, efficiency and spread beside
 what is usual, and communication beside compute. Where the efficiency is below what is usual it says why. The settings
-are those of `drumline train TASK`; the smallest number of ranks has the batch that is set. RUN/scale/ keeps the result
-and a plot.
-""",
-    "check": """\
+are those of `drumline train TASK`; the smallest number of ranks has the batch that is set. RUN/scale/ keeps the result.
+"""
+CHECK_USAGE = """\
 usage: drumline scale check RUN [RUN ...] [--json]
 
 Compares the predictions in these run folders with newer measurements in them (`drumline scale measure`, profiles) of
 the same task, device, batch and ranks. exit codes: 0 all are within their interval, 1 some are not, 2 no prediction.
-""",
-}
+"""
 
 
 def run(argv: Sequence[str]) -> int:
-    verbs: Mapping[str, Callable[[Sequence[str]], int]] = {"predict": _predict, "measure": _measure, "check": _check}
-    if not argv or argv[0] in ("-h", "--help"):
-        show(USAGES[""], end="")
+    verbs = {
+        "predict": (_predict, PREDICT_FLAGS, PREDICT_USAGE),
+        "measure": (_measure, MEASURE_FLAGS, MEASURE_USAGE),
+        "check": (_check, OUTPUT, CHECK_USAGE),
+    }
+    verb, *rest = argv or ["--help"]
+    if verb in ("-h", "--help"):
+        show(USAGE, end="")
         return ExitCode.SUCCESS if argv else ExitCode.USAGE
-    if argv[0] not in verbs:
-        raise UsageError(
-            f"there is no `drumline scale {argv[0]}`; {did_you_mean(argv[0], verbs)}",
-            next_step="read drumline scale --help",
-        )
-    return verbs[argv[0]](argv[1:])
-
-
-def _flags(verb: str, argv: Sequence[str], own: FlagTable, what: str, *, most: int = 1) -> Flags | None:
-    """The flags; None: the help was shown. All mistakes are reported at once."""
-    flags = read_flags(argv, own, max_positional=most, no_settings=f"is a setting of a run; scale {verb} takes none")
+    if verb not in verbs:
+        what = f"there is no `drumline scale {verb}`; {did_you_mean(verb, verbs)}"
+        raise UsageError(what, next_step="read drumline scale --help")
+    work, own, usage = verbs[verb]
+    no_settings = None if verb == "measure" else f"is a setting of a run; scale {verb} takes none"
+    flags = read_flags(rest, own, max_positional=len(rest) if verb == "check" else 1, no_settings=no_settings)
     if flags.own.get("help"):
-        show("\n".join([USAGES[verb], render_flags({"": own})]), end="")
-        return None
-    problems = list(flags.layer.problems) + ([] if flags.positional else [f"no {what} was given"])
-    if problems:
-        raise ConfigError(problems, next_step=f"read drumline scale {verb} --help")
-    return flags
-
-
-# Predict
-
-
-def _predict(argv: Sequence[str]) -> int:
-    flags = _flags("predict", argv, PREDICT_FLAGS, "RUN or PROFILE")
-    if flags is None:
+        show("\n".join([usage, render_flags({"": own})]), end="")
         return ExitCode.SUCCESS
+    return work(flags)
+
+
+def _check_flags(flags: Flags, problems: Sequence[str], verb: str) -> None:
+    if problems := [*flags.layer.problems, *problems]:
+        raise ConfigError(problems, next_step=f"read drumline scale {verb} --help")
+
+
+def _keep(folder: Path, found: Prediction | Measurement, lines: Iterable[str], *, is_json: bool) -> int:
+    """Write the document and its plot, and print it."""
+    file = write_scaling(folder, found)
+    plot = file.with_suffix(".svg")
+    replace_text(plot, efficiency_svg(f"{found.task}: efficiency", efficiency_lines(found)))
+    if is_json:
+        show(json.dumps({**asdict(found), "file": str(file), "plot": str(plot)}), is_data=True)
+    else:
+        show_lines([*lines, f"written: {file} and {plot.name}"])
+    return ExitCode.SUCCESS
+
+
+def _predict(flags: Flags) -> int:
+    _check_flags(flags, [] if flags.positional else ["no RUN or PROFILE was given"], "predict")
     path, given = Path(flags.positional[0]), flags.own
     profile = read_profile(path)
-    options = scale_options(profile, given)
-    found = predict(profile, network_of(profile, given), options, source=str(path))
-    return _keep(
-        _run_of(path), found, prediction_lines(found), [predicted_line(found)], is_json=bool(given.get("json"))
-    )
+    names = {field.name for field in fields(ScaleOptions)}
+    values = {name.replace("-", "_"): value for name, value in given.items() if name.replace("-", "_") in names}
+    per_node = max(1, profile.world_size // max(1, profile.num_nodes))
+    options = ScaleOptions(**{"nodes": (2, 4, 8), "gpus_per_node": per_node, **values})
+    if (ranks := max(options.nodes) * options.gpus_per_node) > MAX_RANKS:
+        raise UsageError(f"--nodes: {ranks:,} ranks are more than {MAX_RANKS:,}", next_step="give fewer nodes")
+    found = predict(profile, _network_of(profile, given), options, source=str(path))
+    folder = path if path.is_dir() else path.parent.parent if path.parent.name == PROFILE_FOLDER else path.parent
+    return _keep(folder, found, prediction_lines(found), is_json=bool(given.get("json")))
 
 
-def scale_options(profile: ProfileResult, given: Mapping[str, Any]) -> ScaleOptions:
-    """The flags, and the defaults that come from the profile."""
-    names = {
-        "nodes": "nodes",
-        "bucket-cap-mb": "bucket_cap_mb",
-        "accumulate": "accumulate",
-        "checkpoint-every": "checkpoint_every",
-        "checkpoint-pause": "checkpoint_pause_s",
-        "mtbf-hours": "mtbf_hours",
-        "restart": "restart_s",
-        "price": "price",
-        "pays-above": "pays_above",
-        "seed": "seed",
-    }
-    values: dict[str, Any] = {field: given[name] for name, field in names.items() if name in given}
-    per_node = given.get("gpus-per-node", max(1, profile.world_size // max(1, profile.num_nodes)))
-    options = ScaleOptions(**{"nodes": (2, 4, 8), **values}, per_node=per_node)
-    if max(options.nodes) * per_node > MAX_RANKS:
-        raise UsageError(
-            f"--nodes: {max(options.nodes):,} nodes of {per_node:,} ranks are more than {MAX_RANKS:,} ranks",
-            next_step="give fewer nodes",
-        )
-    return options
-
-
-def network_of(profile: ProfileResult, given: Mapping[str, Any]) -> Network:
+def _network_of(profile: ProfileResult, given: Mapping[str, Any]) -> Network:
     """The links between and within nodes, by name, from a file, or from the profile."""
     backend = "gloo" if profile.backend == "gloo" else "nccl"
     name, inside = given.get("network", "measured"), given.get("inside")
@@ -214,30 +194,15 @@ def _link(flag: str, name: str, links: Mapping[str, Link], backend: str) -> Link
         return named_link(flag, name, links)
     try:
         return link_from_doctor(path.name, parse_json(read_regular(path, follow_links=True)), backend)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, StopIteration) as error:
+    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
         raise UsageError(
             f"{flag}: {name} has no measured all_reduce of several ranks: {type(error).__name__}: {error}",
             next_step=f"make it: drumline doctor --hosts a,b --collectives --json > {name}",
         ) from None
 
 
-def _run_of(path: Path) -> Path:
-    """The run folder of a profile; beside a file that is in none."""
-    if path.is_dir():
-        return path
-    return path.parent.parent if path.parent.name == PROFILE_FOLDER else path.parent
-
-
-# Measure
-
-
-def _measure(argv: Sequence[str]) -> int:
-    flags = read_flags(argv, MEASURE_FLAGS, max_positional=1)
-    if flags.own.get("help"):
-        show("\n".join([USAGES["measure"], render_flags({"": MEASURE_FLAGS})]), end="")
-        return ExitCode.SUCCESS
-    task, given = flags.positional[0] if flags.positional else None, flags.own
-    scaling = given.get("scaling", "both")
+def _measure(flags: Flags) -> int:
+    given, scaling = flags.own, flags.own.get("scaling", "both")
     options = MeasureOptions(
         worlds=given.get("world", (1, 2)),
         hosts=tuple(host for host in given.get("hosts", "").split(",") if host),
@@ -247,63 +212,33 @@ def _measure(argv: Sequence[str]) -> int:
     problems = list(wrong_worlds(options))
     problems += [f"--{path}: {reason}" for path, reason in OWN_SETTINGS.items() if path in flags.layer.settings]
     try:
-        settle_before_torch(task, flags)
+        settle_before_torch(flags.positional[0] if flags.positional else None, flags)
     except ConfigError as error:
-        problems += error.problems
-    if problems or task is None:
-        raise ConfigError(problems, next_step="read drumline scale measure --help")
-    folder = Path(given.get("run", f"runs/scale-{run_name(task)}"))
-    file = given.get("config")
+        problems += [one for one in error.problems if one not in flags.layer.problems]
+    _check_flags(flags, problems, "measure")
+    task, file = flags.positional[0], given.get("config")
     settings = {path: setting.value for path, setting in flags.layer.settings.items()}
 
     def arguments(changes: Mapping[str, Any]) -> list[str]:
         words = [f"--{path}={flag_text(value)}" for path, value in {**settings, **changes}.items()]
         return [task, *([f"--config={file}"] if file else []), *words]
 
+    folder = Path(given.get("run", f"runs/scale-{run_name(task)}"))
     own = folder / time.strftime("%Y%m%d-%H%M%S")
-    found = measure(SizedRuns(arguments=arguments, options=options, folder=own, note=print_message), cores=_room())
-    return _keep(folder, found, measurement_lines(found), measured_lines(found), is_json=bool(given.get("json")))
+    room = len(list(Path("/proc/driver/nvidia/gpus").glob("*"))) or len(os.sched_getaffinity(0))
+    found = measure(SizedRuns(arguments=arguments, options=options, folder=own, note=print_message), room=room)
+    return _keep(folder, found, measurement_lines(found), is_json=bool(given.get("json")))
 
 
-def _room() -> int:
-    """How many ranks this machine has room for: its GPUs, or its cores."""
-    gpus = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
-    return gpus or len(os.sched_getaffinity(0))
-
-
-def _keep(
-    folder: Path,
-    found: Prediction | Measurement,
-    lines: Iterable[str],
-    plotted: Sequence[EfficiencyLine],
-    *,
-    is_json: bool,
-) -> int:
-    """Write the document and its plot, and print it."""
-    file = write_scaling(folder, found)
-    plot = file.with_suffix(".svg")
-    replace_text(plot, efficiency_svg(f"{found.task}: efficiency", plotted))
-    if is_json:
-        show(json.dumps({**asdict(found), "file": str(file), "plot": str(plot)}), is_data=True)
-    else:
-        show_lines([*lines, f"written: {file} and {plot.name}"])
-    return ExitCode.SUCCESS
-
-
-# Check
-
-
-def _check(argv: Sequence[str]) -> int:
-    flags = _flags("check", argv, _OUTPUT, "RUN", most=len(argv))
-    if flags is None:
-        return ExitCode.SUCCESS
+def _check(flags: Flags) -> int:
+    _check_flags(flags, [] if flags.positional else ["no RUN was given"], "check")
     runs = [Path(name) for name in flags.positional]
-    if missing := [str(run) for run in runs if not run.is_dir()]:
+    if missing := [run for run in runs if not run.is_dir()]:
         raise UsageError(f"there is no folder {missing[0]}", next_step="give run folders")
-    found = check_predictions(runs)
+    checked, unmeasured = check_predictions(runs)
     if flags.own.get("json"):
-        sizes = [{**asdict(one), "error": one.error, "is_within": one.is_within} for one in found.checked]
-        show(json.dumps({"checked": sizes, "unmeasured": found.unmeasured}), is_data=True)
+        sizes = [{**asdict(one), "error": one.error, "is_within": one.is_within} for one in checked]
+        show(json.dumps({"checked": sizes, "unmeasured": unmeasured}), is_data=True)
     else:
-        show_lines(check_lines(found))
-    return ExitCode.SUCCESS if all(one.is_within for one in found.checked) else ExitCode.SOMETHING_WRONG
+        show_lines(check_lines(checked, unmeasured))
+    return ExitCode.SUCCESS if all(one.is_within for one in checked) else ExitCode.SOMETHING_WRONG

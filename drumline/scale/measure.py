@@ -85,9 +85,9 @@ class SizedRuns:
         return read_profile(run), run
 
 
-def measure(runs: SizedRuns, *, cores: int) -> Measurement:
+def measure(runs: SizedRuns, *, room: int) -> Measurement:
     """Run all sizes. The smallest has the job's own batch; `weak` sizes have as much on each rank, `strong` sizes have
-    the same batch in all. `cores`: how many ranks this machine has room for."""
+    the same batch in all. `room`: for how many ranks this machine has cores or GPUs."""
     made_at, worlds = time.time(), sorted(set(runs.options.worlds))
     make_own_folder(runs.folder, follow_links=True)
     base, run = runs.profiled("base", worlds[0], None)
@@ -99,7 +99,7 @@ def measure(runs: SizedRuns, *, cores: int) -> Measurement:
         for ranks in worlds[1:]:
             batch = base.batch_size * ranks // worlds[0] if scaling == "weak" else base.batch_size
             sizes.append(_size(scaling, *runs.profiled(scaling, ranks, batch), base))
-    shares = not runs.options.hosts and worlds[-1] > cores
+    shares = not runs.options.hosts and worlds[-1] > room
     return Measurement(made_at=made_at, task=base.task, device=base.device, shares_cores=shares, sizes=tuple(sizes))
 
 

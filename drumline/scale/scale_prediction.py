@@ -7,12 +7,12 @@ from __future__ import annotations
 import math
 import random
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import quantiles
 
 from drumline.scale.network_model import Network
 from drumline.scale.profile_result import ProfileResult
-from drumline.scale.scaling_result import PredictedSize, Prediction
+from drumline.scale.scaling_result import PredictedSize, Prediction, Range, ScaleOptions
 from drumline.scale.simulation import StepShape, shape_of, step_s, typical_step_s
 from drumline.text import MIB
 
@@ -27,89 +27,54 @@ MANY_FAILURES = 500.0
 DAY_S = 86400.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScaleOptions:
-    """The flags of `scale predict`."""
-
-    nodes: tuple[int, ...]
-    per_node: int
-    bucket_cap_mb: float | None = None
-    accumulate: int | None = None
-    checkpoint_every: int = 1000
-    checkpoint_pause_s: float = 0.0
-    mtbf_hours: float = 6300.0
-    restart_s: float = 120.0
-    price: float | None = None
-    pays_above: float = 0.5
-    seed: int = 0
-
-
 def predict(profile: ProfileResult, network: Network, options: ScaleOptions, *, source: str) -> Prediction:
     """From the profile of one job. The same seed gives the same result."""
     shape = shape_of(profile)
     if options.accumulate is not None:
         shape = shape.with_accumulation(options.accumulate)
-    measured = shape
     if options.bucket_cap_mb is not None:
         shape = shape.with_bucket_cap(options.bucket_cap_mb)
-    batch = None if profile.batch_size is None else profile.batch_size / profile.world_size
-    batch = batch and batch * shape.accumulate / max(1, profile.accumulate)
-    sizes = tuple(_size(shape, measured, network, options, nodes, batch) for nodes in sorted(set(options.nodes)))
+    ranks = profile.world_size * max(1, profile.accumulate)
+    batch = None if profile.batch_size is None else profile.batch_size / ranks * shape.accumulate
     return Prediction(
         made_at=time.time(),
         task=profile.task,
         device=profile.device,
-        backend=network.backend,
         profile=source,
         profile_ranks=profile.world_size,
         batch_per_rank=batch,
-        bucket_cap_mb=options.bucket_cap_mb or profile.bucket_cap_mb,
         accumulate=shape.accumulate,
         network=network.between.name,
         network_source=network.between.source,
         inside=network.inside.name,
         inside_source=network.inside.source,
         alone_s=shape.alone_s,
-        checkpoint_every=options.checkpoint_every,
-        checkpoint_pause_s=options.checkpoint_pause_s,
-        mtbf_hours=options.mtbf_hours,
-        restart_s=options.restart_s,
-        price=options.price,
         model_error=MODEL_ERROR,
         stops_paying=_stops_paying(shape, network, options),
-        pays_above=options.pays_above,
-        sizes=sizes,
+        options=options,
+        sizes=tuple(_size(shape, network, options, nodes, batch) for nodes in sorted(set(options.nodes))),
     )
 
 
-def _size(
-    shape: StepShape, measured: StepShape, network: Network, options: ScaleOptions, nodes: int, batch: float | None
-) -> PredictedSize:
-    per_node, ranks = options.per_node, nodes * options.per_node
+def _size(shape: StepShape, network: Network, options: ScaleOptions, nodes: int, batch: float | None) -> PredictedSize:
+    per_node, alone_s = options.gpus_per_node, shape.alone_s
     mean_s = step_s(shape, network, nodes, per_node)
     low_s, high_s = _interval(shape, network, nodes, options)
-    useful, low_useful, high_useful = goodput(mean_s, nodes, options)
+    useful = goodput(mean_s, nodes, options)
     # Of the time over that of a rank alone, what remains on a network that takes no time is the wait for a rank.
-    waiting_s = max(0.0, step_s(shape, _instant(network), nodes, per_node) - shape.alone_s)
-    best_cap, best_s = _best_bucket(measured, network, nodes, per_node)
+    waiting_s = max(0.0, step_s(shape, _instant(network), nodes, per_node) - alone_s)
+    best_cap, best_s = _best_bucket(shape, network, nodes, per_node)
     best_accumulate, its_efficiency = _best_accumulation(shape, network, nodes, per_node)
-    steps = DAY_S / mean_s * useful
+    samples = None if batch is None else DAY_S / mean_s * useful[1] * batch * nodes * per_node
     return PredictedSize(
         nodes=nodes,
-        ranks=ranks,
-        step_s=mean_s,
-        low_step_s=low_s,
-        high_step_s=high_s,
-        efficiency=shape.alone_s / mean_s,
-        low_efficiency=min(1.0, shape.alone_s / high_s),
-        high_efficiency=min(1.0, shape.alone_s / low_s),
-        communication_s=max(0.0, mean_s - shape.alone_s - waiting_s),
-        waiting_s=waiting_s,
+        ranks=nodes * per_node,
+        step_s=(low_s, mean_s, high_s),
+        efficiency=(min(1.0, alone_s / high_s), alone_s / mean_s, min(1.0, alone_s / low_s)),
         goodput=useful,
-        low_goodput=low_useful,
-        high_goodput=high_useful,
-        steps_per_day=steps,
-        samples_per_day=None if batch is None else steps * batch * ranks,
+        communication_s=max(0.0, mean_s - alone_s - waiting_s),
+        waiting_s=waiting_s,
+        samples_per_day=samples,
         cost_per_day=None if options.price is None else options.price * nodes * 24,
         best_bucket_cap_mb=best_cap,
         best_bucket_step_s=best_s,
@@ -123,37 +88,31 @@ def _interval(shape: StepShape, network: Network, nodes: int, options: ScaleOpti
     draw = random.Random(options.seed)  # noqa: S311 - a simulation, not a secret
     again = (sorted(draw.choices(shape.spread, k=len(shape.spread))) for _ in range(REPLICATES))
     shapes = [replace(shape, spread=tuple(one)) for one in again]
-    means = [typical_step_s(one, network, nodes, options.per_node) for one in shapes]
-    cuts = quantiles(means, n=20)
+    cuts = quantiles((typical_step_s(one, network, nodes, options.gpus_per_node) for one in shapes), n=20)
     return cuts[0] * (1 - MODEL_ERROR), cuts[-1] * (1 + MODEL_ERROR)
 
 
 def _instant(network: Network) -> Network:
-    """The same without communication."""
-    links = (replace(link, bytes_per_s=math.inf, latency_s=0.0, rates=()) for link in (network.between, network.inside))
-    between, inside = links
-    return Network(backend="gloo", between=between, inside=inside)
+    """A network that takes no time."""
+    link = replace(network.between, bytes_per_s=math.inf, latency_s=0.0, rates=())
+    return Network(backend="gloo", between=link, inside=link)
 
 
-# Failures and checkpoints
-
-
-def goodput(mean_s: float, nodes: int, options: ScaleOptions) -> tuple[float, float, float]:
-    """The part of a day that goes into steps that are kept: its mean, and 90% of days. A failure of any node costs the
-    restart, and half of the steps between two checkpoints."""
+def goodput(mean_s: float, nodes: int, options: ScaleOptions) -> Range:
+    """The part of a day that goes into steps that are kept: its mean, between the ends of 90% of days. A failure of any
+    node costs the restart, and half of the steps between two checkpoints."""
     interval_s = options.checkpoint_every * mean_s
     saving = interval_s / (interval_s + options.checkpoint_pause_s)
     failures = DAY_S / 3600 * nodes / options.mtbf_hours
     mean = saving * max(0.0, 1 - failures * (options.restart_s + interval_s / 2) / DAY_S)
     if failures > MANY_FAILURES:
         return mean, mean, mean
-    draw = random.Random(options.seed)  # noqa: S311
-    days = []
+    draw, days = random.Random(options.seed), []  # noqa: S311
     for _ in range(DAYS):
         lost = sum(options.restart_s + draw.random() * interval_s for _ in range(_poisson(draw, failures)))
         days.append(saving * max(0.0, 1 - lost / DAY_S))
     cuts = quantiles(days, n=20)
-    return mean, min(mean, cuts[0]), max(mean, cuts[-1])
+    return min(mean, cuts[0]), mean, max(mean, cuts[-1])
 
 
 def _poisson(draw: random.Random, mean: float) -> int:
@@ -166,40 +125,31 @@ def _poisson(draw: random.Random, mean: float) -> int:
 # What to change
 
 
-def _best_bucket(measured: StepShape, network: Network, nodes: int, per_node: int) -> tuple[float, float]:
-    """The bucket size with the shortest step; of equal ones, the nearest to DDP's own 25 MiB."""
-    caps = [cap for cap in BUCKET_CAPS_MB if measured.num_bytes <= cap * MIB * MAX_BUCKETS]
-    found = {cap: typical_step_s(measured.with_bucket_cap(cap), network, nodes, per_node) for cap in caps}
-    shortest = min(found.values())
-    good = [cap for cap in caps if found[cap] <= shortest * 1.005]
+def _best_bucket(shape: StepShape, network: Network, nodes: int, per_node: int) -> tuple[float, float]:
+    """The bucket size with the shortest step; of those that are as good, the nearest to DDP's own 25 MiB."""
+    caps = [cap for cap in BUCKET_CAPS_MB if shape.num_bytes <= cap * MIB * MAX_BUCKETS] or [BUCKET_CAPS_MB[-1]]
+    found = {cap: typical_step_s(shape.with_bucket_cap(cap), network, nodes, per_node) for cap in caps}
+    good = [cap for cap in caps if found[cap] <= min(found.values()) * 1.005]
     best = min(good, key=lambda cap: abs(math.log(cap / 25.0)))
     return best, found[best]
 
 
 def _best_accumulation(shape: StepShape, network: Network, nodes: int, per_node: int) -> tuple[int, float]:
-    for count in (one for one in ACCUMULATIONS if one >= shape.accumulate):
-        tried = shape.with_accumulation(count)
-        efficiency = tried.alone_s / typical_step_s(tried, network, nodes, per_node)
+    tried = [shape, *(shape.with_accumulation(count) for count in ACCUMULATIONS if count > shape.accumulate)]
+    for one in tried:
+        efficiency = one.alone_s / typical_step_s(one, network, nodes, per_node)
         if efficiency >= WANTED_EFFICIENCY:
             break
-    else:
-        count = max(shape.accumulate, ACCUMULATIONS[-1])
-    return count, efficiency
+    return one.accumulate, efficiency
 
 
 def _stops_paying(shape: StepShape, network: Network, options: ScaleOptions) -> int | None:
     """The first number of nodes after which an added node brings too little, on the way to the largest by doubling."""
-    largest = max(options.nodes)
-    sizes = sorted({*options.nodes, *(1 << power for power in range(largest.bit_length()))})
-    rates = [_kept_steps_per_s(shape, network, nodes, options) * nodes for nodes in sizes]
-    one = rates[0] / sizes[0]
+    sizes = sorted({*options.nodes, *(1 << power for power in range(max(options.nodes).bit_length()))})
+    steps = [typical_step_s(shape, network, nodes, options.gpus_per_node) for nodes in sizes]
+    rates = [goodput(one, nodes, options)[1] * nodes / one for one, nodes in zip(steps, sizes, strict=True)]
     for number in range(1, len(sizes)):
-        gain = (rates[number] - rates[number - 1]) / (sizes[number] - sizes[number - 1]) / one
-        if gain < options.pays_above:
+        gain = (rates[number] - rates[number - 1]) / (sizes[number] - sizes[number - 1])
+        if gain < options.pays_above * rates[0]:
             return sizes[number - 1]
     return None
-
-
-def _kept_steps_per_s(shape: StepShape, network: Network, nodes: int, options: ScaleOptions) -> float:
-    mean_s = typical_step_s(shape, network, nodes, options.per_node)
-    return goodput(mean_s, nodes, options)[0] / mean_s

@@ -13,10 +13,11 @@ from operator import mul
 from statistics import fmean
 
 from drumline.errors import UsageError
-from drumline.scale.network_model import SMALL_BYTES, Network, Transfer, all_reduce
+from drumline.scale.network_model import Network, Transfer, all_reduce
 from drumline.scale.profile_result import ProfileResult
 from drumline.text import MIB
 
+SMALL_BYTES = 4096
 MAX_SPREAD = 64
 """Of more compute times, as many even quantiles are kept."""
 

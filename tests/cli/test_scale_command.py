@@ -21,7 +21,7 @@ def test_a_prediction_is_printed_kept_and_checked(tmp_path: Path, capsys: pytest
     write_profile(run, make_profile())
     assert main(["scale", "predict", str(run), "--nodes", "1,2,8", "--network", "10gbit", "--price", "3"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("digits on cpu over 10gbit (nominal 10 Gbit/s, 94% payload with TCP")
+    assert lines[0].startswith("digits on cpu over 10gbit (nominal 10 Gbit/s a node, 94% of it with TCP")
     heading = next(line for line in lines if line.lstrip().startswith("nodes"))
     assert heading.split()[:4] == ["nodes", "ranks", "step", "(90%)"]
     rows = lines[lines.index(heading) + 1 :][:3]
@@ -32,7 +32,7 @@ def test_a_prediction_is_printed_kept_and_checked(tmp_path: Path, capsys: pytest
     (plot,) = (run / "scale").glob("*.svg")
     assert plot.read_text().startswith("<svg")
     # What was measured since: a profile of the same job on two nodes.
-    other = make_profile(world_size=4, num_nodes=2, batch_size=128, step_s=found.sizes[1].step_s * 1.02)
+    other = make_profile(world_size=4, num_nodes=2, batch_size=128, step_s=found.sizes[1].step_s[1] * 1.02)
     time.sleep(0.01)
     write_profile(tmp_path / "later", other)
     assert main(["scale", "check", str(run), str(tmp_path / "later")]) == 0
@@ -54,7 +54,7 @@ def test_the_doctors_measurement_is_a_network(tmp_path: Path, capsys: pytest.Cap
     found = json.loads(capsys.readouterr().out)
     assert (found["network"], found["network_source"]) == ("lab.json", "measured with gloo on 2 ranks")
     # 2 MiB at 1 MB/s from 0.5 s on, then the optimizer.
-    assert found["sizes"][0]["step_s"] == pytest.approx(0.5 + 2 * MIB / 1e6 + 0.1, rel=0.01)
+    assert found["sizes"][0]["step_s"][1] == pytest.approx(0.5 + 2 * MIB / 1e6 + 0.1, rel=0.01)
     assert Path(found["file"]).parent == tmp_path / "scale"
     assert Path(found["plot"]).is_file()
     # The all-reduces of the profile are one, if it is of several nodes: 2 x 1 MiB in 0.1 s on two ranks.
@@ -62,7 +62,7 @@ def test_the_doctors_measurement_is_a_network(tmp_path: Path, capsys: pytest.Cap
     assert main(["scale", "predict", str(tmp_path / "pair"), "--nodes", "2", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["network"], found["network_source"]) == ("measured", "measured with gloo on 2 ranks")
-    assert found["sizes"][0]["step_s"] == pytest.approx(0.9 + 0.1 + 0.1, rel=0.01)
+    assert found["sizes"][0]["step_s"][1] == pytest.approx(0.9 + 0.1 + 0.1, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,10 @@ def test_the_doctors_measurement_is_a_network(tmp_path: Path, capsys: pytest.Cap
         (["scale", "predict", "run", "--mtbf-hours", "0"], "--mtbf-hours"),
         (["scale", "predict", "run", "--pays-above", "2"], "--pays-above"),
         (["scale", "predict", "run", "--optim.lr", "1"], "is a setting of a run; scale predict takes none"),
-        (["scale", "predict", "run", "--network", "10gbit", "--nodes", "9999999"], "are more than 1,048,576 ranks"),
+        (
+            ["scale", "predict", "run", "--network", "10gbit", "--nodes", "9999999"],
+            "19,999,998 ranks are more than 1,048,576",
+        ),
         (["scale", "check"], "no RUN was given"),
         (["scale", "check", "missing"], "there is no folder missing"),
         (["scale", "check", "run"], "there is no prediction in run"),

@@ -60,4 +60,4 @@ def make_profile(
 
 def make_network(bytes_per_s: float = MIB, latency_s: float = 0.0, *, backend: str = "gloo") -> Network:
     link = Link(name="test", bytes_per_s=bytes_per_s, latency_s=latency_s)
-    return Network(backend=backend, between=link, inside=INSIDE["nvlink4" if backend == "nccl" else "shared-memory"])
+    return Network(backend=backend, between=link, inside=INSIDE["nvlink4" if backend == "nccl" else "loopback"])

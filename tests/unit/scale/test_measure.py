@@ -11,7 +11,7 @@ import pytest
 from drumline.errors import UsageError
 from drumline.scale.measure import HostsLeg, MeasureOptions, SizedRuns, measure
 from drumline.scale.profile_result import ProfileResult
-from drumline.scale.scaling_plot import efficiency_svg, measured_lines
+from drumline.scale.scaling_plot import efficiency_lines, efficiency_svg
 from drumline.scale.scaling_words import measurement_lines
 from tests.unit.scale.jobs_to_scale import make_profile
 
@@ -42,7 +42,7 @@ def known_runs(tmp_path: Path, *worlds: int) -> KnownRuns:
 
 def test_speed_up_and_efficiency_of_weak_and_strong_scaling(tmp_path: Path) -> None:
     runs = known_runs(tmp_path, 4, 1, 2)
-    found = measure(runs, cores=2)
+    found = measure(runs, room=2)
     assert runs.asked == [("base", 1, None), ("weak", 2, 128), ("weak", 4, 256), ("strong", 2, 64), ("strong", 4, 64)]
     rows = [(one.scaling, one.ranks, one.step_s, one.speedup, one.efficiency) for one in found.sizes]
     assert rows == [
@@ -59,17 +59,17 @@ def test_speed_up_and_efficiency_of_weak_and_strong_scaling(tmp_path: Path) -> N
         "4 ranks: 80% is below the usual 85%; the largest loss is exposed communication: 250 ms of a step (20%)"
         in lines
     )
-    assert not measure(known_runs(tmp_path, 1, 2), cores=2).shares_cores
-    plot = ElementTree.fromstring(efficiency_svg("<digits>", measured_lines(found)))
+    assert not measure(known_runs(tmp_path, 1, 2), room=2).shares_cores
+    plot = ElementTree.fromstring(efficiency_svg("<digits>", efficiency_lines(found)))
     names = [text.text for text in plot.iter("{http://www.w3.org/2000/svg}text")]
-    assert {"<digits>", "measured, weak", "measured, strong", "100%"} <= {*names}
+    assert {"<digits>", "measured, weak scaling", "measured, strong scaling", "100%"} <= {*names}
 
 
 def test_a_job_without_a_batch_is_refused(tmp_path: Path) -> None:
     options = MeasureOptions(worlds=(1, 2))
     runs = KnownRuns(arguments=lambda _: [], options=options, folder=tmp_path, note=lambda _: None, batch_size=None)
     with pytest.raises(UsageError, match="the batch of the job is not known"):
-        measure(runs, cores=2)
+        measure(runs, room=2)
 
 
 def test_hosts_get_even_parts() -> None:

@@ -13,14 +13,15 @@ from drumline.scale.network_model import (
     INSIDE,
     NCCL,
     NETWORKS,
+    RING,
+    TREE,
     Link,
     Network,
     all_reduce,
     link_from_doctor,
     link_from_points,
     named_link,
-    nccl_ring,
-    nccl_tree,
+    nccl_transfer,
     usual_inside,
 )
 from tests.unit.scale.jobs_to_scale import MIB, make_network
@@ -53,14 +54,14 @@ def test_within_a_node_the_slower_of_both_links_counts() -> None:
 def test_rings_and_trees_of_nccl_are_those_of_its_cost_model() -> None:
     network = Network(backend="nccl", between=NETWORKS["100gbit"], inside=INSIDE["nvlink4"])
     simple = NCCL[1]
-    ring, tree = (way(network, simple, 12_000_000, 16, 8) for way in (nccl_ring, nccl_tree))
+    ring, tree = (nccl_transfer(network, simple, way, 12_000_000, 16, 8) for way in (RING, TREE))
     # 254 hops, 30 of them between nodes; 127/128 of the bytes twice at 12 GB/s.
     assert ring.alone_s == pytest.approx(8.4e-6 + 224 * 3.4e-6 + 30 * 14e-6 + 2 * 127 / 128 * 1e-3)
     # Up and down: 7 GPUs and 4 levels; twice the bytes at 92% of 12 GB/s.
     assert tree.alone_s == pytest.approx(8.4e-6 + 2 * 7 * 4e-6 + 2 * 4 * 14e-6 + 2 * 1e-3 / 0.92)
     # The fastest is taken: trees for small messages on many nodes, rings for large ones on few.
-    assert all_reduce(network, 1024, 128, 8).alone_s < nccl_ring(network, NCCL[0], 1024, 128, 8).alone_s
-    assert all_reduce(network, 1 << 30, 2, 8) == nccl_ring(network, simple, 1 << 30, 2, 8)
+    assert all_reduce(network, 1024, 128, 8).alone_s < nccl_transfer(network, NCCL[0], RING, 1024, 128, 8).alone_s
+    assert all_reduce(network, 1 << 30, 2, 8) == nccl_transfer(network, simple, RING, 1 << 30, 2, 8)
 
 
 @given(
@@ -133,4 +134,4 @@ def test_links_have_names() -> None:
     with pytest.raises(UsageError, match=r"--network: there is no network '100gb'; did you mean '100gbit'\?"):
         named_link("--network", "100gb", NETWORKS)
     devices = ("cpu", "NVIDIA H200", "NVIDIA A100-SXM4-80GB", "NVIDIA L4")
-    assert [usual_inside(device).name for device in devices] == ["shared-memory", "nvlink4", "nvlink3", "pcie4"]
+    assert [usual_inside(device).name for device in devices] == ["loopback", "nvlink4", "nvlink3", "pcie4"]

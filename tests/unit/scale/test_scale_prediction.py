@@ -13,14 +13,21 @@ from hypothesis import strategies as st
 from drumline.errors import UsageError
 from drumline.scale.prediction_check import check_predictions
 from drumline.scale.profile_result import write_profile
-from drumline.scale.scale_prediction import MODEL_ERROR, ScaleOptions, goodput, predict
-from drumline.scale.scaling_result import MeasuredSize, Measurement, Prediction, read_scaling, write_scaling
+from drumline.scale.scale_prediction import MODEL_ERROR, goodput, predict
+from drumline.scale.scaling_result import (
+    MeasuredSize,
+    Measurement,
+    Prediction,
+    ScaleOptions,
+    read_scaling,
+    write_scaling,
+)
 from drumline.scale.scaling_words import check_lines, prediction_lines, why_below_usual
 from tests.unit.scale.jobs_to_scale import MIB, make_network, make_profile
 
 
 def options(*nodes: int, **values: Any) -> ScaleOptions:
-    return ScaleOptions(nodes=nodes, **{"per_node": 1, **values})
+    return ScaleOptions(nodes=nodes, **{"gpus_per_node": 1, **values})
 
 
 def predicted(*nodes: int, rate: float = MIB, **values: Any) -> Prediction:
@@ -30,12 +37,11 @@ def predicted(*nodes: int, rate: float = MIB, **values: Any) -> Prediction:
 def test_a_job_of_two_buckets_is_predicted_with_its_parts() -> None:
     found = predicted(1, 2, price=10.0, mtbf_hours=1e12)
     alone, pair = found.sizes
-    assert (alone.step_s, alone.efficiency, alone.communication_s) == pytest.approx((1.0, 1.0, 0.0))
-    assert (pair.step_s, pair.efficiency) == pytest.approx((2.6, 1 / 2.6))
+    assert (alone.step_s[1], alone.efficiency[1], alone.communication_s) == pytest.approx((1.0, 1.0, 0.0))
+    assert (pair.step_s[1], pair.efficiency[1]) == pytest.approx((2.6, 1 / 2.6))
     assert (pair.communication_s, pair.waiting_s) == pytest.approx((1.6, 0.0))
     # All compute times are alike: the interval is the model's error alone.
-    assert (pair.low_step_s, pair.high_step_s) == pytest.approx((2.6 * (1 - MODEL_ERROR), 2.6 * (1 + MODEL_ERROR)))
-    assert pair.steps_per_day == pytest.approx(86400 / 2.6)
+    assert pair.step_s == pytest.approx((2.6 * (1 - MODEL_ERROR), 2.6, 2.6 * (1 + MODEL_ERROR)))
     assert pair.samples_per_day == pytest.approx(86400 / 2.6 * 32 * 2)  # 64 samples on the two ranks of the profile
     assert pair.cost_per_day == pytest.approx(10 * 2 * 24)
 
@@ -45,18 +51,18 @@ def test_waiting_for_the_slowest_rank_is_not_communication() -> None:
     size = predict(profile, make_network(1e15), options(16), source="").sizes[0]
     assert (size.waiting_s, size.communication_s) == (pytest.approx(0.1, rel=0.01), pytest.approx(0.0, abs=1e-6))
     # Resampled compute times widen the interval beyond the model's error.
-    assert size.high_step_s - size.low_step_s > 2.1 * MODEL_ERROR * size.step_s
+    assert size.step_s[2] - size.step_s[0] > 2.1 * MODEL_ERROR * size.step_s[1]
 
 
 def test_failures_and_checkpoints_cost_goodput() -> None:
     never = options(1, mtbf_hours=1e12, checkpoint_every=100, checkpoint_pause_s=5.0)
-    assert goodput(1.0, 1, never)[0] == pytest.approx(100 / 105)
+    assert goodput(1.0, 1, never)[1] == pytest.approx(100 / 105)
     # 24 failures a day, each 60 s and half of 100 s.
     hourly = options(1, mtbf_hours=10.0, restart_s=60.0, checkpoint_every=100)
-    mean, low, high = goodput(1.0, 10, hourly)
+    low, mean, high = goodput(1.0, 10, hourly)
     assert mean == pytest.approx(1 - 24 * 110 / 86400)
     assert low < mean < high <= 1
-    assert goodput(1.0, 10, hourly) == (mean, low, high)
+    assert goodput(1.0, 10, hourly) == (low, mean, high)
     # A failure every second leaves nothing.
     assert goodput(1.0, 36_000, hourly) == (0.0, 0.0, 0.0)
 
@@ -64,7 +70,7 @@ def test_failures_and_checkpoints_cost_goodput() -> None:
 @given(nodes=st.integers(1, 4096), step=st.floats(0.001, 100), hours=st.floats(0.1, 1e5), every=st.integers(1, 10_000))
 def test_more_nodes_never_raise_the_goodput(nodes: int, step: float, hours: float, every: int) -> None:
     given_options = options(1, mtbf_hours=hours, checkpoint_every=every)
-    one, two = (goodput(step, count, given_options)[0] for count in (nodes, 2 * nodes))
+    one, two = (goodput(step, count, given_options)[1] for count in (nodes, 2 * nodes))
     assert 0 <= two <= one <= 1
 
 
@@ -83,7 +89,7 @@ def test_better_buckets_and_accumulation_are_found() -> None:
     profile = make_profile(buckets=((40 * MIB, 0.9),))
     found = predict(profile, make_network(80 * MIB), options(2, mtbf_hours=1e12), source="")
     size = found.sizes[0]
-    assert size.step_s == pytest.approx(0.9 + 0.5 + 0.1)
+    assert size.step_s[1] == pytest.approx(0.9 + 0.5 + 0.1)
     assert size.best_bucket_cap_mb < 25
     assert size.best_bucket_step_s < 1.1
     assert (found.accumulate, size.best_accumulate) == (1, 8)  # 0.5 s of 0.9 k + 0.6 s is below a tenth from k = 5 on
@@ -92,7 +98,7 @@ def test_better_buckets_and_accumulation_are_found() -> None:
     assert "2 nodes: --train.accumulate 8 would raise the efficiency to 94%, with a global batch 8 times" in lines
     chosen = options(2, bucket_cap_mb=size.best_bucket_cap_mb, accumulate=8)
     again = predict(profile, make_network(80 * MIB), chosen, source="")
-    assert again.sizes[0].efficiency > size.best_accumulate_efficiency
+    assert again.sizes[0].efficiency[1] > size.best_accumulate_efficiency
     assert again.batch_per_rank == 32 * 8
 
 
@@ -134,27 +140,25 @@ def test_predictions_are_checked_against_what_was_measured_since(tmp_path: Path)
     write_scaling(tmp_path, found)
     earlier = measurement(measured_size(2, 99.0), made_at=found.made_at - 1)
     write_scaling(tmp_path, earlier)
-    nothing = check_predictions([tmp_path])
-    assert (nothing.checked, nothing.unmeasured) == ((), 3)
-    assert "none of 3 predicted sizes was measured since" in "\n".join(check_lines(nothing))
+    assert check_predictions([tmp_path]) == ([], 3)
+    assert "none of 3 predicted sizes was measured since" in "\n".join(check_lines([], 3))
     other = measured_size(8, 1.0, batch_size=7)  # another batch: not the same job
     strong = measured_size(8, 1.0, scaling="strong")
     sizes = (measured_size(2, 2.5), measured_size(4, 10.0), other, strong)
     write_scaling(tmp_path, measurement(*sizes, made_at=found.made_at + 1))
-    check = check_predictions([tmp_path])
-    assert [(one.ranks, one.measured_s, one.is_within) for one in check.checked] == [(2, 2.5, True), (4, 10.0, False)]
-    assert check.checked[0].error == pytest.approx(0.04)
-    assert check.worst_error == pytest.approx(1 - found.sizes[1].step_s / 10)
-    assert list(check_lines(check))[-1].endswith("1 outside of the interval; 1 not measured yet")
+    checked, unmeasured = check_predictions([tmp_path])
+    assert [(one.ranks, one.measured_s, one.is_within) for one in checked] == [(2, 2.5, True), (4, 10.0, False)]
+    assert [one.error for one in checked] == pytest.approx([0.04, found.sizes[1].step_s[1] / 10 - 1])
+    assert list(check_lines(checked, unmeasured))[-1].endswith("1 outside of the interval; 1 not measured yet")
 
 
 def test_the_profile_of_another_run_is_a_measurement_too(tmp_path: Path) -> None:
     found = replace(predicted(2, 4), made_at=1.0)
     write_scaling(tmp_path / "a", found)
-    profile = make_profile(world_size=4, num_nodes=4, batch_size=128, step_s=found.sizes[1].step_s)
+    profile = make_profile(world_size=4, num_nodes=4, batch_size=128, step_s=found.sizes[1].step_s[1])
     write_profile(tmp_path / "b", profile)
-    check = check_predictions([tmp_path / "a", tmp_path / "b"])
-    assert [(one.ranks, one.error, one.run) for one in check.checked] == [(4, 0.0, str(tmp_path / "b"))]
+    checked, _ = check_predictions([tmp_path / "a", tmp_path / "b"])
+    assert [(one.ranks, one.error, one.run) for one in checked] == [(4, 0.0, str(tmp_path / "b"))]
 
 
 def test_below_what_is_usual_the_largest_loss_is_named() -> None:
