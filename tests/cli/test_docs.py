@@ -148,7 +148,9 @@ def settled(line: str) -> str:
     if line.startswith("exit code"):
         return line
     line = line.replace(str(Path.cwd()), "/home/me").replace(f"on {socket.gethostname()}", "on vm")
-    without_numbers = NUMBER.sub("#", line).replace(" waits for data #%", "")  # said only where it is much
+    without_numbers = NUMBER.sub("#", line)
+    for waits in ("waits for data", "exposed communication"):  # said only where it is much
+        without_numbers = without_numbers.replace(f" {waits} #%", "")
     without_numbers = without_numbers.replace("micro-batches a step", "micro-batch a step")  # one, if that is fastest
     return " ".join(UNIT.sub("# s", without_numbers).split())
 
