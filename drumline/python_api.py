@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from drumline.audit.verify import find_run
 from drumline.checkpoint.catalog import folder_name
@@ -162,8 +162,9 @@ def _apart(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def run_command(words: list[str], environment: Mapping[str, str]) -> int:
-    """Run `drumline` with these words, show what it prints, and return its exit code. It ends with this process."""
+def run_command(words: list[str], environment: Mapping[str, str], stream: TextIO | None = None) -> int:
+    """Run `drumline` with these words, show what it prints, on stdout or this stream, and return its exit code. It ends
+    with this process."""
     child = subprocess.Popen(
         ending_with_parent([sys.executable, "-m", "drumline", *words]),
         env=dict(environment),
@@ -173,10 +174,10 @@ def run_command(words: list[str], environment: Mapping[str, str]) -> int:
         process_group=0,  # a terminal's Ctrl-C reaches it through this process alone, as a notebook's does
     )
     try:
-        _show_output(child)
+        _show_output(child, stream)
     except KeyboardInterrupt:
         child.send_signal(signal.SIGINT)
-        _show_output(child)  # a second Ctrl-C does not wait
+        _show_output(child, stream)  # a second Ctrl-C does not wait
         raise
     finally:
         child.kill()
@@ -186,7 +187,7 @@ def run_command(words: list[str], environment: Mapping[str, str]) -> int:
     return child.returncode
 
 
-def _show_output(child: subprocess.Popen[bytes]) -> None:
+def _show_output(child: subprocess.Popen[bytes], stream: TextIO | None) -> None:
     """Until it has ended: a process that it left behind for some seconds may hold the pipe open."""
     assert child.stdout is not None
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -200,7 +201,7 @@ def _show_output(child: subprocess.Popen[bytes]) -> None:
                 if not data:
                     child.wait()
             if data:
-                show(decoder.decode(data), end="")
+                show(decoder.decode(data), end="", stream=stream)
             elif has_ended:
                 return
 

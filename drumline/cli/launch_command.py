@@ -80,6 +80,15 @@ def run(argv: Sequence[str]) -> int:
     return _launch_here(request)
 
 
+def _with_profile(request: LaunchRequest, code: int) -> int:
+    """After the ranks have ended: show the profile of a script, unless the caller does."""
+    if request.profile and code == ExitCode.SUCCESS and not request.given.get("profile-only"):
+        from drumline.cli.profile_report import report_profile
+
+        report_profile(Path(request.profile[1]))
+    return code
+
+
 def split_command(argv: Sequence[str], table: FlagTable = OWN_FLAGS) -> tuple[list[str], str | None, list[str]]:
     """The verb's own flags, the task or script, and its arguments, unchanged."""
     position = 0
@@ -112,7 +121,7 @@ def _launch_here(request: LaunchRequest) -> int:
         )
     if file is not None:
         os.environ.update(file.variables)
-    return request.run_node(node, program)
+    return _with_profile(request, request.run_node(node, program))
 
 
 def _node(request: LaunchRequest, file: EnvFile | None) -> NodePlan:
@@ -190,4 +199,4 @@ def _launch_on_hosts(request: LaunchRequest) -> int:
         sync = Sync(job.cwd, job.client, job.python, job.python_path)
         digest = sync.run(all_hosts, given.get("exclude", []))
         print_message(f"the code is the same on all hosts ({digest[:12]})", stream=sys.stdout)
-    return run_on_hosts(job)
+    return _with_profile(request, run_on_hosts(job))

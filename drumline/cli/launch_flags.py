@@ -10,7 +10,7 @@ from typing import Any, Literal
 from drumline.cli.launch_request import is_script
 from drumline.config import Flags, FlagTable
 from drumline.config.flags import REPEATED
-from drumline.config.schema import Count, CountOrZero, NotNegative, Port, Positive
+from drumline.config.schema import FIRST_PROFILED, Count, CountOrZero, NotNegative, Port, Positive, profiled_steps
 from drumline.launch.hosts import wrong_counts
 from drumline.launch.hosts import wrong_name as wrong_host
 from drumline.launch.kubernetes import wrong_object_name
@@ -52,6 +52,11 @@ OF_WATCH: FlagTable = {
         "How long a rank that may still continue (a download, a slow disk) may block the others before --on-hang is "
         "applied [no limit: it is only reported]; a rank that cannot continue (it is stopped) is handled at once.",
     ),
+}
+OF_PROFILE: FlagTable = {
+    "profile": (str, "FIRST:LAST", "Profile these steps on every rank, as in 10:20, and show where their time goes."),
+    "profile-to": (str, "DIR", "The folder of the profile [runs/profile/NAME-TIME]."),
+    "profile-only": (bool, "", "End the script after these steps."),
 }
 OF_HOSTS: FlagTable = {
     "hosts": (str, "A,B:4,C", "Run on these hosts, over ssh; with their numbers of ranks where these differ."),
@@ -137,6 +142,7 @@ OF_CLUSTERS: FlagTable = {
 GROUPS: Mapping[str, FlagTable] = {
     "anywhere": ANYWHERE,
     "watch  For a script; a task has its own watchdog (--watch.on_hang).": OF_WATCH,
+    "profile  For a script; a task has --log.profile.": OF_PROFILE,
     "on other hosts  One command, over ssh; it shows and ends the whole job.": OF_HOSTS,
     "by hand  One node of a job; the same command is run on each.": BY_HAND,
     "several nodes  How many are needed, and how long they wait for each other.": OF_NODES,
@@ -232,6 +238,7 @@ def wrong_target(flags: Flags, target: str | None) -> Iterator[str]:
             yield "no TASK or SCRIPT.py was given"
         return
     yield from _wrong_watch(given, target)
+    yield from _wrong_profile(given, target)
     starts_here = not given.get("kubernetes") and not given.get("print")
     if is_script(target) and starts_here and not Path(target).is_file():
         yield f"there is no file {target} (looked in {Path.cwd()})"
@@ -249,3 +256,17 @@ def _wrong_watch(given: Mapping[str, Any], target: str) -> Iterator[str]:
         yield "--watch: is not for --kubernetes"
     elif given.get("print") and not given.get("slurm"):
         yield "--print: shows torchrun alone, which does not watch a script; leave --watch out"
+
+
+def _wrong_profile(given: Mapping[str, Any], target: str) -> Iterator[str]:
+    named = [name for name in OF_PROFILE if name in given]
+    if not named:
+        return
+    if not is_script(target):
+        yield f"--{named[0]}: is for scripts; give --log.profile FIRST:LAST after the name of the task"
+    elif "profile" not in given:
+        yield from (f"--{name}: needs --profile" for name in named)
+    elif profiled_steps(given["profile"]) is None:
+        yield f"--profile: {given['profile']!r} is not FIRST:LAST, as in 10:20, with FIRST at least {FIRST_PROFILED}"
+    for launcher in (name for name in ("kubernetes", "slurm", "print") if given.get(name)):
+        yield f"--profile: is not for --{launcher}"

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,8 @@ class LaunchRequest:
     def program(self, *defaults: tuple[str, str | None]) -> Program:
         """What the ranks run; the settings of a task are checked here, once, and not by each rank."""
         if is_script(self.target):
-            return Program((self.target, *self.arguments), is_watched=bool(self.given.get("watch")))
+            words, is_watched = (self.target, *self.arguments), bool(self.given.get("watch"))
+            return Program(words, is_watched=is_watched, profile=self.profile)
         program = task_program(self.target, self.arguments, *defaults)
         flags = read_flags(program.words[1:], train_command.OWN_FLAGS, max_positional=1)
         for name in ("procs", "max-restarts"):
@@ -55,6 +57,16 @@ class LaunchRequest:
                 )
         train_command.settle_before_torch(self.target, flags)
         return replace(program, run=str(train_command.run_folder(flags, self.target)))
+
+    @cached_property
+    def profile(self) -> tuple[str, ...]:
+        """Which steps of a script are profiled, where, and how it continues; empty: none."""
+        if "profile" not in self.given:
+            return ()
+        folder = self.given.get("profile-to") or Path(
+            "runs", "profile", f"{self.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        )
+        return self.given["profile"], str(Path(folder).absolute()), "only" if self.given.get("profile-only") else "all"
 
     def restarts(self, min_nodes: int | None = None) -> int:
         default = default_restarts(is_task=not is_script(self.target), may_shrink=min_nodes is not None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -12,6 +13,7 @@ from typing import Any
 from drumline.cli import train_command
 from drumline.cli.launch_command import split_command
 from drumline.cli.launch_request import is_script
+from drumline.cli.profile_report import profile_of, show_profile
 from drumline.config import Flags, FlagTable, read_flags
 from drumline.config.fields import flag_text
 from drumline.config.help import render_flags
@@ -20,14 +22,12 @@ from drumline.engine.run_folder import run_name
 from drumline.errors import ConfigError, ExitCode, UsageError
 from drumline.launch.topology import own_variables, topology_from
 from drumline.python_api import run_command
-from drumline.scale.advice import Advice, advice_lines, advise
+from drumline.scale.advice import Advice, advise
 from drumline.scale.advice_trial import QUIET, AdviceTrial, ShortRuns, trial_lines, try_advice
-from drumline.scale.profile_result import PROFILE_FILE, PROFILE_FOLDER, ProfileResult, read_profile
-from drumline.scale.profile_words import words_of
+from drumline.scale.profile_result import PROFILE_FOLDER, ProfileResult, read_profile
 from drumline.terminal import print_message, show, show_lines
 from drumline.text import plural
 from drumline.untrusted import parse_json, read_regular
-from drumline.watch.profile_files import where_to_look
 
 WARM_UP, STEPS = 10, 10
 OWN_FLAGS: FlagTable = {
@@ -84,7 +84,7 @@ def run(argv: Sequence[str]) -> int:
         length = {"train.steps": int(steps.partition(":")[2]) + 1, "log.profile": steps}
         words = ["train", *task_words(flags, {**STILL, **length}), f"--run={folder}", "--max-restarts=0", *procs]
     print_message(f"profiling {target}: {plural(flags.own.get('steps', STEPS), 'step')}, traces in {folder}")
-    if code := run_command(words, own_variables()):
+    if code := run_command(words, own_variables(), sys.stderr if flags.own.get("json") else None):
         return code
     return _report(flags, _result(folder, flags), folder, can_try=not of_script)
 
@@ -125,13 +125,8 @@ def _name(target: str | None) -> str:
 
 
 def _result(folder: Path, flags: Flags) -> ProfileResult:
-    """The profile of a folder; it is made again if bandwidths are to be compared, or there are only traces."""
     network = network_from(Path(flags.own["doctor"])) if "doctor" in flags.own else None
-    if network is None and (folder / PROFILE_FOLDER / PROFILE_FILE).exists():
-        return read_profile(folder)
-    from drumline.scale.profile_analysis import analyse  # not before: it needs numpy
-
-    return analyse(folder, network_bytes_per_s=network)
+    return profile_of(folder, network_bytes_per_s=network)
 
 
 def network_from(path: Path) -> float:
@@ -154,7 +149,7 @@ def _report(flags: Flags, result: ProfileResult, folder: Path, *, can_try: bool)
     found = advise(result)
     is_json = bool(flags.own.get("json"))
     if not is_json:
-        show_lines([*words_of(result), *_advice_words(found), "", where_to_look(folder)])
+        show_profile(result, found, folder)
     trials = _try(flags, result, found, folder) if flags.own.get("try") else None
     if is_json:
         tried = {} if trials is None else {"trials": [one.document() for one in trials]}
@@ -162,10 +157,6 @@ def _report(flags: Flags, result: ProfileResult, folder: Path, *, can_try: bool)
     elif trials:
         show_lines(["", "tried", *(f"  {line}" for line in trial_lines(trials))])
     return ExitCode.SUCCESS
-
-
-def _advice_words(found: Sequence[Advice]) -> list[str]:
-    return ["", "what to change", *(f"  {line}" for line in advice_lines(found))] if found else []
 
 
 def _try(flags: Flags, result: ProfileResult, found: Sequence[Advice], folder: Path) -> list[AdviceTrial]:

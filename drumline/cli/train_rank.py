@@ -16,15 +16,14 @@ from drumline.engine.output import start_clock
 from drumline.engine.preemption import Preemption
 from drumline.engine.run_context import RunRequest
 from drumline.engine.train import train
-from drumline.errors import DrumlineError, ExitCode
+from drumline.errors import ExitCode
 from drumline.launch.startup import interrupted, load_compiler_late
 from drumline.launch.topology import topology_from
 from drumline.manager import DDPManager
 from drumline.metrics.trackers.tracking import has_unfinished_tracker
 from drumline.tasks.built_in import load_task, resolve_task
-from drumline.terminal import print_message, show_lines
+from drumline.terminal import print_message
 from drumline.watch.failure_kind import failure_kind
-from drumline.watch.profile_files import where_to_look
 
 
 def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequence[str]) -> int:
@@ -58,26 +57,14 @@ def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequ
     preemption.close()
     is_clean, is_main = ddp.cleanup(), topology is None or topology.rank == 0
     if is_main and config.log.profile is not None and code == ExitCode.SUCCESS:
-        _show_profile(folder, shows=config.log.display != "none")
+        from drumline.cli.profile_report import report_profile
+
+        report_profile(folder, shows=config.log.display != "none")
     if is_main:
         report_at_end(folder, prints=config.log.display != "none")
     if not is_clean or has_unfinished_tracker():
         exit_now(code)
     return code
-
-
-def _show_profile(folder: Path, *, shows: bool) -> None:
-    """Analyse the traces of all ranks. The run has succeeded, whatever is found in them."""
-    from drumline.scale.profile_analysis import analyse
-    from drumline.scale.profile_words import words_of
-
-    try:
-        result = analyse(folder)
-    except (DrumlineError, OSError) as error:
-        print_message(f"the profile could not be analysed: {error}")
-        return
-    if shows:
-        show_lines([*words_of(result), "", where_to_look(folder)])
 
 
 def exit_now(code: int) -> None:

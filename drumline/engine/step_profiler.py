@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import torch
 from torch import Tensor
 
 from drumline.config.fields import flag_text
 from drumline.config.schema import Config, profiled_steps
 from drumline.data.loader import Step
 from drumline.data.sharding import Cursor, plan_step
-from drumline.distributed.collectives import gather_json, gather_on_main
 from drumline.engine.job import Job, flat
 from drumline.engine.run_context import RunContext
 from drumline.engine.run_folder import writing_to
 from drumline.engine.steps.eager import AnyStep
-from drumline.watch.profile_files import PROFILE_FOLDER, JobFacts, facts_path, trace_path
+from drumline.watch.profile_files import PROFILE_FOLDER, JobFacts
 from drumline.watch.rank.trace_capture import TraceCapture
 
 WITHOUT = "train without --log.profile"
@@ -40,6 +36,7 @@ class ProfiledStep:
             self._folder,
             rank=ddp.rank,
             world_size=ddp.world_size,
+            local_world_size=ddp.local_world_size,
             host=ddp.host,
             job=job_facts(context.request.task, context.config, context.job),
         )
@@ -68,25 +65,7 @@ class ProfiledStep:
                 f"nothing was profiled: the run ended before step {self._context.config.log.profile} of this start"
             )
             return
-        ddp = self._context.job.ddp
-        paths = [trace_path(self._folder, ddp.rank), facts_path(self._folder, ddp.rank)]
-        for path in paths:
-            _send_to_main(path, ddp.rank, device=ddp.device)
-
-
-def _send_to_main(path: Path, rank: int, *, device: torch.device) -> None:
-    """Collective: this rank's file, to the same folder on rank 0, unless it is there: most run folders are shared."""
-    names = gather_json(path.name, device=device)
-    seen = [(path.parent / name).exists() for name in names]
-    is_seen = gather_json(seen, device=device)[0]
-    if all(is_seen):
-        return
-    content = b"" if is_seen[rank] else path.read_bytes()
-    sizes = gather_json(len(content), device=device)
-    received = gather_on_main(torch.frombuffer(bytearray(content), dtype=torch.uint8), sizes, device=device)
-    for name, part in zip(names, received, strict=False):
-        if part.numel():
-            (path.parent / name).write_bytes(part.numpy().tobytes())
+        self._capture.collect(self._context.job.ddp.device)
 
 
 def job_facts(task: str, config: Config, job: Job) -> JobFacts:

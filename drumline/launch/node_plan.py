@@ -29,6 +29,7 @@ KEEP_ALIVE_ATTEMPTS = 3
 OWN_STORE_ENV = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 # Runs a script as Python would, with the watchdog.
 SCRIPT_RUNNER = "drumline.watch.rank.script_runner"
+SCRIPT_PROFILER = "drumline.watch.rank.script_profiler"
 TASK_RESTARTS = 3
 SCRIPT_RESTARTS = 0
 
@@ -75,12 +76,16 @@ class Program:
     """A script and its arguments, or the arguments of `drumline`."""
     is_task: bool = False
     is_watched: bool = False
+    profile: Sequence[str] = ()
+    """Of a script: which steps to profile, the folder, and `only` to end it after them, or `all`."""
     run: str | None = None
     """The run folder of a task, as its settings name it; None where they were not read."""
     can_resume: bool = True
     """Whether the same command resumes a task: not so an evaluation."""
 
     def python_arguments(self) -> list[str]:
+        if self.profile:
+            return ["-m", SCRIPT_PROFILER, *self.profile, "watched" if self.is_watched else "plain", *self.words]
         if self.is_watched:
             return ["-m", SCRIPT_RUNNER, *self.words]
         return ["-m", "drumline", *self.words] if self.is_task else list(self.words)

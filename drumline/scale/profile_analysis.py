@@ -107,6 +107,8 @@ def result_of(
         syncs=tuple(host_syncs(traces.values())[:MOST_SYNCS]),
         network_bytes_per_s=network_bytes_per_s,
         unprofiled_step_s=statistics.fmean(unprofiled) if unprofiled else None,
+        cores_per_rank=first.cores,
+        loading_cores=first.loading_cores if first.job.settings.get("data.workers") == "0" else None,
         missing_ranks={str(rank): reason for rank, reason in missing.items()},
     )
 
@@ -146,16 +148,17 @@ def buckets_of(
     rows: list[list[tuple[int, float, float, float]]] = []
     for rank, trace in traces.items():
         reduced = {id(one.by_rank[rank]): one.reduce_s for one in collectives if rank in one.by_rank}
-        sizes = facts[rank].bucket_bytes
+        halves = facts[rank].job.settings.get("dist.comm") in ("bf16", "fp16")
+        sizes = [size // 2 if halves else size for size in facts[rank].bucket_bytes]
         for step in trace.steps:
             calls = bucket_calls(trace, step, len(sizes))
-            known = sizes if len(sizes) == len(calls) else [one.num_bytes for one in calls]
+            known = sizes if len(sizes) == len(calls) else [0] * len(calls)
             begin = backward_start(trace, step, calls)
             row = []
             for one, num_bytes in zip(calls, known, strict=True):
                 ready_s = _computed(trace, step, one)
                 before_s = 0.0 if begin is None else _computed_until(trace, step, begin)
-                row.append((num_bytes, ready_s, max(0.0, ready_s - before_s), reduced[id(one)]))
+                row.append((one.num_bytes or num_bytes, ready_s, max(0.0, ready_s - before_s), reduced[id(one)]))
             rows.append(row)
     usual = statistics.mode(len(row) for row in rows)
     rows = [row for row in rows if len(row) == usual]

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from drumline.errors import UsageError
 from drumline.untrusted import parse_json, read_regular
+from drumline.watch.profile_files import PROFILE_FILE as PROFILE_FILE
 from drumline.watch.profile_files import PROFILE_FOLDER as PROFILE_FOLDER
 from drumline.watch.typed_json import from_json
 
-PROFILE_FILE = "profile.json"
 PARTS = ("compute", "exposed_communication", "waiting_for_rank", "data", "host_sync", "gaps")
 """What a step consists of: every instant of a rank belongs to one of them."""
 

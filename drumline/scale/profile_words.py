@@ -20,8 +20,6 @@ NAMES = {
 MOST_SHOWN = 5
 LITTLE = 0.05
 """A loss of less than this part of the step is not worth a change."""
-DIFFERS = 1.1
-"""Ranks are listed if the longest step or compute time is this many times the shortest."""
 MOST_NAME = 60
 
 
@@ -110,16 +108,16 @@ def _of_ranks(result: ProfileResult) -> Iterator[str]:
         yield f"the others wait for {counts} of {plural(result.num_steps, 'step')}"
     computes = sorted(result.ranks, key=lambda one: one.parts_s["compute"])
     fastest, slowest = computes[0], computes[-1]
-    if slowest.parts_s["compute"] > DIFFERS * fastest.parts_s["compute"]:
-        yield f"the slowest rank: {_of_rank(slowest)}"
-        yield f"the fastest rank: {_of_rank(fastest)}"
+    if slowest.parts_s["compute"] - fastest.parts_s["compute"] > LITTLE * result.step_s:
+        yield f"the longest compute: {_of_rank(slowest)}"
+        yield f"the shortest compute: {_of_rank(fastest)}"
 
 
 def _of_rank(one: RankSteps) -> str:
     parts = one.parts_s
     return (
-        f"rank {one.rank} on {one_line(one.host)} computes {_ms(parts['compute']).strip()}, "
-        f"waits {_ms(parts['waiting_for_rank']).strip()} for others"
+        f"rank {one.rank} on {one_line(one.host)}, {_ms(parts['compute']).strip()} a step; it waits "
+        f"{_ms(parts['waiting_for_rank']).strip()} for others"
     )
 
 

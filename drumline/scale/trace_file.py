@@ -155,9 +155,11 @@ def from_events(events: Sequence[Event], base_ns: int = 0) -> RankTrace:
         operations = [(event.name, event.start, event.end - event.start) for event in work]
         compute, launches = union(_times(work)), _launches(events, work)
     else:
-        work = [event for event in host if is_compute(event.name)]
+        starts = np.searchsorted(data.reshape(-1), [event.start for event in host], "right")
+        # What makes a batch is data.
+        work = [event for event, place in zip(host, starts, strict=True) if place % 2 == 0 and is_compute(event.name)]
         operations = list(_self_times(work))
-        compute, launches = difference(union(_times(work)), data), np.empty((0, 3))  # what makes a batch is data
+        compute, launches = difference(union(_times(work)), data), np.empty((0, 3))
     return RankTrace(
         base_ns=base_ns,
         is_device=is_device,

@@ -14,7 +14,7 @@ from pathlib import Path
 from drumline.untrusted import make_own_folder, parse_json, read_regular, replace_text
 from drumline.watch.typed_json import from_json
 
-PROFILE_FOLDER, MERGED_FILE = "profile", "merged.trace.json.gz"
+PROFILE_FOLDER, PROFILE_FILE, MERGED_FILE = "profile", "profile.json", "merged.trace.json.gz"
 STEP_MARK, END_MARK, DATA_MARK = "drumline.step#", "drumline.end", "drumline.data"
 """The names of the ranges with which a trace is divided into steps: the last step lasts until the end mark."""
 
@@ -47,6 +47,10 @@ class RankFacts:
     """The sizes of DDP's buckets, in the order in which they are reduced."""
     unprofiled_step_s: float | None = None
     """The mean of the steps before the first one that is profiled."""
+    cores: float | None = None
+    """CPU cores for this rank: its part of those that it may use."""
+    loading_cores: float | None = None
+    """How many of them were busy while the loop waited for a batch; None: not known."""
     left_out: tuple[int, ...] = ()
     """Profiled steps that an evaluation or a save followed: they are not counted."""
     sync_lines: tuple[tuple[int, str], ...] = ()

@@ -383,6 +383,13 @@ def test_a_manifest_is_applied_when_that_is_asked_for(
         ),
         (["--watch", "--kubernetes", "--image", "i", "x.py"], ["--watch: is not for --kubernetes"]),
         (["--watch", "--hang-after", "0", "--on-hang", "wait", "x.py"], ["--hang-after", "--on-hang"]),
+        (
+            ["--profile", "9:12", "digits"],
+            ["--profile: is for scripts; give --log.profile FIRST:LAST after the name of"],
+        ),
+        (["--profile-to", "d", "--profile-only", "x.py"], ["--profile-to: needs --profile", "--profile-only: needs"]),
+        (["--profile", "1:9", "x.py"], ["--profile: '1:9' is not FIRST:LAST, as in 10:20, with FIRST at least 2"]),
+        (["--profile", "9:12", "--print", "x.py"], ["--profile: is not for --print"]),
     ],
 )
 def test_what_is_wrong_is_reported(

@@ -13,6 +13,7 @@ import io
 import os
 import runpy
 import sys
+from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
 from types import ModuleType, TracebackType
 
@@ -31,6 +32,11 @@ def main(words: list[str]) -> None:
     if not words:
         sys.exit("usage: python -m drumline.watch.rank.script_runner SCRIPT.py|-m MODULE [arguments]")
     watched = _WatchedScript(words)
+    run_program(words, watched.fail)
+
+
+def run_program(words: list[str], failed: Callable[[BaseException], None] = lambda error: None) -> None:
+    """Run a script or a module as `__main__`. `failed` is called with what it raises."""
     try:
         if words[0] == "-m":
             sys.argv = ["-m", *words[2:]]
@@ -39,7 +45,7 @@ def main(words: list[str]) -> None:
         else:
             _run_script(words)
     except BaseException as error:
-        watched.fail(error)
+        failed(error)
         _hide_own_frames(error)
         raise
 

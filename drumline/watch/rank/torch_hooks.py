@@ -21,7 +21,12 @@ from drumline.watch.rank.script_recorder import ScriptRecorder
 
 def observe_torch(activity: HeartbeatWriter, recorder: ScriptRecorder) -> None:
     """Begin when the script has imported torch."""
-    after = _AfterTorch(lambda: _wrap_torch(activity, recorder))
+    call_after_torch(lambda: _wrap_torch(activity, recorder), "ranks are not compared")
+
+
+def call_after_torch(loaded: Callable[[], None], without: str) -> None:
+    """Call back when the script has imported torch. `without`: what is missing if the call fails."""
+    after = _AfterTorch(loaded, without)
     if "torch" in sys.modules:
         after.call_back()
     else:
@@ -31,8 +36,8 @@ def observe_torch(activity: HeartbeatWriter, recorder: ScriptRecorder) -> None:
 class _AfterTorch(MetaPathFinder):
     """Finds no module; calls back when torch has been loaded."""
 
-    def __init__(self, loaded: Callable[[], None]) -> None:
-        self._loaded = loaded
+    def __init__(self, loaded: Callable[[], None], without: str) -> None:
+        self._loaded, self._without = loaded, without
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -57,9 +62,7 @@ class _AfterTorch(MetaPathFinder):
             self._loaded()
         except Exception as error:
             # A failure of the watchdog must not stop the script.
-            print_message(
-                f"ranks are not compared: this version of torch cannot be observed: {type(error).__name__}: {error}"
-            )
+            print_message(f"{self._without}: this version of torch cannot be observed: {type(error).__name__}: {error}")
 
 
 def _wrap_torch(activity: HeartbeatWriter, recorder: ScriptRecorder) -> None:
@@ -126,18 +129,18 @@ def _wrap_torch(activity: HeartbeatWriter, recorder: ScriptRecorder) -> None:
         recorder.record_loader(loader, sys._getframe(2))
         return call(loader)
 
-    _wrap_method(DistributedDataParallel, "__init__", build)
-    _wrap_method(DistributedDataParallel, "forward", timed(FORWARD))
-    _wrap_method(torch.Tensor, "backward", timed(BACKWARD, begin_backward))
+    wrap_method(DistributedDataParallel, "__init__", build)
+    wrap_method(DistributedDataParallel, "forward", timed(FORWARD))
+    wrap_method(torch.Tensor, "backward", timed(BACKWARD, begin_backward))
     # A rank waits for the others here, as in backward.
-    _wrap_method(Work, "wait", timed(BACKWARD))
-    _wrap_method(DataLoader, "__iter__", iterate)
-    _wrap_method(_BaseDataLoaderIter, "__next__", timed(DATA))
+    wrap_method(Work, "wait", timed(BACKWARD))
+    wrap_method(DataLoader, "__iter__", iterate)
+    wrap_method(_BaseDataLoaderIter, "__next__", timed(DATA))
     register_optimizer_step_pre_hook(begin_optimizer)
     register_optimizer_step_post_hook(end_optimizer)
 
 
-def _wrap_method(owner: type, name: str, wrapper: Callable[..., Any]) -> None:
+def wrap_method(owner: type, name: str, wrapper: Callable[..., Any]) -> None:
     """Replace a method by `wrapper(method, *its arguments)`."""
     method = getattr(owner, name)
 

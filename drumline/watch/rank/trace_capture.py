@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import os
 import shutil
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
@@ -18,13 +20,28 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from drumline.distributed.collectives import gather_json, gather_on_main
 from drumline.launch.startup import quiet_profiler
-from drumline.untrusted import make_own_folder, replacing
-from drumline.watch.profile_files import DATA_MARK, END_MARK, STEP_MARK, JobFacts, RankFacts, trace_path, write_facts
+from drumline.text import MIB
+from drumline.untrusted import make_own_folder, replace_bytes, replacing
+from drumline.watch.profile_files import (
+    DATA_MARK,
+    END_MARK,
+    MERGED_FILE,
+    PROFILE_FILE,
+    STEP_MARK,
+    JobFacts,
+    RankFacts,
+    facts_path,
+    trace_path,
+    write_facts,
+)
 
 T = TypeVar("T")
 _END = object()
 MOST_SYNC_LINES = 10_000
+FEWEST_TIMED = 3
+"""Steps without the profiler that are compared with those with it."""
 SYNCHRONIZES = "called a synchronizing CUDA operation"
 TORCH = str(Path(torch.__file__).parent)
 
@@ -33,14 +50,19 @@ class TraceCapture:
     """Call `begin_step` at the start of every step until `is_done`. Steps before the first one that is profiled are
     timed, to know what profiling costs; in the last of them the profiler warms up."""
 
-    def __init__(self, steps: range, folder: Path, *, rank: int, world_size: int, host: str, job: JobFacts) -> None:
+    def __init__(
+        self, steps: range, folder: Path, *, rank: int, world_size: int, local_world_size: int, host: str, job: JobFacts
+    ) -> None:
         self._steps, self._folder = steps, folder
-        self._rank, self._world_size, self._host, self._job = rank, world_size, host, job
+        self._rank, self._world_size, self._local_world_size = rank, world_size, local_world_size
+        self._host, self._job = host, job
         self._profiler: Any = None
         self._range: Any = None
         self._number = 0
         self._timed_from: tuple[int, float] | None = None
         self._unprofiled_s: float | None = None
+        self._loading_s = [0.0, 0.0]
+        """While the loop waited for batches: wall time and CPU time."""
         self._sync_lines: list[tuple[int, str]] = []
         self._show_warning: Any = None
         self.modules: list[torch.nn.Module] = []
@@ -70,8 +92,13 @@ class TraceCapture:
         """The same batches; waiting for each is a range in the trace."""
         source = iter(batches)
         while True:
+            began = (time.perf_counter(), time.process_time())
             with record_function(DATA_MARK):
                 batch: Any = next(source, _END)
+            self._loading_s = [
+                total + clock() - at
+                for total, clock, at in zip(self._loading_s, (time.perf_counter, time.process_time), began, strict=True)
+            ]
             if batch is _END:
                 return
             yield batch
@@ -82,6 +109,20 @@ class TraceCapture:
             self._number += 1
             self._range.__exit__(None, None, None)
             self._stop()
+
+    def collect(self, device: torch.device) -> None:
+        """Collective: rank 0 gets the files of the ranks whose folder it does not see. Most folders are shared."""
+        for path in (trace_path(self._folder, self._rank), facts_path(self._folder, self._rank)):
+            names = gather_json(path.name, device=device)
+            is_seen = gather_json([(path.parent / name).exists() for name in names], device=device)[0]
+            if all(is_seen):
+                continue
+            content = b"" if is_seen[self._rank] else path.read_bytes()
+            sizes = gather_json(len(content), device=device)
+            sent = torch.frombuffer(bytearray(content or b"\0"), dtype=torch.uint8)[: len(content)]
+            for name, part in zip(names, gather_on_main(sent, sizes, device=device), strict=False):
+                if part.numel():
+                    replace_bytes(path.parent / name, part.numpy().tobytes())
 
     @property
     def _is_gpu(self) -> bool:
@@ -99,7 +140,8 @@ class TraceCapture:
         quiet_profiler()
         if self._timed_from is not None:
             number, began = self._timed_from
-            self._unprofiled_s = (self._now() - began) / (self._number - number)
+            if self._number - number >= FEWEST_TIMED:
+                self._unprofiled_s = (self._now() - began) / (self._number - number)
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._is_gpu else [])]
         self._profiler = profile(activities=activities, acc_events=True)
         self._profiler.prepare_trace()
@@ -133,6 +175,9 @@ class TraceCapture:
 
     def _write(self) -> None:
         make_own_folder(self._folder)
+        if self._rank == 0:  # of earlier steps
+            for name in (PROFILE_FILE, MERGED_FILE):
+                (self._folder / name).unlink(missing_ok=True)
         target = trace_path(self._folder, self._rank)
         plain = target.with_suffix(".plain")
         self._profiler.export_chrome_trace(str(plain))
@@ -148,6 +193,9 @@ class TraceCapture:
         write_facts(self._folder, self._facts())
 
     def _facts(self) -> RankFacts:
+        data, job = ddp_data(self.modules), self._job
+        if not job.settings and (cap := data.get("bucket_cap_bytes")):  # a script's
+            job = replace(job, bucket_cap_mb=cap / MIB)
         return RankFacts(
             rank=self._rank,
             world_size=self._world_size,
@@ -156,11 +204,13 @@ class TraceCapture:
             backend=dist.get_backend() if dist.is_initialized() else "none",
             first_step=self._steps.start,
             num_steps=self._number - self._steps.start,
-            bucket_bytes=bucket_bytes(self.modules),
+            bucket_bytes=bucket_bytes(data),
             unprofiled_step_s=self._unprofiled_s,
+            cores=len(os.sched_getaffinity(0)) / self._local_world_size,
+            loading_cores=self._loading_s[1] / self._loading_s[0] if self._loading_s[0] else None,
             left_out=tuple(self.left_out),
             sync_lines=tuple(self._sync_lines),
-            job=self._job,
+            job=job,
         )
 
     # Source lines of host synchronizations: torch warns of each, after it. A profile with stacks would cost far more.
@@ -182,12 +232,16 @@ class TraceCapture:
             self._sync_lines.append((time.time_ns(), place))
 
 
-def bucket_bytes(modules: Iterable[torch.nn.Module]) -> tuple[int, ...]:
-    """The sizes of the buckets of the first DDP module, in the order in which they are reduced; empty: not known."""
+def ddp_data(modules: Iterable[torch.nn.Module]) -> dict[str, Any]:
+    """What the first DDP module reports of itself; empty: not known."""
     for module in modules:
         if isinstance(module, DistributedDataParallel):
             with suppress(Exception):  # torch calls it unstable
-                data: dict[str, Any] = module._get_ddp_logging_data()  # type: ignore[no-untyped-call]
-                sizes = data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes") or ""
-                return tuple(int(size) for size in sizes.split(","))
-    return ()
+                return dict(module._get_ddp_logging_data())  # type: ignore[no-untyped-call]
+    return {}
+
+
+def bucket_bytes(data: Mapping[str, Any]) -> tuple[int, ...]:
+    """The sizes of DDP's buckets, in the order in which they are reduced; empty: not known."""
+    sizes = str(data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes") or "")
+    return tuple(int(size) for size in sizes.split(",") if size.strip().isdigit())

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import gzip
-import json
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,82 +15,10 @@ from drumline.errors import UsageError
 from drumline.scale.breakdown import divide_steps, divided, matched
 from drumline.scale.intervals import clipped, difference, intersection, length, union
 from drumline.scale.profile_analysis import analyse
-from drumline.scale.profile_result import ProfileResult, read_profile
+from drumline.scale.profile_result import read_profile
 from drumline.scale.trace_file import read_trace, unpacked
-from drumline.watch.profile_files import JobFacts, RankFacts, trace_path, write_facts
-
-MS = 1000.0
-"""In a trace's unit."""
-AUTOGRAD = "autograd::engine::evaluate_function: "
-Entry = dict[str, Any]
-
-
-def entry(name: str, start_ms: float, end_ms: float, kind: str = "cpu_op", thread: int = 1, **args: Any) -> Entry:
-    lasts = (end_ms - start_ms) * MS
-    return {
-        "ph": "X",
-        "cat": kind,
-        "name": name,
-        "pid": 7,
-        "tid": thread,
-        "ts": start_ms * MS,
-        "dur": lasts,
-        "args": args,
-    }
-
-
-def mark(name: str, start_ms: float, end_ms: float) -> Entry:
-    return entry(name, start_ms, end_ms, "user_annotation")
-
-
-def gloo_step(number: int, at: float, *, bucket_at: float, reduced_at: float) -> list[Entry]:
-    """100 ms: 10 of data, forward, backward with one bucket from `bucket_at` to `reduced_at`, and an update of 5 ms."""
-    return [
-        mark(f"drumline.step#{number}", at, at + 99),
-        mark("drumline.data", at, at + 10),
-        entry("aten::stack", at + 2, at + 8),
-        entry("aten::linear", at + 10, at + 20),
-        entry("aten::addmm", at + 11, at + 19),
-        entry(f"{AUTOGRAD}AddmmBackward0", at + 20, at + 31),
-        entry("AddmmBackward0", at + 20, at + 30),
-        entry(f"{AUTOGRAD}torch::autograd::AccumulateGrad", at + bucket_at, at + bucket_at + 1),
-        entry("c10d::allreduce_", at + bucket_at, at + bucket_at + 0.5),
-        entry("gloo:all_reduce", at + bucket_at + 1, at + reduced_at, "user_annotation", thread=9),
-        entry("aten::copy_", at + 40, at + 41, thread=9),
-        entry("aten::_fused_sgd_", at + 90, at + 95),
-    ]
-
-
-def write_rank(
-    run: Path, rank: int, entries: list[Entry], *, world_size: int = 2, host: str = "a", **facts: Any
-) -> None:
-    folder = run / "profile"
-    write_facts(
-        folder,
-        RankFacts(
-            rank=rank,
-            world_size=world_size,
-            host=host,
-            device="cpu",
-            backend="gloo",
-            first_step=2,
-            num_steps=2,
-            **{"bucket_bytes": (1_000_000,), "job": JobFacts(task="digits"), **facts},
-        ),
-    )
-    document = {"baseTimeNanoseconds": 10**18, "traceEvents": [{"ph": "M", "name": "x"}, *entries]}
-    trace_path(folder, rank).write_bytes(gzip.compress(json.dumps(document).encode()))
-
-
-def two_ranks(run: Path, *, later_ms: float = 0.0, host: str = "a") -> ProfileResult:
-    """Rank 0 reduces from 30 ms on, rank 1 from 60: both end at 80. `later_ms`: rank 1's clock."""
-    for rank, bucket_at in enumerate((30.0, 60.0)):
-        by = later_ms * rank
-        steps = [gloo_step(n, (n - 2) * 100 + by, bucket_at=bucket_at, reduced_at=80) for n in (2, 3)]
-        write_rank(
-            run, rank, [*steps[0], *steps[1], mark("drumline.end", 200 + by, 200 + by)], host=host if rank else "a"
-        )
-    return analyse(run)
+from drumline.watch.profile_files import trace_path
+from tests.unit.scale.profiles import AUTOGRAD, Entry, entry, gloo_step, mark, nccl_ranks, two_ranks, write_rank
 
 
 def test_the_parts_of_a_step_are_known(tmp_path: Path) -> None:
@@ -195,6 +121,51 @@ def test_on_a_gpu_kernels_count_and_steps_are_those_of_the_device(tmp_path: Path
     assert result.parts_s["exposed_communication"] * 2 == pytest.approx(0.004)
     assert result.hidden_communication_s * 2 == pytest.approx(0.026)
     assert (result.kernels[0].name, result.kernels[0].calls) == ("sgemm", 1)
+
+
+def test_ranks_on_a_gpu_with_a_slow_one(tmp_path: Path) -> None:
+    result = nccl_ranks(tmp_path, "slow")
+    fast, slow = result.ranks
+    assert sum(result.parts_s.values()) == pytest.approx(result.step_s)
+    assert fast.parts_s["waiting_for_rank"] > 0.045 > slow.parts_s["gaps"] - 0.01
+    assert slow.parts_s["waiting_for_rank"] < 0.001
+    assert [one.critical_steps for one in result.ranks] == [0, 2]
+    [bucket] = result.buckets
+    assert bucket.num_bytes == 3_370_280
+    assert 0.0005 < bucket.ready_s - bucket.backward_s < bucket.ready_s < 0.003
+
+
+def test_small_buckets_on_a_gpu(tmp_path: Path) -> None:
+    """The first holds the last layer: it is ready after the forward pass and a little of the backward pass."""
+    result = nccl_ranks(tmp_path, "tiny")
+    assert result.buckets[0].num_bytes == 2_621_480
+    assert len(result.buckets) == 7
+    assert result.parts_s["exposed_communication"] > result.step_s / 2
+    ready = [bucket.ready_s for bucket in result.buckets]
+    assert ready == sorted(ready)
+    assert ready[0] > 0.0006
+
+
+def test_a_host_that_reads_the_loss_in_each_step(tmp_path: Path) -> None:
+    result = nccl_ranks(tmp_path, "item")
+    reads = [sync for sync in result.syncs if sync.call == "cudaStreamSynchronize"]
+    assert [sync.calls for sync in reads] == [1]
+
+
+def test_the_source_line_of_a_host_sync_is_reported_after_it(tmp_path: Path) -> None:
+    entries = [
+        *gpu_entries()[:2],
+        mark("drumline.end", 61.2, 70),
+        *gpu_entries()[3:14],
+        entry("cudaStreamSynchronize", 3.5, 3.9, "cuda_runtime"),
+    ]
+    at_ms = {"a.py:1": 3.0, "a.py:7": 4.0, "a.py:9": 61.5}
+    lines = tuple((10**18 + int(ms * 1e6), place) for place, ms in at_ms.items())
+    write_rank(tmp_path, 0, entries, world_size=1, bucket_bytes=(), sync_lines=lines)
+    assert {sync.source: round(sync.seconds * 2e3, 3) for sync in analyse(tmp_path).syncs} == {
+        "a.py:7": 0.4,
+        "a.py:9": 1,
+    }
 
 
 def test_a_rank_without_a_trace_is_named_and_the_others_count(tmp_path: Path) -> None:

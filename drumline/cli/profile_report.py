@@ -1,0 +1,41 @@
+"""Shows the profile in a run folder: the words, the advice and the trace to open."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from drumline.errors import DrumlineError
+from drumline.scale.advice import Advice, advice_lines, advise
+from drumline.scale.profile_result import PROFILE_FILE, PROFILE_FOLDER, ProfileResult, read_profile
+from drumline.scale.profile_words import words_of
+from drumline.terminal import print_message, show_lines
+from drumline.watch.profile_files import where_to_look
+
+
+def profile_of(folder: Path, *, network_bytes_per_s: float | None = None) -> ProfileResult:
+    """The profile; it is made again if bandwidths are to be compared, or there are only traces."""
+    if network_bytes_per_s is None and (folder / PROFILE_FOLDER / PROFILE_FILE).exists():
+        return read_profile(folder)
+    from drumline.scale.profile_analysis import analyse  # not before: it needs numpy
+
+    return analyse(folder, network_bytes_per_s=network_bytes_per_s)
+
+
+def show_profile(result: ProfileResult, found: Sequence[Advice], folder: Path) -> None:
+    advice = ["", "what to change", *(f"  {line}" for line in advice_lines(found))] if found else []
+    show_lines([*words_of(result), *advice, "", where_to_look(folder)])
+
+
+def report_profile(folder: Path, *, shows: bool = True) -> None:
+    """After a job that has succeeded, whatever is found in its traces."""
+    if not (folder / PROFILE_FOLDER).is_dir():
+        print_message(f"there is no profile in {folder} on this host: the job ended before, or rank 0 ran elsewhere")
+        return
+    try:
+        result = profile_of(folder)
+    except (DrumlineError, OSError) as error:
+        print_message(f"the profile could not be analysed: {error}")
+        return
+    if shows:
+        show_profile(result, advise(result), folder)
