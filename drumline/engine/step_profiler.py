@@ -46,9 +46,7 @@ class ProfiledStep:
         """Collective: one optimizer step."""
         capture = self._capture
         if not capture.is_done:
-            if capture.is_recording and self._context.throughput.num_pauses != self._num_pauses:
-                capture.left_out.append(self._progress.step - self._first_step - 1)  # it was followed by an evaluation
-            self._num_pauses = self._context.throughput.num_pauses
+            self._leave_out_paused()
             with writing_to(self._folder, instead=WITHOUT):
                 capture.begin_step(self._progress.step - self._first_step)
             if capture.is_recording:
@@ -56,8 +54,16 @@ class ProfiledStep:
         self._inner(step)
         self.grad_norm = self._inner.grad_norm
 
+    def _leave_out_paused(self) -> None:
+        """An evaluation or a save after the latest step is not a part of it."""
+        num_pauses = self._context.throughput.num_pauses
+        if self._capture.is_recording and num_pauses != self._num_pauses:
+            self._capture.left_out.append(self._progress.step - self._first_step - 1)
+        self._num_pauses = num_pauses
+
     def finish(self) -> None:
         """Collective: rank 0 gets the files of the ranks whose folder it does not see."""
+        self._leave_out_paused()
         with writing_to(self._folder, instead=WITHOUT):
             self._capture.finish()
         if not self._capture.is_done:

@@ -30,14 +30,14 @@ class SlowOnRank1(Classify):
 
 
 def test_a_slow_rank_is_named_and_the_parts_add_up(tmp_path: Path) -> None:
-    """Steps 4 to 8; an epoch, with its evaluation, ends after step 6: that step is left out."""
+    """Steps 5 to 9, of which the first and the last, after which the run evaluates, are left out."""
     config = make_config(batch_size=8, samples=48, steps=10)
-    config = replace(config, log=replace(config.log, profile="4:9"), dist=replace(config.dist, bucket_cap_mb=0.7))
+    config = replace(config, log=replace(config.log, profile="5:10"), dist=replace(config.dist, bucket_cap_mb=0.7))
     train_on(2, config, SlowOnRank1, tmp_path)
     result = analyse(tmp_path)
-    assert (result.world_size, result.backend, result.device, result.num_steps) == (2, "gloo", "cpu", 4)
+    assert (result.world_size, result.backend, result.device, result.num_steps) == (2, "gloo", "cpu", 3)
     assert sum(result.parts_s.values()) == pytest.approx(result.step_s, rel=0.02)
-    assert [one.critical_steps for one in result.ranks] == [0, 4]
+    assert [one.critical_steps for one in result.ranks] == [0, 3]
     assert headline(result).startswith("rank 1 is slow: the others wait")
     assert result.ranks[0].parts_s["waiting_for_rank"] > 0.02
     num_parameters = 6 * 300 + 300 + 3 * (300 * 300 + 300) + 300 * 2 + 2
