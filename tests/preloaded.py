@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import importlib
+import mmap
+from pathlib import Path
 
 MODULES = (
     "torch._dynamo",  # else torch loads it when a model is first wrapped, and that takes longer than most tests
@@ -24,6 +27,25 @@ MODULES = (
 )
 for name in MODULES:
     importlib.import_module(name)
+LARGE_PAGE = 2 << 20
+MADV_COLLAPSE = 25  # of Linux 6.1; `mmap` does not have it
+
+
+def use_large_pages() -> None:
+    """A fork copies the tables of all pages, and its exit takes them down again: of large pages there are few. Where
+    the kernel has none, all is as before."""
+    advise = ctypes.CDLL(None).madvise
+    advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, access, *rest = line.split()
+        if access == "rw-p" and (len(rest) == 3 or rest[3] == "[heap]"):
+            begin, end = (int(number, 16) for number in span.split("-"))
+            for page in range(-(-begin // LARGE_PAGE) * LARGE_PAGE, end - LARGE_PAGE + 1, LARGE_PAGE):
+                advise(page, LARGE_PAGE, mmap.MADV_HUGEPAGE)
+                advise(page, LARGE_PAGE, MADV_COLLAPSE)
+
+
 # In a fork the collector would look at all of it, and each page that it looks at would be copied.
 gc.collect()
 gc.freeze()
+use_large_pages()
