@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import time
 from dataclasses import replace
@@ -174,11 +175,17 @@ def train_in_all_ways(runs: Path) -> None:
     train_unevenly(replace(compiled, train=replace(compiled.train, epochs=3)), runs / "uneven")
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs")
-    run_ranks(2, train_in_all_ways, folder, timeout_s=350)
-    return folder
+def fork_two_ranks(runs: Path) -> None:
+    """From a process that has the compiler loaded. What it could do to be fast takes seconds of its own, and is left
+    out: instructions for vectors, patterns of slow operations."""
+    import torch._dynamo.repro.after_dynamo
+    import torch._inductor.compile_fx  # noqa: F401
+    import torch._inductor.config as inductor
+    from torch._inductor.codecache import torch_key
+
+    torch_key()
+    inductor.cpp.simdlen, inductor.use_joint_graph_passes = 1, False
+    run_ranks(2, train_in_all_ways, runs, timeout_s=340, context=multiprocessing.get_context("fork"))
 
 
 def events(run: Path, kind: str) -> list[dict[str, Any]]:
@@ -189,7 +196,15 @@ def losses(run: Path) -> list[float]:
     return [event["loss"] for event in events(run, "train")]
 
 
-def test_on_two_ranks_it_is_the_same_training_with_a_compiler_and_without(runs: Path) -> None:
+def test_on_two_ranks(tmp_path: Path) -> None:
+    """One test: all that it looks at is trained at once, and tests of a module may run in several workers."""
+    run_ranks(1, fork_two_ranks, tmp_path, timeout_s=350)
+    is_the_same_training_with_a_compiler_and_without(tmp_path)
+    a_backward_pass_that_cannot_be_compiled_falls_back_too(tmp_path)
+    ranks_wait_for_one_that_compiles_outside_of_collectives_and_hear_what_it_made(tmp_path)
+
+
+def is_the_same_training_with_a_compiler_and_without(runs: Path) -> None:
     """And what is only measured is trained in none of them: it does not decay."""
     eager = losses(runs / "eager")
     assert len(eager) == 3
@@ -204,14 +219,14 @@ def test_on_two_ranks_it_is_the_same_training_with_a_compiler_and_without(runs: 
     assert losses(runs / "without a compiler") == eager
 
 
-def test_a_backward_pass_that_cannot_be_compiled_falls_back_too(runs: Path) -> None:
+def a_backward_pass_that_cannot_be_compiled_falls_back_too(runs: Path) -> None:
     [warning] = events(runs / "odd, compile", "warning")
     assert "because torch.compile failed: " in warning["message"]
     assert "no compiler knows odd_backward" in warning["message"]
     assert losses(runs / "odd, compile") == losses(runs / "odd, eager")
 
 
-def test_ranks_wait_for_one_that_compiles_outside_of_collectives_and_hear_what_it_made(runs: Path) -> None:
+def ranks_wait_for_one_that_compiles_outside_of_collectives_and_hear_what_it_made(runs: Path) -> None:
     spent = []
     for rank in range(2):
         heartbeat = read_heartbeat(runs / "uneven" / f"heartbeat-{rank}")
