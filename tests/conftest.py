@@ -33,6 +33,7 @@ HAS_LISTS = Path("/proc/thread-self/children").exists()
 
 # A sidecar stays for some seconds after ranks that failed, for what is still to be said of them.
 PATIENCE_S = 10.0
+COLLECT_S = 60.0
 
 
 def child_processes() -> set[int]:
@@ -118,6 +119,21 @@ def pytest_configure(config: pytest.Config) -> None:
         fork_server.attach(address)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """In a new checkout the first worker makes the bytecode of all tests; the others would make it again, each."""
+    if (collected := _collected(session.config)) and session.config.workerinput["workerid"] != "gw0":  # type: ignore[attr-defined]
+        deadline = time.monotonic() + COLLECT_S
+        while not collected.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+
+def _collected(config: pytest.Config) -> Path | None:
+    """The file that says that a worker has all tests."""
+    address = getattr(config, "workerinput", {}).get("fork_server")
+    return Path(address).with_name("collected") if address else None
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     if SHARED in config.stash:
         address, process, alive = config.stash[SHARED]
@@ -126,7 +142,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         shutil.rmtree(address.parent)
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if collected := _collected(session.config):
+        collected.touch()
     if "torch" in sys.modules:  # else the first optimizer loads the compiler, for seconds
         load_compiler_late()
     gc.freeze()
