@@ -4,6 +4,7 @@ planned ones behind the backward pass. No torch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,8 @@ FIRST_BUCKET_BYTES = 1 << 20
 CAPS_MB = (25.0, 1.0, 5.0, 10.0, 50.0, 100.0, 200.0)
 """The sizes that are compared; DDP's default first, since it is taken where others bring no more."""
 MIN_SPREAD = 2.0
+SLOWEST_LINK = 12.5e6
+"""Bytes per second: no slower link is assumed where the bandwidth is not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +34,7 @@ def fit_costs(
     buckets: Sequence[Bucket], *, network_bytes_per_s: float | None, world_size: int
 ) -> tuple[ReduceCost, ...]:
     """The cost of an all-reduce: one where the buckets' sizes differ enough to tell latency and bandwidth apart, or
-    where `doctor` has measured the bandwidth; otherwise two, of which one is latency only and the other bandwidth only.
-    """
+    where `doctor` has measured the bandwidth; otherwise two, for an infinitely fast link and for the slowest."""
     sizes = [bucket.num_bytes for bucket in buckets]
     mean_size, mean_s = sum(sizes) / len(sizes), sum(bucket.reduce_s for bucket in buckets) / len(buckets)
     if max(sizes) >= MIN_SPREAD * min(sizes):
@@ -40,10 +42,12 @@ def fit_costs(
         slope = sum((one.num_bytes - mean_size) * (one.reduce_s - mean_s) for one in buckets) / spread
         slope = min(max(slope, 0.0), mean_s / mean_size)  # neither term of the sum is negative
         return (ReduceCost(latency_s=mean_s - slope * mean_size, s_per_byte=slope),)
-    if network_bytes_per_s:
-        slope = min(2 * (world_size - 1) / world_size / network_bytes_per_s, mean_s / mean_size)
-        return (ReduceCost(latency_s=mean_s - slope * mean_size, s_per_byte=slope),)
-    return ReduceCost(latency_s=mean_s, s_per_byte=0.0), ReduceCost(latency_s=0.0, s_per_byte=mean_s / mean_size)
+    # Of bytes over bus bandwidth, at most all of it.
+    slopes = [
+        min(2 * (world_size - 1) / world_size / speed, mean_s / mean_size)
+        for speed in ([network_bytes_per_s] if network_bytes_per_s else [math.inf, SLOWEST_LINK])
+    ]
+    return tuple(ReduceCost(latency_s=mean_s - slope * mean_size, s_per_byte=slope) for slope in slopes)
 
 
 def bus_bytes_per_s(buckets: Sequence[Bucket], world_size: int) -> float:

@@ -166,6 +166,8 @@ def test_an_item_call_is_named_by_its_line() -> None:
     assert (advice.bottleneck, advice.settings) == ("host_sync", None)
     assert "at train.py:7 (cudaStreamSynchronize, 24 times)" in advice.text
     assert advice.predicted_step_s == pytest.approx(0.06), "the device is busy for 60 ms, the host for 50"
+    of_torch = replace(syncs[0], source="unknown", call="cudaEventSynchronize")
+    assert first(replace(result, syncs=(of_torch,))).bottleneck == "launches", "DDP's timers are not the user's"
     host_bound = replace(result, syncs=(replace(syncs[0], seconds=0.02),))
     assert first(host_bound).predicted_step_s == pytest.approx(0.08), "the host alone takes 80 ms"
 
@@ -210,10 +212,12 @@ def test_latency_and_bandwidth_are_told_apart_by_buckets_of_different_size() -> 
 
 
 def test_buckets_of_one_size_leave_it_open_unless_doctor_has_measured() -> None:
-    buckets = [bucket(1_000_000, 0.0, 0.004)] * 3
-    latency_only, bandwidth_only = fit_costs(buckets, network_bytes_per_s=None, world_size=2)
-    assert (latency_only.latency_s, bandwidth_only(1_000_000)) == (pytest.approx(0.004), pytest.approx(0.004))
-    (known,) = fit_costs(buckets, network_bytes_per_s=1e9, world_size=2)
+    buckets = [bucket(10_000, 0.0, 0.004)] * 3
+    fastest, slowest = fit_costs(buckets, network_bytes_per_s=None, world_size=2)
+    assert (fastest.latency_s, fastest.s_per_byte) == (pytest.approx(0.004), 0.0)
+    assert slowest.latency_s == pytest.approx(0.0032), "10 kB at 100 Mbit/s take 0.8 ms"
+    assert slowest(10_000) == pytest.approx(0.004)
+    (known,) = fit_costs(buckets, network_bytes_per_s=1e7, world_size=2)
     assert known.latency_s == pytest.approx(0.003)
 
 
