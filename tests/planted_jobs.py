@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import time
 from typing import Any, ClassVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Dataset
@@ -43,6 +43,8 @@ class Planted(Task):
     }
     width: int = 256
     layers: int = 4
+    passes: int = 0
+    """How often each rank computes the hidden layers besides."""
     load_s: float = 0.0
     """Seconds that a sample takes to load."""
 
@@ -57,13 +59,16 @@ class Planted(Task):
         return Vectors(self.width, self.load_s)
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
+        with torch.no_grad():
+            for _ in range(self.passes):
+                model[:-1](batch[0])
         return Loss(functional.cross_entropy(model(batch[0]), batch[1], reduction="sum"))
 
 
 class SlowData(Planted):
     """Samples from slow storage."""
 
-    load_s: float = 0.003
+    load_s: float = 0.005
 
 
 class TinyBuckets(Planted):
@@ -85,29 +90,26 @@ class HalfSpeed(Planted):
     """Rank 1 computes everything twice."""
 
     width: int = 512
-    layers: int = 6
+    passes: int = 8
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
-        if os.environ.get("RANK") == "1":
-            for _ in range(self.extra):
-                model[:-1](batch[0])
+        if dist.is_initialized() and dist.get_rank() == 1:
+            super().loss(model, batch)
         return super().loss(model, batch)
 
-    extra: int = 20
-    """How often rank 1 computes the hidden layers once more."""
 
+class ItemEachStep(Planted):
+    """`.item()` after every layer, again and again: the host waits for the device, which then waits for the host."""
 
-class ItemEachLayer(Planted):
-    """`.item()` after each layer: the host waits for the device, which then waits for the host."""
-
-    width: int = 1024
-    layers: int = 24
+    layers: int = 12
+    reads: int = 40
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
         hidden, self.largest = batch[0], 0.0
         for layer in model:
             hidden = layer(hidden)
-            self.largest = max(self.largest, hidden.detach().abs().max().item())
+            for _ in range(self.reads):
+                self.largest = max(self.largest, hidden.detach().abs().max().item())
         return Loss(functional.cross_entropy(hidden, batch[1], reduction="sum"))
 
 

@@ -21,7 +21,7 @@ Bottleneck = Literal[
 MIN_GAIN = 0.03
 """Advice that promises less of the step is not given."""
 CRITICAL_SHARE = 0.8  # of the steps: the others wait for this one rank, not for whichever is late by chance
-MAX_WORKERS, WORKERS_PER_CORE = 16, 4
+MAX_WORKERS, WORKERS_PER_CORE, USUAL_CORES = 16, 4, 8.0
 MAX_ACCUMULATE = 8
 SLOWER_LINK = 0.6  # of what doctor measured
 OWN_PARTS = {"compute": "computes", "data": "waits for data", "host_sync": "waits for its device", "gaps": "is idle"}
@@ -105,7 +105,7 @@ def _data(result: ProfileResult) -> Iterator[Advice]:
         return
     rest, workers = step_s - waited, int(result.settings.get("data.workers", "0"))
     load_s = workers * step_s if workers else waited
-    cores, load = result.cores_per_rank or 1.0, result.loading_cores
+    cores, load = result.cores_per_rank or USUAL_CORES, result.loading_cores
     waits_for_storage = load is not None and load < 0.5
     most = max(1, min(MAX_WORKERS, int(cores * WORKERS_PER_CORE if waits_for_storage else cores)))
     wanted = min(most, math.ceil(1.2 * load_s / max(rest, 1e-9)))
@@ -189,12 +189,16 @@ def _exposed_s(result: ProfileResult) -> tuple[float, float]:
 
 
 def _communication(result: ProfileResult) -> Iterator[Advice]:
-    """Another bucket size against latency, fewer all-reduces against both; first what saves more."""
+    """Another bucket size against latency, fewer bytes against bandwidth, fewer all-reduces against both."""
     exposed, _ = _exposed_s(result)
     if result.buckets and exposed:
-        found = [_fewer_all_reduces(result, exposed), *_other_bucket_size(result, exposed)]
-        # Buckets come without a change of the training, so they are first where they bring about as much.
-        yield from sorted(found, key=lambda one: -one.saved_s[0] * (1.5 if one.bottleneck == "bucket_size" else 1.0))
+        found = [
+            *_fewer_bytes(result, exposed),
+            _fewer_all_reduces(result, exposed),
+            *_other_bucket_size(result, exposed),
+        ]
+        # What changes the training less is first where it brings about as much.
+        yield from sorted(found, key=lambda one: -one.saved_s[0] * (3 if one.samples_factor == 1 else 1))
 
 
 def _other_bucket_size(result: ProfileResult, exposed: float) -> Iterator[Advice]:
@@ -213,7 +217,7 @@ def _other_bucket_size(result: ProfileResult, exposed: float) -> Iterator[Advice
     freed = 0.0 if _is_gpu(result) else max(0.0, min(result.hidden_communication_s, total - planned_s))
     each = f", {latency(costs[0].latency_s)} of each latency" if len(costs) == 1 else ""
     yield Advice(
-        bottleneck="bucket_size",
+        bottleneck="bucket_size" if saved[0] > exposed / 2 else "network",
         text=f"{_of_step(result, exposed)} is exposed communication, in {plural(len(buckets), 'bucket')} of "
         f"{file_size(sum(one.num_bytes for one in buckets) / len(buckets))}",
         remedy=f"pass bucket_cap_mb={cap:g} to DistributedDataParallel" if _is_script(result) else "",
@@ -223,6 +227,30 @@ def _other_bucket_size(result: ProfileResult, exposed: float) -> Iterator[Advice
         saved_s=(saved[0] + freed / 2, max(saved) + freed, 0.7 * min(saved)),
         derivation=f"all-reduces take {latency(total)}{each}; in buckets of {cap:g} MB {latency(planned_s)}, "
         f"{latency(left * scale)} of it exposed",
+    )
+
+
+def _on_network(result: ProfileResult, exposed: float) -> str:
+    size, speed = sum(one.num_bytes for one in result.buckets), bus_bytes_per_s(result.buckets, result.world_size)
+    return f"{_of_step(result, exposed)} is exposed communication: {file_size(size)} of gradients at {bit_rate(speed)}"
+
+
+def _fewer_bytes(result: ProfileResult, exposed: float) -> Iterator[Advice]:
+    """Gradients in half the bytes."""
+    if _is_script(result) or result.settings.get("dist.comm", "none") != "none":
+        return
+    costs = fit_costs(result.buckets, network_bytes_per_s=result.network_bytes_per_s, world_size=result.world_size)
+    saved = [sum(min(one.reduce_s, cost.s_per_byte * one.num_bytes / 2) for one in result.buckets) for cost in costs]
+    likely = min(exposed, saved[0])
+    yield Advice(
+        bottleneck="network",
+        text=_on_network(result, exposed),
+        remedy="gradients are rounded to bf16 before they are added: compare the losses",
+        settings={"dist.comm": "bf16"},
+        cost_s=exposed,
+        step_s=result.step_s,
+        saved_s=(0.8 * likely, min(exposed, max(saved)), 0.4 * min(likely, *saved)),
+        derivation=f"half the bytes save {latency(saved[0])} of the all-reduces, less the time for rounding",
     )
 
 
@@ -243,10 +271,9 @@ def _fewer_all_reduces(result: ProfileResult, exposed: float) -> Advice:
     elif result.num_nodes > 1 and not doctors:
         remedies.append("drumline doctor --hosts measures the link")
     saved = exposed * (1 - 1 / factor)
-    size = file_size(sum(bucket.num_bytes for bucket in result.buckets))
     return Advice(
         bottleneck="network",
-        text=f"{_of_step(result, exposed)} is exposed communication: {size} of gradients at {bit_rate(speed)}",
+        text=_on_network(result, exposed),
         remedy="; ".join(remedies),
         settings=None if _is_script(result) else _larger_batch(result, factor),
         samples_factor=factor,

@@ -15,6 +15,7 @@ FIRST_BUCKET_BYTES = 1 << 20
 CAPS_MB = (25.0, 1.0, 5.0, 10.0, 50.0, 100.0, 200.0)
 """The sizes that are compared; DDP's default first, since it is taken where others bring no more."""
 MIN_SPREAD = 2.0
+LARGE = 1 << 20
 SLOWEST_LINK = 12.5e6
 """Bytes per second: no slower link is assumed where the bandwidth is not known."""
 
@@ -34,7 +35,8 @@ def fit_costs(
     buckets: Sequence[Bucket], *, network_bytes_per_s: float | None, world_size: int
 ) -> tuple[ReduceCost, ...]:
     """The cost of an all-reduce: one where the buckets' sizes differ enough to tell latency and bandwidth apart, or
-    where `doctor` has measured the bandwidth; otherwise two, for an infinitely fast link and for the slowest."""
+    where `doctor` has measured the bandwidth. Otherwise two, the likely one first: small ones are latency, unless the
+    link is very slow, and large ones are bytes."""
     sizes = [bucket.num_bytes for bucket in buckets]
     mean_size, mean_s = sum(sizes) / len(sizes), sum(bucket.reduce_s for bucket in buckets) / len(buckets)
     if max(sizes) >= MIN_SPREAD * min(sizes):
@@ -42,11 +44,11 @@ def fit_costs(
         slope = sum((one.num_bytes - mean_size) * (one.reduce_s - mean_s) for one in buckets) / spread
         slope = min(max(slope, 0.0), mean_s / mean_size)  # neither term of the sum is negative
         return (ReduceCost(latency_s=mean_s - slope * mean_size, s_per_byte=slope),)
-    # Of bytes over bus bandwidth, at most all of it.
-    slopes = [
-        min(2 * (world_size - 1) / world_size / speed, mean_s / mean_size)
-        for speed in ([network_bytes_per_s] if network_bytes_per_s else [math.inf, SLOWEST_LINK])
-    ]
+    all_of_it = mean_s / mean_size
+    speeds = [network_bytes_per_s] if network_bytes_per_s else [math.inf, SLOWEST_LINK]
+    slopes = [min(2 * (world_size - 1) / world_size / speed, all_of_it) for speed in speeds]
+    if mean_size >= LARGE and not network_bytes_per_s:
+        slopes = [all_of_it, all_of_it / 2]
     return tuple(ReduceCost(latency_s=mean_s - slope * mean_size, s_per_byte=slope) for slope in slopes)
 
 

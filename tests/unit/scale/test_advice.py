@@ -116,20 +116,32 @@ def test_tiny_buckets_become_larger_ones() -> None:
     assert "bucket_cap_mb=25" in first(as_script(result)).remedy
 
 
-def test_a_slow_link_gets_fewer_all_reduces() -> None:
-    buckets = (bucket(MIB, 0.01, 0.006), bucket(8 * MIB, 0.03, 0.048))
+def test_a_slow_link_gets_fewer_bytes_and_fewer_all_reduces() -> None:
+    buckets = (bucket(MIB, 0.001, 0.006), bucket(8 * MIB, 0.003, 0.048))
     result = profile(parts={"exposed_communication": 0.05}, buckets=buckets, num_nodes=2)
-    advice = first(result)
-    assert (advice.bottleneck, advice.samples_factor) == ("network", 8)
-    assert advice.settings == {"train.batch_size": "512", "train.accumulate": "8"}
-    assert advice.predicted_step_s == pytest.approx(STEP_S - 0.05 * 7 / 8)
-    assert "9.44 MB of gradients at 1.4 Gbit/s" in advice.text
-    assert "drumline doctor --hosts measures the link" in advice.remedy
-    throttled = first(replace(result, network_bytes_per_s=1.25e9))
+    rounded, larger = advise(result)
+    assert [rounded.bottleneck, larger.bottleneck] == ["network", "network"]
+    assert rounded.settings == {"dist.comm": "bf16"}
+    assert rounded.predicted_step_s == pytest.approx(STEP_S - 0.8 * 0.054 / 2), "0.054 s are all bytes"
+    assert "9.44 MB of gradients at 1.4 Gbit/s" in rounded.text
+    assert larger.settings == {"train.batch_size": "512", "train.accumulate": "8"}
+    assert larger.samples_factor == 8
+    assert larger.predicted_step_s == pytest.approx(STEP_S - 0.05 * 7 / 8)
+    assert "drumline doctor --hosts measures the link" in larger.remedy
+    throttled = advise(replace(result, network_bytes_per_s=1.25e9))[-1]
     assert "doctor measured 10 Gbit/s: look for what else uses the link" in throttled.remedy
-    assert "bf16_compress_hook" in first(as_script(result)).remedy
-    per_rank = replace(result, settings={"train.batch_size_per_rank": "32", "train.micro_batch_size": "8"})
-    assert first(per_rank).settings == {"train.batch_size_per_rank": "256"}
+    (in_words,) = advise(as_script(result))
+    assert in_words.settings is None
+    assert "bf16_compress_hook" in in_words.remedy
+    per_rank = {"train.batch_size_per_rank": "32", "train.micro_batch_size": "8", "dist.comm": "bf16"}
+    assert first(replace(result, settings=per_rank)).settings == {"train.batch_size_per_rank": "256"}
+
+
+def test_smaller_buckets_that_begin_earlier_are_a_remedy_for_a_slow_link() -> None:
+    buckets = (bucket(MIB, 0.003, 0.006), bucket(8 * MIB, 0.03, 0.048))
+    found = advise(profile(parts={"exposed_communication": 0.05}, buckets=buckets))
+    assert {one.bottleneck for one in found} == {"network"}
+    assert {"dist.bucket_cap_mb": "1"} in [one.settings for one in found]
 
 
 def test_a_slow_rank_is_named_with_what_it_does() -> None:
@@ -190,8 +202,8 @@ def test_fp32_on_a_gpu_is_the_last_advice() -> None:
 
 def test_the_most_expensive_bottleneck_is_first() -> None:
     parts = {"data": 0.02, "exposed_communication": 0.04}
-    found = advise(profile(parts=parts, buckets=(bucket(8 * MIB, 0.03, 0.048),)))
-    assert [one.bottleneck for one in found] == ["network", "data"]
+    found = advise(profile(parts=parts, buckets=(bucket(8 * MIB, 0.001, 0.048),)))
+    assert [one.bottleneck for one in found] == ["network", "network", "data"]
 
 
 def test_the_advice_in_lines() -> None:
@@ -219,6 +231,11 @@ def test_buckets_of_one_size_leave_it_open_unless_doctor_has_measured() -> None:
     assert slowest(10_000) == pytest.approx(0.004)
     (known,) = fit_costs(buckets, network_bytes_per_s=1e7, world_size=2)
     assert known.latency_s == pytest.approx(0.003)
+
+
+def test_large_buckets_of_one_size_are_mostly_bytes() -> None:
+    likely, least = fit_costs([bucket(8 * MIB, 0.0, 0.04)], network_bytes_per_s=None, world_size=2)
+    assert (likely.latency_s, least.latency_s) == (pytest.approx(0.0), pytest.approx(0.02))
 
 
 def test_planned_buckets_are_those_of_ddp() -> None:
