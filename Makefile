@@ -81,6 +81,13 @@ bench-scale: .venv/ready tools ## how far predictions of steps are from steps ov
 bench-lint: .venv/ready ## how long the linter takes for 1,000 files, and to start, on one core
 	$(BIN)/python -m benchmarks.lint_speed --parts
 
+bench-profile: .venv/ready ## compare the overlap and idle time of a profile on GPUs (RUN=folder) with Holistic Trace Analysis
+	$(BIN)/pip install --quiet --constraint constraints.txt --target build/hta HolisticTraceAnalysis
+	PYTHONPATH=build/hta $(BIN)/python -m benchmarks.hta_agreement $(RUN)
+
+soak-profile: .venv/ready tools ## profiles of jobs with a planted bottleneck: is it named first, do changes bring what was predicted
+	$(BIN)/python -m tests.planted_soak --count 3
+
 soak-exact: .venv/ready ## hundreds of random kills and resumes, compared bit for bit
 	$(BIN)/python -m tests.schedules --count 300
 
@@ -109,4 +116,4 @@ soak-demo: .venv/ready ## run the demo to its end: does it reach its accuracy?
 clean: ## remove what the targets above made
 	rm -rf .venv .venv-newest runs build *.egg-info $(LINT)/build $(LINT)/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo check quick docs tools test bench bench-gpu bench-data compare bench-exact bench-doctor bench-preflight bench-watch bench-comm bench-scale bench-lint soak-exact soak-properties soak-demo soak-restarts soak-faults soak-storm soak-calm soak-forks test-newest clean
+.PHONY: help setup demo check quick docs tools test bench bench-gpu bench-data compare bench-exact bench-doctor bench-preflight bench-watch bench-comm bench-scale bench-lint bench-profile soak-profile soak-exact soak-properties soak-demo soak-restarts soak-faults soak-storm soak-calm soak-forks test-newest clean

@@ -11,11 +11,13 @@ on every rank; a larger one fails.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
 from drumline.errors import UsageError
-from drumline.scale.profile_result import PROFILE_FOLDER, RankSteps, read_profile
+from drumline.scale.profile_result import RankSteps, read_profile
+from drumline.watch.profile_files import PROFILE_FOLDER, trace_path
 
 GOAL = 3.0
 
@@ -31,6 +33,7 @@ def ours(rank: RankSteps) -> tuple[float, float]:
 
 def theirs(traces: dict[int, Path]) -> dict[int, tuple[float, float]]:
     """The same by HTA, whose window is from the first kernel to the last one."""
+    os.environ["HTA_DISABLE_NS_ROUNDING"] = "1"  # otherwise every kernel is up to a microsecond shorter
     from hta.trace_analysis import TraceAnalysis
 
     analysis = TraceAnalysis(trace_files={rank: str(path) for rank, path in traces.items()}, trace_dir="")
@@ -48,7 +51,7 @@ def main() -> int:
     result = read_profile(run)
     if result.device == "cpu":
         raise UsageError(f"{run} is a profile on the CPU: HTA reads kernels of GPUs only")
-    found = theirs({one.rank: run / PROFILE_FOLDER / f"rank-{one.rank:05d}.trace.json.gz" for one in result.ranks})
+    found = theirs({one.rank: trace_path(run / PROFILE_FOLDER, one.rank) for one in result.ranks})
     worst = 0.0
     print(f"{'rank':>4}  {'overlap':>8} {'HTA':>8} {'':>7}  {'idle':>8} {'HTA':>8}")
     for one in result.ranks:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from drumline.scale.advice import Advice, advice_lines, advise, flags_of
 from drumline.scale.bucket_plan import ReduceCost, exposed_s, fit_costs, planned
-from drumline.scale.profile_result import PARTS, Bucket, HostSync, Kernel, ProfileResult, RankSteps
+from drumline.scale.profile_result import PARTS, Bucket, HostSync, Kernel, ProfileResult, RankSteps, read_profile
 
 STEP_S = 0.1
 MIB = 1 << 20
@@ -252,3 +253,21 @@ def test_planned_buckets_are_those_of_ddp() -> None:
 def test_what_is_reduced_after_the_last_gradient_is_exposed() -> None:
     assert exposed_s([(0.01, 0.0), (0.01, 0.03)]) == pytest.approx(0.01)
     assert exposed_s([(0.05, 0.0), (0.01, 0.03)]) == pytest.approx(0.03), "the second waits for the first"
+
+
+@pytest.mark.parametrize(
+    ("planted", "bottleneck", "settings"),
+    [
+        ("slow", "slow_rank", None),
+        ("item", "host_sync", None),
+        ("syncbn", "other_collectives", {"dist.sync_batchnorm": "false"}),
+        ("tiny", "bucket_size", {"dist.bucket_cap_mb": "25"}),
+    ],
+)
+def test_what_was_planted_on_a_gpu_is_named_first(
+    planted: str, bottleneck: str, settings: dict[str, str] | None
+) -> None:
+    """Profiles of two NCCL ranks on an H200, of a small convolutional network; rank 1 slept in `slow`."""
+    result = read_profile(Path(__file__).parents[2] / "data" / "profiles" / f"h200-{planted}.json")
+    assert sum(result.parts_s.values()) == pytest.approx(result.step_s, rel=0.02)
+    assert (first(result).bottleneck, first(result).settings) == (bottleneck, settings)
