@@ -215,6 +215,10 @@ def _other_bucket_size(result: ProfileResult, exposed: float) -> Iterator[Advice
     saved = [exposed - min(exposed, plan[best][1] * scale) for plan in plans]
     # On the CPU all-reduces take time from the computing that hides them.
     freed = 0.0 if _is_gpu(result) else max(0.0, min(result.hidden_communication_s, total - planned_s))
+    # Ranks that are late in turn wait in each of many all-reduces.
+    is_one_late = max(one.critical_steps for one in result.ranks) >= CRITICAL_SHARE * result.num_steps
+    fewer = 1 - min(1.0, planned_s / max(total, 1e-12))
+    waiting = 0.0 if is_one_late else fewer * result.parts_s["waiting_for_rank"]
     each = f", {latency(costs[0].latency_s)} of each latency" if len(costs) == 1 else ""
     yield Advice(
         bottleneck="bucket_size" if saved[0] > exposed / 2 else "network",
@@ -224,9 +228,9 @@ def _other_bucket_size(result: ProfileResult, exposed: float) -> Iterator[Advice
         settings=None if _is_script(result) else {"dist.bucket_cap_mb": f"{cap:g}"},
         cost_s=exposed,
         step_s=step_s,
-        saved_s=(saved[0] + freed / 2, max(saved) + freed, 0.7 * min(saved)),
+        saved_s=(saved[0] + (freed + waiting) / 2, max(saved) + freed + waiting, 0.7 * min(saved)),
         derivation=f"all-reduces take {latency(total)}{each}; in buckets of {cap:g} MB {latency(planned_s)}, "
-        f"{latency(left * scale)} of it exposed",
+        f"{latency(left * scale)} of it exposed" + (", and less waiting in them" if waiting else ""),
     )
 
 

@@ -55,7 +55,7 @@ def test_the_largest_loss_is_first(tmp_path: Path) -> None:
     assert headline(host) == "the host is slow: 60% of the step neither computes nor waits (Python, launches)"
     syncs = (HostSync(source="train.py:7", call="cudaStreamSynchronize", seconds=0.05, calls=1.0),)
     gpu = replace(changed(result, compute=40, gaps=60), device="NVIDIA H200", syncs=syncs)
-    assert headline(gpu).endswith("idle 50% of the step because of that, mostly in train.py:7")
+    assert headline(gpu).endswith("idle 60% of the step because of that, mostly in train.py:7")
 
 
 def test_text_of_others_is_one_line(tmp_path: Path) -> None:
