@@ -126,6 +126,7 @@ class LogTraining(Action):
             numbers["grad_norm"] = float(self._train_step.grad_norm)
         exposed = None if math.isnan(exposed_s) else exposed_s / job.ddp.world_size
         speed = throughput.lap(waited_s=job.loader.waited_s, tokens=num_tokens, exposed_s=exposed)
+        self._report_phases(context)
         context.reporter.report(
             "train",
             step=step,
@@ -135,7 +136,6 @@ class LogTraining(Action):
             seconds_left=throughput.seconds_for(context.total_steps - step),
             **numbers,
         )
-        self._report_phases(context)
         self._notices.report(context.reporter)
         if self._data_advice is not None:
             self._data_advice.check(context, speed.data_share, blocked_s * speed.samples_per_s / job.batch.size)
