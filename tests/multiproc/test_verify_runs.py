@@ -171,7 +171,10 @@ LEDGER, EVENTS, ZERO = "ledger.jsonl", "events/rank-00001.jsonl", "events/rank-0
             ["checkpoints/step-00000010: is missing", "ledger.jsonl: is missing, though the run has taken steps"],
         ),
         (cut_tails(4), ["rank-00000.jsonl, line ", "but the ledger reaches step 10"]),
-        (change_lines(EVENTS, lambda lines: lines.pop(3)), [f"{EVENTS}, line 3: the events stop at step 2, but"]),
+        (
+            change_lines(EVENTS, lambda lines: lines.__delitem__(slice(4, 6))),  # a `phases` event, and its `train`
+            [f"{EVENTS}, line 4: the events stop at step 2, but"],
+        ),
         (
             change_lines(ZERO, lambda lines: lines.__setitem__(slice(None), [x for x in lines if SAVE not in x])),
             [f"{ZERO}: has no event of the checkpoints of steps 4 and 8"],
