@@ -16,12 +16,14 @@ from drumline.engine.run_folder import RunFolder
 from drumline.engine.run_status import RunState, RunStatusReader
 from drumline.errors import UsageError
 from drumline.metrics.display import event_line, metrics_of
-from drumline.report.curves import Curve, Curves
-from drumline.report.event_sample import number, rank_files, sampled_events, text
+from drumline.report.curves import SCALING, Curve, Curves
+from drumline.report.event_sample import MAX_STEP, number, rank_files, sampled_events, text
 from drumline.report.goodput import AttemptTimes
 from drumline.report.heat_map import PhaseTimes
 from drumline.scale.profile_result import ProfileResult, read_profile
 from drumline.scale.profile_words import headline
+from drumline.scale.scaling_plot import efficiency_lines
+from drumline.scale.scaling_result import Measurement, Prediction, read_scaling
 from drumline.text import number_ranges
 from drumline.untrusted import TEXT_BYTES, parse_json, parse_toml, read_regular
 from drumline.watch.diagnosis.diagnosis_files import read_diagnoses
@@ -106,6 +108,8 @@ def read_run(path: Path) -> RunData:
     run.environment, run.hosts = _read_environment(folder.environment_file)
     run.settings = _read_settings(folder.config_file)
     run.moments = sorted([*_thin(run.moments), *_diagnoses(folder.diagnoses)], key=lambda moment: moment.time)
+    with suppress(UsageError, ValueError, ArithmeticError):
+        run.curves += _read_scaling(path)
     with suppress(UsageError, KeyError, ValueError, ArithmeticError, IndexError):
         profile = read_profile(path)
         run.profile_headline, run.profile = headline(profile), profile
@@ -198,6 +202,17 @@ def _diagnoses(folder: Path) -> list[Moment]:
         for one in records[:MAX_MOMENTS]
         if number(one["time"]) is not None
     ]
+
+
+def _read_scaling(path: Path) -> list[Curve]:
+    """The latest measurement and the latest prediction in RUN/scale: efficiency by ranks."""
+    found = [*read_scaling(path, Measurement)[-1:], *read_scaling(path, Prediction)[-1:]]
+    lines = {name: line for one in found for name, line in efficiency_lines(one).items()}
+    curves = []
+    for name, line in lines.items():
+        points = {ranks: number(value) for ranks, _, value, _ in line if 0 < ranks < MAX_STEP}
+        curves.append(Curve(SCALING, name[:MAX_TEXT], sorted(points), [points[ranks] for ranks in sorted(points)]))
+    return [curve for curve in curves if curve.steps]
 
 
 def _read_environment(path: Path) -> tuple[dict[str, str], dict[int, str]]:

@@ -171,7 +171,7 @@ def test_every_phase_of_a_run_is_seen_from_outside(tmp_path: Path, exact: str) -
         assert places["model"] == ["START"]
         assert places["data"] == ["DATA", "START"], "START: samples are compared before the first step"
         assert places["loss"] == ["FORWARD", "START"], "START: the loss is checked before the first step"
-        assert places["gradient"] == ["BACKWARD"]
+        assert places["gradient"] == ["BACKWARD", "START"], "START: operations are counted before the first step"
         assert places["optimizer"] == ["OPTIMIZER"]
         assert places["report"] == ["BETWEEN", "EVALUATION"]
         assert places["evaluation loss"] == ["EVALUATION"]

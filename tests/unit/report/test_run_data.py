@@ -16,6 +16,7 @@ from drumline.report.goodput import RunClock, goodput_of
 from drumline.report.heat_map import make_heat_map
 from drumline.report.run_data import read_run
 from drumline.report.run_list import list_runs
+from drumline.scale.scaling_result import MeasuredSize, Measurement, write_scaling
 from tests.report_runs import append, write_run
 
 OLD_RUN = Path(__file__).parents[2] / "data" / "run-0.1"
@@ -176,6 +177,33 @@ def test_a_damaged_folder_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     assert len(run.phases[1]) == 40
     assert (run.environment, run.settings, run.profile) == ({}, {}, None)
     assert {moment.kind for moment in run.moments} <= {"start", "checkpoint", "recovered", "preempted", "end"}
+
+
+def test_a_measured_scaling_is_a_curve_by_ranks(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", ranks=1)
+    sizes = tuple(
+        MeasuredSize(
+            scaling="weak",
+            nodes=1,
+            ranks=ranks,
+            batch_size=32,
+            step_s=0.1,
+            spread_s=0.01,
+            speedup=ranks * efficiency,
+            efficiency=efficiency,
+            parts_s={},
+            hidden_communication_s=0.0,
+            run="x",
+        )
+        for ranks, efficiency in ((1, 1.0), (2, 0.9), (4, 0.8))
+    )
+    measured = Measurement(made_at=1.0, task="digits", device="cpu", shares_cores=False, sizes=sizes)
+    write_scaling(run, measured)
+    curve = read_run(run).curves[-1]
+    assert (curve.chart, curve.label) == ("scaling efficiency", "measured, weak scaling")
+    assert (curve.steps, curve.values) == ([1, 2, 4], pytest.approx([1.0, 0.9, 0.8]))
+    (run / "scale" / "prediction-1.json").write_text("{}")
+    assert read_run(run).state == "done", "what is damaged there is left out"
 
 
 def test_a_run_of_version_0_1_is_read() -> None:
