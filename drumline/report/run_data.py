@@ -206,7 +206,10 @@ def _diagnoses(folder: Path) -> list[Moment]:
 
 def _read_scaling(path: Path) -> list[Curve]:
     """The latest measurement and the latest prediction in RUN/scale: efficiency by ranks."""
-    found = [*read_scaling(path, Measurement)[-1:], *read_scaling(path, Prediction)[-1:]]
+    found: list[Measurement | Prediction] = [
+        *read_scaling(path, Measurement)[-1:],
+        *read_scaling(path, Prediction)[-1:],
+    ]
     lines = {name: line for one in found for name, line in efficiency_lines(one).items()}
     curves = []
     for name, line in lines.items():
