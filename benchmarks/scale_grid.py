@@ -130,30 +130,26 @@ def chosen(cells: list[tuple[int, int, float, int]], count: int | None) -> list[
     return sorted(cells)
 
 
-def measure(bed: Testbed, folder: Path, count: int | None, most_s: float) -> list[dict[str, Any]]:
+def measure(bed: Testbed, folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
     ranks = Ranks(bed, folder)
-    profiles = {
-        model: as_profile(
-            ranks.order(
-                "profile", 1, model_bytes=model * MIB, compute_s=COMPUTE_S, cap_mb=PROFILE_CAP_MB, steps=PROFILE_STEPS
-            )
-        )
-        for model in MODELS_MB
-    }
-    rows = []
+    alone = {"compute_s": COMPUTE_S, "cap_mb": PROFILE_CAP_MB, "steps": PROFILE_STEPS}
+    raw = {model: ranks.order("profile", 1, model_bytes=model * MIB, **alone) for model in MODELS_MB}
+    rows: list[dict[str, Any]] = []
+    kept: dict[str, Any] = {"profiles": raw, "points": {}, "cells": rows}
     sizes = [size for size in HOSTS if size <= len(bed.hosts)]
     grid = [cell for cell in itertools.product(MBITS, sizes, CAPS_MB, MODELS_MB) if cell[0] * cell[1] <= MOST_MBIT]
-    cells = chosen(grid, count)
+    cells = chosen(grid, options.cells)
     for mbit, group in itertools.groupby(cells, key=lambda cell: cell[0]):
         for host in bed.hosts:
             host.set_bandwidth(mbit)
         points = ranks.order("calibrate", 2, sizes=SIZES, rounds=ROUNDS)["points"]
+        kept["points"][mbit] = points
         link = link_from_points(f"{mbit}mbit", [tuple(one) for one in points], world_size=2, backend="gloo")
         print(f"# {mbit} Mbit/s: measured {link.bytes_per_s * 8e-6:.1f} Mbit/s, {link.latency_s * 1e6:.0f} us", points)
         for _, hosts, cap_mb, model in group:
-            shape = shape_of(profiles[model]).with_bucket_cap(cap_mb)
+            shape = shape_of(as_profile(raw[model])).with_bucket_cap(cap_mb)
             predicted = step_s(shape, network_of(link), hosts, 1)
-            if predicted > most_s:
+            if predicted > options.most_s:
                 continue
             values = {"model_bytes": model * MIB, "compute_s": COMPUTE_S, "cap_mb": cap_mb, "steps": STEPS}
             found = ranks.order("cell", hosts, **values)
@@ -170,6 +166,8 @@ def measure(bed: Testbed, folder: Path, count: int | None, most_s: float) -> lis
             }
             rows.append(row)
             print(line(row), flush=True)
+            if options.to:
+                options.to.write_text(json.dumps(kept, indent=1) + "\n")
     ranks.order("end", 0)
     return rows
 
@@ -199,10 +197,8 @@ def main() -> None:
         folder = Path(name) / "orders"
         folder.mkdir()
         with Testbed(Path(name), [chr(97 + number) for number in range(options.hosts)]) as bed:
-            rows = measure(bed, folder, options.cells, options.most_s)
+            rows = measure(bed, folder, options)
     print(f"\n{summary(rows)}")
-    if options.to:
-        options.to.write_text(json.dumps({"cells": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -7,13 +7,14 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from drumline.cli.profile_command import task_words
 from drumline.cli.train_command import OWN_FLAGS as TRAIN_FLAGS
 from drumline.cli.train_command import settle_before_torch
 from drumline.config import Flags, FlagTable, read_flags
-from drumline.config.fields import flag_text
 from drumline.config.help import render_flags
 from drumline.config.schema import Count, Fraction, NotNegative, Positive, Seed
 from drumline.engine.run_folder import run_name
@@ -95,8 +96,9 @@ usage: drumline scale predict RUN|PROFILE ...   what a job would reach on more n
 PREDICT_USAGE = """\
 usage: drumline scale predict RUN|PROFILE [--nodes 2,8,64] [--gpus-per-node 8] [--network 100gbit]
 
-From the profile of one run (train with --log.profile 10:20, on two ranks or more), simulates steps on more nodes: DDP's
-buckets as they become ready, their all-reduces over the network, overlap with the backward pass, the slowest rank.
+From the profile of one run (`drumline profile TASK --procs 2`, or `drumline train --log.profile 10:20`), simulates
+steps on more nodes: DDP's buckets as they become ready, their all-reduces over the network, overlap with the backward
+pass, the slowest rank.
 Prints the step, its efficiency against a rank alone (each rank keeps its batch), goodput with failures and checkpoints,
 the cost, better bucket sizes and accumulation, and where more nodes stop paying. RUN/scale/ keeps it, with a plot.
 """
@@ -216,17 +218,11 @@ def _measure(flags: Flags) -> int:
     except ConfigError as error:
         problems += [one for one in error.problems if one not in flags.layer.problems]
     _check_flags(flags, problems, "measure")
-    task, file = flags.positional[0], given.get("config")
-    settings = {path: setting.value for path, setting in flags.layer.settings.items()}
-
-    def arguments(changes: Mapping[str, Any]) -> list[str]:
-        words = [f"--{path}={flag_text(value)}" for path, value in {**settings, **changes}.items()]
-        return [task, *([f"--config={file}"] if file else []), *words]
-
-    folder = Path(given.get("run", f"runs/scale-{run_name(task)}"))
+    folder = Path(given.get("run", f"runs/scale-{run_name(flags.positional[0])}"))
     own = folder / time.strftime("%Y%m%d-%H%M%S")
     room = len(list(Path("/proc/driver/nvidia/gpus").glob("*"))) or len(os.sched_getaffinity(0))
-    found = measure(SizedRuns(arguments=arguments, options=options, folder=own, note=print_message), room=room)
+    runs = SizedRuns(arguments=partial(task_words, flags), options=options, folder=own, note=print_message)
+    found = measure(runs, room=room)
     return _keep(folder, found, measurement_lines(found), is_json=bool(given.get("json")))
 
 

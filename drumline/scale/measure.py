@@ -76,7 +76,8 @@ class SizedRuns:
         """Run it, with another batch if one is given, and read its profile."""
         self.note(f"{plural(ranks, 'rank')}{'' if batch is None else f', a batch of {batch:,}'}")
         last = WARM_UP + self.options.steps
-        changed = {**QUIET, "train.steps": last, "log.profile": f"{WARM_UP}:{last}"}
+        length = {"optim.warmup_steps": 0, "train.steps": last + 1, "log.profile": f"{WARM_UP}:{last}"}
+        changed = {**QUIET, **length}
         words = tuple(self.arguments(changed if batch is None else {**changed, "train.batch_size": batch}))
         run, hosts = self.folder / f"{name}-{ranks}", tuple(self.options.hosts_of(ranks))
         what, log = f"the run on {plural(ranks, 'rank')}", self.folder / f"{name}-{ranks}.log"

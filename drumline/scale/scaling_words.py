@@ -9,8 +9,8 @@ from drumline.scale.prediction_check import CheckedSize
 from drumline.scale.scaling_result import USUAL, MeasuredSize, Measurement, PredictedSize, Prediction, Range
 from drumline.text import duration, plural, two_digits
 
-WORTH = 0.02
-"""A change is mentioned when it saves this part of a step."""
+WORTH, WORTH_A_BATCH = 0.02, 0.05
+"""A change is mentioned when it saves this part of a step; one of the batch when it raises the efficiency by this."""
 PART_WORDS = {
     "compute": "compute, which takes longer than on the fewest ranks",
     "exposed_communication": "exposed communication",
@@ -84,7 +84,7 @@ def _changes(prediction: Prediction, size: PredictedSize) -> Iterator[str]:
             f"{where}: --dist.bucket_cap_mb {size.best_bucket_cap_mb:g} would shorten the step by {saved:.0%}, to "
             f"{step_text(size.best_bucket_step_s)}"
         )
-    if size.best_accumulate > prediction.accumulate:
+    if size.best_accumulate_efficiency - size.efficiency[1] >= WORTH_A_BATCH:
         yield (
             f"{where}: --train.accumulate {size.best_accumulate} would raise the efficiency to "
             f"{size.best_accumulate_efficiency:.0%}, with a global batch "
