@@ -213,14 +213,17 @@ def top_kernels(traces: Iterable[RankTrace]) -> list[Kernel]:
     num_steps = 0
     for trace in traces:
         num_steps += len(trace.steps)
-        starts = [step.start for step in trace.steps]
         for name, start, lasts in trace.operations:
-            place = bisect_right(starts, start) - 1
-            if place >= 0 and start < trace.steps[place].end:
+            if _is_in_a_step(trace, start):
                 seconds[name] += lasts
                 calls[name] += 1
     found = [Kernel(name=name, seconds=seconds[name] / num_steps, calls=calls[name] / num_steps) for name in seconds]
     return sorted(found, key=lambda kernel: -kernel.seconds)
+
+
+def _is_in_a_step(trace: RankTrace, when: float) -> bool:
+    place = bisect_right(trace.steps, when, key=lambda step: step.start) - 1
+    return place >= 0 and when < trace.steps[place].end
 
 
 def host_syncs(traces: Iterable[RankTrace]) -> list[HostSync]:

@@ -21,6 +21,8 @@ MOST_SHOWN = 5
 LITTLE = 0.05
 """A loss of less than this part of the step is not worth a change."""
 MOST_NAME = 60
+CAUSE_GAPS = ("slow_rank", "host_sync", "launches")
+"""Bottlenecks of which gaps are a symptom."""
 
 
 def words_of(result: ProfileResult) -> list[str]:
@@ -40,9 +42,10 @@ def words_of(result: ProfileResult) -> list[str]:
 def _heading(result: ProfileResult) -> Iterator[str]:
     last = result.first_step + result.num_steps - 1
     nodes = "" if result.num_nodes == 1 else f" on {plural(result.num_nodes, 'node')}"
+    backend = f", {one_line(result.backend)}" if result.world_size > 1 else ""
     yield (
         f"profile of {one_line(result.task)}: steps {result.first_step} to {last}, "
-        f"{plural(result.world_size, 'rank')}{nodes}, {one_line(result.device)}, {one_line(result.backend)}"
+        f"{plural(result.world_size, 'rank')}{nodes}, {one_line(result.device)}{backend}"
     )
     if result.missing_ranks:
         ranks = sorted(int(rank) for rank in result.missing_ranks)
@@ -55,7 +58,7 @@ def headline(result: ProfileResult) -> str:
     found = advise(result)
     first = found[0] if found and found[0].cost_s else None
     gaps_s = result.parts_s["gaps"]
-    if first is None or (result.device == "cpu" and gaps_s > first.cost_s and first.bottleneck != "slow_rank"):
+    if first is None or (gaps_s > first.cost_s and first.bottleneck not in CAUSE_GAPS):
         if gaps_s < LITTLE * result.step_s:
             return f"the ranks compute {_share(result.parts_s['compute'], result)} of the step: there is little to gain"
         return f"the host is slow: {_share(gaps_s, result)} of the step neither computes nor waits (Python, launches)"

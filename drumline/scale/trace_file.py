@@ -292,11 +292,12 @@ def _plain(name: str) -> str:
 
 
 def _syncs(events: Sequence[Event]) -> Iterator[Event]:
-    own = union(_times(event for event in events if event.name == END_MARK))
+    """Those of the steps, by the host's time, but not of the profiler's own end."""
+    low = min((event.start for event in events if event.name.startswith(STEP_MARK)), default=0.0)
+    high = max((event.start for event in events if event.name == END_MARK), default=np.inf)
     for event in events:
         is_copy = event.name == "cudaMemcpyAsync" and event.end - event.start > BLOCKING_COPY_S
-        is_own = len(own) and own[0, 0] <= event.start <= own[-1, 1]
-        if event.kind == "cuda_runtime" and (is_copy or event.name in WAITS) and not is_own:
+        if event.kind == "cuda_runtime" and (is_copy or event.name in WAITS) and low <= event.start < high:
             yield event
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import os
 import shutil
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -63,8 +64,7 @@ class TraceCapture:
         self._unprofiled_s: float | None = None
         self._loading_s = [0.0, 0.0]
         """While the loop waited for batches: wall time and CPU time."""
-        self._sync_lines: list[tuple[int, str]] = []
-        self._show_warning: Any = None
+        self._sync_lines: SyncLines | None = None
         self.modules: list[torch.nn.Module] = []
         """Where DDP's buckets are looked for."""
         self.left_out: list[int] = []
@@ -153,7 +153,8 @@ class TraceCapture:
         self._profiler.start_trace()
         self.is_recording = True
         if self._is_gpu:
-            self._record_sync_lines()
+            self._sync_lines = SyncLines()
+            self._sync_lines.start()
         self._mark_step()
 
     def _mark_step(self) -> None:
@@ -165,9 +166,8 @@ class TraceCapture:
         with record_function(END_MARK):
             self._synchronize()
         self._profiler.stop_trace()
-        if self._show_warning is not None:
-            torch.cuda.set_sync_debug_mode("default")
-            warnings.showwarning = self._show_warning
+        if self._sync_lines is not None:
+            self._sync_lines.stop()
         self._write()
         self._profiler = None
 
@@ -209,27 +209,56 @@ class TraceCapture:
             cores=len(os.sched_getaffinity(0)) / self._local_world_size,
             loading_cores=self._loading_s[1] / self._loading_s[0] if self._loading_s[0] else None,
             left_out=tuple(self.left_out),
-            sync_lines=tuple(self._sync_lines),
+            sync_lines=tuple(self._sync_lines.found) if self._sync_lines else (),
             job=job,
         )
 
-    # Source lines of host synchronizations: torch warns of each, after it. A profile with stacks would cost far more.
 
-    def _record_sync_lines(self) -> None:
+class SyncLines:
+    """Records the source lines of what makes the host wait for a CUDA device: torch warns after an operation that does,
+    and its functions that wait are wrapped. A profile with stacks would cost far more."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[int, str]] = []
+        """Unix time in ns, just after the call, and the line."""
         self._show_warning = warnings.showwarning
-        warnings.showwarning = self._on_warning  # type: ignore[assignment]
+        self._waits = [(owner, owner.synchronize) for owner in (torch.cuda, torch.cuda.Stream, torch.cuda.Event)]
+
+    def start(self) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it is a prototype
+            torch.cuda.set_sync_debug_mode("warn")
         warnings.filterwarnings("always", message=f".*{SYNCHRONIZES}")
-        torch.cuda.set_sync_debug_mode("warn")
+        warnings.showwarning = self._on_warning  # type: ignore[assignment]
+        for owner, wait in self._waits:
+            setattr(owner, "synchronize", self._noting(wait))  # noqa: B010 - a module or a class
+
+    def stop(self) -> None:
+        torch.cuda.set_sync_debug_mode("default")
+        warnings.showwarning = self._show_warning
+        for owner, wait in self._waits:
+            setattr(owner, "synchronize", wait)  # noqa: B010
+
+    def _noting(self, wait: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(wait)
+        def synchronize(*args: Any, **kwargs: Any) -> Any:
+            result = wait(*args, **kwargs)
+            self._note(sys._getframe(1))
+            return result
+
+        return synchronize
 
     def _on_warning(self, message: Any, category: Any, filename: str, lineno: int, *more: Any) -> None:
-        if SYNCHRONIZES not in str(message):
+        if SYNCHRONIZES in str(message):
+            self._note(sys._getframe(1))
+        else:
             self._show_warning(message, category, filename, lineno, *more)
-        elif len(self._sync_lines) < MOST_SYNC_LINES:
-            frame: FrameType | None = sys._getframe(1)
-            while frame is not None and frame.f_code.co_filename.startswith((TORCH, __file__, warnings.__file__)):
-                frame = frame.f_back
-            place = f"{filename}:{lineno}" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
-            self._sync_lines.append((time.time_ns(), place))
+
+    def _note(self, frame: FrameType | None) -> None:
+        while frame is not None and frame.f_code.co_filename.startswith((TORCH, __file__, warnings.__file__)):
+            frame = frame.f_back
+        if frame is not None and len(self.found) < MOST_SYNC_LINES:
+            self.found.append((time.time_ns(), f"{frame.f_code.co_filename}:{frame.f_lineno}"))
 
 
 def ddp_data(modules: Iterable[torch.nn.Module]) -> dict[str, Any]:
