@@ -23,6 +23,7 @@ MIN_GAIN = 0.03
 CRITICAL_SHARE = 0.8  # of the steps: the others wait for this one rank, not for whichever is late by chance
 MAX_WORKERS, WORKERS_PER_CORE, USUAL_CORES = 16, 4, 8.0
 MAX_ACCUMULATE = 8
+ONE_CORE = 0.3  # of the work of a rank with one core: what threads of many all-reduces took from it, at most
 SLOWER_LINK = 0.6  # of what doctor measured
 OWN_PARTS = {"compute": "computes", "data": "waits for data", "host_sync": "waits for its device", "gaps": "is idle"}
 MATRIX_KERNELS = re.compile(r"gemm|conv|cutlass|winograd|wgrad|dgrad|fprop|mma", re.IGNORECASE)
@@ -213,8 +214,10 @@ def _other_bucket_size(result: ProfileResult, exposed: float) -> Iterator[Advice
     if cap == result.bucket_cap_mb:
         return
     saved = [exposed - min(exposed, plan[best][1] * scale) for plan in plans]
-    # On the CPU all-reduces take time from the computing that hides them.
+    # On the CPU all-reduces take time from the computing that hides them, and where a rank has one core, from the rest.
     freed = 0.0 if _is_gpu(result) else max(0.0, min(result.hidden_communication_s, total - planned_s))
+    if not _is_gpu(result) and (result.cores_per_rank or USUAL_CORES) < 2 and planned_s < total / 2:
+        freed += ONE_CORE * (result.parts_s["compute"] + result.parts_s["gaps"])
     # Ranks that are late in turn wait in each of many all-reduces.
     is_one_late = max(one.critical_steps for one in result.ranks) >= CRITICAL_SHARE * result.num_steps
     fewer = 1 - min(1.0, planned_s / max(total, 1e-12))

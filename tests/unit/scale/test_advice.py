@@ -115,6 +115,7 @@ def test_tiny_buckets_become_larger_ones() -> None:
     assert "60 buckets of 2.11 kB" in advice.text
     assert "1.0 ms of each latency" in advice.derivation
     assert "bucket_cap_mb=25" in first(as_script(result)).remedy
+    assert first(replace(result, cores_per_rank=1.0)).band[0] < advice.band[0], "gloo's threads need the same core"
     waiting = {"exposed_communication": 0.03, "waiting_for_rank": 0.02}
     in_turn = first(profile(parts=waiting, buckets=tuple(buckets), bucket_cap_mb=0.01))
     assert in_turn.saved_s[1] > advice.saved_s[1] + 0.015, "ranks wait for each other in fewer all-reduces"
