@@ -169,7 +169,7 @@ def _chart_data(chart: ChartView, most: int) -> dict[str, Any]:
         points = thinned(one.curve.steps, one.curve.values, most)
         values = [None if value is None else float(f"{value:.6g}") for _, value in points]
         style = {"colour": one.colour, "dashed": one.curve.label != "training"}
-        series.append({"label": shown(one.label)[:80], **style, "x": [step for step, _ in points], "y": values})
+        series.append({"label": shown(one.label)[:300], **style, "x": [step for step, _ in points], "y": values})
     is_share = chart.title in SHARES or chart.title.endswith("accuracy")
     return {"axis": chart.axis, "percent": is_share, "series": series}
 
