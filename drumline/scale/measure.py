@@ -106,6 +106,7 @@ def measure(runs: SizedRuns, *, room: int) -> Measurement:
 
 def _size(scaling: str, found: ProfileResult, run: Path, base: ProfileResult) -> MeasuredSize:
     step_s, base_s = (one.unprofiled_step_s or one.step_s for one in (found, base))
+    slower = found.step_s / step_s  # with the profiler
     assert found.batch_size is not None
     assert base.batch_size is not None
     speedup = found.batch_size / step_s / (base.batch_size / base_s)
@@ -115,10 +116,10 @@ def _size(scaling: str, found: ProfileResult, run: Path, base: ProfileResult) ->
         ranks=found.world_size,
         batch_size=found.batch_size,
         step_s=step_s,
-        spread_s=pstdev(seconds for rank in found.ranks for seconds in rank.step_s),
+        spread_s=pstdev(seconds for rank in found.ranks for seconds in rank.step_s) / slower,
         speedup=speedup,
         efficiency=speedup * base.world_size / found.world_size,
-        parts_s=found.parts_s,
-        hidden_communication_s=found.hidden_communication_s,
+        parts_s={part: seconds / slower for part, seconds in found.parts_s.items()},
+        hidden_communication_s=found.hidden_communication_s / slower,
         run=str(run),
     )
