@@ -133,3 +133,19 @@ def test_more_ranks_and_slower_links_never_shorten_a_step(
 def test_a_profile_without_what_is_needed_is_refused(values: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         shape_of(make_profile(**values))  # type: ignore[arg-type]
+
+
+def test_gloo_runs_two_collectives_at_a_time() -> None:
+    # Both buckets are ready at 0.9 and wait for hops of 0.1 s: two each, side by side.
+    shape = shape_of(make_profile(buckets=((4, 0.9), (4, 0.9))))
+    assert step_s(shape, make_network(1e15, 0.1), 2, 1) == pytest.approx(0.9 + 0.2 + 0.1)
+    # NCCL's one after the other, with its own latencies beside those of the link.
+    assert step_s(shape, make_network(1e15, 0.1, backend="nccl"), 2, 1) == pytest.approx(0.9 + 0.4 + 0.1, rel=1e-3)
+
+
+def test_what_the_profiler_took_is_not_predicted() -> None:
+    shape = shape_of(make_profile(parts_s={"exposed_communication": 1.0}, unprofiled_step_s=1.8))
+    assert shape.alone_s == pytest.approx(0.8)
+    assert [bucket.ready_s for bucket in shape.buckets] == pytest.approx([0.4, 0.72])
+    assert shape_of(make_profile(unprofiled_step_s=9.0)).alone_s == pytest.approx(1.0)
+    assert shape_of(make_profile(unprofiled_step_s=0.1)).alone_s == pytest.approx(0.5)
