@@ -72,7 +72,7 @@ bench-watch: .venv/ready ## what the watchdog costs: a heartbeat, the heartbeats
 	$(BIN)/python -m benchmarks.heartbeats
 	$(BIN)/python -m benchmarks.script_steps
 
-bench-comm: .venv/ready tools ## what --dist.comm does to bytes, time and loss on a link of 100 Mbit/s
+bench-comm: .venv/ready tools ## what --dist.comm does to bytes, time and loss on a link of 25 Mbit/s
 	$(BIN)/python -m benchmarks.comm_hooks
 
 bench-scale: .venv/ready tools ## how far predictions of steps are from steps over slow links between hosts: the table of docs/scaling.md
