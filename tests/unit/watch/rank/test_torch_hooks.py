@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from drumline.watch.rank.script_runner import _without_own_frames
-from drumline.watch.rank.torch_hooks import _wrap_method
+from drumline.watch.rank.torch_hooks import wrap_method
 
 
 class Model:
@@ -31,10 +31,10 @@ def test_a_wrapped_method_and_its_traceback() -> None:
 
     # As if it were written there.
     wrapper = type(wrapper)(
-        wrapper.__code__, vars(sys.modules[_wrap_method.__module__]), "wrapper", None, wrapper.__closure__
+        wrapper.__code__, vars(sys.modules[wrap_method.__module__]), "wrapper", None, wrapper.__closure__
     )
     before = Model.forward
-    _wrap_method(Model, "forward", wrapper)
+    wrap_method(Model, "forward", wrapper)
     try:
         assert Model().forward(2, times=4) == 2
         assert seen == [((2,), {"times": 4})]
