@@ -15,8 +15,6 @@ MODULES = (
     "drumline.cli.prove_resume_command",
     "drumline.cli.train_command",
     "drumline.cli.train_rank",
-    "drumline.report.page",
-    "jinja2",
     "drumline.launch.node.agent",
     "drumline.launch.node.local",
     "drumline.watch.sidecar.main",
@@ -27,6 +25,7 @@ MODULES = (
 )
 for name in MODULES:
     importlib.import_module(name)
+importlib.import_module("drumline.report.page")._template()  # compiled once: every run writes its report
 LARGE_PAGE = 2 << 20
 MADV_COLLAPSE = 25  # of Linux 6.1; `mmap` does not have it
 

@@ -140,13 +140,13 @@ def trial_lines(trials: Sequence[AdviceTrial]) -> Iterator[str]:
             yield f"{flags}: {trial.failure}"
             continue
         before, after, (low, high) = median(trial.before_s), median(trial.after_s), trial.spread
-        verdict = "as predicted"
+        outcome = "as predicted"
         if not trial.is_as_predicted:
-            verdict = "more than predicted" if trial.ratio < trial.band[0] else "less than predicted"
+            outcome = "more than predicted" if trial.ratio < trial.band[0] else "less than predicted"
         expected = f"{_change(trial.predicted)} ({_change(trial.band[0])} to {_change(trial.band[1])})"
         yield (
             f"{flags}: {latency(before)} -> {latency(after)} a step: {_change(trial.ratio)} ({_change(low)} to "
-            f"{_change(high)} in {plural(len(trial.after_s), 'run')}); predicted {expected}: {verdict}"
+            f"{_change(high)} in {plural(len(trial.after_s), 'run')}); predicted {expected}: {outcome}"
         )
 
 

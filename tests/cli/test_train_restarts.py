@@ -108,9 +108,11 @@ class SlowToPrintError(ValueError):
 
 class Both(ImageClassification):
     defaults = {"data.name": "digits", "model.widths": [4], "train.steps": 9, "train.batch_size": 64}
+    calls = 0
 
     def loss(self, model, batch):
-        if not model.training:  # in the checks before the first step, which ranks take together
+        Both.calls += model.training
+        if Both.calls < 2:  # in the passes before the first step, whose errors are not reported
             return super().loss(model, batch)
         if os.environ["RANK"] == "0":
             raise SlowToPrintError

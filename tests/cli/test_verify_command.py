@@ -55,7 +55,7 @@ def test_a_run_without_problems(runs: Path) -> None:
         "runs/spirals",
         "  checkpoints  2 of 2 complete (step 5, 10), 9 kB",
         "  samples      2 epochs of 37 samples, each exactly once; 10 steps in 1 start on 1 rank",
-        "  events       12 events of 1 rank in 1 attempt, none missing",
+        "  events       17 events of 1 rank in 1 attempt, none missing",
         "  settings     config.toml and environment.json can be read",
         "no problems found",
     ]
