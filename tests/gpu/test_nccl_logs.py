@@ -97,7 +97,7 @@ class LoggedRanks:
 
     def wait_for_line(self, rank: int, pattern: str) -> None:
         deadline = time.monotonic() + LIMIT
-        while not re.search(pattern, self.logs[rank].read_text()):
+        while not (self.logs[rank].exists() and re.search(pattern, self.logs[rank].read_text())):
             assert time.monotonic() < deadline, self.logs[rank].read_text()
             time.sleep(0.1)
 
