@@ -36,7 +36,7 @@ CASES = [
     ("SlowData", "data", ("--task.load_s", "0.02")),
     ("TinyBuckets", "bucket_size", ()),
     ("LargeGradients", "network", ("--task.width", "4096")),
-    ("HalfSpeed", "slow_rank", ("--task.width", "2048", "--task.passes", "1000", "--train.batch_size", "512")),
+    ("HalfSpeed", "slow_rank", ("--task.width", "2048", "--task.passes", "200", "--train.batch_size", "512")),
     ("ItemEachStep", "host_sync", ("--task.reads", "100")),
     ("SyncedNorms", "other_collectives", ()),
 ]

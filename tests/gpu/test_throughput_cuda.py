@@ -25,7 +25,8 @@ GPU = torch.device("cuda", 0)
 CONTEXT = 256
 FLAGS = (
     f"--model.context {CONTEXT} --model.width 512 --model.heads 8 --train.steps 40 --train.batch_size 64 "
-    "--log.every_steps 5 --log.display none --watch.sidecar off --checkpoint.every_steps 20 --train.precision bf16"
+    "--optim.warmup_steps 0 --log.every_steps 5 --log.display none --watch.sidecar off --checkpoint.every_steps 20 "
+    "--train.precision bf16"
 )
 
 

@@ -1,7 +1,7 @@
 """NCCL's debug logs: who is connected how, what went wrong, and logs that are damaged.
 
 Lines are as NCCL's source writes them (2.21 to 2.30). `tests/data/nccl/` has logs of two ranks on an H200 (NCCL
-2.28.9), as tests/gpu/test_nccl_logs.py makes them; `written-` ones were written by hand, for what is not recorded yet.
+2.28.9), as tests/gpu/test_nccl_logs.py makes them.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ RECORDED = Path(__file__).parents[2] / "data" / "nccl"
 
 
 def recorded(name: str) -> Path:
-    path = RECORDED / name
-    return path if path.exists() else path.with_name(f"written-{name}")
+    return RECORDED / name
 
 
 def read(*texts: str | bytes | Path) -> NcclLog:

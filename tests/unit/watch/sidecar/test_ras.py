@@ -168,10 +168,9 @@ def test_without_an_answer_it_says_nothing() -> None:
 
 
 def test_recorded_answers_are_read() -> None:
-    """Of two ranks on a GPU, by tests/gpu/test_nccl_logs.py; where none is recorded, one written by hand."""
+    """Of two ranks on a GPU, by tests/gpu/test_nccl_logs.py."""
     for name, unanswered in (("ras-healthy.json", []), ("ras-stopped.json", [1])):
-        path = Path(__file__).parents[3] / "data" / "nccl" / name
-        text = (path if path.exists() else path.with_name(f"written-{name}")).read_bytes()
+        text = (Path(__file__).parents[3] / "data" / "nccl" / name).read_bytes()
         pids = {0: int(re.findall(rb'"rank": 0,\s*"host": "\S*",\s*"pid": (\d+)', text)[0])}
         found = read_status(text, pids, 2)
         assert [one.rank for one in found] == [0, 1]
