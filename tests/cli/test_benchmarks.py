@@ -82,7 +82,7 @@ def test_a_table_is_made(name: str, tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_the_table_with_loading_processes_is_made_by_its_command(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks", "images", "--tiny", "--rounds", "1", "--device", "cpu"]
     done = subprocess.run(
-        [*command, "--limit", "120", "--only", "by hand,on the host", "--out", str(tmp_path)],
+        [*command, "--limit", "120", "--only", "on the host", "--out", str(tmp_path)],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -90,7 +90,7 @@ def test_the_table_with_loading_processes_is_made_by_its_command(tmp_path: Path)
     )
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "images.json").read_text())["rows"]
-    assert {"by hand", "ours, data on the host"} <= {row["way"] for row in rows}
+    assert "ours, data on the host" in {row["way"] for row in rows}
     assert all(row["failure"] is None and row["values"] for row in rows)
     assert (tmp_path / "images.txt").read_text() in done.stdout
 
