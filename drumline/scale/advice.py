@@ -147,7 +147,7 @@ def _busy_s(rank: RankSteps) -> float:
 
 def _ranks(result: ProfileResult) -> Iterator[Advice]:
     """One rank for which the others wait, or ranks that are late in turn."""
-    if result.world_size == 1:
+    if len(result.ranks) < 2:  # one rank, or the only one whose trace can be read
         return
     step_s, waiting = result.step_s, result.parts_s["waiting_for_rank"]
     slow = max(result.ranks, key=lambda one: (one.critical_steps, _busy_s(one)))

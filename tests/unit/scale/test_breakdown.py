@@ -12,10 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drumline.errors import UsageError
+from drumline.scale.advice import advise
 from drumline.scale.breakdown import divide_steps, divided, matched
 from drumline.scale.intervals import clipped, difference, intersection, length, union
 from drumline.scale.profile_analysis import analyse
 from drumline.scale.profile_result import read_profile
+from drumline.scale.profile_words import words_of
 from drumline.scale.trace_file import read_trace, unpacked
 from drumline.watch.profile_files import trace_path
 from tests.unit.scale.profiles import AUTOGRAD, Entry, entry, gloo_step, mark, nccl_ranks, two_ranks, write_rank
@@ -174,6 +176,8 @@ def test_a_rank_without_a_trace_is_named_and_the_others_count(tmp_path: Path) ->
     result = analyse(tmp_path)
     assert [one.rank for one in result.ranks] == [0]
     assert list(result.missing_ranks) == ["1"]
+    assert all(one.bottleneck not in ("slow_rank", "uneven_ranks") for one in advise(result))
+    assert "no trace of rank 1 " in words_of(result)[1]
     trace_path(tmp_path / "profile", 0).unlink()
     with pytest.raises(UsageError, match="has no trace that can be read") as caught:
         analyse(tmp_path)
