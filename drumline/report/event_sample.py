@@ -18,6 +18,7 @@ MAX_LINE_BYTES = 1 << 20
 MAX_STEP = 1 << 53
 """What JavaScript, too, can count to."""
 MAX_TIME = 1e11
+MAX_SECONDS = 1e9
 
 
 def rank_files(folder: Path, *, most: int) -> dict[int, Path]:
@@ -60,8 +61,8 @@ def _usable(raw: bytes, kind: str | None) -> dict[str, Any] | None:
     event = parse_line(raw) if raw.strip() else None
     if event is None or type(event.get("kind")) is not str or kind not in (None, event["kind"]):
         return None
-    moment, step = number(event.get("time")), event.get("step")
-    if moment is None or not 0 < moment < MAX_TIME or type(step) is not int or not 0 <= step < MAX_STEP:
+    step = event.get("step")
+    if unix_time(event.get("time")) is None or type(step) is not int or not 0 <= step < MAX_STEP:
         return None
     return event
 
@@ -72,6 +73,18 @@ def number(value: Any) -> float | None:
         return None
     found = float(value)
     return found if math.isfinite(found) else None
+
+
+def seconds_of(value: Any) -> float | None:
+    """A duration from 0 to MAX_SECONDS; None for anything else."""
+    found = number(value)
+    return found if found is not None and 0 <= found < MAX_SECONDS else None
+
+
+def unix_time(value: Any) -> float | None:
+    """A time before MAX_TIME, in Unix seconds; None for anything else."""
+    found = number(value)
+    return found if found is not None and 0 < found < MAX_TIME else None
 
 
 def text(value: Any) -> str:

@@ -17,7 +17,16 @@ from drumline.engine.run_status import RunState, RunStatusReader
 from drumline.errors import UsageError
 from drumline.metrics.display import event_line, metrics_of
 from drumline.report.curves import SCALING, Curve, Curves
-from drumline.report.event_sample import MAX_STEP, number, rank_files, sampled_events, text
+from drumline.report.event_sample import (
+    MAX_SECONDS,
+    MAX_STEP,
+    number,
+    rank_files,
+    sampled_events,
+    seconds_of,
+    text,
+    unix_time,
+)
 from drumline.report.goodput import AttemptTimes
 from drumline.report.heat_map import PhaseTimes
 from drumline.scale.profile_result import ProfileResult, read_profile
@@ -136,18 +145,18 @@ def _add(run: RunData, curves: Curves, event: Mapping[str, Any]) -> None:
             curves.cut(step)
         case "first_step":
             attempt.first_step_at = moment
-            attempt.begin = min(attempt.begin, moment - (number(event.get("seconds")) or 0.0))
+            attempt.begin = min(attempt.begin, moment - (seconds_of(event.get("seconds")) or 0.0))
         case "recovered":
             attempt.is_restart = True
         case "train" | "evaluation" | "logged":
             curves.add(event)
             if kind == "evaluation":
-                attempt.evaluation_s += number(event.get("seconds")) or 0.0
+                attempt.evaluation_s += seconds_of(event.get("seconds")) or 0.0
                 run.metrics = metrics_of(event)
         case "phases":
             _add_phases(run, 0, event)
         case "checkpoint":
-            attempt.save_s += number(event.get("blocked_s")) or 0.0
+            attempt.save_s += seconds_of(event.get("blocked_s")) or 0.0
             run.num_saves += 1
         case "end":
             run.end = dict(event)
@@ -166,7 +175,7 @@ def _words(event: Mapping[str, Any]) -> str:
             return text(event.get("message"))[:MAX_TEXT]
     try:
         return (event_line(event) or "")[:MAX_TEXT]
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         return text(event.get("message"))[:MAX_TEXT]
 
 
@@ -187,7 +196,7 @@ def _add_phases(run: RunData, rank: int, event: Mapping[str, Any]) -> None:
     if not isinstance(spent, dict):
         return
     phases_s = {name: seconds for name in _PHASES & spent.keys() if (seconds := number(spent[name])) is not None}
-    if all(0 <= seconds < 1e9 for seconds in phases_s.values()):
+    if all(0 <= seconds < MAX_SECONDS for seconds in phases_s.values()):
         times = PhaseTimes(time=float(event["time"]), step=event["step"], phases_s=phases_s)
         run.phases.setdefault(rank, []).append(times)
 
@@ -200,7 +209,7 @@ def _diagnoses(folder: Path) -> list[Moment]:
     return [
         Moment(time=float(one["time"]), kind="fault", step=one["diagnosis"]["step"], text=one["sentence"][:MAX_TEXT])
         for one in records[:MAX_MOMENTS]
-        if number(one["time"]) is not None
+        if unix_time(one["time"]) is not None
     ]
 
 

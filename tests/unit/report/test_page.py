@@ -13,12 +13,14 @@ from pathlib import Path
 import pytest
 
 from drumline.report.curves import Curve
+from drumline.report.goodput import goodput_of
 from drumline.report.heat_map import PhaseTimes
 from drumline.report.page import MAX_BYTES, render_page, write_report
 from drumline.report.run_data import Moment, RunData, read_run
 from drumline.scale.profile_result import write_profile
-from tests.report_runs import BEGIN, write_run
+from tests.report_runs import BEGIN, append, write_run
 from tests.unit.scale.test_profile_result import example
+from tests.unit.watch.diagnosis.test_diagnosis_files import told
 
 EVIL = "</script><script>window.pwned=1</script><img src=x onerror='window.pwned=1'>\x1b[31m\u202e{{ 7*7 }}"
 
@@ -116,6 +118,35 @@ def test_a_page_of_a_long_run_on_many_ranks_stays_small() -> None:
 def test_a_run_without_events_has_a_page(tmp_path: Path) -> None:
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     assert "state stopped" in text_of(render_page([read_run(tmp_path / "run")]))
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [{"kind": "checkpoint", "bytes": 1, "seconds": float("inf"), "blocked_s": 1.0}],
+        [{"kind": "checkpoint", "bytes": float("inf"), "seconds": 1.0, "copy": "host", "blocked_s": float("inf")}],
+        [{"kind": "evaluation", "seconds": 1e308}] * 2,
+        [{"kind": "checkpoint", "blocked_s": 1e308}] * 2,
+        [{"kind": "first_step", "seconds": 1e308}, {"kind": "first_step", "seconds": -1e308}],
+        [{"kind": "evaluation", "seconds": 5}, {"kind": "checkpoint", "blocked_s": -5}],
+    ],
+)
+def test_durations_that_cannot_be_true_are_left_out(tmp_path: Path, events: list[dict[str, object]]) -> None:
+    (tmp_path / "run" / "events").mkdir(parents=True)
+    append(tmp_path / "run", 0, *({"step": 1, "time": BEGIN, **event} for event in events))
+    run = read_run(tmp_path / "run")
+    assert 0 <= goodput_of(run.attempts).total_s < 10
+    assert "went to training and evaluation" in text_of(render_page([run]))
+
+
+def test_a_diagnosis_of_an_impossible_time_is_left_out(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", ranks=1)
+    for moment in (BEGIN, 1e300, -1e300, float("inf")):
+        path = told(run / "diagnoses")
+        path.write_text(json.dumps({**json.loads(path.read_text()), "time": moment}))
+    read = read_run(run)
+    assert [moment.time for moment in read.moments if moment.kind == "fault"] == [BEGIN]
+    assert "Timeline" in text_of(render_page([read]))
 
 
 @pytest.mark.parametrize("refresh_s", [None, 5.0])
