@@ -52,9 +52,12 @@ class ShortRuns:
         self.folder.mkdir(parents=True, exist_ok=True)
         run, log = self.folder / "run", self.folder / "output.txt"
         name = f"the run with {flags_of(settings) or 'unchanged settings'}"
-        run_to_the_end(Leg(name, tuple(words), run, log, self.procs))
-        events = [one for one in read_events(RunFolder(run).event_file(0)) if one["kind"] == "train"]
-        shutil.rmtree(run, ignore_errors=True)
+        shutil.rmtree(run, ignore_errors=True)  # of a `drumline profile` that was killed
+        try:
+            run_to_the_end(Leg(name, tuple(words), run, log, self.procs))
+            events = [one for one in read_events(RunFolder(run).event_file(0)) if one["kind"] == "train"]
+        finally:
+            shutil.rmtree(run, ignore_errors=True)
         return median(self.batch_size / float(one["samples_per_s"]) for one in events[1:])
 
 
@@ -111,11 +114,18 @@ class AdviceTrial:
 def try_advice(
     found: Sequence[Advice], runs: ShortRuns, *, note: Callable[[str], None], rounds: int = ROUNDS
 ) -> list[AdviceTrial]:
-    """Run each change that a setting makes: in each round the unchanged job first, then each changed one."""
+    """Run each change that a setting makes: in each round the unchanged job first, then each changed one. When the
+    unchanged job fails after the first round, the results of the rounds before remain."""
     trials = [AdviceTrial(advice=one) for one in found if one.settings]
     for number in range(rounds if trials else 0):
         note(f"round {number + 1} of {rounds}: {plural(1 + len(trials), 'short run')}")
-        before_s = runs.step_seconds({})
+        try:
+            before_s = runs.step_seconds({})
+        except RunFailedError as error:
+            if number == 0:
+                raise
+            note(f"{error.what}: the results are of {plural(number, 'round')}")
+            break
         for trial in trials:
             if trial.failure is None:
                 _measure(trial, before_s, runs)

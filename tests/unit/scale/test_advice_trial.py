@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from drumline.audit.killed_run import RunFailedError
+from drumline.audit.killed_run import Leg, RunFailedError
+from drumline.scale import advice_trial
 from drumline.scale.advice import Advice
 from drumline.scale.advice_trial import AdviceTrial, ShortRuns, trial_lines, try_advice
 
@@ -47,6 +48,39 @@ def test_changed_and_unchanged_runs_take_turns() -> None:
     ]
     assert trials[0].document()["ratio"] == 0.5
     assert trials[1].document()["failure"] == "the run failed by itself with exit code 1"
+
+
+def test_what_was_measured_is_kept_when_the_unchanged_job_fails_later() -> None:
+    class FailingRuns(RecordedRuns):
+        def step_seconds(self, settings: Mapping[str, str]) -> float:
+            if not settings and len(order) >= failing_from:
+                raise RunFailedError("the run with unchanged settings failed")
+            return super().step_seconds(settings)
+
+    runs = FailingRuns(arguments=list, procs=2, folder=Path(), step_s=0.1, batch_size=8)
+    order.clear()
+    failing_from, notes = 1, list[str]()
+    (trial,) = try_advice([advice({"data.workers": "4"})], runs, note=notes.append)
+    assert (trial.before_s, trial.after_s, trial.failure) == ([0.08], [0.04], None)
+    assert notes[-1] == "the run with unchanged settings failed: the results are of 1 round"
+    order.clear()
+    failing_from = 0
+    with pytest.raises(RunFailedError):
+        try_advice([advice({"data.workers": "4"})], runs, note=notes.append)
+
+
+def test_a_run_begins_without_the_folder_of_a_failed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(leg: Leg) -> None:
+        assert not leg.folder.exists()
+        leg.folder.mkdir()
+        raise RunFailedError("the run failed")
+
+    monkeypatch.setattr(advice_trial, "run_to_the_end", fail)
+    (tmp_path / "run").mkdir()  # of a killed `drumline profile`
+    runs = ShortRuns(arguments=list, procs=2, folder=tmp_path, step_s=0.1, batch_size=8)
+    with pytest.raises(RunFailedError):
+        runs.step_seconds({})
+    assert not (tmp_path / "run").exists()
 
 
 def test_without_a_setting_to_try_nothing_is_run() -> None:
