@@ -24,6 +24,8 @@ FULL_SHARE = 0.7
 SOCKET_THREADS = 4  # NVIDIA's manual, for 100 Gbit/s
 MAX_PER_THREAD = 16
 GBIT = 1e9 / 8
+# One value is right for every host, whatever its cards and processors.
+CLUSTER_WIDE = ("NCCL_IB_DISABLE", "FI_PROVIDER", "NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD")
 
 Facts = Mapping[str, Any]
 
@@ -59,7 +61,7 @@ def tuned_variables(findings: Sequence[Finding], hosts: Mapping[str, Facts]) -> 
         for host, finding in found.items():
             by_value.setdefault(finding.variable.value if finding.variable else None, []).append(host)
         for value, names in by_value.items():
-            # Where only some hosts need it, and all of the others would do the same by themselves, it is set on all.
+            # Where only some hosts need it, and it changes nothing or is right on all of the others, it is set on all.
             fits_all = len(by_value) == 1 and all(host in found or _fits(hosts[host], name, value) for host in hosts)
             known = tuple(str(hosts[host]["host"]) if host in hosts else host for host in names)
             some = f"{join_names(names)}: " if fits_all and len(names) < len(hosts) else ""
@@ -71,7 +73,7 @@ def tuned_variables(findings: Sequence[Finding], hosts: Mapping[str, Facts]) -> 
 def _fits(facts: Facts, name: str, value: str | None) -> bool:
     """Whether a host that does not need a variable may have it."""
     if not name.endswith("_SOCKET_IFNAME"):
-        return True
+        return value is None or name in CLUSTER_WIDE
     library = name.partition("_")[0].lower()
     return value is not None and bool(facts[f"{library}_interface"] == value.removeprefix("="))
 
@@ -132,8 +134,13 @@ def _infiniband(hosts: Mapping[str, Facts]) -> Iterator[Finding]:
         yield from _on_each(hosts, "InfiniBand", what, VariableFix("NCCL_IB_DISABLE", "1"))
         return
     shared = [kind for kind in ("InfiniBand", "RoCE") if all(kind in found for found in kinds.values())]
+    if not shared:
+        on = {kind: join_names(host for host in kinds if kind in kinds[host]) for kind in ("InfiniBand", "RoCE")}
+        what = f"NCCL cannot connect InfiniBand ({on['InfiniBand']}) with RoCE ({on['RoCE']}): no kind is on every host"
+        yield from _on_each(hosts, "InfiniBand", what, VariableFix("NCCL_IB_DISABLE", "1"))
+        return
     for host, found in kinds.items():
-        if len(found) > 1 and shared:
+        if len(found) > 1:
             what = f"NCCL cannot connect {join_names(f'{kind} ({join_names(found[kind])})' for kind in found)}"
             fix = VariableFix("NCCL_IB_HCA", f"={','.join(found[shared[0]])}")
             yield Finding.of_fault("InfiniBand", host, ("warning", f"{what}: cards of one kind only", fix))

@@ -140,6 +140,33 @@ def test_cards_of_two_kinds_are_not_mixed() -> None:
     assert lines(two_hosts(cards=cards(("mlx5_0", "RoCE"), ("mlx5_1", "RoCE")))) == []
 
 
+def test_a_value_that_is_right_for_one_host_is_not_set_on_another() -> None:
+    mixed, one_kind = cards(("mlx5_0", "InfiniBand"), ("mlx5_1", "RoCE")), cards(("mlx5_2", "InfiniBand"))
+    (one,) = tuned(two_hosts(cards=Both(a=mixed, b=one_kind)))
+    assert (one.name, one.value, one.hosts) == ("NCCL_IB_HCA", "=mlx5_0", ("a",))
+    limited, free = ({"count": 64, "usable": usable, "quota": None} for usable in (8, 64))
+    (one,) = tuned(two_hosts(cpus=Both(a=limited, b=free)))
+    assert (one.name, one.value, one.hosts) == ("OMP_NUM_THREADS", "4", ("a",))
+
+
+def test_hosts_without_a_common_kind_of_card_use_neither() -> None:
+    (one,) = tuned(two_hosts(cards=Both(a=cards(("mlx5_0", "InfiniBand")), b=cards(("mlx5_0", "RoCE")))))
+    assert (one.name, one.value, one.hosts) == ("NCCL_IB_DISABLE", "1", ())
+    assert one.reason == "NCCL cannot connect InfiniBand (a) with RoCE (b): no kind is on every host"
+
+
+def test_the_example_of_the_docs_is_what_is_printed() -> None:
+    slow = {"NCCL_P2P_DISABLE": "1"}
+    survey = two_hosts(speed=22.0, cards=cards(gbit=100.0), variables=Both(a=slow, b={}))
+    for host in survey.hosts:
+        host.gloo = {"name": "lo", "address": "127.0.1.1"}
+    example = (
+        (Path(__file__).parents[3] / "docs" / "tuning.md").read_text().partition("```text\n")[2].partition("```")[0]
+    )
+    shown = [line for line in example.splitlines() if line.startswith(("export", "unset"))]
+    assert [line.replace("# a:", "# gpu-01:") for line in lines(survey)] == shown
+
+
 def test_efa_is_named_where_its_plugin_is_installed() -> None:
     efa = cards(("rdmap0s6", "EFA"), nccl_plugin="/opt/amazon/ofi-nccl/lib/libnccl-net.so")
     (line,) = lines(two_hosts(cards=efa))
