@@ -63,15 +63,20 @@ class ProfiledStep:
 
     def finish(self) -> None:
         """Collective: rank 0 gets the files of the ranks whose folder it does not see."""
+        device = self._context.job.ddp.device
         self._leave_out_paused()
         with writing_to(self._folder, instead=WITHOUT):
-            self._capture.finish()
+            try:
+                self._capture.finish()
+            except OSError:
+                self._capture.collect(device)  # the other ranks wait for this one
+                raise
+            if self._capture.is_done:
+                self._capture.collect(device)
         if not self._capture.is_done:
             self._context.warn(
                 f"nothing was profiled: the run ended before step {self._context.config.log.profile} of this start"
             )
-            return
-        self._capture.collect(self._context.job.ddp.device)
 
 
 def job_facts(task: str, config: Config, job: Job) -> JobFacts:

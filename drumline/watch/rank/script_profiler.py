@@ -75,9 +75,7 @@ class ScriptProfile:
         try:
             self._capture.begin_step(self._num_steps)
         except OSError as error:
-            self._hook.remove()
-            print_message(f"rank {self._topology.rank} could not write its trace: {error}")
-            return
+            self._report(error)  # the other ranks wait for this one in `_finish`
         if self._capture.is_done:
             self._hook.remove()
             self._capture.modules.clear()
@@ -90,9 +88,16 @@ class ScriptProfile:
 
         if dist.is_initialized():
             is_nccl = dist.get_backend() == "nccl"
-            self._capture.collect(torch.device("cuda", torch.cuda.current_device()) if is_nccl else torch.device("cpu"))
+            device = torch.device("cuda", torch.cuda.current_device()) if is_nccl else torch.device("cpu")
+            try:
+                self._capture.collect(device)
+            except OSError as error:
+                self._report(error)
         if self._ends_script:
             sys.exit(0)
+
+    def _report(self, error: OSError) -> None:
+        print_message(f"rank {self._topology.rank} could not write its trace: {error}")
 
 
 if __name__ == "__main__":

@@ -69,7 +69,8 @@ class TraceCapture:
         """Where DDP's buckets are looked for."""
         self.left_out: list[int] = []
         """Steps after which the loop did something else than train."""
-        self.is_recording = self.is_done = False
+        self._backend = "none"
+        self.is_recording = self.is_done = self._is_written = False
 
     def begin_step(self, number: int) -> None:
         """Step `number`, counted from 0, begins here."""
@@ -111,18 +112,34 @@ class TraceCapture:
             self._stop()
 
     def collect(self, device: torch.device) -> None:
-        """Collective: rank 0 gets the files of the ranks whose folder it does not see. Most folders are shared."""
+        """Collective: rank 0 gets the files of the ranks whose folder it does not see. Most folders are shared. A rank
+        that could not write its files calls it too: rank 0 removes what an earlier profile left of them. OSError is
+        raised only after the last collective, so that no rank waits for another."""
+        failure: OSError | None = None
         for path in (trace_path(self._folder, self._rank), facts_path(self._folder, self._rank)):
-            names = gather_json(path.name, device=device)
-            is_seen = gather_json([(path.parent / name).exists() for name in names], device=device)[0]
-            if all(is_seen):
-                continue
-            content = b"" if is_seen[self._rank] else path.read_bytes()
+            files = gather_json((path.name, file_version(path) if self._is_written else None), device=device)
+            is_seen = gather_json([file_version(path.parent / name) == found for name, found in files], device=device)[
+                0
+            ]
+            content = b""
+            try:
+                if self._is_written and not is_seen[self._rank]:
+                    content = path.read_bytes()
+            except OSError as error:
+                failure = error
             sizes = gather_json(len(content), device=device)
             sent = torch.frombuffer(bytearray(content or b"\0"), dtype=torch.uint8)[: len(content)]
-            for name, part in zip(names, gather_on_main(sent, sizes, device=device), strict=False):
-                if part.numel():
-                    replace_bytes(path.parent / name, part.numpy().tobytes())
+            parts = gather_on_main(sent, sizes, device=device)
+            for (name, _), is_current, part in zip(files, is_seen, parts, strict=False):
+                try:
+                    if part.numel():
+                        replace_bytes(path.parent / name, part.numpy().tobytes())
+                    elif not is_current:
+                        (path.parent / name).unlink(missing_ok=True)
+                except OSError as error:
+                    failure = error
+        if failure is not None:
+            raise failure
 
     @property
     def _is_gpu(self) -> bool:
@@ -149,6 +166,7 @@ class TraceCapture:
     def _start(self) -> None:
         if self._profiler is None:
             self._prepare()
+        self._backend = dist.get_backend() if dist.is_initialized() else "none"  # a script may leave it before its end
         self._synchronize()
         self._profiler.start_trace()
         self.is_recording = True
@@ -191,6 +209,7 @@ class TraceCapture:
         finally:
             plain.unlink()
         write_facts(self._folder, self._facts())
+        self._is_written = True
 
     def _facts(self) -> RankFacts:
         data, job = ddp_data(self.modules), self._job
@@ -201,7 +220,7 @@ class TraceCapture:
             world_size=self._world_size,
             host=self._host,
             device=torch.cuda.get_device_name() if self._is_gpu else "cpu",
-            backend=dist.get_backend() if dist.is_initialized() else "none",
+            backend=self._backend,
             first_step=self._steps.start,
             num_steps=self._number - self._steps.start,
             bucket_bytes=bucket_bytes(data),
@@ -259,6 +278,15 @@ class SyncLines:
             frame = frame.f_back
         if frame is not None and len(self.found) < MOST_SYNC_LINES:
             self.found.append((time.time_ns(), f"{frame.f_code.co_filename}:{frame.f_lineno}"))
+
+
+def file_version(path: Path) -> list[int] | None:
+    """Tells a file from an earlier one of the same name, as JSON; None: there is no such file."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return [found.st_size, found.st_mtime_ns]
 
 
 def ddp_data(modules: Iterable[torch.nn.Module]) -> dict[str, Any]:
