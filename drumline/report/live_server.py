@@ -1,4 +1,4 @@
-"""Serves the page of a run on the loopback address while the run goes on, made anew for each request.
+"""Serves the page of a run on the loopback address while the run is training, rendered for each request.
 
 Other users of the machine can connect to it: the path has a random token, and only the page is served.
 """
@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import hmac
 import secrets
+import sys
 import threading
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingTCPServer
 from typing import Any
+
+from drumline.terminal import print_message
 
 LOOPBACK = "127.0.0.1"
 REQUEST_S = 10.0
@@ -28,6 +31,11 @@ _HEADERS = {
 class _DaemonServer(ThreadingTCPServer):
     daemon_threads = True
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        error = sys.exception()
+        if not isinstance(error, ConnectionError):  # that is a closed tab
+            print_message(f"warning: the live report could not be served: {type(error).__name__}: {error}")
+
 
 class LiveServer:
     """Answers requests on a thread of its own until it is closed."""
@@ -36,17 +44,19 @@ class LiveServer:
         """`render`: makes the page; one request at a time."""
         path = f"/{secrets.token_urlsafe(16)}/"
         self.served_at = 0.0
-        """When a page was last sent, by the monotonic clock."""
+        """When the newest page that was sent began to be rendered, by the monotonic clock."""
         lock = threading.Lock()
 
-        def page() -> bytes:
+        def send_page(send: Callable[[bytes], None]) -> None:
             with lock:
+                began = time.monotonic()
                 content = render().encode(errors="backslashreplace")
-                self.served_at = time.monotonic()
-                return content
+            send(content)
+            with lock:
+                self.served_at = max(self.served_at, began)
 
         class Handler(PageHandler):
-            hidden_path, make_page = path, staticmethod(page)
+            hidden_path, send_page_with = path, staticmethod(send_page)
 
         self._server = _DaemonServer((LOOPBACK, 0), Handler)
         self.url = f"http://{LOOPBACK}:{self._server.server_address[1]}{path}"
@@ -63,7 +73,8 @@ class PageHandler(BaseHTTPRequestHandler):
     """Serves one page under one path; anything else is not found."""
 
     hidden_path = ""
-    make_page: Callable[[], bytes]
+    send_page_with: Callable[[Callable[[bytes], None]], None]
+    """Renders the page and calls its argument with it."""
     timeout = REQUEST_S
 
     def do_GET(self) -> None:  # the name that http.server calls
@@ -73,7 +84,9 @@ class PageHandler(BaseHTTPRequestHandler):
         if not is_own or not hmac.compare_digest(self.path.encode(errors="replace"), self.hidden_path.encode()):
             self.send_error(404)
             return
-        content = self.make_page()
+        self.send_page_with(self._send)
+
+    def _send(self, content: bytes) -> None:
         self.send_response(200)
         for name, value in _HEADERS.items():
             self.send_header(name, value)

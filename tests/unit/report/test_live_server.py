@@ -1,0 +1,69 @@
+"""The server of a live report: which page counts as sent, and what it prints."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from urllib.parse import urlsplit
+
+import pytest
+
+from drumline.report.live_server import LiveServer
+
+
+@contextmanager
+def request(server: LiveServer) -> Iterator[socket.socket]:
+    """A connection that has asked for the page."""
+    url = urlsplit(server.url)
+    with socket.create_connection((url.hostname, url.port), timeout=20) as connection:
+        connection.sendall(f"GET {url.path} HTTP/1.0\r\nHost: {url.netloc}\r\n\r\n".encode())
+        yield connection
+
+
+def answer(connection: socket.socket) -> bytes:
+    """All that is sent until the server closes the connection."""
+    return b"".join(iter(lambda: connection.recv(1 << 20), b""))
+
+
+def test_a_page_counts_from_its_reading_and_once_it_is_sent() -> None:
+    is_rendered, read_at = threading.Event(), []
+
+    def render() -> str:
+        read_at.append(time.monotonic())
+        is_rendered.set()
+        return "x" * (32 << 20)  # more than the kernel buffers
+
+    with closing(LiveServer(render)) as server, request(server) as connection:
+        assert is_rendered.wait(20)
+        time.sleep(0.1)
+        assert server.served_at == 0.0, "nobody has read it"
+        assert answer(connection).endswith(b"xxx")
+        assert 0.0 < server.served_at <= read_at[0], "what it shows may be older than the time of sending"
+
+
+@pytest.mark.parametrize(
+    ("error", "printed"),
+    [
+        (ConnectionResetError("closed"), ""),
+        (
+            ValueError("evil\x1b[2J"),
+            "drumline: warning: the live report could not be served: ValueError: evil\\x1b[2J\n",
+        ),
+    ],
+)
+def test_a_failed_request_is_a_line_and_a_closed_tab_is_none(
+    error: Exception, printed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with closing(LiveServer(raising(error))) as server, request(server) as connection:
+        assert answer(connection) == b""
+    assert capsys.readouterr().err == printed
+
+
+def raising(error: Exception) -> Callable[[], str]:
+    def render() -> str:
+        raise error
+
+    return render
