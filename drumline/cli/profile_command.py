@@ -14,7 +14,7 @@ from drumline.cli import train_command
 from drumline.cli.launch_command import split_command
 from drumline.cli.launch_request import is_script
 from drumline.cli.profile_report import profile_of, show_profile
-from drumline.config import Flags, FlagTable, read_flags
+from drumline.config import PRESETS, Flags, FlagTable, read_flags
 from drumline.config.fields import flag_text
 from drumline.config.help import render_flags
 from drumline.config.schema import MOST_PROFILED, Count
@@ -24,6 +24,7 @@ from drumline.launch.topology import own_variables, topology_from
 from drumline.python_api import run_command
 from drumline.scale.advice import Advice, advise
 from drumline.scale.advice_trial import QUIET, AdviceTrial, ShortRuns, trial_lines, try_advice
+from drumline.scale.network_model import doctor_numbers
 from drumline.scale.profile_result import PROFILE_FOLDER, ProfileResult, read_profile
 from drumline.terminal import print_message, show, show_lines
 from drumline.text import plural
@@ -53,6 +54,7 @@ profile in it again. `drumline train --log.profile 10:20` profiles steps of a wh
 Traces of each rank, and of all ranks by one clock, are in DIR/profile; they open in https://ui.perfetto.dev.
 """
 FIXED = {"train.steps": "give --steps", "train.epochs": "give --steps", "log.profile": "give --steps"}
+OF_NEW = ("steps", "procs", "config", "run")
 STILL: Mapping[str, Any] = {**QUIET, "optim.warmup_steps": 0}
 """The settings of the run: between its steps there is nothing else to profile."""
 
@@ -61,12 +63,14 @@ def run(argv: Sequence[str]) -> int:
     """All mistakes in the command are reported before torch is imported."""
     own, target, arguments = split_command(argv, OWN_FLAGS)
     of_script = target is not None and is_script(target)
-    flags = read_flags(own if of_script else argv, OWN_FLAGS, max_positional=1)
+    of_folder = target is not None and not of_script and _is_run(target)
+    no_settings = "is a setting of a run; the profile of a run folder takes none" if of_folder else None
+    flags = read_flags(own if of_script else argv, OWN_FLAGS, max_positional=1, no_settings=no_settings)
     if flags.own.get("help"):
         show("\n".join([USAGE, render_flags({"": OWN_FLAGS})]), end="")
         return ExitCode.SUCCESS
-    _check(flags, target, of_script=of_script)
-    if target is not None and not of_script and (Path(target) / PROFILE_FOLDER).is_dir():
+    _check(flags, target, of_script=of_script, of_folder=of_folder)
+    if target is not None and of_folder:
         return _report(flags, _result(Path(target), flags), Path(target), can_try=False)
     folder = Path(flags.own.get("run") or f"runs/profile/{_name(target)}-{time.strftime('%Y%m%d-%H%M%S')}")
     steps = f"{WARM_UP}:{WARM_UP + flags.own.get('steps', STEPS)}"
@@ -100,8 +104,16 @@ def task_words(flags: Flags, changed: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _check(flags: Flags, target: str | None, *, of_script: bool) -> None:
-    problems = [] if target is None or not of_script else list(flags.layer.problems)
+def _is_run(target: str) -> bool:
+    """Whether it is a run folder: a task comes before a folder of its name that has no profile."""
+    return (Path(target) / PROFILE_FOLDER).is_dir() or (target not in PRESETS and Path(target).is_dir())
+
+
+def _check(flags: Flags, target: str | None, *, of_script: bool, of_folder: bool) -> None:
+    problems = list(flags.layer.problems) if of_script or of_folder else []
+    if of_folder:
+        unused = [name for name in OF_NEW if name in flags.own]
+        problems += [f"--{name}: is for a new profile, but a run folder was given" for name in unused]
     problems += [f"--{path}: {instead}" for path, instead in FIXED.items() if path in flags.layer.settings]
     if flags.own.get("steps", 1) > MOST_PROFILED:
         problems.append(f"--steps: at most {MOST_PROFILED:,}")
@@ -111,8 +123,8 @@ def _check(flags: Flags, target: str | None, *, of_script: bool) -> None:
         problems.append("drumline profile starts ranks itself, but a launcher has started this process as a rank")
     if problems:
         raise ConfigError(problems, next_step="`drumline profile --help` lists all flags")
-    if target is not None and (of_script or Path(target).is_dir()):
-        if Path(target).is_dir() and not (Path(target) / PROFILE_FOLDER).is_dir():
+    if target is not None and (of_script or of_folder):
+        if of_folder and not (Path(target) / PROFILE_FOLDER).is_dir():
             read_profile(Path(target))  # raises
         if of_script and not Path(target).is_file():
             raise UsageError(f"there is no file {target} (looked in {Path.cwd()})")
@@ -132,10 +144,9 @@ def _result(folder: Path, flags: Flags) -> ProfileResult:
 def network_from(path: Path) -> float:
     """The bus bandwidth, in bytes/s, that `doctor --json` measured on the slowest rank."""
     try:
-        found = parse_json(read_regular(path, follow_links=True))["collectives"]
-        speeds = [float(one["all_reduce_gb_per_s"]) for one in (found if isinstance(found, list) else [found])]
-        return min(speeds) * 1e9
-    except (OSError, ValueError, TypeError, KeyError) as error:
+        ranks = doctor_numbers(parse_json(read_regular(path, follow_links=True)))
+        return min(float(numbers["all_reduce_gb_per_s"]) for numbers in ranks) * 1e9
+    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
         raise UsageError(
             f"{path} has no bandwidth of collectives: {error!r}",
             next_step=f"drumline doctor --collectives --json > {path}",

@@ -139,14 +139,22 @@ def link_from_points(name: str, points: Sequence[tuple[float, float]], *, world_
     return Link(name=name, bytes_per_s=large / large_s, latency_s=latency_s, source=source, rates=rates)
 
 
+def doctor_numbers(document: Any) -> list[Mapping[str, float]]:
+    """What `drumline doctor --json` measured: on this machine, or on each rank of several hosts that has a result.
+    Raises the errors of a damaged document."""
+    found = document["collectives"]
+    results = [one.get("result") for one in found] if isinstance(found, list) else [{"numbers": found}]
+    numbers = [result["numbers"] for result in results if result and result["numbers"]]
+    if not numbers or any(int(one["world_size"]) < 2 or not float(one["all_reduce_gb_per_s"]) > 0 for one in numbers):
+        raise ValueError("it measured no all_reduce between ranks")
+    return numbers
+
+
 def link_from_doctor(name: str, document: Any, backend: str) -> Link:
     """A link from what `drumline doctor --json` printed; raises the errors of a damaged document."""
-    found = document["collectives"]
-    numbers = found[0]["result"]["numbers"] if isinstance(found, list) else found
+    numbers = doctor_numbers(document)[0]
     world_size, num_bytes = int(numbers["world_size"]), float(numbers["all_reduce_bytes"])
     rate = float(numbers["all_reduce_gb_per_s"]) * 1e9
-    if world_size < 2 or not rate > 0:
-        raise ValueError("it measured no all_reduce between ranks")
     large_s = num_bytes * 2 * (world_size - 1) / world_size / rate
     points = [(4.0, float(numbers["all_reduce_latency_us"]) / 1e6), (num_bytes, large_s)]
     return link_from_points(name, points, world_size=world_size, backend=backend)

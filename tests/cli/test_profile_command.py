@@ -5,10 +5,12 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from drumline.cli import main
+from drumline.cli import main, profile_command
+from drumline.doctor.report import as_json
 from tests.cli.test_command import drumline, torch_blocked
 from tests.unit.scale.profiles import two_ranks
 
@@ -64,11 +66,18 @@ def test_a_launched_script_continues_after_the_profiled_steps(tmp_path: Path) ->
     assert "the trace of all ranks: " in found.stdout
 
 
+def measured_on(host: str, rank: int, gb_per_s: float) -> dict[str, Any]:
+    """What `drumline doctor --hosts a,b --json` prints of a rank."""
+    numbers = {"world_size": 2, "all_reduce_bytes": 4 << 20, "all_reduce_gb_per_s": gb_per_s}
+    result = {"rank": rank, "numbers": {**numbers, "all_reduce_latency_us": 80.2}, "findings": []}
+    return {"host": host, "rank": rank, "result": result}
+
+
 def test_the_profile_of_a_folder_is_shown_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     two_ranks(tmp_path)
     (tmp_path / "profile/profile.json").unlink()  # it is made again
     measured = tmp_path / "doctor.json"
-    measured.write_text(json.dumps({"collectives": [{"all_reduce_gb_per_s": 0.2}, {"all_reduce_gb_per_s": 0.1}]}))
+    measured.write_text(as_json([], collectives=[measured_on("a", 0, 0.2), measured_on("b", 1, 0.1)]))
     assert main(["profile", str(tmp_path), "--doctor", str(measured)]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("profile of digits: steps 2 to 3, 2 ranks, cpu, gloo\nrank 1 is slow")
@@ -86,6 +95,12 @@ WRONG = [
     (["missing.py"], "there is no file missing.py"),
     (["--try", "missing.py"], "--try: is for tasks, whose settings can be changed"),
     (["profiled", "--try"], "--try runs the task, but a run folder was given"),
+    (["profiled", "--no.such", "3"], "--no.such: unknown flag"),
+    (["profiled", "digits"], "'digits': unexpected argument"),
+    (["profiled", "--optim.lr", "1"], "--optim.lr: is a setting of a run; the profile of a run folder takes none"),
+    (["profiled", "--steps", "3"], "--steps: is for a new profile, but a run folder was given"),
+    (["--procs", "2", "profiled"], "--procs: is for a new profile, but a run folder was given"),
+    (["digits", "--no.such", "3"], "no.such"),
     (["profiled", "--doctor", "none.json"], "none.json has no bandwidth of collectives"),
 ]
 
@@ -99,6 +114,25 @@ def test_wrong_commands_are_explained(
     two_ranks(Path("profiled"))
     assert main(["profile", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("has_profile", [False, True])
+def test_a_task_comes_before_a_folder_of_its_name_without_a_profile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_profile: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("digits").mkdir()
+    if has_profile:
+        two_ranks(Path("digits"))
+    started: list[str] = []
+
+    def run_command(words: list[str], *_: object) -> int:
+        started.extend(words)
+        return 7
+
+    monkeypatch.setattr(profile_command, "run_command", run_command)
+    assert main(["profile", "digits"]) == (0 if has_profile else 7)
+    assert started[:2] == ([] if has_profile else ["train", "digits"])
 
 
 def test_help_and_mistakes_need_no_torch(tmp_path: Path) -> None:

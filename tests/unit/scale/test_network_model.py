@@ -108,11 +108,12 @@ def test_bandwidth_may_depend_on_the_size() -> None:
 
 
 NUMBERS = {"world_size": 4, "all_reduce_bytes": 4 * MIB, "all_reduce_gb_per_s": 0.5, "all_reduce_latency_us": 600.0}
+OF_RANKS = [{"host": "b", "rank": rank, "result": {"numbers": NUMBERS, "findings": []}} for rank in (1, 2, 3)]
 
 
 @pytest.mark.parametrize(
     "document",
-    [{"collectives": NUMBERS}, {"collectives": [{"rank": rank, "result": {"numbers": NUMBERS}} for rank in range(4)]}],
+    [{"collectives": NUMBERS}, {"collectives": [{"host": "a", "rank": 0, "error": "no output"}, *OF_RANKS]}],
     ids=["this machine", "hosts"],
 )
 def test_what_the_doctor_measured_is_a_link(document: Any) -> None:
@@ -122,7 +123,15 @@ def test_what_the_doctor_measured_is_a_link(document: Any) -> None:
     assert (link.name, link.source) == ("lab.json", "measured with gloo on 4 ranks")
 
 
-@pytest.mark.parametrize("collectives", [{**NUMBERS, "world_size": 1}, {**NUMBERS, "all_reduce_gb_per_s": 0.0}])
+@pytest.mark.parametrize(
+    "collectives",
+    [
+        {**NUMBERS, "world_size": 1},
+        {**NUMBERS, "all_reduce_gb_per_s": 0.0},
+        {},
+        [{"host": "a", "rank": 0, "error": "no output"}],
+    ],
+)
 def test_a_single_rank_measured_no_link(collectives: Any) -> None:
     with pytest.raises(ValueError, match="it measured no all_reduce between ranks"):
         link_from_doctor("alone.json", {"collectives": collectives}, "gloo")
