@@ -5,6 +5,7 @@ them, `scale check` and the report read them. No torch.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +20,18 @@ USUAL: Mapping[int, tuple[float, float]] = {2: (0.90, 0.95), 4: (0.85, 0.95), 8:
 """The efficiency that is usual for a number of ranks."""
 Range = tuple[float, float, float]
 """A mean between the ends of an interval of 90%."""
+
+
+def usual_efficiency(ranks: int) -> tuple[float, float] | None:
+    """The usual efficiency of any number of ranks: between known numbers interpolated by the logarithm, above the
+    largest as there; None: a single rank has none."""
+    if ranks < min(USUAL):
+        return None
+    below = max(known for known in USUAL if known <= ranks)
+    above = min((known for known in USUAL if known >= ranks), default=below)
+    part = math.log(ranks / below) / math.log(above / below) if above > below else 0.0
+    (low, high), (next_low, next_high) = USUAL[below], USUAL[above]
+    return low + part * (next_low - low), high + part * (next_high - high)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +98,8 @@ class Prediction:
     alone_s: float
     """The step of a rank that waits for no other."""
     model_error: float
+    is_model_compared: bool = True
+    """Whether `model_error` was measured; otherwise it is assumed."""
     stops_paying: int | None
     """After so many nodes, an added node brings less than `pays_above` of one; None: not up to the largest."""
     options: ScaleOptions

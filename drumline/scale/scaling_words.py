@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 from drumline.scale.prediction_check import CheckedSize
-from drumline.scale.scaling_result import USUAL, MeasuredSize, Measurement, PredictedSize, Prediction, Range
+from drumline.scale.scaling_result import MeasuredSize, Measurement, PredictedSize, Prediction, Range, usual_efficiency
 from drumline.text import duration, plural, two_digits
 
 WORTH, WORTH_A_BATCH = 0.02, 0.05
@@ -53,7 +53,8 @@ def prediction_lines(prediction: Prediction) -> Iterator[str]:
         yield f"within a node {one.inside} ({one.inside_source})"
     yield f"from {one.profile}, {plural(one.profile_ranks, 'rank')}: a step alone takes {step_text(one.alone_s)}"
     yield ""
-    headings = "nodes,ranks,step,(90%),efficiency,(90%),exposed,waiting,goodput,(90%),samples/day,cost/day"
+    interval = "(90%)" if one.is_model_compared else "(interval)"
+    headings = f"nodes,ranks,step,{interval},efficiency,{interval},exposed,waiting,goodput,(90%),samples/day,cost/day"
     yield from table_lines(headings, list(map(_predicted_row, one.sizes)))
     yield ""
     yield from (line for size in one.sizes for line in _changes(one, size))
@@ -62,10 +63,13 @@ def prediction_lines(prediction: Prediction) -> Iterator[str]:
         yield f"up to {largest}, each added node brings at least {limit} of one"
     else:
         yield f"more nodes stop paying after {one.stops_paying:,}: each of the next brings less than {limit} of one"
+    error = f"the intervals have the model's worst error, {one.model_error:.1%}"
+    if not one.is_model_compared:
+        error = f"the intervals add {one.model_error:.0%} on both sides: NCCL's model was not compared with a cluster"
     yield (
         f"assumed: a node fails every {options.mtbf_hours:,.0f} h, a restart takes {duration(options.restart_s)}, "
         f"a checkpoint every {plural(options.checkpoint_every, 'step')} pauses {duration(options.checkpoint_pause_s)}; "
-        f"the intervals have the model's worst error, {one.model_error:.1%}"
+        f"{error}"
     )
 
 
@@ -105,7 +109,8 @@ def measurement_lines(measurement: Measurement) -> Iterator[str]:
 
 
 def _measured_row(size: MeasuredSize) -> list[str]:
-    usual = "{:.0%} - {:.0%}".format(*USUAL[size.ranks]) if size.ranks in USUAL else "-"
+    known = usual_efficiency(size.ranks)
+    usual = "-" if known is None else "{:.0%} - {:.0%}".format(*known)
     compute, exposed, waiting = (
         step_text(size.parts_s.get(part, 0.0)) for part in ("compute", "exposed_communication", "waiting_for_rank")
     )
@@ -116,15 +121,15 @@ def _measured_row(size: MeasuredSize) -> list[str]:
 
 def why_below_usual(size: MeasuredSize, base: MeasuredSize) -> str | None:
     """The largest part of the step that the fewest ranks do not have, where the efficiency is below what is usual."""
-    usual = USUAL.get(size.ranks, (0.0, 0.0))[0]
-    if size.efficiency >= usual:
+    known = usual_efficiency(size.ranks)
+    if known is None or size.efficiency >= known[0]:
         return None
     # With one shared batch, a rank of more ranks has less to compute.
     shrink = 1.0 if size.scaling == "weak" else base.ranks / size.ranks
     lost = {part: size.parts_s.get(part, 0.0) - base.parts_s.get(part, 0.0) * shrink for part in PART_WORDS}
     part = max(lost, key=lambda name: lost[name])
     return (
-        f"{plural(size.ranks, 'rank')}: {size.efficiency:.0%} is below the usual {usual:.0%}; the largest loss is "
+        f"{plural(size.ranks, 'rank')}: {size.efficiency:.0%} is below the usual {known[0]:.0%}; the largest loss is "
         f"{PART_WORDS[part]}: {step_text(max(0.0, lost[part]))} of a step ({max(0.0, lost[part]) / size.step_s:.0%})"
     )
 
@@ -138,7 +143,7 @@ def check_lines(checked: Sequence[CheckedSize], unmeasured: int) -> Iterator[str
     for one in checked:
         times = [*_steps(one.predicted_s), step_text(one.measured_s), f"{one.error:+.1%}"]
         rows.append([one.task, one.network, f"{one.nodes:,}", f"{one.ranks:,}", *times, one.run])
-    yield from table_lines("task,network,nodes,ranks,predicted,(90%),measured,error,run", rows)
+    yield from table_lines("task,network,nodes,ranks,predicted,(interval),measured,error,run", rows)
     errors, outside = [abs(one.error) for one in checked], sum(not one.is_within for one in checked)
     yield (
         f"{plural(len(checked), 'size')}: mean error {fmean(errors):.1%}, worst {max(errors):.1%}; {outside} outside "

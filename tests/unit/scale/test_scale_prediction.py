@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,16 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from drumline.cli.scale_command import PREDICT_FLAGS
 from drumline.errors import UsageError
 from drumline.scale.prediction_check import check_predictions
 from drumline.scale.profile_result import write_profile
-from drumline.scale.scale_prediction import MODEL_ERROR, goodput, predict
+from drumline.scale.scale_prediction import MODEL_ERROR, NCCL_ERROR, goodput, predict
 from drumline.scale.scaling_result import (
     MeasuredSize,
     Measurement,
     Prediction,
     ScaleOptions,
     read_scaling,
+    usual_efficiency,
     write_scaling,
 )
 from drumline.scale.scaling_words import check_lines, prediction_lines, why_below_usual
@@ -52,6 +55,22 @@ def test_waiting_for_the_slowest_rank_is_not_communication() -> None:
     assert (size.waiting_s, size.communication_s) == (pytest.approx(0.1, rel=0.01), pytest.approx(0.0, abs=1e-6))
     # Resampled compute times widen the interval beyond the model's error.
     assert size.step_s[2] - size.step_s[0] > 2.1 * MODEL_ERROR * size.step_s[1]
+
+
+def test_a_model_that_was_compared_with_nothing_has_a_wider_interval() -> None:
+    over_nccl = predict(make_profile(), replace(make_network(MIB), backend="nccl"), options(2), source="")
+    low, mean, high = over_nccl.sizes[0].step_s
+    assert (over_nccl.model_error, low / mean, high / mean) == pytest.approx((0.15, 1 - NCCL_ERROR, 1 + NCCL_ERROR))
+    lines = list(prediction_lines(over_nccl))
+    assert lines[-1].endswith("the intervals add 15% on both sides: NCCL's model was not compared with a cluster")
+    assert next(line for line in lines if "goodput" in line).count("(90%)") == 1  # that of the goodput
+    assert list(prediction_lines(predicted(2)))[-1].endswith("the intervals have the model's worst error, 7.4%")
+
+
+def test_the_documented_assumptions_are_flags() -> None:
+    documentation = (Path(__file__).parents[3] / "docs" / "scaling.md").read_text(encoding="utf-8")
+    (row,) = re.findall(r"^\| failures, restarts.*", documentation, re.MULTILINE)
+    assert set(re.findall(r"--([a-z-]+)", row)) <= set(PREDICT_FLAGS)
 
 
 def test_failures_and_checkpoints_cost_goodput() -> None:
@@ -168,8 +187,15 @@ def test_below_what_is_usual_the_largest_loss_is_named() -> None:
         "2 ranks: 62% is below the usual 90%; the largest loss is exposed communication: 600 ms of a step (38%)"
     )
     assert why_below_usual(measured_size(2, 1.05, efficiency=0.95), base) is None
-    assert why_below_usual(measured_size(3, 2.0, efficiency=0.5), base) is None  # what is usual for 3 is not known
     shared = measured_size(2, 1.0, scaling="strong", efficiency=0.5, parts_s={"compute": 0.9, "gaps": 0.1})
     found = why_below_usual(shared, base)
     assert found is not None
     assert "compute, which takes longer than on the fewest ranks: 400 ms" in found
+
+
+@pytest.mark.parametrize(("ranks", "usual"), [(2, 90), (3, 87), (4, 85), (6, 82), (12, 77), (16, 75), (32, 75)])
+def test_every_number_of_ranks_has_a_usual_efficiency(ranks: int, usual: int) -> None:
+    found = why_below_usual(measured_size(ranks, 3.0, efficiency=0.3), measured_size(1, 1.0))
+    assert found is not None
+    assert found.startswith(f"{ranks} ranks: 30% is below the usual {usual}%; the largest loss is exposed")
+    assert usual_efficiency(1) is None
