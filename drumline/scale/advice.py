@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from drumline.scale.bucket_plan import bus_bytes_per_s, exposed_by_cap, exposed_s, fit_costs
-from drumline.scale.profile_result import ProfileResult, RankSteps
+from drumline.scale.bucket_plan import exposed_by_cap, exposed_s, fit_costs
+from drumline.scale.profile_result import ProfileResult, RankSteps, bus_bytes_per_s
 from drumline.text import bit_rate, file_size, latency, plural
 
 Bottleneck = Literal[
@@ -27,6 +27,7 @@ ONE_CORE = 0.3  # of the work of a rank with one core: what threads of many all-
 SLOWER_LINK = 0.6  # of what doctor measured
 OWN_PARTS = {"compute": "computes", "data": "waits for data", "host_sync": "waits for its device", "gaps": "is idle"}
 MATRIX_KERNELS = re.compile(r"gemm|conv|cutlass|winograd|wgrad|dgrad|fprop|mma", re.IGNORECASE)
+HALF_KERNELS = re.compile(r"fp?16|float16|half|_h\d*gemm", re.IGNORECASE)  # already in bf16 or fp16
 BF16_SPEEDS = (3.0, 8.0, 1.2)  # of such kernels, as times of fp32: usual, most, least
 
 
@@ -124,10 +125,12 @@ def _data(result: ProfileResult) -> Iterator[Advice]:
         kind: dict[str, str] | None = None
         likely, most_s, derivation = waited, waited, "the step without the wait at best"
     else:
-        remedy = f"pass num_workers={wanted} to the DataLoader" if _is_script(result) else ""
-        kind = None if _is_script(result) else {"data.workers": str(wanted)}
+        remedy, kind = "", {"data.workers": str(wanted)}
         most_s = saved(0.0) if load is None else likely + 0.1 * (step_s - likely)
         derivation = f"a batch takes {latency(load_s)} to load, {wanted} at once; the rest takes {latency(rest)}"
+        if _is_script(result):  # how many workers it has is not known
+            remedy, kind = f"raise num_workers of the DataLoader, up to {most}", None
+            most_s, derivation = waited, "the step without the wait at best"
     yield Advice(
         bottleneck="data",
         text=text,
@@ -273,7 +276,7 @@ def _fewer_all_reduces(result: ProfileResult, exposed: float) -> Advice:
             f"accumulate {factor} times the samples with no_sync()",
             "or halve the bytes: model.register_comm_hook(None, default_hooks.bf16_compress_hook)",
         ]
-    if doctors and speed < SLOWER_LINK * doctors:
+    if doctors and 0 < speed < SLOWER_LINK * doctors:
         remedies.append(f"doctor measured {bit_rate(doctors)}: look for what else uses the link")
     elif result.num_nodes > 1 and not doctors:
         remedies.append("drumline doctor --hosts measures the link")
@@ -361,7 +364,8 @@ def _fp32(result: ProfileResult) -> Iterator[Advice]:
     """No bottleneck, so it is last."""
     if not _is_gpu(result) or result.precision not in (None, "fp32"):
         return
-    seconds = sum(one.seconds for one in result.kernels if MATRIX_KERNELS.search(one.name))
+    products = [one for one in result.kernels if MATRIX_KERNELS.search(one.name)]
+    seconds = sum(one.seconds for one in products if not HALF_KERNELS.search(one.name))
     usual, most, least = (seconds * (1 - 1 / speed) for speed in BF16_SPEEDS)
     yield Advice(
         bottleneck="fp32",

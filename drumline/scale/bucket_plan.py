@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 from drumline.scale.profile_result import Bucket
 
-FIRST_BUCKET_BYTES = 1 << 20
-"""DDP's first bucket is at most this large, so that communication begins early."""
 CAPS_MB = (25.0, 1.0, 5.0, 10.0, 50.0, 100.0, 200.0)
 """The sizes that are compared; DDP's default first, since it is taken where others bring no more."""
 MIN_SPREAD = 2.0
@@ -52,19 +50,14 @@ def fit_costs(
     return tuple(ReduceCost(latency_s=mean_s - slope * mean_size, s_per_byte=slope) for slope in slopes)
 
 
-def bus_bytes_per_s(buckets: Sequence[Bucket], world_size: int) -> float:
-    """The bus bandwidth of all buckets together, as nccl-tests and `doctor` define it."""
-    seconds = sum(bucket.reduce_s for bucket in buckets)
-    return 2 * (world_size - 1) / world_size * sum(bucket.num_bytes for bucket in buckets) / max(seconds, 1e-12)
-
-
 def planned(buckets: Sequence[Bucket], cap_mb: float) -> list[tuple[float, float]]:
-    """The buckets of another size: the bytes of each, and when in the backward pass it is ready."""
+    """The buckets of another size: the bytes of each, and when in the backward pass it is ready. DDP makes a smaller
+    first bucket only where no size is given."""
     total, cap = sum(bucket.num_bytes for bucket in buckets), cap_mb * 2**20
     found: list[tuple[float, float]] = []
     filled = 0.0
     while filled < total:
-        size = min(cap if found else min(cap, FIRST_BUCKET_BYTES), total - filled)
+        size = min(cap, total - filled)
         filled += size
         found.append((size, _ready_at(buckets, filled)))
     return found

@@ -5,7 +5,7 @@ words, the advice, `scale` and the report read it. No torch.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -48,6 +48,12 @@ class Bucket:
     """The same, from the start of the last backward pass."""
     reduce_s: float
     """From the moment when the last rank joined to its end."""
+
+
+def bus_bytes_per_s(buckets: Sequence[Bucket], world_size: int) -> float:
+    """The bus bandwidth of the all-reduces of these buckets, as nccl-tests and `doctor` define it; 0: not known."""
+    seconds, num_bytes = sum(one.reduce_s for one in buckets), sum(one.num_bytes for one in buckets)
+    return 2 * (world_size - 1) / world_size * num_bytes / seconds if seconds > 0 else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

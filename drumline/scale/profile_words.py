@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from drumline.scale.advice import Advice, Bottleneck, advise
-from drumline.scale.profile_result import PARTS, Bucket, ProfileResult, RankSteps
+from drumline.scale.profile_result import PARTS, Bucket, ProfileResult, RankSteps, bus_bytes_per_s
 from drumline.terminal import one_line
 from drumline.text import bit_rate, file_size, named_ranks, plural
 
@@ -141,16 +141,9 @@ def _of_buckets(result: ProfileResult) -> Iterator[str]:
         yield f"  and {len(result.buckets) - MOST_SHOWN} more"
 
 
-def bus_bytes_per_s(bucket: Bucket, world_size: int) -> float | None:
-    """The bus bandwidth of a bucket's all-reduce, as nccl-tests counts it; None: its size is not known."""
-    if not bucket.num_bytes or bucket.reduce_s <= 0:
-        return None
-    return 2 * (world_size - 1) / world_size * bucket.num_bytes / bucket.reduce_s
-
-
 def _rate(bucket: Bucket, result: ProfileResult) -> str:
-    rate = bus_bytes_per_s(bucket, result.world_size)
-    if rate is None:
+    rate = bus_bytes_per_s([bucket], result.world_size)
+    if not rate:
         return ""
     of_network = (
         "" if not result.network_bytes_per_s else f" ({rate / result.network_bytes_per_s:.0%} of the network's)"

@@ -10,7 +10,16 @@ import pytest
 
 from drumline.scale.advice import Advice, advice_lines, advise, flags_of
 from drumline.scale.bucket_plan import ReduceCost, exposed_s, fit_costs, planned
-from drumline.scale.profile_result import PARTS, Bucket, HostSync, Kernel, ProfileResult, RankSteps, read_profile
+from drumline.scale.profile_result import (
+    PARTS,
+    Bucket,
+    HostSync,
+    Kernel,
+    ProfileResult,
+    RankSteps,
+    bus_bytes_per_s,
+    read_profile,
+)
 
 STEP_S = 0.1
 MIB = 1 << 20
@@ -86,7 +95,9 @@ def test_slow_data_gets_as_many_workers_as_hide_it() -> None:
     three = profile(parts={"data": 0.06}, settings={"data.workers": "3"})
     assert first(three).settings == {"data.workers": "9"}, "3 workers take 3 steps of 100 ms for a batch"
     assert first(as_script(three)).settings is None
-    assert first(as_script(three)).remedy == "pass num_workers=2 to the DataLoader"
+    script = first(as_script(three))
+    assert script.remedy == "raise num_workers of the DataLoader, up to 16"
+    assert script.derivation == "the step without the wait at best", "a script's workers are not known"
 
 
 def test_workers_that_have_no_core_are_not_proposed() -> None:
@@ -203,6 +214,22 @@ def test_fp32_on_a_gpu_is_the_last_advice() -> None:
     assert [one.bottleneck for one in advise(result)] == ["launches", "fp32"]
     assert advise(result)[-1].settings == {"train.precision": "bf16"}
     assert [one.bottleneck for one in advise(replace(result, precision="bf16"))] == ["launches"]
+    assert [one.bottleneck for one in advise(as_script(result))] == ["launches", "fp32"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n",
+        "ampere_fp16_s16816gemm_fp16_128x64_ldg8_f2f_stages_64x4_tn",
+        "ampere_h16816gemm_128x64_ldg8_stages_64x3_tn",
+        "void cudnn::winograd_nonfused::winogradForwardData4x4<float, __half>",
+        "void gemv2T_kernel_val<int, int, __nv_bfloat16, gemm>",
+    ],
+)
+def test_a_script_under_autocast_is_not_told_to_use_it(name: str) -> None:
+    kernels = (Kernel(name=name, seconds=0.06, calls=3.0),)
+    assert advise(as_script(profile(device="NVIDIA H200", kernels=kernels))) == ()
 
 
 def test_the_most_expensive_bottleneck_is_first() -> None:
@@ -243,14 +270,19 @@ def test_large_buckets_of_one_size_are_mostly_bytes() -> None:
     assert (likely.latency_s, least.latency_s) == (pytest.approx(0.0), pytest.approx(0.02))
 
 
+def test_the_bus_bandwidth_of_buckets_together_is_that_of_their_bytes() -> None:
+    small, large = bucket(1_000, 0.0, 0.001), bucket(8_000, 0.0, 0.002)
+    assert bus_bytes_per_s([small, large], 4) == pytest.approx(1.5 * 9_000 / 0.003)
+    assert bus_bytes_per_s([bucket(1_000, 0.0, 0.0)], 4) == 0.0, "not known"
+
+
 def test_planned_buckets_are_those_of_ddp() -> None:
-    """A first one of 1 MB; gradients are ready in the order in which they were."""
+    """The first is as large as the others; gradients are ready in the order in which they were."""
     measured = [bucket(10 * MIB, 0.02, 0.0), bucket(10 * MIB, 0.06, 0.0)]
     assert planned(measured, 8.0) == [
-        (MIB, pytest.approx(0.002)),
-        (8 * MIB, pytest.approx(0.018)),
-        (8 * MIB, pytest.approx(0.048)),
-        (3 * MIB, pytest.approx(0.06)),
+        (8 * MIB, pytest.approx(0.016)),
+        (8 * MIB, pytest.approx(0.044)),
+        (4 * MIB, pytest.approx(0.06)),
     ]
 
 
