@@ -17,7 +17,8 @@ from typing import Any
 from drumline.untrusted import DOCUMENT_BYTES, parse_json, whole_number
 from drumline.watch.cluster_state import RasRank
 
-LIMIT_S = 1.0
+# RAS answers after its TIMEOUT (whole seconds) without the peers that are silent, and that answer is awaited.
+LIMIT_S = 1.5
 # All processes share the port, and the kernel chooses one for each connection. One that is stopped never answers.
 HANDSHAKE_S = 0.2
 LOCALHOST = ("127.0.0.1", "::1")
@@ -32,7 +33,7 @@ IN_PROGRESS = 7  # ncclInProgress, which is not an error
 
 async def ask_ras(address: str, pids: Mapping[int, int], world_size: int) -> tuple[RasRank, ...]:
     """What RAS at this address (`HOST:PORT`) knows about each rank of the job; empty if nothing of this job answers
-    there within a second, or if it is not an address of the loopback. `pids`: of this node's ranks, by rank."""
+    there within LIMIT_S, or if it is not an address of the loopback. `pids`: of this node's ranks, by rank."""
     with contextlib.suppress(Exception):  # whatever answers there, a diagnosis does not fail for it
         for host, port in loopback_places(address):
             with contextlib.suppress(ConnectionRefusedError):

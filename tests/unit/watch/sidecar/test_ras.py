@@ -18,7 +18,7 @@ import pytest
 
 from drumline.watch.cluster_state import RasRank
 from drumline.watch.diagnosis.diagnosis_files import ras_remarks
-from drumline.watch.sidecar.ras import LIMIT_S, ask_ras, loopback_places, read_status
+from drumline.watch.sidecar.ras import HANDSHAKE_S, LIMIT_S, REQUEST, ask_ras, loopback_places, read_status
 
 PIDS = {0: 100, 1: 101}
 HELLO = b"SERVER PROTOCOL 2\n"
@@ -106,12 +106,17 @@ def test_another_answer_is_no_evidence(parts: tuple[bytes, ...]) -> None:
     assert ask(*parts)[0] == ()
 
 
-def test_who_never_answers_is_given_up_after_a_second_and_asked_again_meanwhile() -> None:
+def test_who_never_answers_is_given_up_and_asked_again_meanwhile() -> None:
     begun = time.monotonic()
     found, asked = ask()
     assert found == ()
     assert LIMIT_S <= time.monotonic() - begun < 4 * LIMIT_S
     assert len(asked) > 1, "the port has several processes behind it, and one may be stopped"
+
+
+def test_there_is_time_for_the_answer_that_ras_sends_when_a_peer_is_silent() -> None:
+    (timeout,) = re.findall(rb"TIMEOUT (\d+)\n", REQUEST)
+    assert int(timeout) + 2 * HANDSHAKE_S < LIMIT_S, "a stopped process may be asked first"
 
 
 def test_where_nothing_listens_there_is_no_evidence() -> None:
