@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from drumline.doctor import nccl_log
 from drumline.doctor.nccl_log import LoggedLink, NcclLog
 from drumline.doctor.report import finding_lines
 from drumline.text import join_names, named_ranks, plural
@@ -34,7 +35,9 @@ def log_lines(log: NcclLog) -> Iterator[str]:
     yield _summary(log)
     yield from _hosts(log)
     yield from _links(log.links())
-    if log.is_partial:
+    if log.has_dropped:
+        yield f"note: too many connections to show them all: the first {nccl_log.MAX_KEPT:,} were kept"
+    if log.has_skipped:
         yield "note: too long to read it all: the beginning and the end were read"
     yield from (line for _, line in finding_lines(findings))
     problems = [finding for finding in findings if finding.level == "problem"]

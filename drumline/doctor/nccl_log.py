@@ -6,6 +6,7 @@ not match is skipped. Time and memory are bounded.
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import tomllib
@@ -16,8 +17,9 @@ from typing import BinaryIO
 
 from drumline.doctor.finding import Finding, Level
 
-# Of a larger file only the beginning and the end are read: the connections, and the faults.
+# Of a larger file or pipe only the beginning and the end are read: the connections, and the faults.
 HALF_BYTES = 48 << 20
+PART_BYTES = 1 << 20
 MAX_LINE = 4096  # NCCL writes 1 kB at most
 MAX_KEPT = 50_000
 MAX_TEXT = 200
@@ -101,7 +103,8 @@ class NcclLog:
         self.processes: dict[tuple[str, int], LoggedProcess] = {}
         self.versions: set[str] = set()
         self.num_lines = 0  # of NCCL
-        self.is_partial = False  # whether lines were left out, because there were too many
+        self.has_skipped = False  # whether a log was too long, and its middle was not read
+        self.has_dropped = False  # whether there were too many connections to keep them all
         self._channels: dict[tuple[str, str, int, int], set[tuple[str, str]]] = {}
         self._faults: dict[tuple[int, str, str], tuple[LoggedProcess | None, str]] = {}
 
@@ -112,7 +115,8 @@ class NcclLog:
                 text = line.decode(errors="replace").rstrip()
                 places = [*PREFIX.finditer(text)]
                 if version := VERSION.search(text):
-                    self.versions.add(version[1])
+                    if "+" in version[1]:  # torch's errors name it without `+cuda`
+                        self.versions.add(version[1])
                     self.num_lines += not places
                 self._read_foreign(text[: places[0].start()] if places else text, name)
                 ends = [*(place.start() for place in places[1:]), len(text)]
@@ -120,16 +124,26 @@ class NcclLog:
                     self._read_message(place, text[place.end() : end])
 
     def _lines(self, file: BinaryIO) -> Iterator[bytes]:
-        """Of a pipe, only the beginning."""
+        """Those of the beginning and the end."""
         yield from _lines(file, HALF_BYTES)
         if not file.seekable():
-            self.is_partial |= bool(file.read(1))
+            yield from self._last_lines(file)
             return
         begin = file.tell()
         end = file.seek(0, os.SEEK_END)
-        self.is_partial |= end - begin > HALF_BYTES
+        self.has_skipped |= end - begin > HALF_BYTES
         file.seek(max(begin, end - HALF_BYTES))
         yield from _lines(file, HALF_BYTES)
+
+    def _last_lines(self, pipe: BinaryIO) -> Iterable[bytes]:
+        """A pipe is read to its end, or the program that writes would be stopped."""
+        rest = bytearray()
+        while part := pipe.read(PART_BYTES):
+            rest += part
+            if len(rest) > HALF_BYTES:
+                self.has_skipped = True
+                del rest[:-HALF_BYTES]
+        return _lines(io.BytesIO(rest), HALF_BYTES)
 
     def _read_foreign(self, text: str, name: str) -> None:
         """A line of torch."""
@@ -185,7 +199,7 @@ class NcclLog:
         if key in self._channels or len(self._channels) < MAX_KEPT:
             self._channels.setdefault(key, set()).add((channel, number or ""))
         else:
-            self.is_partial = True
+            self.has_dropped = True
 
     def _read_warning(self, process: LoggedProcess, text: str) -> None:
         for number, (message, pattern) in enumerate(MESSAGES):
@@ -201,6 +215,10 @@ class NcclLog:
             self._faults.setdefault(key, (process, where))
 
     # What they show
+
+    @property
+    def is_partial(self) -> bool:
+        return self.has_skipped or self.has_dropped
 
     @property
     def world_size(self) -> int:

@@ -207,6 +207,16 @@ def test_versions_and_networks_that_differ() -> None:
     assert found[1].what == "the network of NCCL differs across ranks: IB, Socket"
 
 
+def test_the_version_in_an_error_of_torch_is_not_compared() -> None:
+    error = (
+        "[rank0]: torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:94, unhandled system error "
+        "(run with NCCL_DEBUG=INFO for details), NCCL version 2.28.9\n"
+    )
+    log = read(done("a", 1, 0, 2) + done("b", 2, 1, 2) + error)
+    assert (log.versions, "version" in problems(log)) == ({"2.28.9+cuda13.0"}, False)
+    assert read("NCCL version 2.28.9+cuda13.0\n").versions == log.versions, "NCCL_DEBUG=VERSION"
+
+
 def test_the_loopback_on_several_hosts_and_a_missing_plugin() -> None:
     text = ""
     for rank, host in enumerate(("a", "b")):
@@ -299,12 +309,23 @@ def test_of_a_huge_log_the_beginning_and_the_end_are_read(tmp_path: Path, monkey
     assert "note: too long to read it all: the beginning and the end were read" in list(log_lines(log))
 
 
-def test_a_pipe_is_read_up_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_pipe_the_end_is_read_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nccl_log, "HALF_BYTES", 20_000)
-    begin, end = os.pipe()
-    os.write(end, four_ranks().encode() + b"a step\n" * 4000)
-    os.close(end)
-    with os.fdopen(begin, "rb") as pipe:
-        log = NcclLog()
-        log.read(pipe, "stdin")
-    assert (log.is_partial, len(log.links())) == (True, 6)
+    for num_steps, is_partial in ((4000, False), (7000, True)):
+        begin, end = os.pipe()
+        fault = warn("gpu-01", 102, "Cuda failure 'out of memory'")
+        os.write(end, four_ranks().encode() + b"a step\n" * num_steps + fault.encode())
+        os.close(end)
+        with os.fdopen(begin, "rb") as pipe:
+            log = NcclLog()
+            log.read(pipe, "stdin")
+            assert pipe.read() == b"", "who writes is not stopped"
+        assert (log.is_partial, len(log.links()), problems(log)) == (is_partial, 6, ["CUDA memory"])
+
+
+def test_connections_that_are_not_kept_are_noted_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nccl_log, "MAX_KEPT", 4)
+    log = read(four_ranks())
+    assert (log.is_partial, len(log.links())) == (True, 4)
+    notes = [line for line in log_lines(log) if line.startswith("note: too")]
+    assert notes == ["note: too many connections to show them all: the first 4 were kept"]
