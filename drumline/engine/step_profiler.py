@@ -29,7 +29,7 @@ class ProfiledStep:
         ddp, self._inner, self._context = context.job.ddp, inner, context
         self._folder = context.folder.path / PROFILE_FOLDER
         self._first_step, self._progress = context.progress.step, context.progress
-        self._num_pauses = 0
+        self._num_pauses, self._steps = 0, steps
         self.grad_norm: Tensor | None = None
         self._capture = TraceCapture(
             steps,
@@ -74,9 +74,7 @@ class ProfiledStep:
             if self._capture.is_done:
                 self._capture.collect(device)
         if not self._capture.is_done:
-            self._context.warn(
-                f"nothing was profiled: the run ended before step {self._context.config.log.profile} of this start"
-            )
+            self._context.warn(f"nothing was profiled: the run ended before step {self._steps.start} of this start")
 
 
 def job_facts(task: str, config: Config, job: Job) -> JobFacts:

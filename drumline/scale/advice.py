@@ -121,7 +121,8 @@ def _data(result: ProfileResult) -> Iterator[Advice]:
     )
     likely = saved(1.0 if load is None else min(1.0, load))
     if wanted <= workers or likely < MIN_GAIN * step_s:
-        remedy = f"more workers bring nothing on {plural(cores, 'core')} a rank: store samples decoded and resized"
+        on = f"{cores:.3g} core{'' if cores == 1 else 's'} a rank"  # ranks may share a core
+        remedy = f"more workers bring nothing on {on}: store samples decoded and resized"
         kind: dict[str, str] | None = None
         likely, most_s, derivation = waited, waited, "the step without the wait at best"
     else:

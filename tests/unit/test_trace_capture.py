@@ -132,6 +132,19 @@ def test_a_rank_of_a_run_that_cannot_write_joins_the_others_before_it_fails(tmp_
     assert capture.num_collected == 1
 
 
+def test_a_run_that_ends_before_the_profiled_steps_names_the_first(tmp_path: Path) -> None:
+    step, warned = ProfiledStep.__new__(ProfiledStep), []
+    context = SimpleNamespace(
+        job=SimpleNamespace(ddp=SimpleNamespace(device=CPU)),
+        throughput=SimpleNamespace(num_pauses=0),
+        warn=warned.append,
+    )
+    step._folder, step._num_pauses, step._steps = tmp_path, 0, range(10, 20)
+    step._capture, step._context = make_capture(tmp_path), cast(Any, context)
+    step.finish()
+    assert warned == ["nothing was profiled: the run ended before step 10 of this start"]
+
+
 def test_the_backend_is_the_one_at_the_first_profiled_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     capture = make_capture(tmp_path)
     capture._profiler = SimpleNamespace(start_trace=lambda: None)

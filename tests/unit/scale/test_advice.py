@@ -105,6 +105,8 @@ def test_workers_that_have_no_core_are_not_proposed() -> None:
     advice = first(profile(parts={"data": 0.06}, cores_per_rank=1.0, loading_cores=1.0))
     assert (advice.bottleneck, advice.settings) == ("data", None)
     assert advice.remedy.startswith("more workers bring nothing on 1 core a rank")
+    shared = first(profile(parts={"data": 0.06}, cores_per_rank=0.5, loading_cores=1.0))
+    assert shared.remedy.startswith("more workers bring nothing on 0.5 cores a rank")
     halved = first(profile(parts={"data": 0.06}, cores_per_rank=1.5, loading_cores=1.0))
     assert halved.settings == {"data.workers": "1"}
     assert halved.predicted_step_s == pytest.approx(0.1 / 1.5)
