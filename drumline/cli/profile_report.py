@@ -24,7 +24,7 @@ def profile_of(folder: Path, *, network_bytes_per_s: float | None = None) -> Pro
 
 def show_profile(result: ProfileResult, found: Sequence[Advice], folder: Path) -> None:
     advice = ["", "what to change", *(f"  {line}" for line in advice_lines(found))] if found else []
-    show_lines([*words_of(result), *advice, "", where_to_look(folder)])
+    show_lines([*words_of(result), *advice, "", where_to_look(folder, len(result.ranks))])
 
 
 def report_profile(folder: Path, *, shows: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""One trace of all ranks by one clock, for https://ui.perfetto.dev: a process for each rank, and one for its GPU."""
+"""One trace of ranks by one clock, for https://ui.perfetto.dev: a process for each rank, and one for its GPU."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from typing import Any
 
 from drumline.scale.trace_file import read_entries
 from drumline.untrusted import replacing
-from drumline.watch.profile_files import MERGED_FILE, trace_path
+from drumline.watch.profile_files import MERGED_FILE, MOST_RANKS_MERGED, trace_path
 
-MOST_RANKS_MERGED = 64
-"""More would not open in a browser."""
 PROCESSES = 100
 """Numbers of processes for each rank: its own, its GPU's streams."""
 
 
 def write_merged(folder: Path, hosts: Mapping[int, str], shifts: Mapping[int, float]) -> Path:
-    """Write it beside the traces of these ranks. `shifts`: what to add to each rank's times, in seconds."""
+    """Write it beside the traces of these ranks; of more than `MOST_RANKS_MERGED`, it has the first ones. `shifts`:
+    what to add to each rank's times, in seconds."""
     path = folder / MERGED_FILE
     with replacing(path) as file, gzip.open(file, "wb", compresslevel=1) as packed:
         packed.write(b'{"displayTimeUnit": "ms", "traceEvents": [\n')

@@ -1,7 +1,7 @@
 """The files of a profile in a run folder, and what a rank writes beside its trace. No torch.
 
 profile/rank-NNNNN.trace.json.gz (torch.profiler's trace)  rank-NNNNN.json (facts that a trace lacks)
-merged.trace.json.gz (all ranks, for Perfetto)  profile.json (the result)
+merged.trace.json.gz (all ranks, or the first 64, for Perfetto)  profile.json (the result)
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from drumline.watch.typed_json import from_json
 PROFILE_FOLDER, PROFILE_FILE, MERGED_FILE = "profile", "profile.json", "merged.trace.json.gz"
 STEP_MARK, END_MARK, DATA_MARK = "drumline.step#", "drumline.end", "drumline.data"
 """The names of the ranges with which a trace is divided into steps: the last step lasts until the end mark."""
+
+MOST_RANKS_MERGED = 64
+"""More would not open in a browser."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +69,10 @@ def facts_path(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank:05d}.json"
 
 
-def where_to_look(run: Path) -> str:
+def where_to_look(run: Path, num_ranks: int) -> str:
     """The line that names the file."""
-    return f"the trace of all ranks: {run / PROFILE_FOLDER / MERGED_FILE} (open it in https://ui.perfetto.dev)"
+    ranks = "all ranks" if num_ranks <= MOST_RANKS_MERGED else f"the first {MOST_RANKS_MERGED} of {num_ranks} ranks"
+    return f"the trace of {ranks}: {run / PROFILE_FOLDER / MERGED_FILE} (open it in https://ui.perfetto.dev)"
 
 
 def write_facts(folder: Path, facts: RankFacts) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,10 +16,10 @@ from torch import Tensor
 
 from drumline.engine.step_profiler import ProfiledStep
 from drumline.errors import TrainingError
-from drumline.watch.profile_files import JobFacts, facts_path, trace_path
+from drumline.watch.profile_files import JobFacts, facts_path, trace_path, where_to_look
 from drumline.watch.rank import trace_capture
 from drumline.watch.rank.script_profiler import ScriptProfile
-from drumline.watch.rank.trace_capture import TraceCapture
+from drumline.watch.rank.trace_capture import SyncLines, TraceCapture
 
 CPU = torch.device("cpu")
 
@@ -154,3 +155,23 @@ def test_the_backend_is_the_one_at_the_first_profiled_step(tmp_path: Path, monke
         capture.begin_step(2)
     capture._range.__exit__(None, None, None)
     assert capture._facts().backend == "gloo"
+
+
+def test_modes_and_warnings_are_as_before_after_the_profiled_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    modes: list[int | str] = [2]
+    monkeypatch.setattr("torch.cuda.get_sync_debug_mode", lambda: modes[-1])
+    monkeypatch.setattr("torch.cuda.set_sync_debug_mode", modes.append)
+    before, show = list(warnings.filters), warnings.showwarning
+    lines = SyncLines()
+    lines.start()
+    warnings.filterwarnings("ignore", message="of the script")
+    added = warnings.filters[0]
+    lines.stop()
+    assert modes == [2, "warn", 2]
+    assert list(warnings.filters) == [added, *before], "what the script added meanwhile is kept"
+    assert warnings.showwarning == show
+
+
+def test_the_last_line_says_how_many_ranks_the_merged_trace_has() -> None:
+    assert where_to_look(Path("run"), 64).startswith("the trace of all ranks: run/profile/merged")
+    assert where_to_look(Path("run"), 65).startswith("the trace of the first 64 of 65 ranks: run/profile/merged")

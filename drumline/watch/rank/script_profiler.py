@@ -2,7 +2,8 @@
 SCRIPT.py ARGS`, or `-m MODULE ARGS`.
 
 A step ends with a step of the first optimizer that the script uses. The script itself is not changed, and after the
-last profiled step nothing of this is left in it.
+last profiled step torch's modes, its hooks and Python's warnings are as they were. Only the constructor of
+`DistributedDataParallel` stays wrapped, and does what it did.
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ class ScriptProfile:
             self._report(error)  # the other ranks wait for this one in `_finish`
         if self._capture.is_done:
             self._hook.remove()
+            atexit.unregister(self._capture.finish)
             self._capture.modules.clear()
             self._finish()
 

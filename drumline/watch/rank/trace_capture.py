@@ -244,16 +244,23 @@ class SyncLines:
         self._waits = [(owner, owner.synchronize) for owner in (torch.cuda, torch.cuda.Stream, torch.cuda.Event)]
 
     def start(self) -> None:
+        self._mode = torch.cuda.get_sync_debug_mode()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it is a prototype
             torch.cuda.set_sync_debug_mode("warn")
         warnings.filterwarnings("always", message=f".*{SYNCHRONIZES}")
+        self._filter = warnings.filters[0]
         warnings.showwarning = self._on_warning  # type: ignore[assignment]
         for owner, wait in self._waits:
             setattr(owner, "synchronize", self._noting(wait))  # noqa: B010 - a module or a class
 
     def stop(self) -> None:
-        torch.cuda.set_sync_debug_mode("default")
+        """All is as before `start`."""
+        torch.cuda.set_sync_debug_mode(self._mode)
+        if self._filter in warnings.filters:  # the script may have replaced them, or added some
+            warnings.filters.remove(self._filter)  # type: ignore[attr-defined]
+        with warnings.catch_warnings():  # leaving it discards what Python has cached of the filters
+            pass
         warnings.showwarning = self._show_warning
         for owner, wait in self._waits:
             setattr(owner, "synchronize", wait)  # noqa: B010
