@@ -24,7 +24,7 @@ VERBS = {
     "profile": "find out where the time of a step goes, rank by rank, and what\nto change",
     "watch": "follow a running job from another terminal, rank by rank",
     "runs": "list run folders: state, step, result, size",
-    "report": "write runs as one HTML page: curves, faults, slow ranks; or\nserve it while a run goes on",
+    "report": "write runs as one HTML page: curves, faults, slow ranks; or\nserve it while a run is training",
     "doctor": "check this machine, or hosts and every pair, before a run",
     "tune": "print the NCCL and gloo variables that these hosts need, with\nthe reason of each; read NCCL's debug logs",
     "scale": "predict a job on more nodes, measure its scaling, compare both",

@@ -1,4 +1,4 @@
-"""`drumline report RUN`: writes runs as one HTML page, or serves it while a run goes on; `train` ends with one."""
+"""`drumline report RUN`: writes runs as one HTML page, or serves it while a run is training; `train` ends with one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ the time of a step, environment and settings. Several runs are shown side by sid
 writes RUN/report.html at its end.
 
   --to FILE   where to write it [RUN/report.html; of several runs report.html]
-  --live      serve the page of a run that goes on, on 127.0.0.1, made anew every 5 s, until it ends or Ctrl-C
+  --live      serve the page while the run is training, on 127.0.0.1, updated every 5 s, until it ends or Ctrl-C
   --help      this text
 """
 OWN_FLAGS: FlagTable = {"to": (str, "", ""), "live": (bool, "", ""), "help": (bool, "", "")}

@@ -40,7 +40,8 @@ def facts_of(run: RunData, goodput: Goodput) -> dict[str, str]:
     """What a reader asks first, as text."""
     total, facts = run.facts.get("total_steps"), {"task": run.facts.get("task", ""), "state": run.state}
     facts["steps"] = f"{run.step:,}" + (f" of {total:,}" if total else "")
-    facts |= {name: metric_text(name, value) for name, value in list(run.metrics.items())[:8]}
+    metrics = list(run.metrics.items())[:8]
+    facts |= {name: metric_text(name, value) for name, value in metrics if name not in facts}
     if type(best := run.end.get("best_step")) is int:
         facts["best checkpoint"] = f"step {best:,}"
     facts |= _speeds(run)

@@ -90,7 +90,7 @@ def write_report(runs: Sequence[Path], to: Path) -> Path:
 
 
 def render_page(runs: Sequence[RunData], *, refresh_s: float | None = None) -> str:
-    """`refresh_s`: the page loads itself again after so many seconds, while the run goes on."""
+    """`refresh_s`: the page loads itself again after so many seconds, while the run is training."""
     names = run_names(runs)
     most_rows = max(4, min(MAX_ROWS, 3 * MAX_ROWS // len(runs)))
     views = [_view(run, name, most_rows) for run, name in zip(runs, names, strict=True)]

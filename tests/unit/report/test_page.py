@@ -115,6 +115,22 @@ def test_a_page_of_a_long_run_on_many_ranks_stays_small() -> None:
     assert len(page.encode()) < MAX_BYTES
 
 
+def test_a_metric_does_not_replace_a_fact(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "run", ranks=1))
+    run.metrics = {"state": 0.5, "task": 0.5, "steps": 0.5, "accuracy": 0.5}
+    assert "task digits state done steps 200 of 200 accuracy 50.00% best" in text_of(render_page([run]))
+
+
+def test_a_profile_in_which_no_rank_is_waited_for_names_none(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "run", ranks=1))
+    profile = example()
+    for ranks in ((), tuple(replace(rank, critical_steps=0) for rank in profile.ranks)):
+        run.profile = replace(profile, ranks=ranks)
+        text = text_of(render_page([run]))
+        assert "of communication is hidden behind compute." in text
+        assert "The others wait for" not in text
+
+
 def test_a_run_without_events_has_a_page(tmp_path: Path) -> None:
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     assert "state stopped" in text_of(render_page([read_run(tmp_path / "run")]))
