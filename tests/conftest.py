@@ -92,7 +92,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A property is tried with a few examples each time; `make soak-properties` tries many.
-settings.register_profile("suite", max_examples=25, deadline=None)
+settings.register_profile("suite", max_examples=15, deadline=None)
 settings.register_profile("soak", max_examples=1000, deadline=None)
 settings.load_profile("suite")
 

@@ -17,7 +17,7 @@ from drumline.metrics.events import read_events
 from drumline.tasks.base import Loss
 from tests.jobs import Classify, WeighTokens, make_config, train_each_on, train_here
 
-SLEEP_S = 0.05
+SLEEP_S = 0.08
 
 
 class SlowRank(Classify):
@@ -53,9 +53,9 @@ def test_exposed_communication_is_the_mean_of_all_ranks(tmp_path: Path) -> None:
     train_each_on(2, (config, SlowRank, tmp_path / "slow"), (elastic, Classify, tmp_path / "elastic"))
     shares = [event["communication_share"] for event in events(tmp_path / "slow", "train")]
     # Rank 0 waits nearly all the time, rank 1 never: on a loaded machine both take longer to compute.
-    assert 0.15 < shares[-1] < 0.65
+    assert 0.05 < shares[-1] < 0.65
     [end] = events(tmp_path / "slow", "end")
-    assert 0.15 < end["communication_share"] < 0.65
+    assert 0.05 < end["communication_share"] < 0.65
     assert {event["communication_share"] for event in events(tmp_path / "elastic", "train")} == {None}
 
 
