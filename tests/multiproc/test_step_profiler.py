@@ -18,14 +18,15 @@ from tests.jobs import Classify, make_config, train_on
 
 
 class SlowOnRank1(Classify):
-    """Rank 1 takes 30 ms longer in each step; the gradients are in two buckets."""
+    """Rank 1 takes 200 ms longer in each step, much more than a busy machine does to rank 0; the gradients are in two
+    buckets."""
 
     def model(self) -> nn.Module:
         return nn.Sequential(nn.Linear(6, 300), *(nn.Linear(300, 300) for _ in range(3)), nn.Linear(300, 2)).double()
 
     def loss(self, model: nn.Module, batch: Any) -> Loss:
         if dist.get_rank() == 1:
-            time.sleep(0.03)
+            time.sleep(0.2)
         return super().loss(model, batch)
 
 
@@ -39,7 +40,7 @@ def test_a_slow_rank_is_named_and_the_parts_add_up(tmp_path: Path) -> None:
     assert sum(result.parts_s.values()) == pytest.approx(result.step_s, rel=0.02)
     assert [one.critical_steps for one in result.ranks] == [0, 3]
     assert headline(result).startswith("rank 1 is slow: the others wait")
-    assert result.ranks[0].parts_s["waiting_for_rank"] > 0.02
+    assert result.ranks[0].parts_s["waiting_for_rank"] > 0.1
     num_parameters = 6 * 300 + 300 + 3 * (300 * 300 + 300) + 300 * 2 + 2
     assert sum(bucket.num_bytes for bucket in result.buckets) == num_parameters * 8
     assert len(result.buckets) == 2
