@@ -151,7 +151,7 @@ def test_only_workers_of_the_loader_that_it_waits_for_are_workers(start_rank: St
         "from torch.utils.data import DataLoader\n"
         "def wait_for_release():\n"
         "    while not Path(folder, 'released').exists():\n"
-        "        time.sleep(0.05)\n"
+        "        time.sleep(0.5)\n"
         "class Images:\n"
         "    def __len__(self):\n"
         "        return 6\n"
