@@ -25,7 +25,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 critic = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
 for step, (x,) in enumerate(DataLoader(TensorDataset(torch.randn(4 * int(sys.argv[1]), 64)), batch_size=4)):
     model(x).sum().backward()
-    time.sleep(0.02 * dist.get_rank())
+    time.sleep(0.2 * dist.get_rank())
     optimizer.step()
     critic.step()
 print("took", step + 1, "steps")
