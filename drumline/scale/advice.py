@@ -149,26 +149,49 @@ def _busy_s(rank: RankSteps) -> float:
     return sum(rank.parts_s[part] for part in OWN_PARTS)
 
 
-def _ranks(result: ProfileResult) -> Iterator[Advice]:
-    """One rank for which the others wait, or ranks that are late in turn."""
+def _slow_rank(result: ProfileResult) -> tuple[RankSteps, float, float] | None:
+    """The rank for which the others wait in most steps since its own work takes longer, what that costs, and their
+    wait."""
     if len(result.ranks) < 2:  # one rank, or the only one whose trace can be read
-        return
-    step_s, waiting = result.step_s, result.parts_s["waiting_for_rank"]
+        return None
     slow = max(result.ranks, key=lambda one: (one.critical_steps, _busy_s(one)))
     others = [one for one in result.ranks if one is not slow]
     waited = sum(one.parts_s["waiting_for_rank"] for one in others) / len(others)
     cost = min(_busy_s(slow) - median(map(_busy_s, others)), waited)
-    if slow.critical_steps < CRITICAL_SHARE * result.num_steps or cost < MIN_GAIN * step_s:
+    if slow.critical_steps < CRITICAL_SHARE * result.num_steps or cost < MIN_GAIN * result.step_s:
+        return None
+    return slow, cost, waited
+
+
+def _wait_in_collectives_s(result: ProfileResult) -> float:
+    """The wait for other ranks that is not that for a slow one: each collective has a part of it."""
+    return 0.0 if _slow_rank(result) else result.parts_s["waiting_for_rank"]
+
+
+def _ranks(result: ProfileResult) -> Iterator[Advice]:
+    """One rank for which the others wait, or ranks that are late in turn."""
+    if len(result.ranks) < 2:
+        return
+    step_s, waiting = result.step_s, result.parts_s["waiting_for_rank"]
+    found = _slow_rank(result)
+    if found is None:
+        late = max(result.ranks, key=lambda one: one.critical_steps)
+        whom, remedy = "one another, and not always for the same rank", "give ranks batches of about the same cost"
+        if late.critical_steps >= CRITICAL_SHARE * result.num_steps:
+            whom = f"rank {late.rank} on {late.host}, whose own work takes no longer"
+            remedy = "it joins collectives late: look for what else uses its device and its cores"
         yield Advice(
             bottleneck="uneven_ranks",
-            text=f"ranks wait {_of_step(result, waiting)} for one another, and not always for the same rank",
-            remedy="give ranks batches of about the same cost, and hosts without other jobs",
+            text=f"ranks wait {_of_step(result, waiting)} for {whom}",
+            remedy=f"{remedy}, and use hosts without other jobs",
             cost_s=waiting,
             step_s=step_s,
             saved_s=(waiting / 2, waiting, 0.0),
             derivation="without any of the wait at best",
         )
         return
+    slow, cost, waited = found
+    others = [one for one in result.ranks if one is not slow]
     usual = {part: median(one.parts_s[part] for one in others) for part in OWN_PARTS}
     part = max(OWN_PARTS, key=lambda name: slow.parts_s[name] - usual[name])
     yield Advice(
@@ -222,10 +245,8 @@ def _other_bucket_size(result: ProfileResult, exposed: float) -> Iterator[Advice
     freed = 0.0 if _is_gpu(result) else max(0.0, min(result.hidden_communication_s, total - planned_s))
     if not _is_gpu(result) and (result.cores_per_rank or USUAL_CORES) < 2 and planned_s < total / 2:
         freed += ONE_CORE * (result.parts_s["compute"] + result.parts_s["gaps"])
-    # Ranks that are late in turn wait in each of many all-reduces.
-    is_one_late = max(one.critical_steps for one in result.ranks) >= CRITICAL_SHARE * result.num_steps
     fewer = 1 - min(1.0, planned_s / max(total, 1e-12))
-    waiting = 0.0 if is_one_late else fewer * result.parts_s["waiting_for_rank"]
+    waiting = fewer * _wait_in_collectives_s(result)
     each = f", {latency(costs[0].latency_s)} of each latency" if len(costs) == 1 else ""
     yield Advice(
         bottleneck="bucket_size" if saved[0] > exposed / 2 else "network",
@@ -281,7 +302,8 @@ def _fewer_all_reduces(result: ProfileResult, exposed: float) -> Advice:
         remedies.append(f"doctor measured {bit_rate(doctors)}: look for what else uses the link")
     elif result.num_nodes > 1 and not doctors:
         remedies.append("drumline doctor --hosts measures the link")
-    saved = exposed * (1 - 1 / factor)
+    fewer = 1 - 1 / factor
+    saved, waiting = fewer * exposed, fewer * _wait_in_collectives_s(result)
     return Advice(
         bottleneck="network",
         text=_on_network(result, exposed),
@@ -290,7 +312,7 @@ def _fewer_all_reduces(result: ProfileResult, exposed: float) -> Advice:
         samples_factor=factor,
         cost_s=exposed,
         step_s=result.step_s,
-        saved_s=(saved, min(1.3 * saved, exposed), 0.6 * saved),
+        saved_s=(saved + waiting / 2, min(1.3 * saved, exposed) + waiting, 0.6 * saved),
         derivation=f"one all-reduce for {factor} times the samples; the time is for as many samples as now",
     )
 

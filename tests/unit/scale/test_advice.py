@@ -309,3 +309,14 @@ def test_what_was_planted_on_a_gpu_is_named_first(
     result = read_profile(Path(__file__).parents[2] / "data" / "profiles" / f"h200-{planted}.json")
     assert sum(result.parts_s.values()) == pytest.approx(result.step_s, rel=0.02)
     assert (first(result).bottleneck, first(result).settings) == (bottleneck, settings)
+
+
+def test_waits_in_many_all_reduces_go_with_them() -> None:
+    """60 tiny buckets on two NCCL ranks that share an H200: rank 1 joins each all-reduce late, though its own work is
+    no longer. In buckets of 25 MB the step took 0.114 of the time, with eight times the samples 0.196."""
+    found = advise(read_profile(Path(__file__).parents[2] / "data" / "profiles" / "h200-late.json"))
+    measured = {"dist.bucket_cap_mb": 0.114, "train.batch_size": 0.196}
+    for one in found[:2]:
+        low, high = one.band
+        assert low <= measured[next(iter(one.settings or {}))] * one.step_s <= high, one
+    assert "for rank 1 on gpu-1, whose own work takes no longer" in found[2].text
