@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Literal
 
@@ -64,6 +64,7 @@ class Advice:
 
 def advise(result: ProfileResult) -> tuple[Advice, ...]:
     """The advice that promises more than MIN_GAIN of the step, the most expensive bottleneck first."""
+    result = _without_profiler(result)
     rules = (_data, _ranks, _communication, _other_collectives, _device_idles, _fp32)
     found = [advice for rule in rules for advice in rule(result)]
     worth = [one for one in found if one.saved_s[0] > MIN_GAIN * result.step_s]
@@ -97,6 +98,16 @@ def _is_script(result: ProfileResult) -> bool:
 
 def _is_gpu(result: ProfileResult) -> bool:
     return result.device != "cpu"
+
+
+def _without_profiler(result: ProfileResult) -> ProfileResult:
+    """On a GPU the profiler takes time from the host that launches kernels, so the device waits longer: the step and
+    its gaps without that time."""
+    gaps, unprofiled_s = result.parts_s["gaps"], result.unprofiled_step_s
+    if not _is_gpu(result) or unprofiled_s is None:
+        return result
+    extra = min(gaps, max(0.0, result.step_s - unprofiled_s))
+    return replace(result, step_s=result.step_s - extra, parts_s={**result.parts_s, "gaps": gaps - extra})
 
 
 def _data(result: ProfileResult) -> Iterator[Advice]:

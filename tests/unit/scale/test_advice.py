@@ -210,6 +210,15 @@ def test_gaps_without_syncs_are_captured_in_a_graph() -> None:
     assert advise(replace(result, device="cpu")) == ()
 
 
+def test_gaps_of_the_profiler_are_not_those_of_the_job() -> None:
+    """An eager GPT on an H200, in milliseconds: compute 15.6, data 1.3 and gaps 26.8 of 43.7, but 21.7 unprofiled."""
+    parts = {"gaps": 0.0613, "data": 0.003}
+    result = profile(device="NVIDIA H200", backend="nccl", parts=parts, unprofiled_step_s=0.05)
+    (advice,) = (one for one in advise(result) if one.bottleneck == "launches")
+    assert advice.text == "the device waits 11 ms of each 50 ms step for the host to launch kernels"
+    assert advice.band == (pytest.approx(0.0387), pytest.approx(0.0444, abs=1e-3))
+
+
 def test_fp32_on_a_gpu_is_the_last_advice() -> None:
     kernels = (Kernel(name="sm80_xmma_gemm_f32f32", seconds=0.06, calls=3.0),)
     result = profile(parts={"gaps": 0.02}, device="NVIDIA H200", kernels=kernels)
