@@ -78,7 +78,7 @@ OWN = {
     "log.trace": "it is always on here",
     "log.display": "the output of the runs goes to files here",
 }
-SAVES, WARM_UP = "checkpoint.every_steps", "optim.warmup_steps"
+SAVES, WARM_UP, BALANCE = "checkpoint.every_steps", "optim.warmup_steps", "data.balance"
 SAVE_EVERY = 2
 
 
@@ -119,6 +119,8 @@ class ProofSettings:
             changes[SAVES] = SAVE_EVERY
         if WARM_UP not in flags and self._value(WARM_UP) > steps:
             changes[WARM_UP] = steps // 2
+        if BALANCE not in flags and self._value(BALANCE) == "auto":
+            changes[BALANCE] = "off"  # its sizes follow measured times, which differ between runs
         return changes
 
     def describe_changes(self) -> str:

@@ -188,6 +188,31 @@ RULES = (
         "CUDA graphs need a GPU; give --train.step eager or compile for the CPU",
     ),
     Rule(
+        ("data.balance", "train.exact"),
+        lambda balance, exact: balance == "auto" and exact == "elastic",
+        "the elastic mode has shards of fixed sizes; it needs --data.balance off",
+    ),
+    Rule(
+        ("data.balance", "train.step"),
+        lambda balance, step: balance == "auto" and step not in (None, "eager", "compile"),
+        "shards by speed change their sizes, and a captured step has fixed shapes; give --train.step eager or compile",
+    ),
+    Rule(
+        ("data.balance", "dist.sync_batchnorm"),
+        lambda balance, sync: balance == "auto" and sync,
+        "synchronized BatchNorm waits for the other ranks in every forward pass, so a rank has no measurable speed",
+    ),
+    Rule(
+        ("data.balance", "train.deterministic"),
+        lambda balance, deterministic: balance == "auto" and deterministic,
+        "shards by speed follow measured times, so their sizes may differ between runs",
+    ),
+    Rule(
+        ("data.balance", "log.trace"),
+        lambda balance, trace: balance == "auto" and trace,
+        "shards by speed differ between runs, so two traces cannot be compared bit by bit",
+    ),
+    Rule(
         ("train.cudnn_benchmark", "train.deterministic"),
         lambda benchmark, deterministic: benchmark and deterministic,
         "cuDNN's search uses measured times, so it may choose a different kernel in each run",

@@ -112,6 +112,9 @@ class DataConfig:
     """Batches each DataLoader process prepares ahead (no effect with 0 workers)."""
     resident: bool = False
     """Hold the whole training set in the device's memory, for data in arrays (digits, cifar10, tokens) that fits."""
+    balance: Literal["off", "auto"] = "off"
+    """How a global batch is split over ranks. `off`: equally. `auto`: by the measured speed of each rank, for different
+    GPUs in one job; the global batch stays the same."""
 
 
 @dataclass(frozen=True, kw_only=True)

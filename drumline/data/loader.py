@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -267,6 +268,11 @@ class IndexedLoader(Loader):
             plan = self._plan(plan.next_cursor)
         for span in plan.spans:
             yield self._make(span.low, span.high, plan.epoch)
+
+    def resize_shards(self, sizes: tuple[int, ...] | None) -> None:
+        """Split global batches like this from the cursor on (`Sharding.sizes`). Batches that were made ahead are made
+        again."""
+        self.sharding, self._batches_at = replace(self.sharding, sizes=sizes), None
 
     def close(self) -> None:
         """End the worker processes."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from drumline.errors import UsageError
@@ -35,6 +36,8 @@ class Sharding:
     """Instead: the largest size of a micro-batch."""
     shards: int | None = None
     """A fixed number of shards; a rank computes one or more of them. None: one per rank."""
+    sizes: tuple[int, ...] | None = None
+    """How many samples of a full batch each rank gets. None: as equally many as possible."""
 
     @property
     def num_shards(self) -> int:
@@ -56,6 +59,15 @@ class Sharding:
         if self.micro_batch_size is not None:
             return -(-size // self.micro_batch_size)
         return _parts_used(size, parts=self.accumulate, smallest=self.min_shard_size)
+
+    def uneven_sizes(self, size: int) -> tuple[int, ...] | None:
+        """The sizes of the shards of a batch of this size if they follow `sizes`; None: they are as equal as possible,
+        as in a short batch that would leave a rank with too few samples."""
+        if self.sizes is None:
+            return None
+        ends = [size * end // self.batch_size for end in accumulate(self.sizes, initial=0)]
+        sizes = tuple(high - low for low, high in pairwise(ends))
+        return sizes if min(sizes) >= self.min_shard_size else None
 
     def own_shards(self, size: int) -> range:
         """The shards of a batch of this size that this rank computes."""
@@ -139,14 +151,21 @@ def plan_step(cursor: Cursor, *, length: int, sharding: Sharding) -> StepPlan:
     """The step that starts at the cursor, which must be inside the epoch (`position < length`)."""
     start = cursor.position
     stop = min(start + sharding.batch_size, length)
-    count = sharding.shards_used(stop - start)
-    own = [(shard, *_balanced(start, stop, part=shard, parts=count)) for shard in sharding.own_shards(stop - start)]
+    count, sizes = sharding.shards_used(stop - start), sharding.uneven_sizes(stop - start)
+    if sizes is not None:
+        low = start + sum(sizes[: sharding.rank])
+        own = [(sharding.rank, low, low + sizes[sharding.rank])]
+    else:
+        own = [(shard, *_balanced(start, stop, part=shard, parts=count)) for shard in sharding.own_shards(stop - start)]
+    # With one shard per rank: what the rank with the most samples needs. The others do the same number of forward
+    # passes, because some of these hold collectives (SyncBatchNorm, or a user's loop without no_sync).
+    largest = max(sizes) if sizes is not None else -(-(stop - start) // count)
     return StepPlan(
         epoch=cursor.epoch,
         start=start,
         stop=stop,
         local_range=(own[0][1], own[-1][2]) if own else (stop, stop),
-        spans=tuple(span for shard in own for span in _spans(start, stop, *shard, sharding)),
+        spans=tuple(span for shard in own for span in _spans(start, stop, *shard, largest, sharding)),
         num_shards=count,
         next_cursor=Cursor(cursor.epoch, stop) if stop < length else Cursor(cursor.epoch + 1, 0),
     )
@@ -166,13 +185,11 @@ def shards_of_rank(rank: int, *, num_shards: int, world_size: int) -> range:
     return range(*_balanced(0, num_shards, part=rank, parts=min(world_size, num_shards)))
 
 
-def _spans(start: int, stop: int, shard: int, low: int, high: int, sharding: Sharding) -> Iterator[Span]:
-    """The micro-batches of the shard [low, high) of the global batch [start, stop)."""
+def _spans(start: int, stop: int, shard: int, low: int, high: int, largest: int, sharding: Sharding) -> Iterator[Span]:
+    """The micro-batches of the shard [low, high) of the global batch [start, stop), whose largest shard has so many
+    samples."""
     size, smallest = high - low, sharding.min_shard_size
-    # With one shard per rank: what the rank with the most samples needs. The others do the same number of forward
-    # passes, because some of these hold collectives (SyncBatchNorm, or a user's loop without no_sync).
-    largest = size if sharding.shards is not None else -(-(stop - start) // sharding.shards_used(stop - start))
-    count = sharding.micro_batches(largest)
+    count = sharding.micro_batches(largest if sharding.shards is None else size)
     used = max(sharding.micro_batches(size), _parts_used(size, parts=count, smallest=smallest)) if size else 0
     for number in range(count):
         ends_shard = number == count - 1

@@ -181,6 +181,8 @@ def choose_step(config: Config, device: torch.device, saved: Mapping[str, Any] |
     if config.train.step is not None:
         return config.train.step
     began_with = None if saved is None else saved["config"].get("train.step", "eager")
+    if config.data.balance == "auto":  # the shapes of a captured step are fixed, and trials would be measured too
+        return "compile" if began_with == "compile" else "eager"
     if device.type != "cuda":
         return began_with if began_with in ("compile", "auto") else "eager"
     if began_with is not None:

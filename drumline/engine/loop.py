@@ -26,6 +26,7 @@ def between_steps(
     trace: TracedStep | None,
     saver: Saver,
     preemption: Preemption,
+    balance: actions.Action | None = None,
 ) -> list[actions.Action]:
     """The actions of a run, in the order in which they run. Their order is part of their correctness."""
     evaluate = actions.Evaluate(context, trace)
@@ -45,6 +46,8 @@ def between_steps(
         # Before the save, so that a resumed run never skips an evaluation, and the checkpoint has its metrics.
         evaluate,
         actions.CompareAfterEvaluation(compare, evaluate, save),
+        # Before the save, which records how the next step is split.
+        *([] if balance is None else [balance]),
         save,
         actions.ReportSave(saver),
         # Last, so that its save contains everything of this step, and the step is not saved twice.

@@ -17,6 +17,7 @@ from drumline.config.schema import TrainConfig
 from drumline.distributed.collectives import gather_json
 from drumline.distributed.determinism import explain_refused_kernels
 from drumline.engine.actions import FirstStep
+from drumline.engine.balance import make_balance
 from drumline.engine.failure_report import is_own, out_of_memory
 from drumline.engine.initial_weights import load_initial_weights
 from drumline.engine.job import Job, Progress, build_job, check_streams, choose_batch, choose_step, count_steps
@@ -102,6 +103,7 @@ def train(
         # The steps, and what happens between them.
         notices = WatchNotices(ddp._connection.watch_folder if ddp.is_main_process() else None)
         non_finite = NonFinite(context)
+        balance = None if config.data.balance == "off" else make_balance(context, non_finite, facts, saved)
         saver = Saver(context, facts=facts, check_state=non_finite.check_state)
         preemption.is_writing = lambda: saver.writer.is_busy
         with explain_refused_kernels(), explain_out_of_memory(job, config.train), saver:
@@ -116,7 +118,9 @@ def train(
             train_step, trace = _make_step(context, facts, stack)
             profiled = None if config.log.profile is None else ProfiledStep(train_step, context)
             first_step = FirstStep(partial(_after_first_step, context, facts, clock, failure))
-            actions = between_steps(context, train_step, first_step, non_finite, notices, trace, saver, preemption)
+            actions = between_steps(
+                context, train_step, first_step, non_finite, notices, trace, saver, preemption, balance
+            )
             with _failure_in_hooks(context):
                 context.call_hooks("start")
                 if hooks is not None:

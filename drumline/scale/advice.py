@@ -209,7 +209,8 @@ def _ranks(result: ProfileResult) -> Iterator[Advice]:
         bottleneck="slow_rank",
         text=f"rank {slow.rank} on {slow.host} {OWN_PARTS[part]} {latency(slow.parts_s[part])} a step, the others "
         f"{latency(usual[part])}: they wait {_of_step(result, cost)} for it",
-        remedy="look there for other jobs, thermal limits and slow storage (drumline doctor --hosts compares hosts)",
+        remedy="look there for other jobs, thermal limits and slow storage (drumline doctor --hosts compares hosts); "
+        "if its hardware is slower, --data.balance auto gives it fewer samples",
         cost_s=cost,
         step_s=step_s,
         saved_s=(cost, waited, cost / 2),

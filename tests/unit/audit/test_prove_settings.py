@@ -84,6 +84,11 @@ def test_how_often_the_job_saves_is_not_touched_where_it_can_be_proved(tmp_path:
     assert settings(file=file)["checkpoint.every_steps"] == "2", "a run's own file says 0 where nobody said anything"
 
 
+def test_shards_by_speed_are_turned_off() -> None:
+    assert settings(task={"data.balance": "auto"})["data.balance"] == "off"
+    assert "data.balance" not in settings()
+
+
 def test_what_is_changed_is_reported() -> None:
     task = {"checkpoint.every_steps": 7, "optim.warmup_steps": 50}
     assert chosen(task=task).describe_changes() == (

@@ -182,6 +182,36 @@ BROKEN_RULES = [
         "dist.device = 'cpu' (--dist.device)",
     ),
     (
+        ["--data.balance", "auto", "--train.exact", "elastic"],
+        "the elastic mode has shards of fixed sizes; it needs --data.balance off: "
+        "data.balance = 'auto' (--data.balance), "
+        "train.exact = 'elastic' (--train.exact)",
+    ),
+    (
+        ["--data.balance", "auto", "--train.step", "auto"],
+        "shards by speed change their sizes, and a captured step has fixed shapes; give --train.step eager or compile: "
+        "data.balance = 'auto' (--data.balance), "
+        "train.step = 'auto' (--train.step)",
+    ),
+    (
+        ["--data.balance", "auto", "--dist.sync_batchnorm"],
+        "synchronized BatchNorm waits for the other ranks in every forward pass, so a rank has no measurable speed: "
+        "data.balance = 'auto' (--data.balance), "
+        "dist.sync_batchnorm = true (--dist.sync_batchnorm)",
+    ),
+    (
+        ["--data.balance", "auto", "--train.deterministic"],
+        "shards by speed follow measured times, so their sizes may differ between runs: "
+        "data.balance = 'auto' (--data.balance), "
+        "train.deterministic = true (--train.deterministic)",
+    ),
+    (
+        ["--data.balance", "auto", "--log.trace"],
+        "shards by speed differ between runs, so two traces cannot be compared bit by bit: "
+        "data.balance = 'auto' (--data.balance), "
+        "log.trace = true (--log.trace)",
+    ),
+    (
         ["--train.deterministic", "--train.cudnn_benchmark"],
         "cuDNN's search uses measured times, so it may choose a different kernel in each run: "
         "train.cudnn_benchmark = true (--train.cudnn_benchmark), "

@@ -283,3 +283,21 @@ def test_the_state_of_a_loader_is_where_its_next_step_starts() -> None:
     other.load_state_dict(state)
     assert other.epoch == 1
     assert torch.equal(next(iter(other))[0], batches[-1][0])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_shards_change_their_sizes_between_steps_and_no_sample_is_lost(workers: int) -> None:
+    """Workers have made batches of the old sizes by then."""
+    seen: list[list[int]] = []
+    for rank in range(2):
+        with closing(make(Indices(40), batch_size=8, rank=rank, world_size=2, workers=workers)) as loader:
+            for number, step in enumerate(itertools.chain(loader.steps(), loader.steps())):
+                (micro,) = step.micro_batches
+                assert len(micro.data[0]) == step.plan.local_size == ((4, 4) if number < 3 else (6, 2))[rank]
+                if rank == 0:
+                    seen.append([])
+                seen[number] += micro.data[0].tolist()
+                if number == 2:
+                    loader.resize_shards((6, 2))
+    alone = [batch.tolist() for batch, _ in epochs(make(Indices(40), batch_size=8), 2)]
+    assert seen == alone

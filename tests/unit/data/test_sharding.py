@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +15,7 @@ WORLDS = st.integers(1, 9)
 PIECES = st.integers(1, 6)
 
 
-def epoch_of(rank: int, *, length: int, **settings: int) -> list[StepPlan]:
+def epoch_of(rank: int, *, length: int, **settings: Any) -> list[StepPlan]:
     return list(plan_epoch(Cursor(2, 0), length=length, sharding=Sharding(rank=rank, **settings)))
 
 
@@ -155,3 +157,35 @@ def test_shards_are_the_same_on_any_number_of_ranks(
         assert {plan.num_shards for plan in step} == {one.num_shards}
         assert [span.shard for span in one.spans if span.ends_shard] == list(range(one.num_shards))
         assert all(counted(plan) == list(range(*plan.local_range)) for plan in step)
+
+
+@given(LENGTHS, st.lists(st.integers(1, 12), min_size=1, max_size=6), PIECES, st.booleans())
+def test_shards_of_different_sizes_cover_every_sample_once(
+    length: int, uneven: list[int], cut: int, by_size: bool
+) -> None:
+    """In as many micro-batches on every rank, and never more samples in one than asked for."""
+    batch_size, world_size = sum(uneven), len(uneven)
+    settings = {
+        "batch_size": batch_size,
+        "world_size": world_size,
+        ("micro_batch_size" if by_size else "accumulate"): cut,
+    }
+    ranks = [epoch_of(rank, length=length, sizes=tuple(uneven), **settings) for rank in range(world_size)]
+    for step in zip(*ranks, strict=True):
+        assert [position for plan in step for position in counted(plan)] == list(range(step[0].start, step[0].stop))
+        assert len({len(plan.spans) for plan in step}) == 1
+        assert all(counted(plan) == list(range(*plan.local_range)) for plan in step)
+        assert sizes(step[0])[0] > 0, "rank 0, whose buffers are broadcast, always has samples"
+        assert not by_size or all(size <= cut for plan in step for size in sizes(plan))
+        if step[0].global_size == batch_size and min(uneven) >= 2:
+            assert [plan.local_size for plan in step] == uneven
+
+
+def test_a_short_batch_is_split_in_the_same_proportion_unless_a_rank_would_get_too_few() -> None:
+    def shards(length: int) -> list[int]:
+        cut = {"batch_size": 32, "world_size": 3, "sizes": (16, 12, 4)}
+        return [plan_step(Cursor(), length=length, sharding=Sharding(rank=rank, **cut)).local_size for rank in range(3)]  # type: ignore[arg-type]
+
+    assert shards(32) == [16, 12, 4]
+    assert shards(24) == [12, 9, 3]
+    assert shards(8) == [3, 3, 2]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import Adam
 
-from drumline.config.schema import Config, DistConfig, LogConfig, TrainConfig
+from drumline.config.schema import Config, DataConfig, DistConfig, LogConfig, TrainConfig
 from drumline.data.loader import Step
 from drumline.data.sharding import Cursor, Sharding, plan_step
 from drumline.engine.job import choose_step, flat
@@ -132,6 +132,7 @@ def test_the_default_is_auto_on_a_gpu_where_bits_need_not_repeat_and_eager_elsew
     assert (chosen(CPU), chosen(CUDA)) == ("eager", "auto")
     assert chosen(CUDA, deterministic=True) == chosen(CUDA, exact="elastic") == "eager"
     assert chosen(CUDA, log=LogConfig(trace=True)) == "eager"
+    assert choose_step(Config(data=DataConfig(balance="auto")), CUDA, {"config": {"train.step": "graph"}}) == "eager"
     for step in ("eager", "compile", "graph", "auto"):
         assert chosen(CUDA, step=step, began_with="graph") == chosen(CPU, step=step) == step
 

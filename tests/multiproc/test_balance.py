@@ -1,0 +1,131 @@
+"""`--data.balance auto`: ranks of different speeds get samples by their speed, and it is still the same run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from drumline.audit.verify import verify_run
+from drumline.checkpoint import catalog
+from drumline.config.schema import CheckpointConfig, Config
+from drumline.data.ledger import from_json
+from drumline.errors import UsageError
+from drumline.metrics.events import read_events
+from drumline.tasks.base import Loss
+from tests.jobs import Classify, assert_same_bits, make_config, newest, train_each_here, train_here, train_on
+from tests.multiproc.test_resume import interrupted_at
+from tests.ranks import run_ranks
+from tests.stream_jobs import ClassifyStream
+
+SECONDS_PER_SAMPLE = 0.001
+
+
+class OneSlow(Classify):
+    """The last rank is at a third of the others' speed."""
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
+        is_slow = dist.is_initialized() and dist.get_rank() == dist.get_world_size() - 1
+        time.sleep(len(batch[0]) * SECONDS_PER_SAMPLE * (3 if is_slow else 1))
+        return super().loss(model, batch)
+
+
+def config_of(balance: str = "auto", **settings: Any) -> Config:
+    saves = CheckpointConfig(every_steps=6, every_epochs=0, keep_last=50, keep_best=0)
+    config = make_config(samples=250, checkpoint=saves, eval_every_epochs=0, **settings)
+    return replace(config, data=replace(config.data, balance=balance))
+
+
+def events(run: Path, kind: str) -> list[dict[str, Any]]:
+    return [event for event in read_events(run / "events" / "rank-00000.jsonl") if event["kind"] == kind]
+
+
+def recorded(run: Path) -> dict[str, Any]:
+    found: dict[str, Any] = newest(run).documents["progress"]["facts"]["balance"]
+    return found
+
+
+def last_sizes(run: Path) -> list[int]:
+    """Of the last full batch in the ledger, by rank."""
+    lines = [json.loads(line) for line in (run / "ledger.jsonl").read_text().splitlines()]
+    ranks = [from_json(rank) for rank in lines[-1]["ranks"]]
+    stride = max(entry.stride for entry in ranks[0])
+    return [next(one.high - one.low for one in reversed(rank) if one.stride == stride) for rank in ranks]
+
+
+def assert_once(run: Path) -> None:
+    report = verify_run(run, lambda *_: None)
+    assert report.problems == []
+    assert "each exactly once" in next(one.summary for one in report.sections if one.name == "samples")
+
+
+def train_and_refuse(folder: Path, even: Config, balanced: Config) -> str:
+    train_each_here([(even, OneSlow, folder / "even"), (balanced, OneSlow, folder / "balanced")])
+    with pytest.raises(UsageError) as caught:
+        train_here(config_of(steps=2), ClassifyStream, folder / "stream")
+    return str(caught.value)
+
+
+def test_a_slow_rank_gets_fewer_samples_and_the_run_is_the_same(tmp_path: Path) -> None:
+    even, balanced = (config_of(balance, batch_size=24, steps=54, accumulate=2) for balance in ("off", "auto"))
+    run, refusals = tmp_path / "balanced", run_ranks(2, train_and_refuse, tmp_path, even, balanced)
+    assert (
+        refusals
+        == [
+            "--data.balance auto needs samples by index, and Plain is a stream\n"
+            "  try: leave it out, or give a dataset with __len__ and __getitem__"
+        ]
+        * 2
+    )
+    changes = [event for event in events(run, "note") if "shard_sizes" in event]
+    assert changes[0]["step"] == 16
+    assert 15 <= changes[-1]["shard_sizes"][0] <= 21, changes
+    assert last_sizes(run) == changes[-1]["shard_sizes"] == recorded(run)["sizes"]
+    assert_once(run)
+
+    speeds = [(event["step"], event["samples_per_s"]) for event in events(run, "train")]
+    before, after = (mean(speed for step, speed in speeds if step in steps) for steps in (range(4, 17), range(34, 55)))
+    assert after > 1.3 * before  # twice without other costs
+
+    weights, expected = (newest(tmp_path / name).tensors["model"] for name in ("balanced", "even"))
+    assert all(torch.allclose(weights[name], expected[name], rtol=1e-9, atol=1e-12) for name in expected)
+    assert "balance" not in newest(tmp_path / "even").documents["progress"]["facts"]
+
+    # Killed at step 36, resumed, killed for good at step 42, and resumed: the sizes are those of the checkpoint.
+    killed = Path(shutil.copytree(run, tmp_path / "killed"))
+    for step in (one for one in catalog.list_steps(killed / "checkpoints") if one > 36):
+        shutil.rmtree(killed / "checkpoints" / catalog.folder_name(step))
+    interrupted_at(42, 2, balanced, OneSlow, killed)
+    train_on(2, balanced, OneSlow, killed)
+    assert [event["step"] for event in events(killed, "resume")] == [36, 42]
+    assert_same_bits(newest(killed), newest(run))
+    assert_once(killed)
+
+
+def test_four_ranks_and_then_two(tmp_path: Path) -> None:
+    """With workers that have made batches ahead, and never more samples at once than asked for."""
+    config = config_of(batch_size=40, steps=34, micro_batch_size=5, workers=1)
+    train_on(4, config, OneSlow, tmp_path)
+    *fast, slow = recorded(tmp_path)["sizes"]
+    assert 2 <= slow <= 7
+    assert all(9 <= size <= 14 for size in fast)
+    assert last_sizes(tmp_path) == [*fast, slow]
+    assert_once(tmp_path)
+    train_on(2, replace(config, train=replace(config.train, steps=36)), OneSlow, tmp_path)
+    assert recorded(tmp_path)["sizes"] == [20, 20]
+    assert recorded(tmp_path)["measure_at"] == 34 + 5
+    assert_once(tmp_path)
+
+
+def test_one_rank_has_nothing_to_balance(tmp_path: Path) -> None:
+    train_here(config_of(steps=2), Classify, tmp_path)
+    assert "data.balance auto has no effect: there is one rank" in [one["message"] for one in events(tmp_path, "note")]
