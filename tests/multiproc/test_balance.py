@@ -87,7 +87,10 @@ def assert_once(run: Path) -> None:
 
 
 def train_and_refuse(folder: Path, even: Config, balanced: Config) -> str:
-    few = [replace(config, train=replace(config.train, steps=20, batch_size=8)) for config in (even, balanced)]
+    few = [
+        replace(config, train=replace(config.train, steps=20, batch_size=8, accumulate=1))
+        for config in (even, balanced)
+    ]
     jobs = [(even, Classify, "even"), (balanced, OneSlow, "balanced")]
     jobs += [(few[0], WeighTokens, "tokens even"), (few[1], OneSlowWithTokens, "tokens")]
     train_each_here([(config, task, folder / run) for config, task, run in jobs])

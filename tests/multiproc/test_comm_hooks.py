@@ -24,6 +24,7 @@ from tests.multiproc.test_resume import interrupted_at
 from tests.ranks import RanksFailed, run_ranks
 
 EVERY_STEP = CheckpointConfig(every_steps=1, every_epochs=0, keep_last=50, keep_best=0)
+AT_THE_END = CheckpointConfig(every_epochs=0)
 SGD = OptimConfig(lr=0.1, momentum=0.9, schedule="constant", weight_decay=0.0)
 
 
@@ -67,6 +68,7 @@ def compressed(comm: str = "powersgd", *, start: int = 3, columns: int = 2, **di
 
 
 def config_of(dist: DistConfig, **settings: Any) -> Config:
+    settings = {"checkpoint": AT_THE_END, "eval_every_epochs": 0, **settings}
     return replace(make_config(optim=SGD, batch_size=12, **settings), dist=dist)
 
 
