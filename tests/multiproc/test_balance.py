@@ -37,7 +37,7 @@ from tests.multiproc.test_resume import interrupted_at
 from tests.ranks import run_ranks
 from tests.stream_jobs import ClassifyStream
 
-SECONDS_PER_SAMPLE = 0.002
+SECONDS_PER_SAMPLE = 0.004
 
 
 class SlowRank:
