@@ -77,6 +77,8 @@ bench-comm: .venv/ready tools ## what --dist.comm does to bytes, time and loss o
 
 bench-balance: .venv/ready ## what --data.balance auto brings with one of two ranks at half speed
 	$(BIN)/python -m benchmarks.uneven_ranks
+bench-sync: .venv/ready tools ## what --dist.sync does to bytes, steps a second and loss on links of 10 and 100 Mbit/s
+	$(BIN)/python -m benchmarks.slow_links
 
 bench-scale: .venv/ready tools ## how far predictions of steps are from steps over slow links between hosts: the table of docs/scaling.md
 	$(BIN)/python -m benchmarks.scale_grid
@@ -119,4 +121,4 @@ soak-demo: .venv/ready ## run the demo to its end: does it reach its accuracy?
 clean: ## remove what the targets above made
 	rm -rf .venv .venv-newest runs build *.egg-info $(LINT)/build $(LINT)/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo check quick docs tools test bench bench-gpu bench-data compare bench-exact bench-doctor bench-preflight bench-watch bench-comm bench-balance bench-scale bench-lint bench-profile soak-profile soak-exact soak-properties soak-demo soak-restarts soak-faults soak-storm soak-calm soak-forks test-newest clean
+.PHONY: help setup demo check quick docs tools test bench bench-gpu bench-data compare bench-exact bench-doctor bench-preflight bench-watch bench-comm bench-balance bench-sync bench-scale bench-lint bench-profile soak-profile soak-exact soak-properties soak-demo soak-restarts soak-faults soak-storm soak-calm soak-forks test-newest clean

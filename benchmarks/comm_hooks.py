@@ -84,10 +84,20 @@ class CountedText(LanguageModel):
 def train(bed: Any, run: Path, words: list[str], *, steps: int) -> tuple[float, float, float]:
     """One row: megabytes and milliseconds of a step, and the loss at the end."""
     first = max(2, steps // 10)
-    given = ["--train.steps", str(steps), "--dist.powersgd_start", str(first), "--run", str(run), *words]
+    noted, loss = train_on_hosts(bed, run, ["--dist.powersgd_start", str(first), *words], steps=steps)
+    pairs = list(pairwise(noted[first:]))
+    seconds = statistics.median(now[0] - before[0] for before, now in pairs)
+    sent = statistics.median(now[1] - before[1] for before, now in pairs)
+    return sent / 1e6, seconds * 1e3, loss
+
+
+def train_on_hosts(bed: Any, run: Path, words: list[str], *, steps: int) -> tuple[list[tuple[float, int]], float]:
+    """Train on all hosts of a testbed, with one rank each: the time and the bytes that the first host has sent after
+    each step, and the loss at the end."""
+    given = ["--train.steps", str(steps), "--run", str(run), *words]
     jobs = []
     for rank, host in enumerate(bed.hosts):
-        own = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+        own = {"RANK": str(rank), "WORLD_SIZE": str(len(bed.hosts)), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
         master = {"MASTER_ADDR": bed.hosts[0].address, "MASTER_PORT": PORT, "GLOO_SOCKET_IFNAME": "eth0"}
         environment = {**own, **master, "PYTHONPATH": str(ROOT)}
         task = f"{Path(__file__)}:CountedText"
@@ -95,12 +105,8 @@ def train(bed: Any, run: Path, words: list[str], *, steps: int) -> tuple[float, 
     codes = [job.wait(timeout_s=3600) for job in jobs]
     if any(codes):
         raise SystemExit("\n".join(job.text() for job in jobs))
-    noted = json.loads((run / "noted.json").read_text())[first:]
-    pairs = list(pairwise(noted))
-    seconds = statistics.median(now[0] - before[0] for before, now in pairs)
-    sent = statistics.median(now[1] - before[1] for before, now in pairs)
     (end,) = (event for event in read_events(run / "events" / "rank-00000.jsonl") if event["kind"] == "end")
-    return sent / 1e6, seconds * 1e3, end["metrics"]["loss"]
+    return json.loads((run / "noted.json").read_text()), end["metrics"]["loss"]
 
 
 def main() -> None:

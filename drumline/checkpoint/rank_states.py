@@ -14,7 +14,7 @@ from blake3 import blake3
 from torch import Tensor
 
 from drumline.checkpoint.optimizer_state import decode_state
-from drumline.distributed.collectives import gather_json, gather_on_main
+from drumline.distributed.collectives import broadcast_tensors, gather_json, gather_on_main
 from drumline.distributed.tensor_hash import hash_tensors
 
 
@@ -53,3 +53,11 @@ def state_of_rank(document: Mapping[str, Any], tensors: Mapping[str, Tensor], ra
     another's."""
     saved = min(rank, len(document["ranks"]) - 1)
     return decode_state(document["ranks"][saved], lambda name: tensors[f"{saved}/{name}"].clone())
+
+
+def sent_state(document: Any, rank: int, tensors: Mapping[str, Tensor] | None, *, device: torch.device) -> Any:
+    """Collective: the state of a saved rank, whose tensors rank 0 has."""
+    prefix = f"{rank}/"
+    mine = None if tensors is None else {name: one for name, one in tensors.items() if name.startswith(prefix)}
+    received = broadcast_tensors(mine, device=device)
+    return decode_state(document, lambda name: received[f"{prefix}{name}"])

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from drumline.config.config_file import read_config_file
 from drumline.config.fields import FIELDS, SECTIONS, TASK_SECTION, Field
 from drumline.config.flags import EXCLUSIVE_PAIRS, SCHEMA_DEFAULT, Flags, Layer, Setting, check_layer, evidence
-from drumline.config.schema import FIRST_PROFILED, MOST_PROFILED, Config, profiled_steps
+from drumline.config.schema import FIRST_PROFILED, MOST_PROFILED, Config, profiled_steps, sync_interval
 from drumline.config.task_fields import check_task_settings, name_in_task
 from drumline.errors import ConfigError
 
@@ -114,6 +114,11 @@ class Rule:
     message: str
 
 
+def has_rounds(sync: str) -> bool:
+    """Whether `dist.sync` is `local:H` or `diloco:H`."""
+    return bool(sync_interval(sync))
+
+
 WEB_ADDRESS = re.compile(r"https?://(\[[^]]+\]|[^][/:@?#]+)(:\d+)?([/?#]|$)")
 RULES = (
     Rule(
@@ -171,6 +176,42 @@ RULES = (
         lambda comm, on_nan: comm == "powersgd" and on_nan == "skip",
         "powersgd carries a gradient that is not finite on into all later steps, so skipping one does not help; give "
         "--train.on_nan stop",
+    ),
+    Rule(
+        ("dist.sync",),
+        lambda sync: sync_interval(sync) is None,
+        "dist.sync is step, local:H or diloco:H with a number of steps, as in diloco:100",
+    ),
+    Rule(
+        ("dist.sync", "train.exact"),
+        lambda sync, exact: has_rounds(sync) and exact == "elastic",
+        "the elastic mode adds up the gradients of every step: it needs --dist.sync step",
+    ),
+    Rule(
+        ("dist.sync", "dist.comm"),
+        lambda sync, comm: has_rounds(sync) and comm != "none",
+        "dist.comm compresses gradients, which are not sent between rounds; give --dist.outer_dtype in its place",
+    ),
+    Rule(
+        ("dist.sync", "dist.sync_within", "dist.sync_batchnorm"),
+        lambda sync, within, batchnorm: has_rounds(sync) and within == "none" and batchnorm,
+        "synchronized BatchNorm needs all ranks in every step; inside nodes it works with --dist.sync_within node",
+    ),
+    Rule(
+        ("dist.sync", "checkpoint.writers"),
+        lambda sync, writers: has_rounds(sync) and writers != "one",
+        "every replica has an optimizer state of its own, and rank 0 writes all of them: it needs "
+        "--checkpoint.writers one",
+    ),
+    Rule(
+        ("dist.sync", "dist.sync_parts"),
+        lambda sync, parts: (sync_interval(sync) or parts) < parts,
+        "each part needs a step of its own between two rounds: more parts than steps",
+    ),
+    Rule(
+        ("dist.sync", "dist.sync_parts", "dist.sync_overlap"),
+        lambda sync, parts, overlap: has_rounds(sync) and overlap > (sync_interval(sync) or 0) // parts,
+        "a part must have arrived before the next one is sent: dist.sync_overlap is at most H / dist.sync_parts",
     ),
     Rule(
         ("train.step", "train.exact"),

@@ -51,6 +51,15 @@ def profiled_steps(text: str) -> range | None:
     return steps if steps.start >= FIRST_PROFILED and 0 < len(steps) <= MOST_PROFILED else None
 
 
+def sync_interval(text: str) -> int | None:
+    """The steps between two rounds of `dist.sync`; 0: it is `step`; None: it has none of its forms."""
+    kind, _, steps = text.partition(":")
+    is_number = steps.isascii() and steps.isdigit() and len(steps) < 10 and int(steps) > 0
+    if kind in ("local", "diloco") and is_number:
+        return int(steps)
+    return 0 if text == "step" else None
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """Which network is trained."""
@@ -244,6 +253,23 @@ class DistConfig:
     """powersgd: columns of a factor; more are more exact, and more bytes."""
     powersgd_start: Annotated[int, Bounds(low=2)] = 1000
     """powersgd: the first steps of the run, which are not compressed."""
+    sync: str = "step"
+    """When replicas of the model synchronize. `step`: they reduce their gradients in every step. `local:H`: each rank
+    trains alone, and after every H steps all take the mean of their weights. `diloco:H`: the same, but an outer
+    optimizer with Nesterov momentum takes a step along the mean of what each has changed."""
+    sync_within: Literal["none", "node"] = "none"
+    """dist.sync: `node` reduces gradients inside each node in every step, so that each node trains a replica."""
+    sync_parts: Count = 1
+    """dist.sync: the model is sent in this many parts, each at a different step of the H."""
+    sync_overlap: CountOrZero = 0
+    """dist.sync: for how many steps training continues while a part is sent; at most H / dist.sync_parts."""
+    outer_lr: Positive = 0.7
+    """diloco: the rate of the outer optimizer."""
+    outer_momentum: Annotated[float, Bounds(low=0, high=1)] = 0.9
+    """diloco: the momentum of the outer optimizer."""
+    outer_dtype: Literal["fp32", "bf16", "int8"] = "fp32"
+    """dist.sync: how what has changed is sent. `bf16`, `int8`: rounded, 2 bytes or 1 for each parameter in place of 4;
+    what rounding leaves out is added the next time."""
 
 
 @dataclass(frozen=True, kw_only=True)

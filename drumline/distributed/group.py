@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar
 
@@ -32,6 +32,7 @@ LEAVE_S = 30.0
 # a new batch shape, or a failed capture, may happen on one rank only.
 NO_REGISTRATION = ("NCCL_GRAPH_REGISTER", "0")
 CLOCK_MONOTONIC, SIGEV_THREAD = 1, 2
+_made_groups: list[dist.ProcessGroup] = []
 _left_groups: list[dist.ProcessGroup] = []
 
 
@@ -130,13 +131,23 @@ def join_group(
     return rendezvous
 
 
+def make_group(ranks: Sequence[int], *, timeout_s: float) -> dist.ProcessGroup | None:
+    """Collective over all ranks: a group of these, until `leave_group`; None on the others."""
+    made: dist.ProcessGroup = dist.new_group(list(ranks), timeout=timedelta(seconds=timeout_s))
+    if dist.get_rank() not in ranks:
+        return None
+    _made_groups.append(made)
+    return made
+
+
 def leave_group(*, broken: bool = False) -> bool:
     """Destroy the group. A broken one is aborted: waiting for peers that have exited would hang. False: it takes longer
     than `LEAVE_S`, as it does while a CUDA graph with a collective exists. An error of torch is raised; for a broken
     group it is logged."""
     if not dist.is_initialized():
         return True
-    group = dist.distributed_c10d._get_default_group()
+    groups = [dist.distributed_c10d._get_default_group(), *_made_groups]
+    _made_groups.clear()
     gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
     errors: list[Exception] = []
 
@@ -145,8 +156,9 @@ def leave_group(*, broken: bool = False) -> bool:
             if gpu is not None:
                 torch.cuda.set_device(gpu)
             if broken:
-                with contextlib.suppress(RuntimeError):
-                    group.abort()
+                for group in groups:
+                    with contextlib.suppress(RuntimeError):
+                        group.abort()
             dist.destroy_process_group()
         except Exception as error:
             errors.append(error)
@@ -155,10 +167,10 @@ def leave_group(*, broken: bool = False) -> bool:
     destroying.start()
     destroying.join(LEAVE_S)
     # gloo's destructor waits for its threads while it holds the GIL. A thread that has just finished a collective needs
-    # the GIL to release a tensor: a deadlock (seen with torch 2.13). So the threads get a moment, and the group object
-    # is kept until the process exits.
+    # the GIL to release a tensor: a deadlock (seen with torch 2.13). So the threads get a moment, and the group objects
+    # are kept until the process exits.
     time.sleep(QUIET_S)
-    _left_groups.append(group)
+    _left_groups.extend(groups)
     for error in errors:
         if not broken:
             raise error

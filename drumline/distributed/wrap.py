@@ -73,10 +73,12 @@ def wrap_model(
     gradient_as_bucket_view: bool = True,
     static_graph: bool = False,
     comm: str = "none",
+    group: dist.ProcessGroup | None = None,
 ) -> nn.Module:
     """Collective: move the model to its device and wrap it: in DDP, or in `SingleProcess` if there is no group or if
     other code reduces the gradients (`reduces_gradients=False`). `applied`: the result is called with a function of
-    the model, and its arguments (`Applied`, inside DDP if needed). `comm`: in which type gradients are sent."""
+    the model, and its arguments (`Applied`, inside DDP if needed). `comm`: in which type gradients are sent. `group`:
+    the ranks that reduce them, if not all."""
     hook = rounding_hook(comm)
     model = model.to(device)
     if channels_last:
@@ -89,7 +91,7 @@ def wrap_model(
             next_step="leave it off on the CPU, or use a model with GroupNorm or LayerNorm",
         )
     if sync_batchnorm:
-        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model, group)  # type: ignore[no-untyped-call]
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise UsageError(f"{type(model).__name__} has no parameter that can be trained")
     # DDP warns about weights with a dimension of size 1, which are harmless.
@@ -100,6 +102,7 @@ def wrap_model(
         device_ids=[device.index] if device.type == "cuda" else None,
         find_unused_parameters=find_unused_parameters,
         **options,
+        process_group=group,
         bucket_cap_mb=bucket_cap_mb,
         gradient_as_bucket_view=gradient_as_bucket_view,
         static_graph=static_graph,
@@ -178,8 +181,9 @@ class LiveBuffers:
         pairs = [(to, value) for to, value in zip(self.now(), kept, strict=True) if to.shape == value.shape]
         _copy_all([to for to, _ in pairs], [value for _, value in pairs])
 
-    def broadcast(self) -> None:
-        """Collective: copy rank 0's buffers to every rank; one message for each type."""
+    def broadcast(self, group: dist.ProcessGroup | None = None, source: int = 0) -> None:
+        """Collective: copy rank 0's buffers to every rank, or those of `source` inside a group; one message for each
+        type."""
         if not self._places or not dist.is_initialized() or dist.get_world_size() == 1:
             return
         by_type: dict[torch.dtype, list[Tensor]] = defaultdict(list)
@@ -187,8 +191,8 @@ class LiveBuffers:
             by_type[buffer.dtype].append(buffer)
         for buffers in by_type.values():
             message = torch.cat([buffer.detach().reshape(-1) for buffer in buffers])
-            dist.broadcast(message.view(torch.uint8), 0)  # as bytes: no backend supports every type
-            if dist.get_rank() != 0:
+            dist.broadcast(message.view(torch.uint8), source, group)  # as bytes: no backend supports every type
+            if dist.get_rank() != source:
                 pieces = torch.split(message, [buffer.numel() for buffer in buffers])
                 _copy_all(buffers, [piece.view_as(to) for piece, to in zip(pieces, buffers, strict=True)])
 

@@ -187,8 +187,11 @@ class Evaluate(Periodic):
             self.run(context)
 
     def run(self, context: RunContext) -> None:
-        if not context.job.eval_loaders:
-            return
+        if context.job.eval_loaders:
+            with context.job.shared_weights():
+                self._run(context)
+
+    def _run(self, context: RunContext) -> None:
         if self._trace is not None:
             self._trace.write("evaluation")
         with context.throughput.paused():
@@ -259,7 +262,8 @@ class Save(Periodic):
 
 
 class CompareReplicas(Action):
-    """Every `watch.replicas_every` steps, and before each save: check that all ranks have the same bits."""
+    """Every `watch.replicas_every` steps, and before each save: check that all ranks have the same bits. With
+    `--dist.sync` only in rounds: what replicas share."""
 
     name = "compare_replicas"
 
@@ -268,6 +272,8 @@ class CompareReplicas(Action):
         self._non_finite, self._save = non_finite, save
         self._is_on = config.watch.replicas_every > 0
         self.interval = config.watch.replicas_every or AT_EPOCH_END
+        if job.sync is not None and self._is_on:  # what they share changes in rounds only
+            self.interval = -(-self.interval // job.sync.plan.every) * job.sync.plan.every
         self._replicas = ReplicaComparison(
             job.model,
             job.optimizer,
@@ -275,6 +281,7 @@ class CompareReplicas(Action):
             device=job.ddp.device,
             on_difference=config.watch.on_difference,
             include_buffers=config.dist.broadcast_buffers,
+            tensors=None if job.sync is None else job.sync.replica_tensors,
         )
 
     def start(self, context: RunContext) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -21,13 +22,14 @@ from torch.distributed import get_world_size
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from drumline.config.schema import Config, DistConfig, TrainConfig
+from drumline.config.schema import Config, DistConfig, TrainConfig, sync_interval
 from drumline.data.dataset import fingerprint
 from drumline.data.sharding import Cursor
 from drumline.data.stream_loader import AnyLoader, StreamLoader
 from drumline.distributed.collectives import check_same, gather_json
 from drumline.distributed.comm_hook import PowerSGD
 from drumline.distributed.determinism import platform_facts
+from drumline.distributed.outer_sync import OuterSync, ReplicaGroups, make_replica_groups, make_sync
 from drumline.distributed.wrap import LiveBuffers, has_batchnorm, unwrap_model
 from drumline.engine.evaluation_job import (
     EvaluationJob,
@@ -114,8 +116,15 @@ class Job(EvaluationJob):
     """The optimizer's before its first step, by parameter group."""
     comm: PowerSGD | None = None
     """What reduces the gradients, if it has a state (`--dist.comm powersgd` on several ranks)."""
+    sync: OuterSync | None = None
+    """What synchronizes the replicas, if they do not reduce their gradients in every step (`--dist.sync`)."""
     captured_steps: WeakSet[Any] = field(default_factory=WeakSet)
     """The steps of `steps/graph.py` that are still in use."""
+
+    def shared_weights(self) -> AbstractContextManager[None]:
+        """In it the model has the weights and buffers that all ranks share: with `--dist.sync` those of the last
+        round, otherwise those that it has."""
+        return nullcontext() if self.sync is None else self.sync.shared_weights()
 
     def close(self) -> None:
         """Release captured steps, which must not outlive the process group, and end the processes that load data."""
@@ -224,7 +233,8 @@ def build_job(
     model = task.model()
     if on_model is not None:
         on_model(model)
-    applied = _wrap(config, model, ddp)
+    groups = _make_groups(config.dist, model, ddp)
+    applied = _wrap(config, model, ddp, groups)
     model = unwrap_model(applied)
     _warn_about_data(config, ddp, loader, model, batch.size)
     optimizer = _make_optimizer(config, task, model, batch)
@@ -254,6 +264,7 @@ def build_job(
         uncapturable=find_uncapturable(optimizer, skips=config.train.on_nan == "skip") if in_graph else None,
         group_settings=group_settings(optimizer),
         comm=_make_comm(config.dist, applied),
+        sync=None if groups is None else make_sync(config.dist, model, groups),
     )
 
 
@@ -288,13 +299,32 @@ def _make_loader(config: Config, task: Task, ddp: DDPManager, batch: GlobalBatch
     return cast(AnyLoader, made)
 
 
-def _wrap(config: Config, model: nn.Module, ddp: DDPManager) -> nn.Module:
+def _make_groups(dist: DistConfig, model: nn.Module, ddp: DDPManager) -> ReplicaGroups | None:
+    """Collective: the replicas of `--dist.sync`; None: all ranks reduce their gradients in every step."""
+    if not sync_interval(dist.sync) or (rendezvous := ddp._connection.rendezvous) is None:
+        return None
+    replicas = rendezvous.nodes if dist.sync_within == "node" else [(rank,) for rank in range(ddp.world_size)]
+    groups = make_replica_groups(replicas, timeout_s=ddp._train_timeout_s)
+    for name, module in model.named_modules():
+        if groups is not None and isinstance(module, nn.SyncBatchNorm):
+            raise UsageError(
+                f"the model's {name} is a SyncBatchNorm, which needs all ranks in every step, but with --dist.sync "
+                f"{dist.sync} replicas train alone",
+                next_step="use nn.BatchNorm in its place; --dist.sync_batchnorm with --dist.sync_within node "
+                "synchronizes it inside nodes",
+            )
+    return groups
+
+
+def _wrap(config: Config, model: nn.Module, ddp: DDPManager, groups: ReplicaGroups | None) -> nn.Module:
     dist = config.dist
+    is_alone = groups is not None and groups.within is None
     return ddp.wrap(
         model,
         applied=True,
         channels_last=is_channels_last(config.train, model, ddp.device),
-        reduces_gradients=config.train.exact != "elastic",
+        reduces_gradients=config.train.exact != "elastic" and not is_alone,
+        group=None if groups is None else groups.within,
         sync_batchnorm=dist.sync_batchnorm,
         find_unused_parameters=dist.find_unused_parameters,
         broadcast_buffers=False,  # the step does it, at its end

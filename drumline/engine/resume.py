@@ -16,19 +16,18 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from drumline.checkpoint import catalog, state, store
 from drumline.checkpoint.manifest import CorruptCheckpointError
-from drumline.checkpoint.optimizer_state import decode_state
-from drumline.checkpoint.rank_states import state_of_rank
+from drumline.checkpoint.rank_states import sent_state, state_of_rank
 from drumline.checkpoint.state import check_rng_file, restore_own_rng
 from drumline.data.sharding import Cursor
-from drumline.distributed.collectives import broadcast_json, broadcast_tensors
+from drumline.distributed.collectives import broadcast_json
 from drumline.distributed.comm_hook import PowerSGD, average_errors
 from drumline.engine.job import Job, Progress
 from drumline.engine.optimizer import optimizer_class
+from drumline.engine.replica_state import REPLICAS_FILE, restore_replica
 from drumline.engine.run_context import RunContext, changes, check_init, check_not_finished, resets_optimizer
 from drumline.engine.run_folder import RunFolder, write_whole
 from drumline.engine.saver import COMM_FILE, DATA_FILE
@@ -255,6 +254,7 @@ def restore(job: Job, path: Path, hooks: TaskHooks | None = None, *, with_optimi
     device = job.ddp.device
     read = store.read(path) if job.ddp.is_main_process() else None
     comm = None if read is None else read.tensors.pop(COMM_FILE, {})
+    replicas = None if read is None else read.tensors.pop(REPLICAS_FILE, {})
     snapshot = store.broadcast(read, device=device)
     documents = snapshot.documents
     if job.comm is not None:
@@ -273,6 +273,8 @@ def restore(job: Job, path: Path, hooks: TaskHooks | None = None, *, with_optimi
             instead = "reset the optimizer and keep the weights with --optim.reset"
         error.next_step = f"{error.next_step}, or {instead}"
         raise
+    if job.sync is not None:
+        restore_replica(job, job.sync, snapshot, replicas, with_optimizer=with_optimizer)
     if with_optimizer:
         _use_own_settings(job, saved.get("group_state"))
     if job.ddp.is_main_process() and "measured" in saved:
@@ -302,7 +304,7 @@ def _restore_comm(
     own: Mapping[int, Any] = {}
     with state.translated(COMM_FILE):
         saved = documents.get(COMM_FILE, {"ranks": []})["ranks"]
-        sent = (_sent_state(one, rank, tensors, ddp.device) for rank, one in enumerate(saved))
+        sent = (sent_state(one, rank, tensors, device=ddp.device) for rank, one in enumerate(saved))
         if len(saved) != ddp.world_size:
             own = average_errors(sent)
         else:
@@ -312,14 +314,6 @@ def _restore_comm(
         log.warning(
             f"PowerSGD's error feedback is that of {len(saved)} ranks: each of the {ddp.world_size} ranks gets its mean"
         )
-
-
-def _sent_state(document: Any, rank: int, tensors: Mapping[str, Tensor] | None, device: torch.device) -> Any:
-    """Collective: the state of a rank, whose tensors rank 0 has."""
-    prefix = f"{rank}/"
-    mine = None if tensors is None else {name: one for name, one in tensors.items() if name.startswith(prefix)}
-    received = broadcast_tensors(mine, device=device)
-    return decode_state(document, lambda name: received[f"{prefix}{name}"])
 
 
 def _restore_data(job: Job, snapshot: store.Snapshot) -> None:

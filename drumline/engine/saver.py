@@ -34,6 +34,7 @@ from drumline.distributed.collectives import all_sum, gather_json
 from drumline.distributed.wrap import LiveBuffers
 from drumline.engine.job import Job, Progress
 from drumline.engine.optimizer import group_state
+from drumline.engine.replica_state import OUTER_FILE, REPLICAS_FILE, replica_state
 from drumline.engine.run_context import RunContext
 from drumline.engine.task_hooks import TaskHooks
 from drumline.errors import log
@@ -44,7 +45,7 @@ DATA_FILE = "data"
 """The file and document of a dataset's own state."""
 COMM_FILE = "comm"
 """The file and document of `Job.comm`."""
-_STATE_NAMES = {DATA_FILE: "the state_dict() of the training data", COMM_FILE: COMM_FILE}
+_STATE_NAMES = {DATA_FILE: "the state_dict() of the training data"}
 
 
 class LedgerFile:
@@ -123,7 +124,7 @@ def gather_state(
     job: Job, progress: Progress, facts: Mapping[str, Any], hooks: TaskHooks | None = None, *, is_writer: bool
 ) -> GatheredState | None:
     """Collective: what the writing ranks need for a checkpoint; None on the others. Only rank 0's is complete. All
-    ranks already have rank 0's buffers.
+    ranks already have rank 0's buffers; with `--dist.sync` copy what it returns in `job.shared_weights()`.
 
     With a single rank this does not wait for its GPU."""
     device = job.ddp.device
@@ -154,18 +155,22 @@ def gather_state(
     )
     documents = {**snapshot.documents, **of_hooks.documents, **by_rank.documents}
     live, own = {**snapshot.tensors, **of_hooks.tensors}, {"rng": rng, **by_rank.tensors}
+    if job.sync is not None and (outer := job.sync.outer_state()):
+        live[OUTER_FILE] = outer
     return GatheredState(live, own, documents, lambda: measured.update(sums=sums.tolist()))
 
 
 def _gather_rank_states(job: Job) -> store.Snapshot:
-    """Collective: every rank's state of what has one of its own: a dataset that keeps its position, PowerSGD."""
+    """Collective: every rank's state of what has one of its own: a dataset that keeps its position, PowerSGD, a replica
+    of `--dist.sync`."""
     gathered = store.Snapshot({}, {})
     comm = None if job.comm is None else job.comm.state_dict()
-    for file, own in ((DATA_FILE, job.loader.stream_state()), (COMM_FILE, comm)):
+    states = {DATA_FILE: job.loader.stream_state(), COMM_FILE: comm, REPLICAS_FILE: replica_state(job)}
+    for file, own in states.items():
         if own is None:
             continue
         tensors: dict[str, Tensor] = {}
-        encoded = encode_state(own, _STATE_NAMES[file], tensors)
+        encoded = encode_state(own, _STATE_NAMES.get(file, file), tensors)
         gathered.documents[file], theirs = gather_states(encoded, tensors, device=job.ddp.device)
         if theirs:
             gathered.tensors[file] = theirs
@@ -223,7 +228,8 @@ class Saver:
         """Collective: copy what is to be saved, and start to write it."""
         # First: a checkpoint must never contain steps that the ledger lacks.
         self._ledger_file.gather(step=progress.step, device=self._job.ddp.device)
-        LiveBuffers(self._job.model).broadcast()
+        if self._job.sync is None:
+            LiveBuffers(self._job.model).broadcast()
         about = {"metrics": dict(metrics), "non_finite": self._check_state()}
         progress.saved_step = progress.step
         hooks, is_writer = self._context.hooks, self._background.is_writer
@@ -234,7 +240,8 @@ class Saver:
         # captured, torch would count the capture as a use of it, and fail later.
         self._held = gathered.complete
         complete = replace(gathered, complete=partial(self._complete, gathered))
-        kind = self._background.start(progress.step, complete, copies=self._settings.background, about=about)
+        with self._job.shared_weights():  # the copy is made in it
+            kind = self._background.start(progress.step, complete, copies=self._settings.background, about=about)
         self._paused_s = time.perf_counter() - self._paused_at
         if kind == "none":
             self.report()

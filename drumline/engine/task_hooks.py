@@ -151,6 +151,7 @@ def make_hooks(
         has_eval_data=bool(job.eval_loaders),
         _report=report,
         _autocast=job.autocast,
+        _shared_weights=getattr(job, "shared_weights", nullcontext),
     )
     return TaskHooks(hooks, run, job)
 

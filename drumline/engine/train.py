@@ -25,6 +25,7 @@ from drumline.engine.loop import Loop, between_steps
 from drumline.engine.non_finite import NonFinite
 from drumline.engine.output import StartClock, WatchNotices, divert_output, open_reporter, report_end, report_start
 from drumline.engine.preemption import Preemption, report_preemption, watching_for_notice
+from drumline.engine.replica_state import SyncedStep
 from drumline.engine.resume import begin_launch, find_newest, report_recovery, report_resume, resume
 from drumline.engine.run_context import RunContext, RunRequest, facts_of
 from drumline.engine.run_folder import RunFolder, locked, set_aside, write_whole
@@ -97,6 +98,8 @@ def train(
         report_start(context)
         if config.dist.comm != "none" and ddp.world_size == 1:
             context.note(f"dist.comm {config.dist.comm} has no effect: one process sends no gradients")
+        if config.dist.sync != "step" and job.sync is None:
+            context.note(f"dist.sync {config.dist.sync} has no effect: there is one replica")
         if found is not None:
             report_resume(context, found, facts)
 
@@ -239,6 +242,8 @@ def _make_step(context: RunContext, facts: dict[str, Any], stack: ExitStack) -> 
         on_choice=partial(facts.__setitem__, "step"),
         note=context.note,
     )
+    if job.sync is not None:
+        step = SyncedStep(step, job.sync, context)
     if not context.config.log.trace:
         return step, None
     traced = TracedStep(step, context)

@@ -52,6 +52,7 @@ class Run:
     """None where nothing is written, as in `drumline evaluate`."""
     _autocast: AbstractContextManager[object] = field(default_factory=nullcontext, repr=False)
     """That of the run's forward passes (`--train.precision`)."""
+    _shared_weights: Callable[[], AbstractContextManager[object]] = field(default=nullcontext, repr=False)
 
     @property
     def optimizer(self) -> Optimizer:
@@ -62,6 +63,11 @@ class Run:
                 next_step="keep what before_evaluation() needs in the state_dict() of the hook, as drumline.EMA does",
             )
         return self._optimizer
+
+    def shared_weights(self) -> AbstractContextManager[object]:
+        """In it `model` has the weights that all ranks share: with `--dist.sync local:H` or `diloco:H` those of the
+        last round, as evaluations and checkpoints do; otherwise those that it has anyway."""
+        return self._shared_weights()
 
     def log(self, name: str, value: Any) -> None:
         """Log a number (or a tensor with one), text, or an image: an array or tensor of HxW, HxWx3 or 3xHxW, in uint8

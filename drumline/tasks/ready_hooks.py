@@ -25,7 +25,7 @@ class EMA(Hook):
     `average = decay * average + (1 - decay) * weights` after every `every_steps` steps, from the first weights on.
 
     Buffers of floating point (BatchNorm's statistics) are averaged too, others copied. 16-bit weights have an average
-    in 32 bits. Training continues with the weights themselves."""
+    in 32 bits. Training continues with the weights themselves. With `--dist.sync` it is that of the shared weights."""
 
     def __init__(self, decay: float = 0.999, *, every_steps: int = 1) -> None:
         if not 0.0 <= decay < 1.0:
@@ -40,6 +40,10 @@ class EMA(Hook):
     @torch.no_grad()
     def start(self, run: Run) -> None:
         self._places = _places(run.model)
+        with run.shared_weights():
+            self._begin()
+
+    def _begin(self) -> None:
         now = dict(zip(self._places, self._now(), strict=True))
         before = self.average or now
         if different := sorted(before.keys() ^ now.keys()):
@@ -54,6 +58,10 @@ class EMA(Hook):
 
     @torch.no_grad()
     def after_step(self, run: Run) -> None:
+        with run.shared_weights():
+            self._add()
+
+    def _add(self) -> None:
         pairs = list(zip(self.average.values(), self._now(), strict=True))
         floats = [(average, now.to(average.dtype)) for average, now in pairs if average.is_floating_point()]
         others = [(average, now) for average, now in pairs if not average.is_floating_point()]

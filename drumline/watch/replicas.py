@@ -6,7 +6,7 @@ If they are, that costs one pass over the tensors on their device and one all-re
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -32,13 +32,17 @@ class ReplicaComparison:
     device: torch.device
     on_difference: Literal["stop", "broadcast"] = "stop"
     include_buffers: bool = True
+    tensors: Callable[[], dict[str, Tensor]] | None = None  # what is compared in place of these
     last_agreed: int | None = None  # the latest step after which all ranks were equal
 
     def check(self, step: int) -> None:
         """Collective: compare. On a difference raise on every rank, or copy the majority's tensors to all."""
         if not dist.is_initialized() or dist.get_world_size() == 1:
             return
-        tensors = replica_tensors(self.model, self.optimizer, include_buffers=self.include_buffers)
+        if self.tensors is None:
+            tensors = replica_tensors(self.model, self.optimizer, include_buffers=self.include_buffers)
+        else:
+            tensors = self.tensors()
         hashes = hash_tensors(list(tensors.values()), self.device)
         if not self._all_agree(tensors, hashes):
             self._resolve(self._find(tensors, hashes), tensors, step)

@@ -161,6 +161,8 @@ def find_unsafe(job: Job, config: Config, hooks: Sequence[Hook], *, is_default: 
     for hook in hooks:
         if isinstance(hook, Unfreeze) or (is_default and type(hook) not in (EMA, EarlyStopping, LogSamples)):
             return f"the hook {type(hook).__name__} may change what a step computes"
+    if config.dist.sync != "step" and job.sync is not None:
+        return "replicas synchronize between steps (--dist.sync)"
     if config.dist.comm == "powersgd" and job.comm is not None:
         return "PowerSGD waits for the device in every step (--dist.comm powersgd)"
     if is_default and config.dist.comm != "none":

@@ -3,7 +3,8 @@
 A task's loss is a sum over its micro-batch, but the gradient must be that of the mean over the whole global batch. DDP
 averages over ranks, so each sum is scaled by world_size / (samples in the global batch) before its backward pass. A
 loss with weights (tokens) needs their sum over all ranks: it is reduced while the last backward pass runs, and the
-gradients are then corrected by one multiplication.
+gradients are then corrected by one multiplication. A replica of `--dist.sync` takes the mean over its own samples: on
+several ranks their number is such a weight.
 """
 
 from __future__ import annotations
@@ -89,9 +90,13 @@ class TrainStep:
         self._device = job.ddp.device
         self._parameters = [parameter for parameter in job.model.parameters() if parameter.requires_grad]
         self._world_size = job.ddp.world_size
+        replica = None if job.sync is None else job.sync.groups
+        self._group, self._leader = (None, 0) if replica is None else (replica.within, replica.members[0])
+        self._num_ranks = self._world_size if replica is None else len(replica.members)
+        self._is_alone = replica is not None and self._num_ranks == 1
         self._no_sync = job.applied.no_sync if isinstance(job.applied, DistributedDataParallel) else nullcontext
         self._buffers = LiveBuffers(job.model)
-        self._sends_buffers = sends_buffers
+        self._sends_buffers = sends_buffers and not self._is_alone
         self._heartbeat = job.heartbeat
         self._is_weighted: bool | None = None
         self.grad_norm: Tensor | None = None
@@ -99,16 +104,17 @@ class TrainStep:
     def __call__(self, step: Step) -> None:
         """Collective: forward and backward of every micro-batch, one synchronization, one update. The heartbeat is
         marked between them; the loop has marked the beginning of the step."""
-        scale = self._world_size / step.plan.global_size
+        num_samples = max(1, step.plan.local_size) if self._is_alone else step.plan.global_size
+        scale = self._num_ranks / num_samples
         weight: Tensor | None = None
+        reduction: dist.Work | None = None
         self._finite.begin()
         for micro in step.micro_batches:
             with nullcontext() if micro.is_last else self._no_sync():
                 loss = self._forward(micro)
                 weight = self._add_weight(weight, loss.weight, micro)
-                reduction = None
-                if micro.is_last and weight is not None and self._world_size > 1:
-                    reduction = dist.all_reduce(weight, async_op=True)
+                if micro.is_last and self._num_ranks > 1:
+                    weight, reduction = self._reduce(weight, step.plan.local_size)
                 self._backward(loss, scale if micro.size else 0.0)
             self._measure(loss, micro)
             if not micro.is_last:
@@ -116,8 +122,14 @@ class TrainStep:
         if reduction is not None:
             reduction.wait()
         if self._sends_buffers:
-            self._buffers.broadcast()
-        self._update(None if weight is None else correction_for(weight, step.plan.global_size))
+            self._buffers.broadcast(self._group, self._leader)
+        self._update(None if weight is None else correction_for(weight, num_samples))
+
+    def _reduce(self, weight: Tensor | None, num_samples: int) -> tuple[Tensor | None, dist.Work | None]:
+        """Collective: begin to sum the weights over all ranks, or over those of the replica."""
+        if weight is None and self._group is not None:
+            weight = torch.full((), num_samples, dtype=torch.float64, device=self._device)
+        return weight, None if weight is None else dist.all_reduce(weight, group=self._group, async_op=True)
 
     def _forward(self, micro: MicroBatch) -> LossParts:
         self._heartbeat.next_micro()

@@ -164,6 +164,50 @@ BROKEN_RULES = [
         "train.on_nan = 'skip' (--train.on_nan)",
     ),
     (
+        ["--dist.sync", "diloco"],
+        "dist.sync is step, local:H or diloco:H with a number of steps, as in diloco:100: "
+        "dist.sync = 'diloco' (--dist.sync)",
+    ),
+    (
+        ["--dist.sync", "local:8", "--train.exact", "elastic"],
+        "the elastic mode adds up the gradients of every step: it needs --dist.sync step: "
+        "dist.sync = 'local:8' (--dist.sync), "
+        "train.exact = 'elastic' (--train.exact)",
+    ),
+    (
+        ["--dist.sync", "local:8", "--dist.comm", "bf16"],
+        "dist.comm compresses gradients, which are not sent between rounds; give --dist.outer_dtype in its place: "
+        "dist.sync = 'local:8' (--dist.sync), "
+        "dist.comm = 'bf16' (--dist.comm)",
+    ),
+    (
+        ["--dist.sync", "local:8", "--dist.sync_batchnorm"],
+        "synchronized BatchNorm needs all ranks in every step; inside nodes it works with --dist.sync_within node: "
+        "dist.sync = 'local:8' (--dist.sync), "
+        "dist.sync_within = 'none' (default), "
+        "dist.sync_batchnorm = true (--dist.sync_batchnorm)",
+    ),
+    (
+        ["--dist.sync", "local:8", "--checkpoint.writers", "ranks"],
+        "every replica has an optimizer state of its own, and rank 0 writes all of them: it needs "
+        "--checkpoint.writers one: "
+        "dist.sync = 'local:8' (--dist.sync), "
+        "checkpoint.writers = 'ranks' (--checkpoint.writers)",
+    ),
+    (
+        ["--dist.sync", "local:8", "--dist.sync_parts", "9"],
+        "each part needs a step of its own between two rounds: more parts than steps: "
+        "dist.sync = 'local:8' (--dist.sync), "
+        "dist.sync_parts = 9 (--dist.sync_parts)",
+    ),
+    (
+        ["--dist.sync", "local:8", "--dist.sync_parts", "2", "--dist.sync_overlap", "5"],
+        "a part must have arrived before the next one is sent: dist.sync_overlap is at most H / dist.sync_parts: "
+        "dist.sync = 'local:8' (--dist.sync), "
+        "dist.sync_parts = 2 (--dist.sync_parts), "
+        "dist.sync_overlap = 5 (--dist.sync_overlap)",
+    ),
+    (
         ["--train.exact", "elastic", "--train.step", "compile"],
         "the elastic mode computes shard by shard, operation by operation: it needs --train.step eager: "
         "train.step = 'compile' (--train.step), "

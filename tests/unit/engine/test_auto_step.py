@@ -281,7 +281,7 @@ def test_out_of_memory_in_a_trial_names_the_kind_and_can_be_started_again() -> N
         first(Step(PLAN, iter(())))
 
 
-def test_compressed_gradients_are_captured_if_asked_and_powersgd_never() -> None:
+def test_compressed_gradients_are_captured_if_asked_and_powersgd_and_replicas_never() -> None:
     config, several, one = (
         Config(dist=DistConfig(comm="powersgd")),
         SimpleNamespace(comm=object()),
@@ -294,6 +294,9 @@ def test_compressed_gradients_are_captured_if_asked_and_powersgd_never() -> None
     reason = find_unsafe(several, rounded, [], is_default=True)  # type: ignore[arg-type]
     assert reason == "gradients go through a hook (--dist.comm bf16)"
     assert find_unsafe(several, rounded, [], is_default=False) is None  # type: ignore[arg-type]
+    alone = Config(dist=DistConfig(sync="local:8"))
+    reason = find_unsafe(SimpleNamespace(sync=object()), alone, [], is_default=False)  # type: ignore[arg-type]
+    assert reason == "replicas synchronize between steps (--dist.sync)"
 
 
 def test_what_unfreezes_parameters_is_not_captured_by_auto_nor_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,122 @@
+"""Sums vectors over replicas, in fp32, bf16 or int8 on the wire, in two halves that may run beside training.
+
+Every replica owns a slice of the sum. In the first half it receives the others' parts of its slice and adds them up; in
+the second it sends the sum of its slice to all: as many bytes as a ring all-reduce. Both are rounded, and what rounding
+leaves out is added the next time (error feedback). All replicas get the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+BLOCK = 256
+"""int8: so many values share one scale, which is sent in fp32."""
+_LEVELS = 127
+_SCALE_BYTES = 4
+
+
+def encode(rows: Tensor, wire: str) -> Tensor:
+    """Rows of values as rows of bytes; for `int8` their length is a multiple of `BLOCK`."""
+    if wire == "bf16":
+        rows = rows.to(torch.bfloat16)
+    if wire != "int8":
+        return rows.contiguous().view(torch.uint8)
+    blocks = rows.float().view(len(rows), -1, BLOCK)
+    scales = blocks.abs().amax(2, keepdim=True) / _LEVELS
+    rounded = (blocks / scales.clamp_min(torch.finfo(torch.float32).tiny)).round_().to(torch.int8)
+    return torch.cat([rounded.flatten(1).view(torch.uint8), scales.flatten(1).view(torch.uint8)], 1)
+
+
+def decode(rows: Tensor, wire: str, dtype: torch.dtype) -> Tensor:
+    """The reverse of `encode`, but for its rounding."""
+    if wire == "fp32":
+        return rows.view(dtype)
+    if wire == "bf16":
+        return rows.view(torch.bfloat16).to(dtype)
+    length = rows.shape[1] * BLOCK // (BLOCK + _SCALE_BYTES)
+    blocks = rows[:, :length].view(torch.int8).to(dtype).view(len(rows), -1, BLOCK)
+    scales = rows[:, length:].contiguous().view(torch.float32)
+    return (blocks * scales.unsqueeze(2)).flatten(1)
+
+
+class DeltaSum:
+    """The sum of one vector over a group, as often as it is started; and what rounding has left out so far."""
+
+    def __init__(self, like: Tensor, wire: str, group: dist.ProcessGroup) -> None:
+        """`wire`: fp32 (as the vector is), bf16 or int8."""
+        self._wire, self._group = wire, group
+        self._size, self._dtype, self._device = like.numel(), like.dtype, like.device
+        self._count = dist.get_world_size(group)
+        length = -(-self._size // (self._count * BLOCK)) * BLOCK
+        # gloo has no all-to-all between GPUs.
+        self._wire_device = torch.device("cpu") if dist.get_backend(group) == "gloo" else like.device
+        is_rounded = wire != "fp32"
+        self._error = like.new_zeros(self._count, length) if is_rounded else None
+        self._slice_error = like.new_zeros(1, length) if is_rounded else None
+        self._length = length
+        self._work: Any = None
+        self._is_second_half = False
+        self._sent = self._received = like.new_empty(0)
+        self._result: Tensor | None = None
+
+    def start(self, values: Tensor) -> None:
+        """Collective: begin the first half."""
+        rows = values.new_zeros(self._count * self._length)
+        rows[: self._size] = values
+        self._sent = self._rounded(rows.view(self._count, self._length), self._error)
+        self._received = torch.empty_like(self._sent)
+        self._work = dist.all_to_all_single(self._received, self._sent, group=self._group, async_op=True)
+        self._is_second_half = False
+
+    def advance(self) -> None:
+        """Collective: wait for the first half, and begin the second; nothing if that was done."""
+        if self._work is None or self._is_second_half:
+            return
+        self._work.wait()
+        slices = decode(self._received.to(self._device), self._wire, self._dtype)
+        self._sent = self._rounded(slices.sum(0, keepdim=True), self._slice_error)
+        self._received = self._sent.new_empty(self._count, self._sent.shape[1])
+        # torch renames the function that needs no list.
+        self._work = dist.all_gather(list(torch.split(self._received, 1)), self._sent, group=self._group, async_op=True)
+        self._is_second_half = True
+
+    def settle(self) -> Tensor:
+        """Collective: wait for the sum, and keep it for `take`."""
+        if self._result is None:
+            self.advance()
+            self._work.wait()
+            rows = decode(self._received.to(self._device), self._wire, self._dtype)
+            self._result = rows.flatten()[: self._size].clone()
+            self._work = None
+        return self._result
+
+    def take(self) -> Tensor:
+        """Collective: wait for the sum."""
+        result, self._result = self.settle(), None
+        return result
+
+    def _rounded(self, rows: Tensor, error: Tensor | None) -> Tensor:
+        if error is not None:
+            rows = rows + error
+        sent = encode(rows, self._wire)
+        if error is not None:
+            torch.sub(rows, decode(sent, self._wire, self._dtype), out=error)
+        return sent.to(self._wire_device)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What rounding has left out; and the sum, if it is settled and not taken."""
+        named = {"error": self._error, "slice_error": self._slice_error, "result": self._result}
+        return {name: one for name, one in named.items() if one is not None}
+
+    def load_state_dict(self, state: Mapping[str, Tensor], *, has_result: bool) -> None:
+        """That of the same replica among as many. `has_result`: it was saved while a sum was on its way."""
+        for name, own in (("error", self._error), ("slice_error", self._slice_error)):
+            if own is not None and name in state:
+                own.copy_(state[name])
+        if has_result:
+            self._result = state["result"].to(self._device, self._dtype, copy=True)

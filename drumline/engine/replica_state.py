@@ -1,0 +1,84 @@
+"""What `--dist.sync` adds to a run: the groups of ranks, rounds after steps, and every replica's state in checkpoints.
+
+A checkpoint's model and optimizer are the shared weights and rank 0's optimizer, so that anything can load it. Beside
+them, `outer` is what the outer optimizer knows, and `replicas` what each replica has to itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from drumline.checkpoint import state
+from drumline.checkpoint.optimizer_state import load_optimizer_state, optimizer_state
+from drumline.checkpoint.rank_states import sent_state
+from drumline.checkpoint.store import Snapshot
+from drumline.data.loader import Step
+from drumline.distributed.outer_sync import OuterSync
+from drumline.engine.job import Job
+from drumline.engine.run_context import RunContext
+from drumline.engine.steps.eager import AnyStep
+from drumline.errors import log
+from drumline.watch.heartbeat import BACKWARD
+
+REPLICAS_FILE, OUTER_FILE = "replicas", "outer"
+_NOT_A_LEADER: dict[str, Any] = {"dict": []}
+
+
+class SyncedStep:
+    """A step of a replica, and the rounds after it."""
+
+    def __init__(self, inner: AnyStep, sync: OuterSync, context: RunContext) -> None:
+        self._inner, self._sync, self._progress = inner, sync, context.progress
+        self._heartbeat, self._total_steps = context.job.heartbeat, context.total_steps
+        self.grad_norm: Tensor | None = None
+
+    def __call__(self, step: Step) -> None:
+        """Collective in rounds: one optimizer step."""
+        self._inner(step)
+        self.grad_norm = self._inner.grad_norm
+        self._heartbeat.mark(BACKWARD)  # where the watchdog expects a rank to wait for others
+        number = self._progress.step + 1
+        self._sync.after_step(number, is_last=number >= self._total_steps)
+
+
+def replica_state(job: Job) -> dict[str, Any] | None:
+    """Collective: what the leader of a replica saves. Rank 0's optimizer is in the checkpoint already."""
+    if job.sync is None:
+        return None
+    own = job.sync.state_dict()
+    if job.sync.groups.across is None:
+        return {}
+    if job.ddp.rank > 0:
+        tensors, document = optimizer_state(job.model, job.optimizer)
+        own["optimizer"] = {"tensors": tensors, "document": document}
+        own["scaler"] = None if job.scaler is None else job.scaler.state_dict()
+    return own
+
+
+def restore_replica(
+    job: Job, sync: OuterSync, snapshot: Snapshot, tensors: Mapping[str, Tensor] | None, *, with_optimizer: bool
+) -> None:
+    """Collective: the job has been restored; add what its replica has to itself, from rank 0's `tensors`. A checkpoint
+    of another number of replicas is given to them in turn."""
+    with state.translated(REPLICAS_FILE):
+        sync.load_outer_state(snapshot.tensors.get(OUTER_FILE, {}))
+        ranks = snapshot.documents.get(REPLICAS_FILE, {"ranks": []})["ranks"]
+        leaders = [rank for rank, document in enumerate(ranks) if document != _NOT_A_LEADER]
+        mine = leaders[sync.groups.index % len(leaders)] if leaders else None
+        for rank in leaders:  # one after the other: all of them may need more memory than there is
+            found = sent_state(ranks[rank], rank, tensors, device=job.ddp.device)
+            if rank != mine:
+                continue
+            sync.load_state_dict(found)
+            if with_optimizer and found.get("optimizer"):
+                load_optimizer_state(job.model, job.optimizer, **found["optimizer"])
+            if job.scaler is not None and found.get("scaler"):
+                job.scaler.load_state_dict(found["scaler"])
+    if leaders and len(leaders) != len(sync.groups.leaders) and job.ddp.is_main_process():
+        log.warning(
+            f"the checkpoint has {len(leaders)} replicas, and this run {len(sync.groups.leaders)}: they continue from "
+            "those in turn"
+        )
