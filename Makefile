@@ -77,6 +77,7 @@ bench-comm: .venv/ready tools ## what --dist.comm does to bytes, time and loss o
 
 bench-balance: .venv/ready ## what --data.balance auto brings with one of two ranks at half speed
 	$(BIN)/python -m benchmarks.uneven_ranks
+
 bench-sync: .venv/ready tools ## what --dist.sync does to bytes, steps a second and loss on links of 10 and 100 Mbit/s
 	$(BIN)/python -m benchmarks.slow_links
 

@@ -198,6 +198,11 @@ RULES = (
         "synchronized BatchNorm needs all ranks in every step; inside nodes it works with --dist.sync_within node",
     ),
     Rule(
+        ("dist.sync", "data.balance"),
+        lambda sync, balance: has_rounds(sync) and balance == "auto",
+        "in a round every replica counts the same, however many samples it has had: it needs --data.balance off",
+    ),
+    Rule(
         ("dist.sync", "checkpoint.writers"),
         lambda sync, writers: has_rounds(sync) and writers != "one",
         "every replica has an optimizer state of its own, and rank 0 writes all of them: it needs "

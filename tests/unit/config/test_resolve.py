@@ -188,6 +188,12 @@ BROKEN_RULES = [
         "dist.sync_batchnorm = true (--dist.sync_batchnorm)",
     ),
     (
+        ["--dist.sync", "local:8", "--data.balance", "auto"],
+        "in a round every replica counts the same, however many samples it has had: it needs --data.balance off: "
+        "dist.sync = 'local:8' (--dist.sync), "
+        "data.balance = 'auto' (--data.balance)",
+    ),
+    (
         ["--dist.sync", "local:8", "--checkpoint.writers", "ranks"],
         "every replica has an optimizer state of its own, and rank 0 writes all of them: it needs "
         "--checkpoint.writers one: "
