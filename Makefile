@@ -91,6 +91,9 @@ bench-profile: .venv/ready ## compare the overlap and idle time of a profile on 
 	$(BIN)/pip install --quiet --constraint constraints.txt --target build/hta HolisticTraceAnalysis
 	PYTHONPATH=build/hta $(BIN)/python -m benchmarks.hta_agreement $(RUN)
 
+bench-overhead: .venv/ready ## what profiling costs: profiled steps, and those after them, against the steps before
+	$(BIN)/python -m benchmarks.profile_overhead
+
 soak-profile: .venv/ready tools ## profiles of jobs with a planted bottleneck: is it named first, do changes bring what was predicted
 	$(BIN)/python -m tests.planted_soak --count 3
 
@@ -122,4 +125,4 @@ soak-demo: .venv/ready ## run the demo to its end: does it reach its accuracy?
 clean: ## remove what the targets above made
 	rm -rf .venv .venv-newest runs build *.egg-info $(LINT)/build $(LINT)/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo check quick docs tools test bench bench-gpu bench-data compare bench-exact bench-doctor bench-preflight bench-watch bench-comm bench-balance bench-sync bench-scale bench-lint bench-profile soak-profile soak-exact soak-properties soak-demo soak-restarts soak-faults soak-storm soak-calm soak-forks test-newest clean
+.PHONY: help setup demo check quick docs tools test bench bench-gpu bench-data compare bench-exact bench-doctor bench-preflight bench-watch bench-comm bench-balance bench-sync bench-scale bench-lint bench-profile bench-overhead soak-profile soak-exact soak-properties soak-demo soak-restarts soak-faults soak-storm soak-calm soak-forks test-newest clean

@@ -1,10 +1,12 @@
 """How far `drumline scale predict` is from what is measured: steps of DDP over gloo between hosts with slow links.
 
     make bench-scale         (or: python -m benchmarks.scale_grid --cells 12 --to results.json)
+    python -m benchmarks.scale_grid --again docs/scaling-grid.json
 
 Hosts are network namespaces on this machine (root is needed), with links limited by tc; compute is replayed as timed
 waits (scale_replay.py). For each bandwidth two hosts measure plain all-reduces by size, and one host profiles each
-model alone at one bucket size: all else is predicted. No cell is used to fit anything.
+model alone at one bucket size: all else is predicted. No cell is used to fit anything. `--again` predicts the cells of
+an earlier run once more, from what it measured.
 """
 
 from __future__ import annotations
@@ -119,8 +121,26 @@ def as_profile(found: Mapping[str, Any]) -> ProfileResult:
     )
 
 
-def network_of(link: Link) -> Network:
-    return Network(backend="gloo", between=link, inside=INSIDE["loopback"])
+def link_of(mbit: int, points: Sequence[Sequence[float]]) -> Link:
+    pairs = [(num_bytes, seconds) for num_bytes, seconds in points]
+    return link_from_points(f"{mbit}mbit", pairs, world_size=2, backend="gloo")
+
+
+def predicted(profile: Mapping[str, Any], link: Link, hosts: int, cap_mb: float) -> tuple[float, float]:
+    """The step of a cell, and that of a rank alone."""
+    shape = shape_of(as_profile(profile)).with_bucket_cap(cap_mb)
+    network = Network(backend="gloo", between=link, inside=INSIDE["loopback"])
+    return step_s(shape, network, hosts, 1), shape.alone_s
+
+
+def predicted_again(kept: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The cells of an earlier run, with new predictions beside what it measured."""
+    rows = []
+    for row in kept["cells"]:
+        link = link_of(row["mbit"], kept["points"][str(row["mbit"])])
+        found, alone_s = predicted(kept["profiles"][str(row["model_mb"])], link, row["hosts"], row["cap_mb"])
+        rows.append({**row, "predicted_s": found, "alone_s": alone_s, "error": found / row["measured_s"] - 1})
+    return rows
 
 
 def chosen(cells: list[tuple[int, int, float, int]], count: int | None) -> list[tuple[int, int, float, int]]:
@@ -144,12 +164,11 @@ def measure(bed: Testbed, folder: Path, options: argparse.Namespace) -> list[dic
             host.set_bandwidth(mbit)
         points = ranks.order("calibrate", 2, sizes=SIZES, rounds=ROUNDS)["points"]
         kept["points"][mbit] = points
-        link = link_from_points(f"{mbit}mbit", [tuple(one) for one in points], world_size=2, backend="gloo")
+        link = link_of(mbit, points)
         print(f"# {mbit} Mbit/s: measured {link.bytes_per_s * 8e-6:.1f} Mbit/s, {link.latency_s * 1e6:.0f} us", points)
         for _, hosts, cap_mb, model in group:
-            shape = shape_of(as_profile(raw[model])).with_bucket_cap(cap_mb)
-            predicted = step_s(shape, network_of(link), hosts, 1)
-            if predicted > options.most_s:
+            found_s, alone_s = predicted(raw[model], link, hosts, cap_mb)
+            if found_s > options.most_s:
                 continue
             values = {"model_bytes": model * MIB, "compute_s": COMPUTE_S, "cap_mb": cap_mb, "steps": STEPS}
             found = ranks.order("cell", hosts, **values)
@@ -158,11 +177,11 @@ def measure(bed: Testbed, folder: Path, options: argparse.Namespace) -> list[dic
                 "hosts": hosts,
                 "cap_mb": cap_mb,
                 "model_mb": model,
-                "predicted_s": predicted,
+                "predicted_s": found_s,
                 "measured_s": found["mean_s"],
-                "alone_s": shape.alone_s,
+                "alone_s": alone_s,
                 "step_s": found["step_s"],
-                "error": predicted / found["mean_s"] - 1,
+                "error": found_s / found["mean_s"] - 1,
             }
             rows.append(row)
             print(line(row), flush=True)
@@ -190,14 +209,19 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, default=max(HOSTS), help="at most so many hosts [%(default)s]")
     parser.add_argument("--most-s", type=float, default=MOST_S, help="no cells with longer steps [%(default)s]")
     parser.add_argument("--to", type=Path, help="a JSON file for the raw results")
+    parser.add_argument("--again", type=Path, help="such a file: measure nothing, predict its cells again")
     options = parser.parse_args()
     print("| Mbit/s | hosts | model, MiB | bucket, MiB | measured, ms | predicted, ms | error |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name) / "orders"
-        folder.mkdir()
-        with Testbed(Path(name), [chr(97 + number) for number in range(options.hosts)]) as bed:
-            rows = measure(bed, folder, options)
+    if options.again:
+        rows = predicted_again(json.loads(options.again.read_text()))
+        print("\n".join(map(line, rows)))
+    else:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name) / "orders"
+            folder.mkdir()
+            with Testbed(Path(name), [chr(97 + number) for number in range(options.hosts)]) as bed:
+                rows = measure(bed, folder, options)
     print(f"\n{summary(rows)}")
 
 

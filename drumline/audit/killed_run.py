@@ -30,7 +30,7 @@ LAST_LINES = 12
 
 
 class RunFailedError(DrumlineError):
-    """A run of the proof failed without being killed."""
+    """A run failed by itself."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def failed(leg: Leg, code: int) -> RunFailedError:
     lines = leg.log.read_text(errors="replace", encoding="utf-8").rstrip().splitlines()[-LAST_LINES:]
     quoted = [f"  | {one_line(line)}" for line in dedent("\n".join(lines)).splitlines()]
     has_advice = code in (ExitCode.USAGE, ExitCode.PREFLIGHT_FAILED)
-    advice = "do what it says" if has_advice else "make the job run without kills first"
+    advice = "do what it says" if has_advice else "fix the job first"
     error = RunFailedError(
         "\n".join([f"{leg.name} failed by itself with exit code {code}:", *quoted]),
         next_step=f"{advice}; its full output is in {leg.log}",

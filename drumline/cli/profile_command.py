@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,12 @@ from drumline.engine.run_folder import run_name
 from drumline.errors import ConfigError, ExitCode, UsageError
 from drumline.launch.topology import own_variables, topology_from
 from drumline.python_api import run_command
-from drumline.scale.advice import Advice, advise
+from drumline.scale.advice import advise
 from drumline.scale.advice_trial import QUIET, AdviceTrial, ShortRuns, trial_lines, try_advice
-from drumline.scale.network_model import doctor_numbers
-from drumline.scale.profile_result import PROFILE_FOLDER, ProfileResult, read_profile
+from drumline.scale.network_model import read_doctor
+from drumline.scale.profile_result import PROFILE_FOLDER, ProfileResult
 from drumline.terminal import print_message, show, show_lines
 from drumline.text import plural
-from drumline.untrusted import parse_json, read_regular
 
 WARM_UP, STEPS = 10, 10
 OWN_FLAGS: FlagTable = {
@@ -55,8 +55,8 @@ Traces of each rank, and of all ranks by one clock, are in DIR/profile; they ope
 """
 FIXED = {"train.steps": "give --steps", "train.epochs": "give --steps", "log.profile": "give --steps"}
 OF_NEW = ("steps", "procs", "config", "run")
-STILL: Mapping[str, Any] = {**QUIET, "optim.warmup_steps": 0}
-"""The settings of the run: between its steps there is nothing else to profile."""
+OF_SCRIPT = "is a setting of a task; arguments of a script go after its name"
+OF_FOLDER = "is a setting of a run; the profile of a run folder takes none"
 
 
 def run(argv: Sequence[str]) -> int:
@@ -64,44 +64,45 @@ def run(argv: Sequence[str]) -> int:
     own, target, arguments = split_command(argv, OWN_FLAGS)
     of_script = target is not None and is_script(target)
     of_folder = target is not None and not of_script and _is_run(target)
-    no_settings = "is a setting of a run; the profile of a run folder takes none" if of_folder else None
+    no_settings = OF_SCRIPT if of_script else OF_FOLDER if of_folder else None
     flags = read_flags(own if of_script else argv, OWN_FLAGS, max_positional=1, no_settings=no_settings)
     if flags.own.get("help"):
         show("\n".join([USAGE, render_flags({"": OWN_FLAGS})]), end="")
         return ExitCode.SUCCESS
     _check(flags, target, of_script=of_script, of_folder=of_folder)
-    if target is not None and of_folder:
-        return _report(flags, _result(Path(target), flags), Path(target), can_try=False)
-    folder = Path(flags.own.get("run") or f"runs/profile/{_name(target)}-{time.strftime('%Y%m%d-%H%M%S')}")
-    steps = f"{WARM_UP}:{WARM_UP + flags.own.get('steps', STEPS)}"
+    network = None
+    if "doctor" in flags.own:
+        ranks = read_doctor("--doctor", Path(flags.own["doctor"]))
+        network = min(numbers["all_reduce_gb_per_s"] for numbers in ranks) * 1e9
+    folder = Path(str(target))
+    if not of_folder:
+        name = folder.stem if of_script else run_name(str(target))
+        folder = Path(flags.own.get("run") or f"runs/profile/{name}-{time.strftime('%Y%m%d-%H%M%S')}")
+        if code := _profile(flags, folder, [str(target), *arguments] if of_script else None):
+            return code
+    return _report(flags, profile_of(folder, network_bytes_per_s=network), folder)
+
+
+def _profile(flags: Flags, folder: Path, script: Sequence[str] | None) -> int:
+    """Run the script, or else the task, with the profiler; its exit code."""
+    num_steps = flags.own.get("steps", STEPS)
+    steps = f"{WARM_UP}:{WARM_UP + num_steps}"
     procs = [f"--procs={flags.own['procs']}"] if "procs" in flags.own else []
-    words = [
-        "launch",
-        f"--profile={steps}",
-        f"--profile-to={folder}",
-        "--profile-only",
-        *procs,
-        str(target),
-        *arguments,
-    ]
-    if not of_script:
-        length = {"train.steps": int(steps.partition(":")[2]) + 1, "log.profile": steps}
-        words = ["train", *task_words(flags, {**STILL, **length}), f"--run={folder}", "--max-restarts=0", *procs]
-    print_message(f"profiling {target}: {plural(flags.own.get('steps', STEPS), 'step')}, traces in {folder}")
-    if code := run_command(words, own_variables(), sys.stderr if flags.own.get("json") else None):
-        return code
-    return _report(flags, _result(folder, flags), folder, can_try=not of_script)
+    if script is not None:
+        words = ["launch", f"--profile={steps}", f"--profile-to={folder}", "--profile-only", *procs, *script]
+    else:
+        changed = {**QUIET, "train.steps": WARM_UP + num_steps + 1, "log.profile": steps}
+        words = ["train", *task_words(flags, changed), f"--run={folder}", "--max-restarts=0", *procs]
+    what = flags.positional[0] if script is None else script[0]
+    print_message(f"profiling {what}: {plural(num_steps, 'step')}, traces in {folder}")
+    return run_command(words, own_variables(), sys.stderr if flags.own.get("json") else None)
 
 
 def task_words(flags: Flags, changed: Mapping[str, Any]) -> list[str]:
     """What follows `drumline train`: the task, the user's settings, and others in place of some."""
     settings = {path: setting.value for path, setting in flags.layer.settings.items()}
     file = [f"--config={flags.own['config']}"] if "config" in flags.own else []
-    return [
-        *flags.positional,
-        *file,
-        *(f"--{path}={flag_text(value)}" for path, value in {**settings, **changed}.items()),
-    ]
+    return [*flags.positional, *file, *(f"--{path}={flag_text(one)}" for path, one in {**settings, **changed}.items())]
 
 
 def _is_run(target: str) -> bool:
@@ -117,65 +118,36 @@ def _check(flags: Flags, target: str | None, *, of_script: bool, of_folder: bool
     problems += [f"--{path}: {instead}" for path, instead in FIXED.items() if path in flags.layer.settings]
     if flags.own.get("steps", 1) > MOST_PROFILED:
         problems.append(f"--steps: at most {MOST_PROFILED:,}")
-    if of_script and flags.own.get("try"):
+    if flags.own.get("try") and (of_script or of_folder):
         problems.append("--try: is for tasks, whose settings can be changed")
     if topology_from(own_variables()) is not None:
         problems.append("drumline profile starts ranks itself, but a launcher has started this process as a rank")
     if problems:
         raise ConfigError(problems, next_step="`drumline profile --help` lists all flags")
-    if target is not None and (of_script or of_folder):
-        if of_folder and not (Path(target) / PROFILE_FOLDER).is_dir():
-            read_profile(Path(target))  # raises
-        if of_script and not Path(target).is_file():
-            raise UsageError(f"there is no file {target} (looked in {Path.cwd()})")
-        return
-    train_command.settle_before_torch(target, flags)
+    if of_script and not Path(str(target)).is_file():
+        raise UsageError(f"there is no file {target} (looked in {Path.cwd()})")
+    if not of_script and not of_folder:
+        train_command.settle_before_torch(target, flags)
 
 
-def _name(target: str | None) -> str:
-    return Path(str(target)).stem if is_script(str(target)) else run_name(str(target))
-
-
-def _result(folder: Path, flags: Flags) -> ProfileResult:
-    network = network_from(Path(flags.own["doctor"])) if "doctor" in flags.own else None
-    return profile_of(folder, network_bytes_per_s=network)
-
-
-def network_from(path: Path) -> float:
-    """The bus bandwidth, in bytes/s, that `doctor --json` measured on the slowest rank."""
-    try:
-        ranks = doctor_numbers(parse_json(read_regular(path, follow_links=True)))
-        return min(float(numbers["all_reduce_gb_per_s"]) for numbers in ranks) * 1e9
-    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
-        raise UsageError(
-            f"{path} has no bandwidth of collectives: {error!r}",
-            next_step=f"drumline doctor --collectives --json > {path}",
-        ) from None
-
-
-def _report(flags: Flags, result: ProfileResult, folder: Path, *, can_try: bool) -> int:
+def _report(flags: Flags, result: ProfileResult, folder: Path) -> int:
     """Print the profile, the advice and, with --try, what the changes brought."""
-    if flags.own.get("try") and not can_try:
-        raise UsageError("--try runs the task, but a run folder was given", next_step="drumline profile TASK --try")
-    found = advise(result)
-    is_json = bool(flags.own.get("json"))
+    found, trials = advise(result), list[AdviceTrial]()
+    is_json, tries = bool(flags.own.get("json")), bool(flags.own.get("try"))
     if not is_json:
         show_profile(result, found, folder)
-    trials = _try(flags, result, found, folder) if flags.own.get("try") else None
+    if tries:
+        runs = ShortRuns(
+            arguments=partial(task_words, flags),
+            procs=result.world_size,
+            folder=folder / "trials",
+            step_s=result.step_s,
+            batch_size=result.batch_size or 1,
+        )
+        trials = try_advice(found, runs, note=print_message)
     if is_json:
-        tried = {} if trials is None else {"trials": [one.document() for one in trials]}
+        tried = {"trials": [one.document() for one in trials]} if tries else {}
         show(json.dumps({**asdict(result), "advice": [asdict(one) for one in found], **tried}), is_data=True)
     elif trials:
         show_lines(["", "tried", *(f"  {line}" for line in trial_lines(trials))])
     return ExitCode.SUCCESS
-
-
-def _try(flags: Flags, result: ProfileResult, found: Sequence[Advice], folder: Path) -> list[AdviceTrial]:
-    runs = ShortRuns(
-        arguments=lambda changed: task_words(flags, {"optim.warmup_steps": 0, **changed}),
-        procs=result.world_size,
-        folder=folder / "trials",
-        step_s=result.step_s,
-        batch_size=result.batch_size or 1,
-    )
-    return try_advice(found, runs, note=print_message)

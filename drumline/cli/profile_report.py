@@ -15,7 +15,8 @@ from drumline.watch.profile_files import where_to_look
 
 def profile_of(folder: Path, *, network_bytes_per_s: float | None = None) -> ProfileResult:
     """The profile; it is made again if bandwidths are to be compared, or there are only traces."""
-    if network_bytes_per_s is None and (folder / PROFILE_FOLDER / PROFILE_FILE).exists():
+    own = folder / PROFILE_FOLDER
+    if not own.is_dir() or (network_bytes_per_s is None and (own / PROFILE_FILE).exists()):
         return read_profile(folder)
     from drumline.scale.profile_analysis import analyse  # not before: it needs numpy
 

@@ -16,20 +16,11 @@ from drumline.cli.train_command import OWN_FLAGS as TRAIN_FLAGS
 from drumline.cli.train_command import settle_before_torch
 from drumline.config import Flags, FlagTable, read_flags
 from drumline.config.help import render_flags
-from drumline.config.schema import Count, Fraction, NotNegative, Positive, Seed
+from drumline.config.schema import Count, Fraction, NotNegative, Positive
 from drumline.engine.run_folder import run_name
 from drumline.errors import ConfigError, ExitCode, UsageError, did_you_mean
 from drumline.scale.measure import MeasureOptions, SizedRuns, measure, wrong_worlds
-from drumline.scale.network_model import (
-    INSIDE,
-    NETWORKS,
-    Link,
-    Network,
-    link_from_doctor,
-    link_from_points,
-    named_link,
-    usual_inside,
-)
+from drumline.scale.network_model import INSIDE, NETWORKS, Link, Network, chosen_link, link_from_points, usual_inside
 from drumline.scale.prediction_check import check_predictions
 from drumline.scale.profile_result import ProfileResult, read_profile
 from drumline.scale.scale_prediction import predict
@@ -37,7 +28,7 @@ from drumline.scale.scaling_plot import efficiency_lines, efficiency_svg
 from drumline.scale.scaling_result import Measurement, Prediction, ScaleOptions, write_scaling
 from drumline.scale.scaling_words import check_lines, measurement_lines, prediction_lines
 from drumline.terminal import print_message, show, show_lines
-from drumline.untrusted import parse_json, read_regular, replace_text
+from drumline.untrusted import replace_text
 from drumline.watch.profile_files import PROFILE_FOLDER
 
 MAX_RANKS = 1 << 20
@@ -64,7 +55,6 @@ PREDICT_FLAGS: FlagTable = {
     "restart-s": (NotNegative, "SECONDS", "From a failure to the next step [120]."),
     "price": (NotNegative, "AMOUNT", "What a node costs an hour, in any currency."),
     "pays-above": (Fraction, "PART", "What an added node must bring, as a part of a node [0.5]."),
-    "seed": (Seed, "N", "The seed of the intervals [0]."),
     **OUTPUT,
 }
 MEASURE_FLAGS: FlagTable = {
@@ -78,6 +68,10 @@ MEASURE_FLAGS: FlagTable = {
     "steps": (Count, "N", "Steps that are profiled in each run [10]."),
     "run": (str, "DIR", "The folder of the runs and of the result [runs/scale-TASK]."),
     "config": TRAIN_FLAGS["config"],
+    **OUTPUT,
+}
+CHECK_FLAGS: FlagTable = {
+    "network": (str, "NAME", "The network of the measured runs, as it was given to predict [one that was measured]."),
     **OUTPUT,
 }
 OWN_SETTINGS = {
@@ -110,10 +104,11 @@ what is usual, and communication beside compute. Where the efficiency is below w
 are those of `drumline train TASK`; the smallest number of ranks has the batch that is set. RUN/scale/ keeps the result.
 """
 CHECK_USAGE = """\
-usage: drumline scale check RUN [RUN ...] [--json]
+usage: drumline scale check RUN [RUN ...] [--network 100gbit]
 
 Compares the predictions in these run folders with newer measurements in them (`drumline scale measure`, profiles) of
-the same task, device, batch and ranks. exit codes: 0 all are within their interval, 1 some are not, 2 no prediction.
+the same task, device, batch, nodes and ranks, and on several nodes the same network. exit codes: 0 all are within their
+interval, 1 some are not, 2 no prediction.
 """
 
 
@@ -121,7 +116,7 @@ def run(argv: Sequence[str]) -> int:
     verbs = {
         "predict": (_predict, PREDICT_FLAGS, PREDICT_USAGE),
         "measure": (_measure, MEASURE_FLAGS, MEASURE_USAGE),
-        "check": (_check, OUTPUT, CHECK_USAGE),
+        "check": (_check, CHECK_FLAGS, CHECK_USAGE),
     }
     verb, *rest = argv or ["--help"]
     if verb in ("-h", "--help"):
@@ -175,8 +170,10 @@ def _network_of(profile: ProfileResult, given: Mapping[str, Any]) -> Network:
     """The links between and within nodes, by name, from a file, or from the profile."""
     backend = "gloo" if profile.backend == "gloo" else "nccl"
     name, inside = given.get("network", "measured"), given.get("inside")
-    between = _measured_link(profile, backend) if name == "measured" else _link("--network", name, NETWORKS, backend)
-    within = usual_inside(profile.device) if inside is None else _link("--inside", inside, INSIDE, backend)
+    between = (
+        _measured_link(profile, backend) if name == "measured" else chosen_link("--network", name, NETWORKS, backend)
+    )
+    within = usual_inside(profile.device) if inside is None else chosen_link("--inside", inside, INSIDE, backend)
     return Network(backend=backend, between=between, inside=within)
 
 
@@ -188,19 +185,6 @@ def _measured_link(profile: ProfileResult, backend: str) -> Link:
             next_step="give --network NAME, or a file from drumline doctor --hosts a,b --json",
         )
     return link_from_points("measured", points, world_size=profile.world_size, backend=backend)
-
-
-def _link(flag: str, name: str, links: Mapping[str, Link], backend: str) -> Link:
-    path = Path(name)
-    if name in links or not path.exists():
-        return named_link(flag, name, links)
-    try:
-        return link_from_doctor(path.name, parse_json(read_regular(path, follow_links=True)), backend)
-    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
-        raise UsageError(
-            f"{flag}: {name} has no measured all_reduce of several ranks: {type(error).__name__}: {error}",
-            next_step=f"make it: drumline doctor --hosts a,b --collectives --json > {name}",
-        ) from None
 
 
 def _measure(flags: Flags) -> int:
@@ -220,9 +204,9 @@ def _measure(flags: Flags) -> int:
     _check_flags(flags, problems, "measure")
     folder = Path(given.get("run", f"runs/scale-{run_name(flags.positional[0])}"))
     own = folder / time.strftime("%Y%m%d-%H%M%S")
-    room = len(list(Path("/proc/driver/nvidia/gpus").glob("*"))) or len(os.sched_getaffinity(0))
     runs = SizedRuns(arguments=partial(task_words, flags), options=options, folder=own, note=print_message)
-    found = measure(runs, room=room)
+    gpus = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+    found = measure(runs, cores=len(os.sched_getaffinity(0)), gpus=gpus)
     return _keep(folder, found, measurement_lines(found), is_json=bool(given.get("json")))
 
 
@@ -231,10 +215,10 @@ def _check(flags: Flags) -> int:
     runs = [Path(name) for name in flags.positional]
     if missing := [run for run in runs if not run.is_dir()]:
         raise UsageError(f"there is no folder {missing[0]}", next_step="give run folders")
-    checked, unmeasured = check_predictions(runs)
+    found = check_predictions(runs, network=flags.own.get("network"))
     if flags.own.get("json"):
-        sizes = [{**asdict(one), "error": one.error, "is_within": one.is_within} for one in checked]
-        show(json.dumps({"checked": sizes, "unmeasured": unmeasured}), is_data=True)
+        sizes = [{**asdict(one), "error": one.error, "is_within": one.is_within} for one in found.sizes]
+        show(json.dumps({**asdict(found), "sizes": sizes}), is_data=True)
     else:
-        show_lines(check_lines(checked, unmeasured))
-    return ExitCode.SUCCESS if all(one.is_within for one in checked) else ExitCode.SOMETHING_WRONG
+        show_lines(check_lines(found))
+    return ExitCode.SUCCESS if all(one.is_within for one in found.sizes) else ExitCode.SOMETHING_WRONG

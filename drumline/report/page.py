@@ -21,7 +21,7 @@ from drumline.report.curves import SCALING, SHARES, Curve, table_rows, thinned
 from drumline.report.goodput import Goodput, RunClock, goodput_of
 from drumline.report.heat_map import MAX_ROWS, STEP_PHASES, HeatMap, level_of, make_heat_map, mean_phases
 from drumline.report.run_data import RunData, read_run
-from drumline.scale.profile_words import NAMES
+from drumline.scale.profile_result import PART_NAMES
 from drumline.terminal import shown
 from drumline.text import duration, file_size, plural
 from drumline.untrusted import replace_text
@@ -105,7 +105,7 @@ def render_page(runs: Sequence[RunData], *, refresh_s: float | None = None) -> s
         rows=rows,
         settings=_differing([run.settings for run in runs]),
         environment=_differing([run.environment for run in runs]),
-        profile_parts=NAMES,
+        profile_parts=PART_NAMES,
         made_at=time.time(),
         refresh_s=refresh_s,
     )

@@ -12,7 +12,7 @@ from statistics import median
 from typing import Literal
 
 from drumline.scale.bucket_plan import exposed_by_cap, exposed_s, fit_costs
-from drumline.scale.profile_result import ProfileResult, RankSteps, bus_bytes_per_s
+from drumline.scale.profile_result import ProfileResult, RankSteps, bus_bytes_per_s, sent_part
 from drumline.text import bit_rate, file_size, latency, plural
 
 Bottleneck = Literal[
@@ -46,8 +46,8 @@ class Advice:
     """With these settings a step has this many times the samples."""
     cost_s: float
     """What the bottleneck takes of a step."""
-    step_s: float
-    """The step as it is."""
+    step_s: float = 0.0
+    """The step as it is, from the profile."""
     saved_s: tuple[float, float, float]
     """What the change should save of it: probably, at most, at least. With more samples: for as many as before."""
     derivation: str
@@ -66,7 +66,7 @@ def advise(result: ProfileResult) -> tuple[Advice, ...]:
     """The advice that promises more than MIN_GAIN of the step, the most expensive bottleneck first."""
     result = _without_profiler(result)
     rules = (_data, _ranks, _communication, _other_collectives, _device_idles, _fp32)
-    found = [advice for rule in rules for advice in rule(result)]
+    found = [replace(advice, step_s=result.step_s) for rule in rules for advice in rule(result)]
     worth = [one for one in found if one.saved_s[0] > MIN_GAIN * result.step_s]
     return tuple(sorted(worth, key=lambda one: -one.cost_s))
 
@@ -131,26 +131,24 @@ def _data(result: ProfileResult) -> Iterator[Advice]:
         f", which {plural(workers, 'worker')} load" if workers else ""
     )
     likely = saved(1.0 if load is None else min(1.0, load))
+    settings: dict[str, str] | None = {"data.workers": str(wanted)}
+    most_s, remedy = saved(0.0) if load is None else likely + 0.1 * (step_s - likely), ""
+    derivation = f"a batch takes {latency(load_s)} to load, {wanted} at once; the rest takes {latency(rest)}"
     if wanted <= workers or likely < MIN_GAIN * step_s:
         on = f"{cores:.3g} core{'' if cores == 1 else 's'} a rank"  # ranks may share a core
-        remedy = f"more workers bring nothing on {on}: store samples decoded and resized"
-        kind: dict[str, str] | None = None
-        likely, most_s, derivation = waited, waited, "the step without the wait at best"
-    else:
-        remedy, kind = "", {"data.workers": str(wanted)}
-        most_s = saved(0.0) if load is None else likely + 0.1 * (step_s - likely)
-        derivation = f"a batch takes {latency(load_s)} to load, {wanted} at once; the rest takes {latency(rest)}"
-        if _is_script(result):  # how many workers it has is not known
-            remedy, kind = f"raise num_workers of the DataLoader, up to {most}", None
-            most_s, derivation = waited, "the step without the wait at best"
+        settings, remedy = None, f"more workers bring nothing on {on}: store samples decoded and resized"
+        likely = waited
+    elif _is_script(result):  # how many workers it has is not known
+        settings, remedy = None, f"raise num_workers of the DataLoader, up to {most}"
+    if settings is None:
+        most_s, derivation = waited, "the step without the wait at best"
     yield Advice(
         bottleneck="data",
         text=text,
         remedy=remedy,
-        settings=kind,
+        settings=settings,
         cost_s=waited,
-        step_s=step_s,
-        saved_s=(likely, most_s, 0.8 * likely if kind else 0.0),
+        saved_s=(likely, most_s, 0.8 * likely if settings else 0.0),
         derivation=derivation,
     )
 
@@ -183,7 +181,7 @@ def _ranks(result: ProfileResult) -> Iterator[Advice]:
     """One rank for which the others wait, or ranks that are late in turn."""
     if len(result.ranks) < 2:
         return
-    step_s, waiting = result.step_s, result.parts_s["waiting_for_rank"]
+    waiting = result.parts_s["waiting_for_rank"]
     found = _slow_rank(result)
     if found is None:
         late = max(result.ranks, key=lambda one: one.critical_steps)
@@ -196,7 +194,6 @@ def _ranks(result: ProfileResult) -> Iterator[Advice]:
             text=f"ranks wait {_of_step(result, waiting)} for {whom}",
             remedy=f"{remedy}, and use hosts without other jobs",
             cost_s=waiting,
-            step_s=step_s,
             saved_s=(waiting / 2, waiting, 0.0),
             derivation="without any of the wait at best",
         )
@@ -212,7 +209,6 @@ def _ranks(result: ProfileResult) -> Iterator[Advice]:
         remedy="look there for other jobs, thermal limits and slow storage (drumline doctor --hosts compares hosts); "
         "if its hardware is slower, --data.balance auto gives it fewer samples",
         cost_s=cost,
-        step_s=step_s,
         saved_s=(cost, waited, cost / 2),
         derivation=f"if it took as long as the others; all wait for it in {slow.critical_steps} of "
         f"{plural(result.num_steps, 'step')}",
@@ -232,22 +228,23 @@ def _communication(result: ProfileResult) -> Iterator[Advice]:
     """Another bucket size against latency, fewer bytes against bandwidth, fewer all-reduces against both."""
     exposed, _ = _exposed_s(result)
     if result.buckets and exposed:
-        found = [
-            *_fewer_bytes(result, exposed),
-            _fewer_all_reduces(result, exposed),
-            *_other_bucket_size(result, exposed),
-        ]
+        found = [_fewer_all_reduces(result, exposed)]
+        if all(bucket.num_bytes for bucket in result.buckets):
+            found = [*_fewer_bytes(result, exposed), *found, *_other_bucket_size(result, exposed)]
         # What changes the training less is first where it brings about as much.
         yield from sorted(found, key=lambda one: -one.saved_s[0] * (3 if one.samples_factor == 1 else 1))
 
 
 def _other_bucket_size(result: ProfileResult, exposed: float) -> Iterator[Advice]:
     """The size with the least exposed time, if it is not the present one."""
+    part = sent_part(result.settings)
+    if part is None:
+        return
     buckets, step_s, total = result.buckets, result.step_s, sum(bucket.reduce_s for bucket in result.buckets)
     costs = fit_costs(buckets, network_bytes_per_s=result.network_bytes_per_s, world_size=result.world_size)
     now = exposed_s([(bucket.reduce_s, bucket.backward_s) for bucket in buckets])
     scale = min(1.0, exposed / now) if now else 1.0  # gloo reduces several buckets at once, which the queue does not
-    plans = [list(exposed_by_cap(buckets, cost)) for cost in costs]
+    plans = [list(exposed_by_cap(buckets, part, cost)) for cost in costs]
     best = min(range(len(plans[0])), key=lambda index: (round(plans[0][index][1] / step_s, 2), index))
     cap, left, planned_s = plans[0][best]
     if cap == result.bucket_cap_mb:
@@ -267,7 +264,6 @@ def _other_bucket_size(result: ProfileResult, exposed: float) -> Iterator[Advice
         remedy=f"pass bucket_cap_mb={cap:g} to DistributedDataParallel" if _is_script(result) else "",
         settings=None if _is_script(result) else {"dist.bucket_cap_mb": f"{cap:g}"},
         cost_s=exposed,
-        step_s=step_s,
         saved_s=(saved[0] + (freed + waiting) / 2, max(saved) + freed + waiting, 0.7 * min(saved)),
         derivation=f"all-reduces take {latency(total)}{each}; in buckets of {cap:g} MB {latency(planned_s)}, "
         f"{latency(left * scale)} of it exposed" + (", and less waiting in them" if waiting else ""),
@@ -276,7 +272,8 @@ def _other_bucket_size(result: ProfileResult, exposed: float) -> Iterator[Advice
 
 def _on_network(result: ProfileResult, exposed: float) -> str:
     size, speed = sum(one.num_bytes for one in result.buckets), bus_bytes_per_s(result.buckets, result.world_size)
-    return f"{_of_step(result, exposed)} is exposed communication: {file_size(size)} of gradients at {bit_rate(speed)}"
+    sent = f": {file_size(size)} of gradients at {bit_rate(speed)}" if size else ""
+    return f"{_of_step(result, exposed)} is exposed communication{sent}"
 
 
 def _fewer_bytes(result: ProfileResult, exposed: float) -> Iterator[Advice]:
@@ -292,7 +289,6 @@ def _fewer_bytes(result: ProfileResult, exposed: float) -> Iterator[Advice]:
         remedy="gradients are rounded to bf16 before they are added: compare the losses",
         settings={"dist.comm": "bf16"},
         cost_s=exposed,
-        step_s=result.step_s,
         saved_s=(0.8 * likely, min(exposed, max(saved)), 0.4 * min(likely, *saved)),
         derivation=f"half the bytes save {latency(saved[0])} of the all-reduces, less the time for rounding",
     )
@@ -323,7 +319,6 @@ def _fewer_all_reduces(result: ProfileResult, exposed: float) -> Advice:
         settings=None if _is_script(result) else _larger_batch(result, factor),
         samples_factor=factor,
         cost_s=exposed,
-        step_s=result.step_s,
         saved_s=(saved + waiting / 2, min(1.3 * saved, exposed) + waiting, 0.6 * saved),
         derivation=f"one all-reduce for {factor} times the samples; the time is for as many samples as now",
     )
@@ -352,7 +347,6 @@ def _other_collectives(result: ProfileResult) -> Iterator[Advice]:
         remedy=remedy,
         settings={"dist.sync_batchnorm": "false"} if is_sync else None,
         cost_s=exposed + waiting,
-        step_s=result.step_s,
         saved_s=(exposed + waiting / 2, exposed + waiting, exposed / 2),
         derivation="without them, and without half to all of the wait for other ranks in them",
     )
@@ -376,7 +370,6 @@ def _device_idles(result: ProfileResult) -> Iterator[Advice]:
             text=f"the device is idle {_of_step(result, idle)}, and the host waits for it at {lines}",
             remedy="leave numbers on the device there, and read them every so many steps",
             cost_s=idle,
-            step_s=step_s,
             saved_s=(gained, idle, max(idle - gaps, gained / 3)),
             derivation=f"the device is busy for {latency(step_s - idle)} and the host for "
             f"{latency(step_s - blocked)}: the longer remains",
@@ -389,7 +382,6 @@ def _device_idles(result: ProfileResult) -> Iterator[Advice]:
             remedy=compiled if _is_script(result) else "",
             settings=None if _is_script(result) else {"train.step": "graph"},
             cost_s=gaps,
-            step_s=step_s,
             saved_s=(0.8 * gaps, gaps, gaps / 2),
             derivation="a captured step has few gaps between its kernels",
         )
@@ -408,7 +400,6 @@ def _fp32(result: ProfileResult) -> Iterator[Advice]:
         remedy="in fp32, use torch.autocast(dtype=torch.bfloat16)" if _is_script(result) else "compare the losses",
         settings=None if _is_script(result) else {"train.precision": "bf16"},
         cost_s=0.0,
-        step_s=result.step_s,
         saved_s=(usual, most, least),
         derivation=f"they are {BF16_SPEEDS[2]:g} to {BF16_SPEEDS[1]:g} times as fast in bf16",
     )

@@ -21,6 +21,7 @@ ROUNDS = 3
 LAPS, LAP_S, LAP_STEPS = 3, 1.0, range(4, 51)
 """A run has a lap to warm up and three that are timed, of about a second each."""
 QUIET: Mapping[str, Any] = {
+    "optim.warmup_steps": 0,
     "train.eval_every_epochs": 0,
     "train.eval_every_steps": 0,
     "checkpoint.every_epochs": 0,
@@ -29,7 +30,7 @@ QUIET: Mapping[str, Any] = {
     "watch.sidecar": "off",
     "log.display": "none",
 }
-"""Settings of these runs: nothing between the steps but a log line for each lap."""
+"""Settings of short runs: nothing between the steps but log lines."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,16 +100,9 @@ class AdviceTrial:
     def document(self) -> dict[str, Any]:
         """For --json."""
         measured = {} if self.failure else {"ratio": self.ratio, "spread": self.spread}
-        return {
-            "bottleneck": self.advice.bottleneck,
-            "settings": self.advice.settings,
-            "predicted": self.predicted,
-            "band": self.band,
-            "before_s": self.before_s,
-            "after_s": self.after_s,
-            "failure": self.failure,
-            **measured,
-        }
+        tried = {"bottleneck": self.advice.bottleneck, "settings": self.advice.settings}
+        times = {"before_s": self.before_s, "after_s": self.after_s, "failure": self.failure}
+        return {**tried, "predicted": self.predicted, "band": self.band, **times, **measured}
 
 
 def try_advice(
@@ -126,20 +120,15 @@ def try_advice(
                 raise
             note(f"{error.what}: the results are of {plural(number, 'round')}")
             break
-        for trial in trials:
-            if trial.failure is None:
-                _measure(trial, before_s, runs)
+        for trial in (one for one in trials if one.failure is None):
+            try:
+                after_s = runs.step_seconds(trial.advice.settings or {})
+            except RunFailedError as error:
+                trial.failure = error.what
+            else:
+                trial.before_s.append(before_s)
+                trial.after_s.append(after_s)
     return trials
-
-
-def _measure(trial: AdviceTrial, before_s: float, runs: ShortRuns) -> None:
-    try:
-        after_s = runs.step_seconds(trial.advice.settings or {})
-    except RunFailedError as error:
-        trial.failure = error.what
-        return
-    trial.before_s.append(before_s)
-    trial.after_s.append(after_s)
 
 
 def trial_lines(trials: Sequence[AdviceTrial]) -> Iterator[str]:

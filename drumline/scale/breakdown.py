@@ -5,6 +5,7 @@ Every instant of a step belongs to exactly one part (`profile_result.PARTS`), so
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from drumline.scale.trace_file import CollectiveCall, RankTrace, TraceStep
 
 LEFT_TOGETHER = ("allreduce", "barrier", "allgather")
 """Collectives that no rank leaves before all have joined: their ends compare clocks."""
+CLOCK_ERROR_S = 1e-3
+"""How far the clocks of two hosts may differ after they were compared."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,9 +58,10 @@ class StepParts:
     """How long this rank waited for each other rank."""
 
 
-def matched(traces: Mapping[int, RankTrace]) -> list[MatchedCollective]:
-    """The n-th collective of a kind on one rank is the n-th on all; if ranks have different numbers of them, as in
-    process groups that the trace does not name, each stays alone."""
+def matched(traces: Mapping[int, RankTrace], *, clock_error_s: float = math.inf) -> list[MatchedCollective]:
+    """The n-th collective of a kind on one rank is the n-th on all. Each stays alone where that cannot be, as in
+    process groups that the trace does not name: ranks have different numbers of them, or one rank left before another
+    joined."""
     by_kind: dict[str, dict[int, list[CollectiveCall]]] = defaultdict(lambda: defaultdict(list))
     for rank, trace in traces.items():
         for one in trace.collectives:
@@ -68,25 +72,24 @@ def matched(traces: Mapping[int, RankTrace]) -> list[MatchedCollective]:
             rows = [dict(zip(of_ranks, row, strict=True)) for row in zip(*of_ranks.values(), strict=True)]
         else:
             rows = [{rank: one} for rank, calls in of_ranks.items() for one in calls]
+        if kind.startswith(LEFT_TOGETHER):
+            rows = [part for row in rows for part in _possible(row, clock_error_s)]
         found += [MatchedCollective(kind=kind, by_rank=row) for row in rows]
     return found
 
 
-def clock_shifts(traces: Mapping[int, RankTrace], hosts: Mapping[int, str]) -> dict[int, float]:
-    """What to add to each rank's times to have them by one clock, that of the first rank's host. All ranks leave a
-    collective together, so the median of the differences between its ends is how far two hosts' clocks differ."""
-    first = min(traces)
-    by_base = {rank: (trace.base_ns - traces[first].base_ns) / 1e9 for rank, trace in traces.items()}
-    by_host: dict[str, float] = {hosts[first]: 0.0}
-    for rank in sorted(traces):
-        if hosts[rank] not in by_host:
-            ends = [
-                one.by_rank[first].end - one.by_rank[rank].end - by_base[rank]
-                for one in matched({first: traces[first], rank: traces[rank]})
-                if len(one.by_rank) == 2 and one.kind.startswith(LEFT_TOGETHER)
-            ]
-            by_host[hosts[rank]] = float(np.median(ends)) if ends else 0.0
-    return {rank: by_base[rank] + by_host[hosts[rank]] for rank in traces}
+def _possible(row: dict[int, CollectiveCall], clock_error_s: float) -> list[dict[int, CollectiveCall]]:
+    first_end, last_call = min(one.end for one in row.values()), max(one.call for one in row.values())
+    return [row] if last_call - first_end <= clock_error_s else [{rank: one} for rank, one in row.items()]
+
+
+def clock_difference(one: RankTrace, other: RankTrace) -> float:
+    """How far the clock of one rank's host is ahead of the other's: the median of the differences between the ends of
+    collectives, which all ranks leave together; 0 if they have none."""
+    base_s = (one.base_ns - other.base_ns) / 1e9
+    pairs = [pair for pair in matched({0: one, 1: other}) if len(pair.by_rank) == 2]
+    together = [pair.by_rank for pair in pairs if pair.kind.startswith(LEFT_TOGETHER)]
+    return float(np.median([calls[0].end - calls[1].end + base_s for calls in together])) if together else 0.0
 
 
 def divided(low: float, high: float, claims: Sequence[tuple[str, Intervals]], rest: str) -> dict[str, float]:
@@ -103,9 +106,10 @@ def divided(low: float, high: float, claims: Sequence[tuple[str, Intervals]], re
 def divide_steps(rank: int, trace: RankTrace, collectives: Sequence[MatchedCollective]) -> list[StepParts]:
     """The steps of one rank. `trace` and `collectives` are by one clock."""
     own = [(one, one.by_rank[rank]) for one in collectives if rank in one.by_rank]
-    waits = {one.last_rank: union([]) for one, _ in own}
-    for last in waits:
-        waits[last] = union((call.call, min(one.all_joined, call.end)) for one, call in own if one.last_rank == last)
+    waits = {
+        last: union((call.call, min(one.all_joined, call.end)) for one, call in own if one.last_rank == last)
+        for last in {one.last_rank for one, _ in own}
+    }
     claims = [
         ("compute", trace.compute),
         ("waiting_for_rank", union((call.call, min(one.all_joined, call.end)) for one, call in own)),

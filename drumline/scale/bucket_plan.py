@@ -1,14 +1,17 @@
-"""What DDP's buckets would cost at another size: latency and bandwidth of the measured all-reduces, and a queue of the
-planned ones behind the backward pass. No torch.
+"""DDP's buckets at another size: how many bytes each has, when it is ready, and what its all-reduce would cost. The
+advice and the simulation both use it. No torch.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 from drumline.scale.profile_result import Bucket
+from drumline.text import MIB
 
 CAPS_MB = (25.0, 1.0, 5.0, 10.0, 50.0, 100.0, 200.0)
 """The sizes that are compared; DDP's default first, since it is taken where others bring no more."""
@@ -16,6 +19,31 @@ MIN_SPREAD = 2.0
 LARGE = 1 << 20
 SLOWEST_LINK = 12.5e6
 """Bytes per second: no slower link is assumed where the bandwidth is not known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadyBucket:
+    """The bytes that are sent for a bucket of gradients, and when they are ready."""
+
+    num_bytes: int
+    ready_s: float
+
+
+def planned(buckets: Sequence[ReadyBucket], cap_bytes: float, *, begin_s: float) -> tuple[ReadyBucket, ...]:
+    """The same gradients in buckets of `cap_bytes`. A backward pass that begins at `begin_s` fills one after the other
+    in the order in which gradients are ready, so the rest is in the last one. The first is as large as the others: DDP
+    makes it smaller (1 MiB) only where no size is given."""
+    known = [0, *accumulate(bucket.num_bytes for bucket in buckets)]
+    times = [begin_s, *(bucket.ready_s for bucket in buckets)]
+    size = max(1, round(cap_bytes))
+    ends = [*range(size, known[-1], size), known[-1]]
+    found = []
+    for first, last in pairwise([0, *ends]):
+        place = max(1, bisect_left(known, last))
+        part = (last - known[place - 1]) / (known[place] - known[place - 1])
+        ready_s = times[place - 1] + part * (times[place] - times[place - 1])  # between the measured ones
+        found.append(ReadyBucket(num_bytes=last - first, ready_s=ready_s))
+    return tuple(found)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,30 +78,6 @@ def fit_costs(
     return tuple(ReduceCost(latency_s=mean_s - slope * mean_size, s_per_byte=slope) for slope in slopes)
 
 
-def planned(buckets: Sequence[Bucket], cap_mb: float) -> list[tuple[float, float]]:
-    """The buckets of another size: the bytes of each, and when in the backward pass it is ready. DDP makes a smaller
-    first bucket only where no size is given."""
-    total, cap = sum(bucket.num_bytes for bucket in buckets), cap_mb * 2**20
-    found: list[tuple[float, float]] = []
-    filled = 0.0
-    while filled < total:
-        size = min(cap, total - filled)
-        filled += size
-        found.append((size, _ready_at(buckets, filled)))
-    return found
-
-
-def _ready_at(buckets: Sequence[Bucket], num_bytes: float) -> float:
-    """When this many bytes of gradients are ready, interpolated between the measured buckets."""
-    before_bytes = before_s = 0.0
-    for bucket in buckets:
-        if before_bytes + bucket.num_bytes >= num_bytes:
-            share = (num_bytes - before_bytes) / bucket.num_bytes
-            return before_s + share * (bucket.backward_s - before_s)
-        before_bytes, before_s = before_bytes + bucket.num_bytes, bucket.backward_s
-    return before_s
-
-
 def exposed_s(queue: Sequence[tuple[float, float]]) -> float:
     """How long all-reduces continue after the last gradient: each has a duration and a time when it is ready, and one
     runs after the other."""
@@ -83,8 +87,13 @@ def exposed_s(queue: Sequence[tuple[float, float]]) -> float:
     return max(0.0, end - max(ready for _, ready in queue))
 
 
-def exposed_by_cap(buckets: Sequence[Bucket], cost: Callable[[float], float]) -> Iterator[tuple[float, float, float]]:
-    """For each of CAPS_MB: the size, the exposed time, and the time of all its all-reduces."""
+def exposed_by_cap(
+    buckets: Sequence[Bucket], sent_part: float, cost: Callable[[float], float]
+) -> Iterator[tuple[float, float, float]]:
+    """For each of CAPS_MB: the size, the exposed time, and the time of all its all-reduces. `sent_part`: the bytes that
+    are sent for a byte of gradients, which the size of a bucket counts."""
+    ready = [ReadyBucket(num_bytes=one.num_bytes, ready_s=one.backward_s) for one in buckets]
     for cap in CAPS_MB:
-        queue = [(cost(size), ready) for size, ready in planned(buckets, cap)]
+        plan = planned(ready, cap * MIB * sent_part, begin_s=0.0)
+        queue = [(cost(bucket.num_bytes), bucket.ready_s) for bucket in plan]
         yield cap, exposed_s(queue), sum(seconds for seconds, _ in queue)

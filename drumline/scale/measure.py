@@ -13,7 +13,6 @@ from statistics import pstdev
 from typing import Any
 
 from drumline.audit.killed_run import Leg, run_to_the_end
-from drumline.errors import UsageError
 from drumline.scale.advice_trial import QUIET
 from drumline.scale.profile_result import ProfileResult, read_profile
 from drumline.scale.scaling_result import MeasuredSize, Measurement
@@ -76,8 +75,7 @@ class SizedRuns:
         """Run it, with another batch if one is given, and read its profile."""
         self.note(f"{plural(ranks, 'rank')}{'' if batch is None else f', a batch of {batch:,}'}")
         last = WARM_UP + self.options.steps
-        length = {"optim.warmup_steps": 0, "train.steps": last + 1, "log.profile": f"{WARM_UP}:{last}"}
-        changed = {**QUIET, **length}
+        changed = {**QUIET, "train.steps": last + 1, "log.profile": f"{WARM_UP}:{last}"}
         words = tuple(self.arguments(changed if batch is None else {**changed, "train.batch_size": batch}))
         run, hosts = self.folder / f"{name}-{ranks}", tuple(self.options.hosts_of(ranks))
         what, log = f"the run on {plural(ranks, 'rank')}", self.folder / f"{name}-{ranks}.log"
@@ -86,20 +84,20 @@ class SizedRuns:
         return read_profile(run), run
 
 
-def measure(runs: SizedRuns, *, room: int) -> Measurement:
+def measure(runs: SizedRuns, *, cores: int, gpus: int) -> Measurement:
     """Run all sizes. The smallest has the job's own batch; `weak` sizes have as much on each rank, `strong` sizes have
-    the same batch in all. `room`: for how many ranks this machine has cores or GPUs."""
+    the same batch in all. `cores`, `gpus`: of this machine; 0: not known."""
     made_at, worlds = time.time(), sorted(set(runs.options.worlds))
     make_own_folder(runs.folder, follow_links=True)
     base, run = runs.profiled("base", worlds[0], None)
-    if base.batch_size is None:
-        raise UsageError("the batch of the job is not known", next_step="give a TASK, not a script")
+    assert base.batch_size is not None
     sizes = []
     for scaling in runs.options.scalings:
         sizes.append(_size(scaling, base, run, base))
         for ranks in worlds[1:]:
             batch = base.batch_size * ranks // worlds[0] if scaling == "weak" else base.batch_size
             sizes.append(_size(scaling, *runs.profiled(scaling, ranks, batch), base))
+    room = (cores if base.device == "cpu" else gpus) or worlds[-1]
     shares = not runs.options.hosts and worlds[-1] > room
     return Measurement(made_at=made_at, task=base.task, device=base.device, shares_cores=shares, sizes=tuple(sizes))
 

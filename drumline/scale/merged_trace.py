@@ -16,16 +16,16 @@ PROCESSES = 100
 """Numbers of processes for each rank: its own, its GPU's streams."""
 
 
-def write_merged(folder: Path, hosts: Mapping[int, str], shifts: Mapping[int, float]) -> Path:
-    """Write it beside the traces of these ranks; of more than `MOST_RANKS_MERGED`, it has the first ones. `shifts`:
-    what to add to each rank's times, in seconds."""
+def write_merged(folder: Path, hosts: Mapping[int, str], base_ns: Mapping[int, int]) -> Path:
+    """Write it beside the traces of these ranks; of more than `MOST_RANKS_MERGED`, it has the first ones. `base_ns`:
+    the same instant by the clock of each rank."""
     path = folder / MERGED_FILE
     with replacing(path) as file, gzip.open(file, "wb", compresslevel=1) as packed:
         packed.write(b'{"displayTimeUnit": "ms", "traceEvents": [\n')
         separator = b""
         for rank in sorted(hosts)[:MOST_RANKS_MERGED]:
-            entries, _ = read_entries(trace_path(folder, rank))
-            for entry in renumbered(entries, rank, hosts[rank], shifts[rank] * 1e6):
+            entries, own_ns = read_entries(trace_path(folder, rank))
+            for entry in renumbered(entries, rank, hosts[rank], (own_ns - base_ns[rank]) / 1e3):
                 packed.write(separator + json.dumps(entry).encode())
                 separator = b",\n"
         packed.write(b"\n]}\n")
@@ -33,26 +33,23 @@ def write_merged(folder: Path, hosts: Mapping[int, str], shifts: Mapping[int, fl
 
 
 def renumbered(entries: Sequence[Any], rank: int, host: str, shift_us: float) -> Iterator[dict[str, Any]]:
-    """A rank's entries, with processes, flows and times that do not clash with those of other ranks."""
-    numbers: dict[Any, int] = {}
+    """A rank's entries, with processes, flows and times that do not clash with those of other ranks. The profiler's own
+    rows, whose process is no number, are left out. Ids of flows stay whole numbers, which Perfetto needs to join them.
+    """
+    numbers: dict[int, int] = {}
     for entry in entries:
-        if not isinstance(entry, dict) or entry.get("ph") == "M":
-            if isinstance(entry, dict) and entry.get("name") == "thread_name" and "pid" in entry:
-                yield {**entry, "pid": _number(numbers, entry["pid"], rank)}
+        if not isinstance(entry, dict) or not isinstance(process := entry.get("pid"), int):
             continue
-        time, flow = entry.get("ts"), entry.get("id")
-        if not isinstance(time, int | float) or entry.get("pid") in ("Spans", "Traces"):
+        is_name, flow = entry.get("ph") == "M", entry.get("id")
+        is_kept = entry.get("name") == "thread_name" if is_name else isinstance(entry.get("ts"), int | float)
+        if not is_kept:
             continue
-        changed = {"pid": _number(numbers, entry.get("pid"), rank), "ts": time + shift_us}
-        yield {**entry, **changed, **({} if flow is None else {"id": f"{rank}.{flow}"})}
+        # The rank's own process is the first that its trace names.
+        number = numbers.setdefault(process, rank * PROCESSES + min(len(numbers), PROCESSES - 1))
+        own_flow = {"id": (rank << 40) + flow} if isinstance(flow, int) else {}
+        yield {**entry, "pid": number, **({} if is_name else {"ts": entry["ts"] + shift_us}), **own_flow}
     for process, number in numbers.items():
         what = f"rank {rank} on {host}" + (f", GPU {process}" if number % PROCESSES else "")
         common = {"ph": "M", "pid": number, "tid": 0, "ts": 0}
         yield {**common, "name": "process_name", "args": {"name": what}}
         yield {**common, "name": "process_sort_index", "args": {"sort_index": number}}
-
-
-def _number(numbers: dict[Any, int], process: Any, rank: int) -> int:
-    """The rank's own process is the first that its trace names."""
-    key = str(process)
-    return numbers.setdefault(key, rank * PROCESSES + min(len(numbers), PROCESSES - 1))

@@ -11,12 +11,14 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from pathlib import Path
 
 from drumline.errors import UsageError, did_you_mean
+from drumline.untrusted import parse_json, read_regular
 
 SEGMENTS = 2
 """gloo keeps two segments of a ring's chunk in flight (gloo/allreduce.cc)."""
+DOCTORS = ("world_size", "all_reduce_bytes", "all_reduce_gb_per_s", "all_reduce_latency_us")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,16 +111,6 @@ INSIDE = _by_name(
 _BY_DEVICE = {"B200": "nvlink5", "H200": "nvlink4", "H100": "nvlink4", "A100": "nvlink3"}
 
 
-def named_link(flag: str, name: str, links: Mapping[str, Link]) -> Link:
-    """A link by its name; a UsageError lists the names."""
-    if name not in links:
-        raise UsageError(
-            f"{flag}: there is no network {name!r}; {did_you_mean(name, links)}",
-            next_step="give one of these, or a file that `drumline doctor --json` wrote",
-        )
-    return links[name]
-
-
 def usual_inside(device: str) -> Link:
     """What connects GPUs of this kind within a node, or processes on a CPU."""
     default = "loopback" if device == "cpu" else "pcie4"
@@ -139,25 +131,43 @@ def link_from_points(name: str, points: Sequence[tuple[float, float]], *, world_
     return Link(name=name, bytes_per_s=large / large_s, latency_s=latency_s, source=source, rates=rates)
 
 
-def doctor_numbers(document: Any) -> list[Mapping[str, float]]:
-    """What `drumline doctor --json` measured: on this machine, or on each rank of several hosts that has a result.
-    Raises the errors of a damaged document."""
-    found = document["collectives"]
-    results = [one.get("result") for one in found] if isinstance(found, list) else [{"numbers": found}]
-    numbers = [result["numbers"] for result in results if result and result["numbers"]]
-    if not numbers or any(int(one["world_size"]) < 2 or not float(one["all_reduce_gb_per_s"]) > 0 for one in numbers):
-        raise ValueError("it measured no all_reduce between ranks")
-    return numbers
+def read_doctor(flag: str, path: Path) -> list[dict[str, float]]:
+    """What `drumline doctor --json` measured: on this machine, or on each rank of several hosts that has a result. A
+    UsageError names the flag."""
+    try:
+        found = parse_json(read_regular(path, follow_links=True))["collectives"]
+        results = [one.get("result") for one in found] if isinstance(found, list) else [{"numbers": found}]
+        known = [result["numbers"] for result in results if result and result["numbers"]]
+        ranks = [{name: float(numbers[name]) for name in DOCTORS} for numbers in known]
+        if not ranks or any(one["world_size"] < 2 or not one["all_reduce_gb_per_s"] > 0 for one in ranks):
+            raise ValueError("it measured no all_reduce between ranks")
+    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+        raise UsageError(
+            f"{flag}: {path} has no measured all_reduce of several ranks: {type(error).__name__}: {error}",
+            next_step=f"make it: drumline doctor --collectives --json > {path}, or with --hosts a,b",
+        ) from None
+    return ranks
 
 
-def link_from_doctor(name: str, document: Any, backend: str) -> Link:
-    """A link from what `drumline doctor --json` printed; raises the errors of a damaged document."""
-    numbers = doctor_numbers(document)[0]
-    world_size, num_bytes = int(numbers["world_size"]), float(numbers["all_reduce_bytes"])
-    rate = float(numbers["all_reduce_gb_per_s"]) * 1e9
-    large_s = num_bytes * 2 * (world_size - 1) / world_size / rate
-    points = [(4.0, float(numbers["all_reduce_latency_us"]) / 1e6), (num_bytes, large_s)]
+def link_from_doctor(name: str, numbers: Mapping[str, float], backend: str) -> Link:
+    """A link from what `drumline doctor` measured on one rank."""
+    world_size, num_bytes = int(numbers["world_size"]), numbers["all_reduce_bytes"]
+    large_s = num_bytes * 2 * (world_size - 1) / world_size / (numbers["all_reduce_gb_per_s"] * 1e9)
+    points = [(4.0, numbers["all_reduce_latency_us"] / 1e6), (num_bytes, large_s)]
     return link_from_points(name, points, world_size=world_size, backend=backend)
+
+
+def chosen_link(flag: str, name: str, links: Mapping[str, Link], backend: str) -> Link:
+    """A link by its name, or from a file that `drumline doctor --json` wrote; a UsageError lists the names."""
+    path = Path(name)
+    if name not in links and path.exists():
+        return link_from_doctor(path.name, read_doctor(flag, path)[0], backend)
+    if name not in links:
+        raise UsageError(
+            f"{flag}: there is no network {name!r}; {did_you_mean(name, links)}",
+            next_step="give one of these, or a file that `drumline doctor --json` wrote",
+        )
+    return links[name]
 
 
 # All-reduce

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from drumline.errors import UsageError
-from drumline.scale.profile_result import PROFILE_FILE, read_profile
+from drumline.scale.network_model import NETWORKS
+from drumline.scale.profile_result import PROFILE_FILE, PROFILE_FOLDER, read_profile
 from drumline.scale.scaling_result import Measurement, Prediction, Range, read_scaling
-from drumline.watch.profile_files import PROFILE_FOLDER
 
 
 class MeasuredStep(NamedTuple):
@@ -44,34 +44,51 @@ class CheckedSize:
         return self.predicted_s[0] <= self.measured_s <= self.predicted_s[2]
 
 
-def check_predictions(runs: Sequence[Path]) -> tuple[list[CheckedSize], int]:
-    """Each prediction with the newest measurement of the same job that is newer; and how many have none."""
+@dataclass(frozen=True, kw_only=True)
+class PredictionCheck:
+    """What became of the predictions in some run folders."""
+
+    sizes: tuple[CheckedSize, ...]
+    unmeasured: int
+    """Predicted sizes that were not measured since."""
+    other_networks: tuple[str, ...]
+    """The networks of predictions that were not compared, since nothing says that the runs used them."""
+
+
+def check_predictions(runs: Sequence[Path], *, network: str | None = None) -> PredictionCheck:
+    """Each prediction with the newest later measurement of the same job on as many nodes and ranks. A measurement does
+    not know the name of its network: `network` is it. Without that, predictions for a network by name are compared on a
+    single node only, and those for a measured network on all."""
     predictions = [found for run in runs for found in read_scaling(run, Prediction)]
     if not predictions:
         raise UsageError(
             f"there is no prediction in {', '.join(map(str, runs))}",
             next_step="make one: drumline scale predict RUN --nodes 2,8 --network 100gbit",
         )
-    steps = sorted(step for run in runs for step in _measured_steps(run))
-    checked, unmeasured = [], 0
+    steps = sorted((step for run in runs for step in _measured_steps(run)), key=lambda step: step.made_at)
+    checked, unmeasured, others = list[CheckedSize](), 0, set[str]()
     for one in predictions:
+        is_same_network = one.network == network if network is not None else one.network not in NETWORKS
         for size in one.sizes:
             job = (one.task, one.device, one.batch_per_rank, size.nodes, size.ranks)
             later = [step for step in steps if step.job == job and step.made_at > one.made_at and step.step_s > 0]
-            unmeasured += not later
-            checked += [
-                CheckedSize(
-                    task=one.task,
-                    network=one.network,
-                    nodes=size.nodes,
-                    ranks=size.ranks,
-                    predicted_s=size.step_s,
-                    measured_s=step.step_s,
-                    run=step.run,
+            if not later:
+                unmeasured += 1
+            elif size.nodes > 1 and not is_same_network:
+                others.add(one.network)
+            else:
+                checked.append(
+                    CheckedSize(
+                        task=one.task,
+                        network=one.network,
+                        nodes=size.nodes,
+                        ranks=size.ranks,
+                        predicted_s=size.step_s,
+                        measured_s=later[-1].step_s,
+                        run=later[-1].run,
+                    )
                 )
-                for step in later[-1:]
-            ]
-    return checked, unmeasured
+    return PredictionCheck(sizes=tuple(checked), unmeasured=unmeasured, other_networks=tuple(sorted(others)))
 
 
 def _measured_steps(run: Path) -> Iterator[MeasuredStep]:
@@ -80,9 +97,8 @@ def _measured_steps(run: Path) -> Iterator[MeasuredStep]:
         for size in (size for size in found.sizes if size.scaling == "weak"):
             job = (found.task, found.device, size.batch_size / size.ranks, size.nodes, size.ranks)
             yield MeasuredStep(found.made_at, job, size.step_s, size.run)
-    file = run / PROFILE_FOLDER / PROFILE_FILE
-    if file.is_file():
+    if (run / PROFILE_FOLDER / PROFILE_FILE).is_file():
         one = read_profile(run)
         batch = None if one.batch_size is None else one.batch_size / one.world_size
         job_of = (one.task, one.device, batch, one.num_nodes, one.world_size)
-        yield MeasuredStep(file.stat().st_mtime, job_of, one.unprofiled_step_s or one.step_s, str(run))
+        yield MeasuredStep(one.made_at, job_of, one.unprofiled_step_s or one.step_s, str(run))

@@ -5,54 +5,70 @@ from __future__ import annotations
 import statistics
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from drumline.errors import UsageError
-from drumline.scale.breakdown import MatchedCollective, StepParts, clock_shifts, divide_steps, matched
+from drumline.scale.breakdown import (
+    CLOCK_ERROR_S,
+    MatchedCollective,
+    StepParts,
+    clock_difference,
+    divide_steps,
+    matched,
+)
 from drumline.scale.intervals import clipped, length, union
 from drumline.scale.merged_trace import write_merged
-from drumline.scale.profile_result import PARTS, Bucket, HostSync, Kernel, ProfileResult, RankSteps, write_profile
-from drumline.scale.trace_file import CollectiveCall, RankTrace, TraceStep, read_trace, shifted
+from drumline.scale.profile_result import (
+    PARTS,
+    Bucket,
+    HostSync,
+    Kernel,
+    ProfileResult,
+    RankSteps,
+    sent_part,
+    write_profile,
+)
+from drumline.scale.trace_file import CollectiveCall, RankTrace, TraceStep, from_events, read_events
 from drumline.terminal import one_line
 from drumline.watch.profile_files import PROFILE_FOLDER, RankFacts, facts_path, read_facts, trace_path
 
+K = TypeVar("K", bound=Hashable)
 MOST_KERNELS, MOST_SYNCS, MOST_RANKS = 15, 10, 4096
-LINE_AFTER_S = 1.0
-"""How long after a host sync its source line may be recorded."""
+LINE_AFTER_S, SAME_CALL_S = 0.05, 50e-6
+"""How long after a host sync its source line may be recorded; how soon a copy is followed by its wait."""
 
 
 def analyse(run: Path, *, network_bytes_per_s: float | None = None) -> ProfileResult:
     """The result of the traces in a run folder, which is also written there."""
-    facts, traces, missing = read_ranks(run / PROFILE_FOLDER)
+    folder = run / PROFILE_FOLDER
+    facts, traces, missing = read_ranks(folder)
+    result = result_of(facts, traces, missing, network_bytes_per_s)
     hosts = {rank: one.host for rank, one in facts.items()}
-    shifts = clock_shifts(traces, hosts)
-    aligned = {rank: shifted(trace, shifts[rank]) for rank, trace in traces.items()}
-    result = result_of(facts, aligned, missing, network_bytes_per_s)
-    write_merged(run / PROFILE_FOLDER, hosts, shifts)
+    write_merged(folder, hosts, base_ns={rank: trace.base_ns for rank, trace in traces.items()})
     write_profile(run, result)
     return result
 
 
 def read_ranks(folder: Path) -> tuple[dict[int, RankFacts], dict[int, RankTrace], dict[int, str]]:
-    """The facts and traces that can be read; and for each other rank, why its own cannot."""
+    """The facts and traces that can be read, by one clock; and for each other rank, why its own cannot."""
     facts: dict[int, RankFacts] = {}
     traces: dict[int, RankTrace] = {}
     missing: dict[int, str] = {}
-    world_size = 1
-    rank = 0
+    ahead: dict[str, float] = {}
+    rank, world_size = 0, 1
     while rank < min(world_size, MOST_RANKS):
         try:
             facts[rank] = read_facts(folder, rank)
             world_size = max(world_size, facts[rank].world_size)
-            trace = with_sources(read_trace(trace_path(folder, rank)), facts[rank])
+            trace = _read_rank(trace_path(folder, rank), facts[rank], traces, ahead)
             traces[rank] = replace(trace, steps=counted_steps(trace.steps, facts[rank].left_out))
         except (OSError, ValueError) as error:
             missing[rank] = one_line(error)
-            traces.pop(rank, None)
             if rank not in facts and not traces:
                 world_size = max(world_size, rank + 2 if facts_path(folder, rank + 1).exists() else 0)
         rank += 1
@@ -62,10 +78,22 @@ def read_ranks(folder: Path) -> tuple[dict[int, RankFacts], dict[int, RankTrace]
     return {rank: facts[rank] for rank in traces}, traces, missing
 
 
+def _read_rank(path: Path, facts: RankFacts, traces: Mapping[int, RankTrace], ahead: dict[str, float]) -> RankTrace:
+    """A trace by the clock of the first one in `traces`; `ahead`: by how much each host's clock is ahead of that."""
+    events, base_ns = read_events(path)
+    if not traces:
+        ahead.clear()
+        ahead[facts.host] = 0.0
+        return with_sources(from_events(events, base_ns), facts)
+    first = traces[min(traces)]
+    if facts.host not in ahead:
+        ahead[facts.host] = clock_difference(from_events(events, base_ns), first)
+    shift_s = (base_ns - first.base_ns) / 1e9 - ahead[facts.host]
+    return with_sources(from_events(events, base_ns, shift_s), facts)
+
+
 def counted_steps(steps: Sequence[TraceStep], left_out: Sequence[int]) -> tuple[TraceStep, ...]:
     """The steps without those that an evaluation or a save followed, unless no other is left."""
-    if not steps:
-        raise ValueError("it has no steps")
     return tuple(step for step in steps if step.number not in left_out) or tuple(steps)
 
 
@@ -76,14 +104,15 @@ def result_of(
     network_bytes_per_s: float | None = None,
 ) -> ProfileResult:
     """`traces` are by one clock."""
-    collectives = matched(traces)
+    collectives = matched(traces, clock_error_s=CLOCK_ERROR_S)
     divided = {rank: divide_steps(rank, trace, collectives) for rank, trace in traces.items()}
     critical = critical_ranks(divided)
     ranks = [_rank_steps(facts[rank], steps, critical.count(rank)) for rank, steps in divided.items()]
-    first = facts[min(facts)]
-    every = [one for steps in divided.values() for one in steps]
+    first, first_trace = facts[min(facts)], traces[min(facts)]
+    every, every_trace = [one for steps in divided.values() for one in steps], list(traces.values())
     unprofiled = [one.unprofiled_step_s for one in facts.values() if one.unprofiled_step_s is not None]
     return ProfileResult(
+        made_at=first_trace.base_ns / 1e9 + first_trace.steps[0].start,
         task=first.job.task,
         world_size=first.world_size,
         num_nodes=len({one.host for one in facts.values()}),
@@ -103,8 +132,8 @@ def result_of(
         buckets=tuple(buckets_of(facts, traces, collectives)),
         other_collectives_s=statistics.fmean(one.other_s for one in every),
         other_collectives=statistics.fmean(one.num_other for one in every),
-        kernels=tuple(top_kernels(traces.values())[:MOST_KERNELS]),
-        syncs=tuple(host_syncs(traces.values())[:MOST_SYNCS]),
+        kernels=tuple(top_kernels(every_trace)[:MOST_KERNELS]),
+        syncs=tuple(host_syncs(every_trace)[:MOST_SYNCS]),
         network_bytes_per_s=network_bytes_per_s,
         unprofiled_step_s=statistics.fmean(unprofiled) if unprofiled else None,
         cores_per_rank=first.cores,
@@ -148,16 +177,16 @@ def buckets_of(
     rows: list[list[tuple[int, float, float, float]]] = []
     for rank, trace in traces.items():
         reduced = {id(one.by_rank[rank]): one.reduce_s for one in collectives if rank in one.by_rank}
-        halves = facts[rank].job.settings.get("dist.comm") in ("bf16", "fp16")
-        sizes = [size // 2 if halves else size for size in facts[rank].bucket_bytes]
+        part = sent_part(facts[rank].job.settings) or 0.0
+        sizes = [round(size * part) for size in facts[rank].bucket_bytes]
         for step in trace.steps:
             calls = bucket_calls(trace, step, len(sizes))
             known = sizes if len(sizes) == len(calls) else [0] * len(calls)
             begin = backward_start(trace, step, calls)
             row = []
             for one, num_bytes in zip(calls, known, strict=True):
-                ready_s = _computed(trace, step, one)
-                before_s = 0.0 if begin is None else _computed_until(trace, step, begin)
+                ready_s = _computed_until(trace, step, one.host_call, one.start)
+                before_s = 0.0 if begin is None else _computed_until(trace, step, begin, begin)
                 row.append((one.num_bytes or num_bytes, ready_s, max(0.0, ready_s - before_s), reduced[id(one)]))
             rows.append(row)
     usual = statistics.mode(len(row) for row in rows)
@@ -188,16 +217,10 @@ def backward_start(trace: RankTrace, step: TraceStep, calls: Sequence[Collective
     return float(begun[0, 0]) if len(begun) else None
 
 
-def _computed(trace: RankTrace, step: TraceStep, call: CollectiveCall) -> float:
-    if call.host_call is None:
-        return length(clipped(trace.compute, step.start, call.start))
-    return _computed_until(trace, step, call.host_call)
-
-
-def _computed_until(trace: RankTrace, step: TraceStep, host_time: float) -> float:
-    """How long the work of a step takes that the host had launched at this time."""
-    if not trace.is_device:
-        return length(clipped(trace.compute, step.start, host_time))
+def _computed_until(trace: RankTrace, step: TraceStep, host_time: float | None, start: float) -> float:
+    """How long the work of a step takes that the host had launched at this time; before `start`, if it is not known."""
+    if host_time is None or not trace.is_device:
+        return length(clipped(trace.compute, step.start, start if host_time is None else host_time))
     launches = trace.launches
     chosen = launches[(launches[:, 0] < host_time) & (launches[:, 1] >= step.start) & (launches[:, 1] < step.end)]
     return length(union(chosen[:, 1:]))
@@ -206,49 +229,46 @@ def _computed_until(trace: RankTrace, step: TraceStep, host_time: float) -> floa
 # Kernels and host synchronizations
 
 
-def top_kernels(traces: Iterable[RankTrace]) -> list[Kernel]:
-    """The longest first: means over steps and ranks."""
-    seconds: dict[str, float] = defaultdict(float)
-    calls: dict[str, int] = defaultdict(int)
-    num_steps = 0
-    for trace in traces:
-        num_steps += len(trace.steps)
-        for name, start, lasts in trace.operations:
-            if _is_in_a_step(trace, start):
-                seconds[name] += lasts
-                calls[name] += 1
-    found = [Kernel(name=name, seconds=seconds[name] / num_steps, calls=calls[name] / num_steps) for name in seconds]
-    return sorted(found, key=lambda kernel: -kernel.seconds)
+def top_kernels(traces: Sequence[RankTrace]) -> list[Kernel]:
+    rows = (
+        (name, seconds)
+        for trace in traces
+        for name, start, seconds in trace.operations
+        if (place := bisect_right(trace.steps, start, key=lambda step: step.start))
+        and start < trace.steps[place - 1].end
+    )
+    return [Kernel(name=name, seconds=seconds, calls=calls) for name, seconds, calls in _per_step(rows, traces)]
 
 
-def _is_in_a_step(trace: RankTrace, when: float) -> bool:
-    place = bisect_right(trace.steps, when, key=lambda step: step.start) - 1
-    return place >= 0 and when < trace.steps[place].end
+def host_syncs(traces: Sequence[RankTrace]) -> list[HostSync]:
+    rows = (((one.details["source"], one.name), one.end - one.start) for trace in traces for one in trace.syncs)
+    found = _per_step(rows, traces)
+    return [HostSync(source=key[0], call=key[1], seconds=seconds, calls=calls) for key, seconds, calls in found]
 
 
-def host_syncs(traces: Iterable[RankTrace]) -> list[HostSync]:
-    """The longest first: means over steps and ranks."""
-    seconds: dict[tuple[str, str], float] = defaultdict(float)
-    calls: dict[tuple[str, str], int] = defaultdict(int)
-    num_steps = 0
-    for trace in traces:
-        num_steps += len(trace.steps)
-        for event in trace.syncs:
-            place = (event.details["source"], event.name)
-            seconds[place] += event.end - event.start
-            calls[place] += 1
-    found = [
-        HostSync(source=source, call=call, seconds=seconds[source, call] / num_steps, calls=count / num_steps)
-        for (source, call), count in calls.items()
-    ]
-    return sorted(found, key=lambda sync: -sync.seconds)
+def _per_step(rows: Iterable[tuple[K, float]], traces: Sequence[RankTrace]) -> list[tuple[K, float, float]]:
+    """The seconds and calls of each key: means over steps and ranks, the longest first."""
+    seconds: dict[K, list[float]] = defaultdict(list)
+    for key, lasts in rows:
+        seconds[key].append(lasts)
+    num_steps = sum(len(trace.steps) for trace in traces)
+    found = [(key, sum(times) / num_steps, len(times) / num_steps) for key, times in seconds.items()]
+    return sorted(found, key=lambda row: -row[1])
 
 
 def with_sources(trace: RankTrace, facts: RankFacts) -> RankTrace:
-    """The trace, with the source line of each host sync: torch reports it just after the call."""
-    lines = [((when - trace.base_ns) / 1e9, place) for when, place in facts.sync_lines]
-    named = []
-    for event in trace.syncs:
-        following = (place for when, place in lines if event.end <= when < event.end + LINE_AFTER_S)
-        named.append(event._replace(details={"source": next(following, "unknown")}))
-    return replace(trace, syncs=tuple(named))
+    """The trace, with the source line of each host sync. torch reports a line just after the call, so that it is of the
+    last sync before it, and of the copy that this one waits for."""
+    syncs = sorted(trace.syncs, key=lambda event: event.end)
+    sources, named = ["unknown"] * len(syncs), 0
+    for when, place in sorted(facts.sync_lines):
+        at = (when - trace.base_ns) / 1e9
+        last = bisect_right(syncs, at, key=lambda event: event.end) - 1
+        if last >= named and at - syncs[last].end < LINE_AFTER_S:
+            copy = syncs[last - 1]
+            is_of_copy = copy.name.startswith("cudaMemcpy") and syncs[last].start - copy.end < SAME_CALL_S
+            first = last - 1 if is_of_copy and last > named else last
+            sources[first : last + 1] = [place] * (last + 1 - first)
+        named = max(named, last + 1)
+    found = (event._replace(details={"source": source}) for event, source in zip(syncs, sources, strict=True))
+    return replace(trace, syncs=tuple(found))

@@ -10,12 +10,20 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from drumline.errors import UsageError
-from drumline.untrusted import parse_json, read_regular
+from drumline.untrusted import make_own_folder, parse_json, read_regular, replace_text
 from drumline.watch.profile_files import PROFILE_FILE as PROFILE_FILE
 from drumline.watch.profile_files import PROFILE_FOLDER as PROFILE_FOLDER
 from drumline.watch.typed_json import from_json
 
-PARTS = ("compute", "exposed_communication", "waiting_for_rank", "data", "host_sync", "gaps")
+PART_NAMES = {
+    "compute": "compute",
+    "exposed_communication": "exposed communication",
+    "waiting_for_rank": "waiting for a slower rank",
+    "data": "waiting for data",
+    "host_sync": "host waits for the device",
+    "gaps": "gaps (Python, launches)",
+}
+PARTS = tuple(PART_NAMES)
 """What a step consists of: every instant of a rank belongs to one of them."""
 
 
@@ -80,6 +88,8 @@ class ProfileResult:
     """A profile of some steps of a job."""
 
     version: int = 1
+    made_at: float = 0.0
+    """When its first step began, in seconds since the epoch; 0: not recorded."""
     task: str
     world_size: int
     num_nodes: int
@@ -119,13 +129,16 @@ class ProfileResult:
     """Ranks without a trace that can be read, and why; the means are over the others."""
 
 
+def sent_part(settings: Mapping[str, str]) -> float | None:
+    """The bytes that are sent for a byte of fp32 gradients, by `dist.comm`; None: with PowerSGD not in proportion."""
+    return {"bf16": 0.5, "fp16": 0.5, "powersgd": None}.get(settings.get("dist.comm", "none"), 1.0)
+
+
 def write_profile(run: Path, result: ProfileResult) -> Path:
     """Write the document into a run folder."""
     path = run / PROFILE_FOLDER / PROFILE_FILE
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(asdict(result), indent=1) + "\n", encoding="utf-8")
-    part.replace(path)
+    make_own_folder(path.parent)
+    replace_text(path, json.dumps(asdict(result), indent=1) + "\n")
     return path
 
 

@@ -5,18 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from drumline.scale.advice import Advice, Bottleneck, advise
-from drumline.scale.profile_result import PARTS, Bucket, ProfileResult, RankSteps, bus_bytes_per_s
+from drumline.scale.profile_result import PART_NAMES, PARTS, Bucket, ProfileResult, bus_bytes_per_s
 from drumline.terminal import one_line
 from drumline.text import bit_rate, file_size, named_ranks, plural
 
-NAMES = {
-    "compute": "compute",
-    "exposed_communication": "exposed communication",
-    "waiting_for_rank": "waiting for a slower rank",
-    "data": "waiting for data",
-    "host_sync": "host waits for the device",
-    "gaps": "gaps (Python, launches)",
-}
 MOST_SHOWN = 5
 LITTLE = 0.05
 """A loss of less than this part of the step is not worth a change."""
@@ -89,39 +81,20 @@ def _parts(result: ProfileResult) -> Iterator[str]:
     order = sorted(PARTS[1:], key=lambda part: -result.parts_s[part])
     for part in ("compute", *order):
         if result.parts_s[part] > 0:
-            yield f"  {NAMES[part]:<28} {_ms(result.parts_s[part])}  {_share(result.parts_s[part], result):>4}"
+            yield f"  {PART_NAMES[part]:<28} {_ms(result.parts_s[part])}  {_share(result.parts_s[part], result):>4}"
     if result.world_size > 1:
-        hidden = result.hidden_communication_s
-        yield f"  beside compute: {_ms(hidden).strip()} of communication, hidden"
+        yield f"  beside compute: {_ms(result.hidden_communication_s).strip()} of communication, hidden"
     if result.unprofiled_step_s:
-        yield f"  a step without the profiler takes {_ms(result.unprofiled_step_s).strip()}: {_overhead(result)}"
-
-
-def _overhead(result: ProfileResult) -> str:
-    assert result.unprofiled_step_s is not None
-    ratio = result.step_s / result.unprofiled_step_s
-    return f"profiling costs {ratio - 1:.0%}" if ratio > 1.005 else "profiling costs nothing that shows"
+        more = result.step_s / result.unprofiled_step_s - 1
+        cost = f"{more:.0%}" if more > 0.005 else "nothing that shows"
+        yield f"  a step without the profiler takes {_ms(result.unprofiled_step_s).strip()}: profiling costs {cost}"
 
 
 def _of_ranks(result: ProfileResult) -> Iterator[str]:
-    critical = [one for one in result.ranks if one.critical_steps]
+    critical = sorted((one for one in result.ranks if one.critical_steps), key=lambda one: -one.critical_steps)
     if result.world_size > 1 and critical:
-        named = sorted(critical, key=lambda one: -one.critical_steps)[:MOST_SHOWN]
-        counts = ", ".join(f"rank {one.rank} in {one.critical_steps}" for one in named)
+        counts = ", ".join(f"rank {one.rank} in {one.critical_steps}" for one in critical[:MOST_SHOWN])
         yield f"the others wait for {counts} of {plural(result.num_steps, 'step')}"
-    computes = sorted(result.ranks, key=lambda one: one.parts_s["compute"])
-    fastest, slowest = computes[0], computes[-1]
-    if slowest.parts_s["compute"] - fastest.parts_s["compute"] > LITTLE * result.step_s:
-        yield f"the longest compute: {_of_rank(slowest)}"
-        yield f"the shortest compute: {_of_rank(fastest)}"
-
-
-def _of_rank(one: RankSteps) -> str:
-    parts = one.parts_s
-    return (
-        f"rank {one.rank} on {one_line(one.host)}, {_ms(parts['compute']).strip()} a step; it waits "
-        f"{_ms(parts['waiting_for_rank']).strip()} for others"
-    )
 
 
 def _of_buckets(result: ProfileResult) -> Iterator[str]:
@@ -131,10 +104,12 @@ def _of_buckets(result: ProfileResult) -> Iterator[str]:
     measured = result.network_bytes_per_s
     yield ""
     against = "" if measured is None else f"; doctor measured {bit_rate(measured)}"
-    yield f"{plural(len(result.buckets), 'bucket')} of gradients, {file_size(total)} a step{against}"
+    size = f"{file_size(total)} a step" if total else "of unknown bytes"
+    yield f"{plural(len(result.buckets), 'bucket')} of gradients, {size}{against}"
     for number, bucket in enumerate(result.buckets[:MOST_SHOWN], 1):
+        num_bytes = file_size(bucket.num_bytes) if total else "?"
         yield (
-            f"  {number}: {file_size(bucket.num_bytes):>8}, ready after {_ms(bucket.ready_s).strip()} of compute, "
+            f"  {number}: {num_bytes:>8}, ready after {_ms(bucket.ready_s).strip()} of compute, "
             f"all-reduce {_ms(bucket.reduce_s).strip()}{_rate(bucket, result)}"
         )
     if len(result.buckets) > MOST_SHOWN:

@@ -10,10 +10,11 @@ import time
 from dataclasses import replace
 from statistics import quantiles
 
+from drumline.errors import UsageError
 from drumline.scale.network_model import Network
 from drumline.scale.profile_result import ProfileResult
-from drumline.scale.scaling_result import PredictedSize, Prediction, Range, ScaleOptions
-from drumline.scale.simulation import StepShape, shape_of, step_s, typical_step_s
+from drumline.scale.scaling_result import PredictedSize, Prediction, ScaleOptions
+from drumline.scale.simulation import StepShape, shape_of, slowest_factor, step_s, typical_step_s
 from drumline.text import MIB
 
 MODEL_ERROR = 0.074
@@ -25,17 +26,21 @@ BUCKET_CAPS_MB = (1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0, 200.0, 400.0)
 ACCUMULATIONS = (1, 2, 4, 8, 16, 32)
 WANTED_EFFICIENCY = 0.90
 MAX_BUCKETS = 2000
-REPLICATES, DAYS = 40, 200
-MANY_FAILURES = 500.0
+REPLICATES = 40
 DAY_S = 86400.0
 
 
 def predict(profile: ProfileResult, network: Network, options: ScaleOptions, *, source: str) -> Prediction:
-    """From the profile of one job. The same seed gives the same result."""
+    """From the profile of one job; the same profile gives the same numbers."""
     shape = shape_of(profile)
     if options.accumulate is not None:
         shape = shape.with_accumulation(options.accumulate)
     if options.bucket_cap_mb is not None:
+        if shape.sent_part is None:
+            raise UsageError(
+                "--bucket-cap-mb: what PowerSGD sends with another bucket size is not known",
+                next_step="leave it out, or profile the job with --dist.comm none",
+            )
         shape = shape.with_bucket_cap(options.bucket_cap_mb)
     ranks = profile.world_size * max(1, profile.accumulate)
     batch = None if profile.batch_size is None else profile.batch_size / ranks * shape.accumulate
@@ -65,11 +70,10 @@ def _size(shape: StepShape, network: Network, options: ScaleOptions, nodes: int,
     mean_s = step_s(shape, network, nodes, per_node)
     low_s, high_s = _interval(shape, network, nodes, options)
     useful = goodput(mean_s, nodes, options)
-    # Of the time over that of a rank alone, what remains on a network that takes no time is the wait for a rank.
-    waiting_s = max(0.0, step_s(shape, _instant(network), nodes, per_node) - alone_s)
+    waiting_s = shape.own_s * (slowest_factor(shape, nodes * per_node) - 1)
     best_cap, best_s = _best_bucket(shape, network, nodes, per_node)
     best_accumulate, its_efficiency = _best_accumulation(shape, network, nodes, per_node)
-    samples = None if batch is None else DAY_S / mean_s * useful[1] * batch * nodes * per_node
+    samples = None if batch is None else DAY_S / mean_s * useful * batch * nodes * per_node
     return PredictedSize(
         nodes=nodes,
         ranks=nodes * per_node,
@@ -89,7 +93,7 @@ def _size(shape: StepShape, network: Network, options: ScaleOptions, nodes: int,
 
 def _interval(shape: StepShape, network: Network, nodes: int, options: ScaleOptions) -> tuple[float, float]:
     """90% of the means of resampled compute times, and the model's error on both sides."""
-    draw = random.Random(options.seed)  # noqa: S311 - a simulation, not a secret
+    draw = random.Random(0)  # noqa: S311 - a simulation, not a secret
     again = (sorted(draw.choices(shape.spread, k=len(shape.spread))) for _ in range(REPLICATES))
     shapes = [replace(shape, spread=tuple(one)) for one in again]
     cuts = quantiles((typical_step_s(one, network, nodes, options.gpus_per_node) for one in shapes), n=20)
@@ -101,34 +105,13 @@ def _model_error(network: Network) -> float:
     return MODEL_ERROR if network.backend == "gloo" else NCCL_ERROR
 
 
-def _instant(network: Network) -> Network:
-    """A network that takes no time."""
-    link = replace(network.between, bytes_per_s=math.inf, latency_s=0.0, rates=())
-    return Network(backend="gloo", between=link, inside=link)
-
-
-def goodput(mean_s: float, nodes: int, options: ScaleOptions) -> Range:
-    """The part of a day that goes into steps that are kept: its mean, between the ends of 90% of days. A failure of any
-    node costs the restart, and half of the steps between two checkpoints."""
+def goodput(mean_s: float, nodes: int, options: ScaleOptions) -> float:
+    """The part of the time that goes into steps that are kept. A failure of any node costs the restart and, on average,
+    half of the steps between two checkpoints."""
     interval_s = options.checkpoint_every * mean_s
     saving = interval_s / (interval_s + options.checkpoint_pause_s)
-    failures = DAY_S / 3600 * nodes / options.mtbf_hours
-    mean = saving * max(0.0, 1 - failures * (options.restart_s + interval_s / 2) / DAY_S)
-    if failures > MANY_FAILURES:
-        return mean, mean, mean
-    draw, days = random.Random(options.seed), []  # noqa: S311
-    for _ in range(DAYS):
-        lost = sum(options.restart_s + draw.random() * interval_s for _ in range(_poisson(draw, failures)))
-        days.append(saving * max(0.0, 1 - lost / DAY_S))
-    cuts = quantiles(days, n=20)
-    return min(mean, cuts[0]), mean, max(mean, cuts[-1])
-
-
-def _poisson(draw: random.Random, mean: float) -> int:
-    count, product, limit = 0, draw.random(), math.exp(-mean)
-    while product > limit:
-        count, product = count + 1, product * draw.random()
-    return count
+    failures_per_s = nodes / (options.mtbf_hours * 3600)
+    return saving * max(0.0, 1 - failures_per_s * (options.restart_s + interval_s / 2))
 
 
 # What to change
@@ -136,9 +119,10 @@ def _poisson(draw: random.Random, mean: float) -> int:
 
 def _best_bucket(shape: StepShape, network: Network, nodes: int, per_node: int) -> tuple[float, float]:
     """The bucket size with the shortest step; of those that are as good, the nearest to DDP's own 25 MiB."""
-    caps = [cap for cap in BUCKET_CAPS_MB if shape.num_bytes <= cap * MIB * MAX_BUCKETS] or [BUCKET_CAPS_MB[-1]]
-    found = {cap: typical_step_s(shape.with_bucket_cap(cap), network, nodes, per_node) for cap in caps}
-    good = [cap for cap in caps if found[cap] <= min(found.values()) * 1.005]
+    caps = [cap for cap in BUCKET_CAPS_MB if shape.gradient_bytes <= cap * MIB * MAX_BUCKETS] or BUCKET_CAPS_MB[-1:]
+    tried = (shape.with_bucket_cap(cap) for cap in caps)
+    found = {one.bucket_cap_mb: typical_step_s(one, network, nodes, per_node) for one in tried}
+    good = [cap for cap, seconds in found.items() if seconds <= min(found.values()) * 1.005]
     best = min(good, key=lambda cap: abs(math.log(cap / 25.0)))
     return best, found[best]
 
@@ -156,7 +140,7 @@ def _stops_paying(shape: StepShape, network: Network, options: ScaleOptions) -> 
     """The first number of nodes after which an added node brings too little, on the way to the largest by doubling."""
     sizes = sorted({*options.nodes, *(1 << power for power in range(max(options.nodes).bit_length()))})
     steps = [typical_step_s(shape, network, nodes, options.gpus_per_node) for nodes in sizes]
-    rates = [goodput(one, nodes, options)[1] * nodes / one for one, nodes in zip(steps, sizes, strict=True)]
+    rates = [goodput(one, nodes, options) * nodes / one for one, nodes in zip(steps, sizes, strict=True)]
     for number in range(1, len(sizes)):
         gain = (rates[number] - rates[number - 1]) / (sizes[number] - sizes[number - 1])
         if gain < options.pays_above * rates[0]:

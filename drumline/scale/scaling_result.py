@@ -49,7 +49,6 @@ class ScaleOptions:
     price: float | None = None
     """Of a node, an hour."""
     pays_above: float = 0.5
-    seed: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +60,8 @@ class PredictedSize:
     step_s: Range
     efficiency: Range
     """A rank's step alone, as a part of this step: weak scaling."""
-    goodput: Range
-    """The part of a day that is spent on steps that are kept."""
+    goodput: float
+    """The part of the time that is spent on steps that are kept."""
     communication_s: float
     """Exposed communication in a step."""
     waiting_s: float

@@ -5,20 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
-from drumline.scale.prediction_check import CheckedSize
+from drumline.scale.prediction_check import PredictionCheck
+from drumline.scale.profile_result import PART_NAMES
 from drumline.scale.scaling_result import MeasuredSize, Measurement, PredictedSize, Prediction, Range, usual_efficiency
-from drumline.text import duration, plural, two_digits
+from drumline.text import duration, join_names, plural, two_digits
 
 WORTH, WORTH_A_BATCH = 0.02, 0.05
 """A change is mentioned when it saves this part of a step; one of the batch when it raises the efficiency by this."""
-PART_WORDS = {
-    "compute": "compute, which takes longer than on the fewest ranks",
-    "exposed_communication": "exposed communication",
-    "waiting_for_rank": "waiting for a slower rank",
-    "data": "waiting for data",
-    "host_sync": "host synchronisation",
-    "gaps": "gaps between operations",
-}
 
 
 def table_lines(headings: str, rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -54,7 +47,7 @@ def prediction_lines(prediction: Prediction) -> Iterator[str]:
     yield f"from {one.profile}, {plural(one.profile_ranks, 'rank')}: a step alone takes {step_text(one.alone_s)}"
     yield ""
     interval = "(90%)" if one.is_model_compared else "(interval)"
-    headings = f"nodes,ranks,step,{interval},efficiency,{interval},exposed,waiting,goodput,(90%),samples/day,cost/day"
+    headings = f"nodes,ranks,step,{interval},efficiency,{interval},exposed,waiting,goodput,samples/day,cost/day"
     yield from table_lines(headings, list(map(_predicted_row, one.sizes)))
     yield ""
     yield from (line for size in one.sizes for line in _changes(one, size))
@@ -78,7 +71,7 @@ def _predicted_row(size: PredictedSize) -> list[str]:
     cost = "-" if size.cost_per_day is None else f"{size.cost_per_day:,.0f}"
     exposed, waiting = step_text(size.communication_s), step_text(size.waiting_s)
     first = [f"{size.nodes:,}", f"{size.ranks:,}", *_steps(size.step_s), *_parts(size.efficiency), exposed, waiting]
-    return [*first, *_parts(size.goodput), samples, cost]
+    return [*first, f"{size.goodput:.1%}", samples, cost]
 
 
 def _changes(prediction: Prediction, size: PredictedSize) -> Iterator[str]:
@@ -126,26 +119,33 @@ def why_below_usual(size: MeasuredSize, base: MeasuredSize) -> str | None:
         return None
     # With one shared batch, a rank of more ranks has less to compute.
     shrink = 1.0 if size.scaling == "weak" else base.ranks / size.ranks
-    lost = {part: size.parts_s.get(part, 0.0) - base.parts_s.get(part, 0.0) * shrink for part in PART_WORDS}
+    lost = {part: size.parts_s.get(part, 0.0) - base.parts_s.get(part, 0.0) * shrink for part in PART_NAMES}
     part = max(lost, key=lambda name: lost[name])
+    longer = ", which takes longer than on the fewest ranks" if part == "compute" else ""
     return (
         f"{plural(size.ranks, 'rank')}: {size.efficiency:.0%} is below the usual {known[0]:.0%}; the largest loss is "
-        f"{PART_WORDS[part]}: {step_text(max(0.0, lost[part]))} of a step ({max(0.0, lost[part]) / size.step_s:.0%})"
+        f"{PART_NAMES[part]}{longer}: {step_text(max(0.0, lost[part]))} of a step "
+        f"({max(0.0, lost[part]) / size.step_s:.0%})"
     )
 
 
-def check_lines(checked: Sequence[CheckedSize], unmeasured: int) -> Iterator[str]:
-    if not checked:
-        missing = plural(unmeasured, "predicted size")
-        yield f"none of {missing} was measured since with the same task, device, batch and ranks"
-        return
-    rows = []
-    for one in checked:
-        times = [*_steps(one.predicted_s), step_text(one.measured_s), f"{one.error:+.1%}"]
-        rows.append([one.task, one.network, f"{one.nodes:,}", f"{one.ranks:,}", *times, one.run])
-    yield from table_lines("task,network,nodes,ranks,predicted,(interval),measured,error,run", rows)
-    errors, outside = [abs(one.error) for one in checked], sum(not one.is_within for one in checked)
-    yield (
-        f"{plural(len(checked), 'size')}: mean error {fmean(errors):.1%}, worst {max(errors):.1%}; {outside} outside "
-        f"of the interval; {unmeasured} not measured yet"
-    )
+def check_lines(found: PredictionCheck) -> Iterator[str]:
+    if found.sizes:
+        rows = []
+        for one in found.sizes:
+            times = [*_steps(one.predicted_s), step_text(one.measured_s), f"{one.error:+.1%}"]
+            rows.append([one.task, one.network, f"{one.nodes:,}", f"{one.ranks:,}", *times, one.run])
+        yield from table_lines("task,network,nodes,ranks,predicted,(interval),measured,error,run", rows)
+        errors, outside = [abs(one.error) for one in found.sizes], sum(not one.is_within for one in found.sizes)
+        yield (
+            f"{plural(len(rows), 'size')}: mean error {fmean(errors):.1%}, worst {max(errors):.1%}; {outside} outside "
+            f"of the interval; {found.unmeasured} not measured yet"
+        )
+    elif found.unmeasured:
+        missing = plural(found.unmeasured, "predicted size")
+        yield f"none of {missing} was measured since with the same task, device, batch, nodes and ranks"
+    if found.other_networks:
+        yield (
+            f"not compared: predictions for {join_names(found.other_networks)}; if the measured runs used that "
+            "network, name it with --network"
+        )

@@ -5,29 +5,20 @@ sets the pace. Times come from a profile (profile_result.py) and a network (netw
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
-from operator import mul
+from itertools import accumulate
 from statistics import fmean
 
 from drumline.errors import UsageError
+from drumline.scale.bucket_plan import ReadyBucket, planned
 from drumline.scale.network_model import Network, Transfer, all_reduce
-from drumline.scale.profile_result import ProfileResult
+from drumline.scale.profile_result import ProfileResult, sent_part
 from drumline.text import MIB
 
 SMALL_BYTES = 4096
 MAX_SPREAD = 64
 """Of more compute times, as many even quantiles are kept."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReadyBucket:
-    """A bucket of gradients, and when a rank of average speed has it ready, from the start of its compute."""
-
-    num_bytes: int
-    ready_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +31,15 @@ class StepShape:
     backward_s: float
     """From the start of compute to that of the last backward pass."""
     buckets: tuple[ReadyBucket, ...]
+    """By the compute of a rank of average speed."""
+    bucket_cap_mb: float
+    sent_part: float | None
+    """Bytes that are sent for a byte of gradients; None: not known, so that buckets cannot have another size."""
     spread: tuple[float, ...]
     """Compute times of ranks and steps as parts of their mean, sorted."""
     other_collectives: float
+    repeats_others: bool
+    """Whether each micro-batch has them, as those of SyncBatchNorm."""
     accumulate: int
 
     @property
@@ -56,46 +53,38 @@ class StepShape:
         return max(0.0, self.own_s - self.buckets[-1].ready_s)
 
     @property
-    def num_bytes(self) -> int:
-        return sum(bucket.num_bytes for bucket in self.buckets)
+    def gradient_bytes(self) -> float:
+        return sum(bucket.num_bytes for bucket in self.buckets) / (self.sent_part or 1.0)
 
     def with_bucket_cap(self, megabytes: float) -> StepShape:
-        """The same gradients in buckets of this size: their ready times are interpolated between the measured ones."""
-        size, total = max(1, round(megabytes * MIB)), self.num_bytes
-        ends = [*range(size, total, size), total]
-        sizes = [last - first for first, last in pairwise([0, *ends])]
-        ready = (self._ready_s(end) for end in ends)
-        return replace(
-            self, buckets=tuple(ReadyBucket(num_bytes=size, ready_s=at) for size, at in zip(sizes, ready, strict=True))
-        )
+        """The same gradients in buckets of this size; as they are, if nothing is known about another size."""
+        if self.sent_part is None:
+            return self
+        buckets = planned(self.buckets, megabytes * MIB * self.sent_part, begin_s=self.backward_s)
+        return replace(self, buckets=buckets, bucket_cap_mb=megabytes)
 
     def with_accumulation(self, micro_batches: int) -> StepShape:
-        """The same micro-batches, of which this many make a step: only the last one communicates."""
+        """The same micro-batches, of which this many make a step: gradients are reduced in the last one only."""
+        times = micro_batches / self.accumulate
         more_s = (micro_batches - self.accumulate) * self.buckets[-1].ready_s / self.accumulate
-        buckets = tuple(replace(bucket, ready_s=bucket.ready_s + more_s) for bucket in self.buckets)
         return replace(
             self,
             own_s=self.own_s + more_s,
-            data_s=self.data_s * micro_batches / self.accumulate,
+            data_s=self.data_s * times,
             backward_s=self.backward_s + more_s,
-            buckets=buckets,
+            buckets=tuple(replace(bucket, ready_s=bucket.ready_s + more_s) for bucket in self.buckets),
+            other_collectives=self.other_collectives * (times if self.repeats_others else 1),
             accumulate=micro_batches,
         )
-
-    def _ready_s(self, num_bytes: int) -> float:
-        sizes = [0, *accumulate(bucket.num_bytes for bucket in self.buckets)]
-        times = [self.backward_s, *(bucket.ready_s for bucket in self.buckets)]
-        place = max(1, bisect_left(sizes, num_bytes))
-        (low, high), (before, after) = sizes[place - 1 : place + 1], times[place - 1 : place + 1]
-        return before + (after - before) * (num_bytes - low) / (high - low)
 
 
 def shape_of(profile: ProfileResult) -> StepShape:
     """From a profile of at least one rank with its buckets."""
     if not profile.buckets or min(bucket.num_bytes for bucket in profile.buckets) < 1:
+        what = "bytes" if profile.buckets else "buckets"
         raise UsageError(
-            "the profile has no buckets of gradients, so nothing is known about communication",
-            next_step="profile the job on two ranks or more: drumline profile TASK --procs 2",
+            f"the profile has no {what} of gradients, so nothing is known about communication",
+            next_step="profile the job on two ranks or more, without PowerSGD: drumline profile TASK --procs 2",
         )
     times = [seconds for rank in profile.ranks for seconds in rank.compute_s]
     compute_s = fmean(times) if times else 0.0
@@ -115,8 +104,12 @@ def shape_of(profile: ProfileResult) -> StepShape:
             ReadyBucket(num_bytes=bucket.num_bytes, ready_s=min(at, own_s))
             for bucket, at in zip(profile.buckets, ready, strict=True)
         ),
+        bucket_cap_mb=profile.bucket_cap_mb,
+        sent_part=sent_part(profile.settings),
         spread=_quantiles(sorted(seconds / compute_s for seconds in times)),
         other_collectives=profile.other_collectives,
+        # Of a script it is not known: the more expensive case is assumed.
+        repeats_others=profile.settings.get("dist.sync_batchnorm", "true") == "true",
         accumulate=max(1, profile.accumulate),
     )
 
@@ -124,9 +117,8 @@ def shape_of(profile: ProfileResult) -> StepShape:
 def _quantiles(values: list[float]) -> tuple[float, ...]:
     if len(values) <= MAX_SPREAD:
         return tuple(values)
-    edges = [place * len(values) // MAX_SPREAD for place in range(MAX_SPREAD + 1)]
-    means = [fmean(values[first:last]) for first, last in pairwise(edges)]
-    return (*means[:-1], values[-1])  # the largest matters most
+    last = len(values) - 1
+    return tuple(values[place * last // (MAX_SPREAD - 1)] for place in range(MAX_SPREAD))  # with the largest
 
 
 def step_s(shape: StepShape, network: Network, nodes: int, per_node: int) -> float:
@@ -139,8 +131,13 @@ def step_s(shape: StepShape, network: Network, nodes: int, per_node: int) -> flo
 
 def typical_step_s(shape: StepShape, network: Network, nodes: int, per_node: int) -> float:
     """One step, in which the slowest rank takes its mean time: nearly the same, and faster to compute."""
-    weights = slowest_weights(len(shape.spread), nodes * per_node)
-    return _step_s(shape, network, nodes, per_node, sum(map(mul, weights, shape.spread)))
+    return _step_s(shape, network, nodes, per_node, slowest_factor(shape, nodes * per_node))
+
+
+def slowest_factor(shape: StepShape, ranks: int) -> float:
+    """How long the slowest of so many ranks computes, as a part of the mean."""
+    weights = slowest_weights(len(shape.spread), ranks)
+    return sum(weight * factor for weight, factor in zip(weights, shape.spread, strict=True))
 
 
 def slowest_weights(values: int, ranks: int) -> list[float]:
@@ -149,15 +146,12 @@ def slowest_weights(values: int, ranks: int) -> list[float]:
 
 
 def _step_s(shape: StepShape, network: Network, nodes: int, per_node: int, factor: float) -> float:
+    """A step in which the slowest rank computes `factor` times as long as the mean."""
     transfers = [all_reduce(network, bucket.num_bytes, nodes, per_node) for bucket in shape.buckets]
     others_s = shape.other_collectives * all_reduce(network, SMALL_BYTES, nodes, per_node).alone_s
-    return shape.data_s + others_s + one_step_s(shape, transfers, network.lanes, factor)
-
-
-def one_step_s(shape: StepShape, transfers: Sequence[Transfer], lanes: int, factor: float) -> float:
-    """A step in which the slowest rank computes `factor` times as long as the mean."""
     ready = [bucket.ready_s * factor for bucket in shape.buckets]
-    return max(ready[-1], last_end(ready, transfers, lanes)) + shape.tail_s * factor
+    reduced_s = max(ready[-1], last_end(ready, transfers, network.lanes))
+    return shape.data_s + others_s + reduced_s + shape.tail_s * factor
 
 
 def last_end(ready: Sequence[float], transfers: Sequence[Transfer], lanes: int) -> float:

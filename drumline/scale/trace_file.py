@@ -6,13 +6,14 @@ the expected type is left out.
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import re
 import zlib
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -77,7 +78,7 @@ class CollectiveCall:
 @dataclass(frozen=True, kw_only=True)
 class RankTrace:
     base_ns: int
-    """Unix time to which all other times are relative."""
+    """Unix time to which all other times are relative, by the clock of its host."""
     is_device: bool
     """Whether a GPU computes."""
     steps: tuple[TraceStep, ...]
@@ -94,10 +95,11 @@ class RankTrace:
     """Name, start and seconds of each kernel, or of each operation on the CPU less those inside it."""
 
 
-def read_trace(path: Path) -> RankTrace:
-    """Raises OSError for a file that cannot be read, ValueError for one that is no trace."""
+def read_events(path: Path) -> tuple[list[Event], int]:
+    """The ranges of a trace, and the Unix time in ns that they are relative to. Raises OSError for a file that cannot
+    be read, ValueError for one that is no trace."""
     entries, base_ns = read_entries(path)
-    return from_events(list(_events(entries)), base_ns)
+    return sorted(_events(entries), key=lambda event: (event.start, -event.end)), base_ns
 
 
 def read_entries(path: Path) -> tuple[list[Any], int]:
@@ -113,20 +115,18 @@ def read_entries(path: Path) -> tuple[list[Any], int]:
 
 def unpacked(path: Path, most: int = MOST_BYTES) -> bytes:
     """The content of a gzip file of at most so many bytes."""
-    unpacker, parts, size = zlib.decompressobj(wbits=31), [], 0
-    with open_regular(path) as file:
-        while not unpacker.eof:
-            packed = unpacker.unconsumed_tail or file.read(1 << 20)
-            try:
-                part = unpacker.decompress(packed, 1 << 24)
-            except zlib.error as error:
-                raise ValueError(f"it is damaged: {error}") from None
-            if not packed and not part:
-                raise ValueError("it is incomplete")
-            parts.append(part)
-            size += len(part)
-            if size > most:
-                raise ValueError(f"it has more than {most:,} bytes")
+    parts, size = [], 0
+    try:
+        with open_regular(path) as file, gzip.open(file) as packed:
+            while part := packed.read(1 << 24):
+                parts.append(part)
+                size += len(part)
+                if size > most:
+                    raise ValueError(f"it has more than {most:,} bytes")
+    except EOFError:
+        raise ValueError("it is incomplete") from None
+    except zlib.error as error:
+        raise ValueError(f"it is damaged: {error}") from None
     return b"".join(parts)
 
 
@@ -143,9 +143,11 @@ def _events(entries: Sequence[Any]) -> Iterator[Event]:
             yield Event(start / 1e6, (start + lasts) / 1e6, name, str(entry.get("cat")), thread, known)
 
 
-def from_events(events: Sequence[Event], base_ns: int = 0) -> RankTrace:
-    """What a breakdown needs of a trace."""
-    events = sorted(events, key=lambda event: (event.start, -event.end))
+def from_events(events: Sequence[Event], base_ns: int, shift_s: float = 0.0) -> RankTrace:
+    """What a breakdown needs of a trace; `shift_s` is added to all times."""
+    if shift_s:
+        base_ns -= round(shift_s * 1e9)
+        events = [event._replace(start=event.start + shift_s, end=event.end + shift_s) for event in events]
     is_device = any(event.kind == "kernel" for event in events)
     gloo_threads = {event.thread for event in events if event.name.startswith("gloo:")}
     host = [event for event in events if event.kind == "cpu_op" and event.thread not in gloo_threads]
@@ -204,6 +206,8 @@ def _steps(events: Sequence[Event], work: Sequence[Event], launches: NDArray[np.
         digits = event.name.removeprefix(STEP_MARK)
         if event.kind == "user_annotation" and digits != event.name and (number := whole_number(digits)) is not None:
             starts.setdefault(number, event.start)
+    if not starts:
+        raise ValueError("it has no steps")
     ends = [event.end for event in events if event.name == END_MARK]
     end = ends[-1] if ends else max((event.end for event in events if event.kind in ENDING), default=0.0)
     times = _device_starts(list(starts.values()), work, launches) if len(launches) else list(starts.values())
@@ -299,29 +303,3 @@ def _syncs(events: Sequence[Event]) -> Iterator[Event]:
         is_copy = event.name == "cudaMemcpyAsync" and event.end - event.start > BLOCKING_COPY_S
         if event.kind == "cuda_runtime" and (is_copy or event.name in WAITS) and low <= event.start < high:
             yield event
-
-
-def shifted(trace: RankTrace, by_s: float) -> RankTrace:
-    """The same by another clock."""
-    if not by_s:
-        return trace
-    return replace(
-        trace,
-        steps=tuple(step._replace(start=step.start + by_s, end=step.end + by_s) for step in trace.steps),
-        compute=trace.compute + by_s,
-        data=trace.data + by_s,
-        backward=trace.backward + by_s,
-        collectives=tuple(
-            replace(
-                one,
-                call=one.call + by_s,
-                start=one.start + by_s,
-                end=one.end + by_s,
-                host_call=None if one.host_call is None else one.host_call + by_s,
-            )
-            for one in trace.collectives
-        ),
-        syncs=tuple(event._replace(start=event.start + by_s, end=event.end + by_s) for event in trace.syncs),
-        launches=trace.launches + by_s,
-        operations=tuple((name, start + by_s, seconds) for name, start, seconds in trace.operations),
-    )

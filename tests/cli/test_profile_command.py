@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from drumline.cli import main, profile_command
 from drumline.doctor.report import as_json
 from tests.cli.test_command import drumline, torch_blocked
 from tests.unit.scale.profiles import two_ranks
+from tests.unit.scale.test_merged_trace import processes_of
 
 SCRIPT = """
 import sys, time, torch, torch.distributed as dist
@@ -49,9 +49,8 @@ def test_steps_of_a_script_are_profiled_and_it_is_ended_after_them(tmp_path: Pat
     assert result["parts_s"]["data"] > 0
     assert (result["bucket_cap_mb"], [one["num_bytes"] for one in result["buckets"]]) == (4, [65 * 8 * 4])
     assert result["advice"][0]["bottleneck"] == "slow_rank"
-    merged = json.loads(gzip.decompress((tmp_path / "profiled/profile/merged.trace.json.gz").read_bytes()))
-    names = {one["args"]["name"] for one in merged["traceEvents"] if one["name"] == "process_name"}
-    assert {name.split(" on ")[0] for name in names} == {"rank 0", "rank 1"}
+    merged = tmp_path / "profiled/profile/merged.trace.json.gz"
+    assert [name.split(" on ")[0] for name in processes_of(merged)] == ["rank 0", "rank 1"]
 
 
 @pytest.mark.world_size(2)
@@ -94,14 +93,16 @@ WRONG = [
     (["empty"], "empty has no profile"),
     (["missing.py"], "there is no file missing.py"),
     (["--try", "missing.py"], "--try: is for tasks, whose settings can be changed"),
-    (["profiled", "--try"], "--try runs the task, but a run folder was given"),
+    (["profiled", "--try"], "--try: is for tasks, whose settings can be changed"),
+    (["--optim.lr", "1", "train.py"], "--optim.lr: is a setting of a task; arguments of a script go after its name"),
     (["profiled", "--no.such", "3"], "--no.such: unknown flag"),
     (["profiled", "digits"], "'digits': unexpected argument"),
     (["profiled", "--optim.lr", "1"], "--optim.lr: is a setting of a run; the profile of a run folder takes none"),
     (["profiled", "--steps", "3"], "--steps: is for a new profile, but a run folder was given"),
     (["--procs", "2", "profiled"], "--procs: is for a new profile, but a run folder was given"),
     (["digits", "--no.such", "3"], "no.such"),
-    (["profiled", "--doctor", "none.json"], "none.json has no bandwidth of collectives"),
+    (["profiled", "--doctor", "none.json"], "--doctor: none.json has no measured all_reduce of several ranks"),
+    (["digits", "--doctor", "none.json"], "--doctor: none.json has no measured all_reduce of several ranks"),
 ]
 
 
@@ -111,6 +112,7 @@ def test_wrong_commands_are_explained(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("empty").mkdir()
+    Path("train.py").write_text("raise SystemExit(2)")
     two_ranks(Path("profiled"))
     assert main(["profile", *words]) == 2
     assert message in capsys.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,16 +33,16 @@ def test_a_prediction_is_printed_kept_and_checked(tmp_path: Path, capsys: pytest
     (plot,) = (run / "scale").glob("*.svg")
     assert plot.read_text().startswith("<svg")
     # What was measured since: a profile of the same job on two nodes.
-    other = make_profile(world_size=4, num_nodes=2, batch_size=128, step_s=found.sizes[1].step_s[1] * 1.02)
-    time.sleep(0.01)
-    write_profile(tmp_path / "later", other)
-    assert main(["scale", "check", str(run), str(tmp_path / "later")]) == 0
+    job: dict[str, Any] = {"world_size": 4, "num_nodes": 2, "batch_size": 128, "made_at": time.time() + 1}
+    write_profile(tmp_path / "later", make_profile(step_s=found.sizes[1].step_s[1] * 1.02, **job))
+    check = ["scale", "check", str(run), str(tmp_path / "later"), "--network", "10gbit"]
+    assert main(check) == 0
     assert (
         "1 size: mean error 2.0%, worst 2.0%; 0 outside of the interval; 2 not measured yet" in capsys.readouterr().out
     )
-    write_profile(tmp_path / "later", make_profile(world_size=4, num_nodes=2, batch_size=128, step_s=99.0))
-    assert main(["scale", "check", str(run), str(tmp_path / "later"), "--json"]) == 1
-    (size,) = json.loads(capsys.readouterr().out)["checked"]
+    write_profile(tmp_path / "later", make_profile(step_s=99.0, **job))
+    assert main([*check, "--json"]) == 1
+    (size,) = json.loads(capsys.readouterr().out)["sizes"]
     assert (size["ranks"], size["measured_s"], size["is_within"]) == (4, 99.0, False)
 
 

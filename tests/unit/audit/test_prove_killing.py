@@ -245,7 +245,7 @@ def test_the_advice_of_a_run_that_was_refused_is_handed_on(tmp_path: Path) -> No
     one.log.write_text("drumline: error: 8 ranks cannot share 4 shards\n  try: start at most 4 ranks\n")
     for code in (2, 3):
         assert f"\n  try: do what it says; its full output is in {one.log}" in str(failed(one, code))
-    assert "try: make the job run without kills first; its" in str(failed(one, 1))
+    assert "try: fix the job first; its" in str(failed(one, 1))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it is the kernel of Linux that is asked")

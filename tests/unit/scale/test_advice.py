@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from drumline.scale.advice import Advice, advice_lines, advise, flags_of
-from drumline.scale.bucket_plan import ReduceCost, exposed_s, fit_costs, planned
+from drumline.scale.bucket_plan import ReadyBucket, ReduceCost, exposed_by_cap, exposed_s, fit_costs, planned
 from drumline.scale.profile_result import (
     PARTS,
     Bucket,
@@ -288,13 +290,27 @@ def test_the_bus_bandwidth_of_buckets_together_is_that_of_their_bytes() -> None:
 
 
 def test_planned_buckets_are_those_of_ddp() -> None:
-    """The first is as large as the others; gradients are ready in the order in which they were."""
-    measured = [bucket(10 * MIB, 0.02, 0.0), bucket(10 * MIB, 0.06, 0.0)]
-    assert planned(measured, 8.0) == [
-        (8 * MIB, pytest.approx(0.016)),
-        (8 * MIB, pytest.approx(0.044)),
-        (4 * MIB, pytest.approx(0.06)),
-    ]
+    """With a given size the first is as large as the others; gradients are ready in the order in which they were."""
+    measured = [ReadyBucket(num_bytes=10 * MIB, ready_s=0.02), ReadyBucket(num_bytes=10 * MIB, ready_s=0.06)]
+    found = [(one.num_bytes, one.ready_s) for one in planned(measured, 8 * MIB, begin_s=0.0)]
+    assert found == [(8 * MIB, pytest.approx(0.016)), (8 * MIB, pytest.approx(0.044)), (4 * MIB, pytest.approx(0.06))]
+    gradients = [torch.empty(1 << 18, device="meta") for _ in range(20)]  # 1 MiB each
+    assigned, _ = dist._compute_bucket_assignment_by_size(gradients, [8 * MIB])
+    assert [len(one) * MIB for one in assigned] == [size for size, _ in found]
+
+
+def test_buckets_of_half_the_bytes_are_twice_as_many_gradients() -> None:
+    """The size of a bucket counts gradients, of which bf16 sends half."""
+    buckets = [bucket(20 * MIB, 0.04, 0.02), bucket(20 * MIB, 0.08, 0.02)]
+    plans = [{cap: total for cap, _, total in exposed_by_cap(buckets, part, lambda _: 0.001)} for part in (1.0, 0.5)]
+    assert (plans[0][10.0], plans[1][10.0]) == (pytest.approx(0.004), pytest.approx(0.008))
+    settings = {"dist.comm": "powersgd", "train.batch_size": "64"}
+    parts = {"exposed_communication": 0.05}
+    (larger,) = advise(profile(parts=parts, settings=settings, buckets=tuple(buckets), bucket_cap_mb=0.01))
+    assert larger.samples_factor > 1, "what PowerSGD sends is not in proportion to the size of its buckets"
+    unknown = [bucket(0, 0.04, 0.02)] * 2
+    (larger,) = advise(profile(parts=parts, buckets=tuple(unknown)))
+    assert larger.text == "50 ms of each 100 ms step is exposed communication"
 
 
 def test_what_is_reduced_after_the_last_gradient_is_exposed() -> None:

@@ -18,9 +18,13 @@ from drumline.scale.intervals import clipped, difference, intersection, length, 
 from drumline.scale.profile_analysis import analyse
 from drumline.scale.profile_result import read_profile
 from drumline.scale.profile_words import words_of
-from drumline.scale.trace_file import read_trace, unpacked
+from drumline.scale.trace_file import Event, RankTrace, from_events, read_events, unpacked
 from drumline.watch.profile_files import trace_path
 from tests.unit.scale.profiles import AUTOGRAD, Entry, entry, gloo_step, mark, nccl_ranks, two_ranks, write_rank
+
+
+def read_trace(path: Path) -> RankTrace:
+    return from_events(*read_events(path))
 
 
 def test_the_parts_of_a_step_are_known(tmp_path: Path) -> None:
@@ -42,6 +46,7 @@ def test_the_parts_of_a_step_are_known(tmp_path: Path) -> None:
         pytest.approx(0.01),
     )
     assert bucket.reduce_s == pytest.approx(0.019)
+    assert result.made_at == 1e9, "when the first step began"
     assert result.other_collectives == 0
 
 
@@ -170,6 +175,40 @@ def test_the_source_line_of_a_host_sync_is_reported_after_it(tmp_path: Path) -> 
     }
 
 
+def syncs_of(run: Path, entries: list[Entry], **at_ms: float) -> dict[tuple[str, str], float]:
+    """The calls of each host sync by its source line and name; `at_ms`: when lines were reported."""
+    lines = tuple((10**18 + int(ms * 1e6), place) for place, ms in at_ms.items())
+    frame = [*gpu_entries()[:2], mark("drumline.end", 61.2, 70), *gpu_entries()[3:12]]
+    write_rank(run, 0, [*frame, *entries], world_size=1, bucket_bytes=(), sync_lines=lines)
+    return {(one.source, one.call): one.calls * 2 for one in analyse(run).syncs}
+
+
+def test_a_sync_without_a_line_does_not_get_that_of_the_next(tmp_path: Path) -> None:
+    """DDP waits for events of its own, which torch does not report."""
+    entries = [
+        entry("cudaEventSynchronize", 3.0, 3.1, "cuda_runtime"),
+        entry("cudaStreamSynchronize", 3.5, 3.9, "cuda_runtime"),
+        entry("cudaEventSynchronize", 4.2, 4.3, "cuda_runtime"),
+    ]
+    assert syncs_of(tmp_path, entries, here=4.0) == {
+        ("here", "cudaStreamSynchronize"): 1,
+        ("unknown", "cudaEventSynchronize"): 2,
+    }
+
+
+def test_a_copy_and_its_wait_are_of_one_line(tmp_path: Path) -> None:
+    entries = [
+        entry("cudaMemcpyAsync", 1.0, 1.2, "cuda_runtime"),  # not of the line: much earlier
+        entry("cudaMemcpyAsync", 3.0, 3.2, "cuda_runtime"),
+        entry("cudaStreamSynchronize", 3.21, 3.5, "cuda_runtime"),
+    ]
+    assert syncs_of(tmp_path, entries, here=3.6) == {
+        ("here", "cudaMemcpyAsync"): 1,
+        ("here", "cudaStreamSynchronize"): 1,
+        ("unknown", "cudaMemcpyAsync"): 1,
+    }
+
+
 def test_a_rank_without_a_trace_is_named_and_the_others_count(tmp_path: Path) -> None:
     two_ranks(tmp_path)
     trace_path(tmp_path / "profile", 1).write_bytes(b"\x1f\x8b no gzip")
@@ -190,6 +229,7 @@ DAMAGED = {
     "a base that is no time": b'{"traceEvents": [], "baseTimeNanoseconds": "now"}',
     "deep": b'{"traceEvents": [' + b"[" * 5000 + b"]" * 5000 + b"]}",
     "no JSON": b"{",
+    "no steps": b'{"traceEvents": []}',
 }
 
 
@@ -259,3 +299,17 @@ def test_ranks_with_different_numbers_of_collectives_do_not_wait(tmp_path: Path)
     found = matched(traces)
     assert [len(one.by_rank) for one in found] == [1, 1, 1]
     assert all(not any(one.waited_s.values()) for one in divide_steps(0, traces[0], found))
+
+
+def reduced(times: list[tuple[float, float]]) -> RankTrace:
+    """A rank whose all-reduces are called and end at these times, in ms."""
+    works = [Event(call / 1e3, end / 1e3, "gloo:all_reduce", "user_annotation", "7:9", {}) for call, end in times]
+    return from_events([Event(0.0, 0.1, "drumline.step#2", "user_annotation", "7:1", {}), *works], 0)
+
+
+def test_groups_of_ranks_with_equal_counts_are_not_one_collective() -> None:
+    """Ranks 0 and 1 reduce among themselves first, ranks 2 and 3 later, then all four together. gloo's trace does not
+    name the groups, but nobody leaves an all-reduce before the last rank has joined."""
+    early, late, together = (0.0, 5.0), (20.0, 25.0), (40.0, 50.0)
+    traces = {rank: reduced([early if rank < 2 else late, together]) for rank in range(4)}
+    assert [len(one.by_rank) for one in matched(traces, clock_error_s=0.001)] == [1, 1, 1, 1, 4]

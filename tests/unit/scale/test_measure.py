@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from drumline.errors import UsageError
 from drumline.scale.measure import HostsLeg, MeasureOptions, SizedRuns, measure
 from drumline.scale.profile_result import ProfileResult
 from drumline.scale.scaling_plot import efficiency_lines, efficiency_svg
@@ -21,18 +20,23 @@ class KnownRuns(SizedRuns):
     """Instead of runs: a rank takes 1 s for 64 samples, and all-reduces are exposed for 0.25 s."""
 
     asked: list[tuple[str, int, int | None]] = field(default_factory=list)
-    batch_size: int | None = 64
+    device: str = "cpu"
 
     def profiled(self, name: str, ranks: int, batch: int | None) -> tuple[ProfileResult, Path]:
         self.asked.append((name, ranks, batch))
-        size = batch or self.batch_size
-        compute_s = (size or 64) / 64 / ranks
+        size = batch or 64
+        compute_s = size / 64 / ranks
         exposed_s = 0.25 if ranks > 1 else 0.0
         # With the profiler all takes twice as long, which is not the job's.
         parts = {"compute": 2 * compute_s, "exposed_communication": 2 * exposed_s}
         step_s = compute_s + exposed_s
         found = make_profile(
-            compute_s=(compute_s,), parts_s=parts, world_size=ranks, batch_size=size, step_s=2 * step_s
+            compute_s=(compute_s,),
+            parts_s=parts,
+            world_size=ranks,
+            batch_size=size,
+            step_s=2 * step_s,
+            device=self.device,
         )
         return ProfileResult(**{**vars(found), "unprofiled_step_s": step_s}), Path(f"{name}-{ranks}")
 
@@ -44,7 +48,7 @@ def known_runs(tmp_path: Path, *worlds: int) -> KnownRuns:
 
 def test_speed_up_and_efficiency_of_weak_and_strong_scaling(tmp_path: Path) -> None:
     runs = known_runs(tmp_path, 4, 1, 2)
-    found = measure(runs, room=2)
+    found = measure(runs, cores=2, gpus=8)
     assert runs.asked == [("base", 1, None), ("weak", 2, 128), ("weak", 4, 256), ("strong", 2, 64), ("strong", 4, 64)]
     rows = [(one.scaling, one.ranks, one.step_s, one.speedup, one.efficiency) for one in found.sizes]
     assert rows == [
@@ -61,17 +65,16 @@ def test_speed_up_and_efficiency_of_weak_and_strong_scaling(tmp_path: Path) -> N
         "4 ranks: 80% is below the usual 85%; the largest loss is exposed communication: 250 ms of a step (20%)"
         in lines
     )
-    assert not measure(known_runs(tmp_path, 1, 2), room=2).shares_cores
+    assert not measure(known_runs(tmp_path, 1, 2), cores=2, gpus=0).shares_cores
     plot = ElementTree.fromstring(efficiency_svg("<digits>", efficiency_lines(found)))
     names = [text.text for text in plot.iter("{http://www.w3.org/2000/svg}text")]
     assert {"<digits>", "measured, weak scaling", "measured, strong scaling", "100%"} <= {*names}
 
 
-def test_a_job_without_a_batch_is_refused(tmp_path: Path) -> None:
-    options = MeasureOptions(worlds=(1, 2))
-    runs = KnownRuns(arguments=lambda _: [], options=options, folder=tmp_path, note=lambda _: None, batch_size=None)
-    with pytest.raises(UsageError, match="the batch of the job is not known"):
-        measure(runs, room=2)
+def test_ranks_on_the_cpu_share_its_cores_however_many_gpus_there_are(tmp_path: Path) -> None:
+    for device, gpus, shares in (("cpu", 8, True), ("NVIDIA H200", 8, False), ("NVIDIA H200", 1, True)):
+        runs = replace(known_runs(tmp_path, 1, 4), device=device)
+        assert measure(runs, cores=2, gpus=gpus).shares_cores == shares, (device, gpus)
 
 
 def test_hosts_get_even_parts() -> None:

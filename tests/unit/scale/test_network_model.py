@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,10 +20,11 @@ from drumline.scale.network_model import (
     Link,
     Network,
     all_reduce,
+    chosen_link,
     link_from_doctor,
     link_from_points,
-    named_link,
     nccl_transfer,
+    read_doctor,
     usual_inside,
 )
 from tests.unit.scale.jobs_to_scale import MIB, make_network
@@ -116,8 +119,9 @@ OF_RANKS = [{"host": "b", "rank": rank, "result": {"numbers": NUMBERS, "findings
     [{"collectives": NUMBERS}, {"collectives": [{"host": "a", "rank": 0, "error": "no output"}, *OF_RANKS]}],
     ids=["this machine", "hosts"],
 )
-def test_what_the_doctor_measured_is_a_link(document: Any) -> None:
-    link = link_from_doctor("lab.json", document, "gloo")
+def test_what_the_doctor_measured_is_a_link(tmp_path: Path, document: Any) -> None:
+    (tmp_path / "lab.json").write_text(json.dumps(document))
+    link = link_from_doctor("lab.json", read_doctor("--network", tmp_path / "lab.json")[0], "gloo")
     assert link.bytes_per_s == pytest.approx(0.5e9)
     assert link.latency_s == pytest.approx(100e-6, rel=0.01)
     assert (link.name, link.source) == ("lab.json", "measured with gloo on 4 ranks")
@@ -132,15 +136,21 @@ def test_what_the_doctor_measured_is_a_link(document: Any) -> None:
         [{"host": "a", "rank": 0, "error": "no output"}],
     ],
 )
-def test_a_single_rank_measured_no_link(collectives: Any) -> None:
-    with pytest.raises(ValueError, match="it measured no all_reduce between ranks"):
-        link_from_doctor("alone.json", {"collectives": collectives}, "gloo")
+def test_a_single_rank_measured_no_link(tmp_path: Path, collectives: Any) -> None:
+    path = tmp_path / "alone.json"
+    path.write_text(json.dumps({"collectives": collectives}))
+    with pytest.raises(
+        UsageError, match=r"--doctor: .*alone.json has no measured all_reduce of several ranks"
+    ) as caught:
+        read_doctor("--doctor", path)
+    assert caught.value.next_step is not None
+    assert caught.value.next_step.startswith("make it: drumline doctor --collectives --json > ")
 
 
 def test_links_have_names() -> None:
-    assert named_link("--network", "100gbit", NETWORKS).bytes_per_s == pytest.approx(12e9)
+    assert chosen_link("--network", "100gbit", NETWORKS, "nccl").bytes_per_s == pytest.approx(12e9)
     assert all(link.source and link.name == name for name, link in {**NETWORKS, **INSIDE}.items())
     with pytest.raises(UsageError, match=r"--network: there is no network '100gb'; did you mean '100gbit'\?"):
-        named_link("--network", "100gb", NETWORKS)
+        chosen_link("--network", "100gb", NETWORKS, "nccl")
     devices = ("cpu", "NVIDIA H200", "NVIDIA A100-SXM4-80GB", "NVIDIA L4")
     assert [usual_inside(device).name for device in devices] == ["loopback", "nvlink4", "nvlink3", "pcie4"]

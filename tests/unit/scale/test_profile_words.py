@@ -58,6 +58,14 @@ def test_the_largest_loss_is_first(tmp_path: Path) -> None:
     assert headline(gpu).endswith("idle 60% of the step because of that, mostly in train.py:7")
 
 
+def test_unknown_bytes_of_buckets_are_not_none(tmp_path: Path) -> None:
+    """As those of PowerSGD's factors over gloo."""
+    result = two_ranks(tmp_path)
+    lines = words_of(replace(result, buckets=(replace(result.buckets[0], num_bytes=0),)))
+    assert "1 bucket of gradients, of unknown bytes" in lines
+    assert "  1:        ?, ready after 20.00 ms of compute, all-reduce 19.00 ms" in lines
+
+
 def test_text_of_others_is_one_line(tmp_path: Path) -> None:
     hostile = replace(two_ranks(tmp_path), task="a\nb\x1b[31m", device="c\nd")
     assert all("\n" not in line and "\x1b" not in line for line in words_of(hostile))

@@ -84,12 +84,29 @@ def test_buckets_of_another_size_are_ready_in_between() -> None:
     ]
 
 
+def test_the_size_of_a_bucket_counts_gradients_not_what_is_sent() -> None:
+    buckets = ((MIB, 0.6), (MIB, 0.9))
+    rounded = shape_of(make_profile(buckets=buckets, settings={"dist.comm": "bf16"}))
+    assert [one.num_bytes for one in rounded.with_bucket_cap(1.0).buckets] == [MIB // 2] * 4, "4 MiB of gradients"
+    factors = shape_of(make_profile(buckets=buckets, settings={"dist.comm": "powersgd"}))
+    assert factors.with_bucket_cap(1.0) == factors, "its factors are not in proportion"
+
+
 def test_micro_batches_communicate_once() -> None:
     shape = shape_of(make_profile()).with_accumulation(3)
     assert shape.alone_s == pytest.approx(1.0 + 2 * 0.9)
     assert [one.ready_s for one in shape.buckets] == pytest.approx([0.5 + 1.8, 0.9 + 1.8])
     assert step_s(shape, make_network(MIB), 2, 1) == pytest.approx(2.6 + 1.8)
     assert shape.with_accumulation(1).alone_s == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "count"), [({"dist.sync_batchnorm": "true"}, 12), ({"dist.sync_batchnorm": "false"}, 4), ({}, 12)]
+)
+def test_each_micro_batch_has_the_collectives_of_sync_batchnorm(settings: dict[str, str], count: float) -> None:
+    """Of a script it is not known: the more expensive case is assumed."""
+    shape = shape_of(make_profile(other_collectives=4.0, settings=settings))
+    assert shape.with_accumulation(3).other_collectives == count
 
 
 jobs = st.lists(st.tuples(st.integers(1, 64 * MIB), st.floats(0, 0.2)), min_size=1, max_size=12)
@@ -124,7 +141,7 @@ def test_more_ranks_and_slower_links_never_shorten_a_step(
     ("values", "message"),
     [
         ({"buckets": ()}, "the profile has no buckets of gradients"),
-        ({"buckets": ((0, 0.5),)}, "the profile has no buckets of gradients"),
+        ({"buckets": ((0, 0.5),)}, "the profile has no bytes of gradients"),
         ({"compute_s": (0.0,)}, "the profile has no compute time"),
         ({"compute_s": (float("inf"),)}, "the profile has no compute time"),
         ({"parts_s": {"gaps": float("nan")}}, "the profile has no compute time"),
