@@ -38,7 +38,7 @@ from drumline.distributed.failure import Failure, summary
 from drumline.distributed.group import choose_backend, choose_device
 from drumline.distributed.start.rank_facts import rank_facts
 from drumline.distributed.start.rank_rendezvous import NodeService, Rendezvous
-from drumline.distributed.wrap import small_batch_warning, unwrap_model, wrap_model
+from drumline.distributed.wrap import explain_unused, small_batch_warning, unwrap_model, wrap_model
 from drumline.errors import ExitCode, Place, UsageError, log
 from drumline.launch.topology import Topology, topology_from
 from drumline.terminal import paragraph
@@ -145,6 +145,8 @@ class DDPManager:
         first = None
         failed_save = self._finish_saves() if error is None else None
         error = failed_save if error is None else error
+        if error is not None and (unused := explain_unused(error)):
+            error.add_note(unused)
         # To the watchdog, before any call that may block.
         if isinstance(error, SystemExit) and not error.code:
             self._connection.heartbeat.mark(Phase.LEFT)

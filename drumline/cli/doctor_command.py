@@ -1,4 +1,4 @@
-"""`drumline doctor`: checks this machine, or every pair of hosts, before a run."""
+"""`drumline doctor`: checks this machine, a task on it, or every pair of hosts, before a run."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from drumline.cli.train_command import OWN_FLAGS as TRAIN_FLAGS
+from drumline.cli.train_command import settle_before_torch
 from drumline.config import Flags, FlagTable, read_flags
 from drumline.config.help import render_flags
 from drumline.config.schema import Count, CountOrZero, Port
 from drumline.doctor.cluster import DoctorOptions, DoctorResult, check_as_node_zero, check_over_ssh
 from drumline.doctor.collectives.run_collectives import collectives_line, local_collectives, numbers_text
-from drumline.doctor.finding import has_problems
+from drumline.doctor.finding import Finding, has_problems
 from drumline.doctor.machine.machine_checks import machine_findings, num_visible_gpus
 from drumline.doctor.machine.machine_facts import HostSettings, host_facts
 from drumline.doctor.machine.summary import machine_rows
@@ -27,11 +29,14 @@ from drumline.launch.hosts import hosts_from_file, hosts_from_flag, wrong_name
 from drumline.launch.node_plan import DEFAULT_PORT
 from drumline.launch.slurm import first_host
 from drumline.launch.ssh.client import ssh_client
+from drumline.launch.startup import INTERRUPTED_EARLY, interruptible, loading
+from drumline.launch.topology import topology_from
 from drumline.net.secrets import secret_from
 from drumline.terminal import print_message, show, show_lines, show_progress
 from drumline.untrusted import whole_number
 
 WAIT_S = 10
+BATCHES = 8
 LABEL_WIDTH = len("CUDA_VISIBLE_DEVICES")
 # As the help shows them.
 GROUPS: Mapping[str, FlagTable] = {
@@ -41,6 +46,10 @@ GROUPS: Mapping[str, FlagTable] = {
         "run": (str, "DIR", "Where runs will be written: its disk is checked [this folder]."),
         "json": (bool, "", "Print everything as JSON, for scripts."),
         "help": (bool, "", "Show this text."),
+    },
+    "a task  On this machine, with the settings of `drumline train TASK`.": {
+        "batches": (Count, "N", f"How many micro-batches to run through the loss [{BATCHES}]."),
+        "config": TRAIN_FLAGS["config"],
     },
     "over ssh": {
         "hosts": (str, "A,B:4,C", "Check these hosts and every pair of them."),
@@ -62,15 +71,17 @@ GROUPS: Mapping[str, FlagTable] = {
     },
 }
 OWN_FLAGS: FlagTable = {name: flag for table in GROUPS.values() for name, flag in table.items()}
+OF_TASK = ("batches", "config")
 OF_SSH = ("ssh", "python", "port")
 OF_NODES = ("nodes", "node-rank", "master", "wait")
 USAGE = """\
-usage: drumline doctor [flags]
+usage: drumline doctor [TASK] [flags] [--section.name value ...]
 
-Checks whether this machine, or every pair of hosts, is ready to train. Nothing
-is changed.
+Checks whether this machine, a task, or every pair of hosts, is ready to train.
+Nothing is changed.
 
   drumline doctor                              this machine, in seconds
+  drumline doctor TASK                         and: which parameters are unused
   drumline doctor --hosts a,b,c                hosts, and every pair of them
   drumline doctor --nodes 2 --node-rank 0 --master a      without ssh, on each
   srun --ntasks-per-node 1 drumline doctor --nodes 2      the same, by Slurm
@@ -89,13 +100,17 @@ exit codes: 0 ready to train, 2 wrong usage, 3 something must be fixed,
 
 
 def run(argv: Sequence[str]) -> int:
-    flags = read_flags(argv, OWN_FLAGS, no_settings="is a setting of a run; the doctor takes none")
+    flags = read_flags(argv, OWN_FLAGS, max_positional=1)
+    if not flags.positional:
+        flags = read_flags(argv, OWN_FLAGS, no_settings="is a setting of a run; the doctor takes none without a TASK")
     given = flags.own
     if given.get("help"):
         show("\n".join([USAGE, render_flags(GROUPS), EXIT_CODES]), end="")
         return ExitCode.SUCCESS
     if problems := list(_wrong_flags(flags)):
         raise ConfigError(problems, next_step="`drumline doctor --help` lists the flags")
+    if flags.positional:
+        return _check_task(flags.positional[0], flags)
     if "hosts" in given or "hostfile" in given:
         return _check_hosts(given)
     if any(name in given for name in OF_NODES):
@@ -108,6 +123,10 @@ def _wrong_flags(flags: Flags) -> Iterator[str]:
     given = flags.own
     with_ssh = [name for name in ("hosts", "hostfile") if name in given]
     without = [name for name in OF_NODES if name in given]
+    if flags.positional:
+        yield from (f"--{name}: a TASK is checked on this machine" for name in [*with_ssh, *without])
+    else:
+        yield from (f"--{name}: belongs to a TASK" for name in OF_TASK if name in given)
     if len(with_ssh) > 1:
         yield "--hosts and --hostfile exclude each other: each lists the hosts"
     if with_ssh and without:
@@ -116,6 +135,16 @@ def _wrong_flags(flags: Flags) -> Iterator[str]:
         yield from (f"--{name}: belongs to --hosts and --hostfile" for name in OF_SSH if name in given)
     if not given.get("collectives", bool(with_ssh or without)):
         yield from (f"--{name}: belongs to --collectives" for name in ("procs", "backend") if name in given)
+
+
+def _check_task(task: str, flags: Flags) -> int:
+    if topology_from(os.environ) is not None:
+        raise UsageError("drumline doctor TASK is one process", next_step="run it without torchrun or srun")
+    layers = settle_before_torch(task, flags)
+    with interruptible(INTERRUPTED_EARLY), loading():
+        from drumline.cli.doctor_task import check_task
+
+    return _check_this_machine(flags.own, check_task(task, layers, batches=flags.own.get("batches", BATCHES)))
 
 
 def _check_hosts(given: Mapping[str, Any]) -> int:
@@ -167,10 +196,13 @@ def _node_options(given: Mapping[str, Any], environment: Mapping[str, str]) -> n
     )
 
 
-def _check_this_machine(given: Mapping[str, Any]) -> int:
+def _check_this_machine(
+    given: Mapping[str, Any], of_task: tuple[list[Finding], str, Mapping[str, Any]] | None = None
+) -> int:
     settings = _options(given).settings
     facts = host_facts(settings)
-    findings = machine_findings(facts)
+    found_in_task, row, task = of_task or ([], None, None)
+    findings = [*machine_findings(facts), *found_in_task]
     numbers: Mapping[str, float] | None = None
     if given.get("collectives"):
         found, numbers = local_collectives(
@@ -181,9 +213,11 @@ def _check_this_machine(given: Mapping[str, Any]) -> int:
         )
         findings += found
     if given.get("json"):
-        show(as_json(findings, facts={socket.gethostname(): facts}, collectives=numbers))
+        show(as_json(findings, facts={socket.gethostname(): facts}, collectives=numbers, task=task))
     else:
         rows = machine_rows(facts)
+        if row is not None:
+            rows.append(("parameters", row))
         if numbers is not None:
             rows.append(("collectives", numbers_text(numbers) or "no result"))
         notes = [f"{label:<{LABEL_WIDTH}}  {value}" for label, value in rows]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import re
+import traceback
 import warnings
 from collections import defaultdict
 from collections.abc import Callable
@@ -17,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from drumline.distributed.comm_hook import rounding_hook
 from drumline.errors import UsageError
+from drumline.text import join_names
 
 SMALL_BATCH = 16
 # torch 2.13 renamed this option, and warns about the old name, which earlier versions need.
@@ -120,6 +123,30 @@ def unwrap_model(model: nn.Module) -> nn.Module:
         return unwrap_model(model.model)
     inner = getattr(model, "_orig_mod", model)
     return model if inner is model else unwrap_model(inner)
+
+
+def names_without_gradient(error: BaseException) -> list[str] | None:
+    """The parameters that an error of DDP is about: it is raised in the step after one that did not use them all, and
+    has their numbers. Empty: unknown. None: it is another error."""
+    if "Expected to have finished reduction in the prior iteration" not in str(error):
+        return None
+    owners = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    owner = next((one for one in owners if isinstance(one, DistributedDataParallel)), None)
+    numbers = re.search(r"indices which did not receive grad for rank \d+: ([\d ]+)", str(error))
+    if owner is None or numbers is None:
+        return []
+    trained = [name for name, one in unwrap_model(owner).named_parameters() if one.requires_grad]
+    return [trained[int(number)] for number in numbers[1].split()]
+
+
+def explain_unused(error: BaseException) -> str | None:
+    """The same in a sentence, for a loop that is not ours; None: it is another error, or the names are unknown."""
+    if not (names := names_without_gradient(error)):
+        return None
+    return (
+        f"the step before did not use {join_names(names)}: use them in every step, freeze them (requires_grad=False), "
+        "or give DDP find_unused_parameters=True"
+    )
 
 
 def gains_from_channels_last(model: nn.Module) -> bool:

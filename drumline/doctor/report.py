@@ -27,6 +27,7 @@ def as_json(
     facts: Mapping[str, Any] | None = None,
     differences: Sequence[ComparedValue] | None = None,
     collectives: Any = None,
+    task: Any = None,
 ) -> str:
     parts = {
         "result": result_line(findings),
@@ -35,6 +36,7 @@ def as_json(
         "differences": None if differences is None else [one.as_json() for one in differences],
         "network": None if survey is None else survey.as_json(),
         "collectives": collectives,
+        "task": task,
     }
     return json.dumps({name: part for name, part in parts.items() if part is not None})
 

@@ -84,7 +84,7 @@ def count_flops(
             gradients = torch.autograd.grad(total, trained, allow_unused=True)
     finally:
         torch.backends.cudnn.benchmark = searches
-    if any(one is None for one in gradients) and any(map(is_in_python, graph(total))):
+    if any(one is None for one in gradients) and any(issubclass(type(one), BackwardCFunction) for one in graph(total)):
         raise RuntimeError("a backward pass in Python may reach more parameters")
     if counter.has_unknown or not (flops := counter.flops):
         return None
@@ -106,11 +106,6 @@ def graph(total: Tensor) -> Iterator[Node]:
             seen.add(node)
             yield node
             waiting += [following for following, _ in node.next_functions]
-
-
-def is_in_python(node: Node) -> bool:
-    """Whether its backward pass is written in Python."""
-    return issubclass(type(node), BackwardCFunction)
 
 
 class _FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import socket
+from pathlib import Path
 
 import pytest
 
 from drumline.cli import main
 from drumline.cli.doctor_command import OWN_FLAGS, _node_options
 from drumline.errors import ExitCode, UsageError
+from tests.ranks import rank_environment
 
 
 @pytest.mark.parametrize(
@@ -22,6 +24,10 @@ from drumline.errors import ExitCode, UsageError
         ("--hosts a,b --no-collectives --procs 2", ["--procs: belongs to --collectives"]),
         ("--optim.lr 1", ["--optim.lr: is a setting of a run; the doctor takes none"]),
         ("--hoss a", ["did you mean"]),
+        ("digits --hosts a,b --nodes 2", ["--hosts: a TASK is checked on this machine", "--nodes: a TASK"]),
+        ("--batches 2 --config f", ["--batches: belongs to a TASK", "--config: belongs to a TASK"]),
+        ("digit", ["there is no such task; did you mean 'digits'"]),
+        ("digits --optim.lr -1", ["optim.lr"]),
         ("--backend mpi --collectives", ["--backend"]),
         ("--hosts=-a", ["a host's name does not start with a dash"]),
         ("--nodes 2", ["--node-rank and --master are missing"]),
@@ -86,3 +92,40 @@ def test_this_machine(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
     told = json.loads(capsys.readouterr().out)
     assert told["result"] == lines[-1]
     assert told["facts"][socket.gethostname()]["python"]
+
+
+TASK = """
+import torch
+from drumline import Loss, Task
+
+class Spare(Task):
+    defaults = {"train.batch_size": 4, "train.steps": 1}
+
+    def model(self):
+        return torch.nn.ModuleDict({"used": torch.nn.Linear(2, 2), "spare": torch.nn.Linear(2, 2)})
+
+    def train_data(self):
+        return torch.utils.data.TensorDataset(torch.randn(64, 2))
+
+    def loss(self, model, batch):
+        return Loss(model["used"](batch[0]).sum())
+"""
+
+
+def test_a_task(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "task_with_a_spare.py"
+    file.write_text(TASK)
+    words = ["doctor", f"{file}:Spare", "--dist.device", "cpu", "--run", str(tmp_path), "--batches", "2"]
+    assert main(words) == ExitCode.PREFLIGHT_FAILED
+    lines = capsys.readouterr().out.splitlines()
+    assert "parameters            4 trained, 2 unused in one or more of 2 batches" in lines
+    problem = f"problem: {file}:Spare: none of 2 batches uses spare.weight and spare.bias: several ranks would wait"
+    assert any(line.startswith(problem) for line in lines)
+    main([*words, "--dist.static_graph", "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert told["task"]["unused"] == {"spare.weight": 2, "spare.bias": 2}
+    assert [one for one in told["findings"] if one["check"] == "unused parameters"] == []
+    for name, value in rank_environment(0, 2, 1).items():
+        monkeypatch.setenv(name, value)
+    assert main(words) == ExitCode.USAGE
+    assert "drumline doctor TASK is one process" in capsys.readouterr().err

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from drumline import DDPManager, WatchConfig
 from drumline.distributed import group
 from drumline.errors import ConfigError, PreflightError, UsageError
+from drumline.watch.rank import script_runner
 from tests.jobs import NO_SIDECAR, Points
 from tests.ranks import RanksFailed, run_ranks
 
@@ -291,6 +292,40 @@ def test_the_first_failure_keeps_its_traceback_and_the_others_point_to_it() -> N
     assert "SystemExit: drumline: rank 0 on " in errors[0]
     assert "stopped because rank 1 on " in errors[0]
     assert errors[0].rstrip().endswith(" crashed: ValueError: boom")
+
+
+class Partly(nn.Module):
+    """Uses one of its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.spare = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return cast(torch.Tensor, self.used(inputs))
+
+
+def use_a_part() -> None:
+    with DDPManager(watch=NO_SIDECAR) as ddp:
+        model = ddp.wrap(Partly())
+        ddp.wrap(nn.Linear(2, 2))
+        for _ in range(2):
+            model(torch.ones(1, 2)).sum().backward()
+
+
+def fail_with_a_part() -> tuple[list[str], str | None]:
+    with pytest.raises(RuntimeError) as caught:
+        use_a_part()
+    return caught.value.__notes__, script_runner._unused_parameters(caught.value)
+
+
+def test_parameters_that_a_loop_does_not_use_are_named() -> None:
+    [(notes, of_script)] = run_ranks(1, fail_with_a_part)
+    assert notes[0] == of_script
+    assert notes[0] == (
+        "the step before did not use spare.weight and spare.bias: use them in every step, freeze them "
+        "(requires_grad=False), or give DDP find_unused_parameters=True"
+    )
 
 
 def leave_with_an_open_group() -> bool:

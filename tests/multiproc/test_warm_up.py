@@ -1,9 +1,11 @@
-"""What is found before the first step: a loss that is a mean, parameters without a part in it; no bit changes."""
+"""What is found before the first step: a loss that is a mean, parameters that get no gradient; no bit changes."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,8 +20,8 @@ from torch.utils.data import IterableDataset
 from drumline.audit.verify import verify_run
 from drumline.config.schema import DistConfig
 from drumline.engine import train as engine
-from drumline.engine.steps.warm_up import is_a_mean, unused_parameters
-from drumline.errors import UsageError
+from drumline.engine.steps.warm_up import is_a_mean
+from drumline.errors import DrumlineError, UsageError
 from drumline.metrics.events import read_events
 from drumline.tasks.base import Loss
 from tests.jobs import (
@@ -33,7 +35,7 @@ from tests.jobs import (
     train_here,
     train_on,
 )
-from tests.ranks import RanksFailed
+from tests.ranks import RanksFailed, run_ranks
 
 
 @pytest.mark.parametrize(
@@ -232,20 +234,113 @@ class WithSpare(Classify):
         return model
 
 
-SENTENCE = "the loss does not use these parameters: spare.bias, spare.weight"
+class Frozen(WithSpare):
+    def model(self) -> nn.Module:
+        model = super().model()
+        model.spare.requires_grad_(False)  # type: ignore[union-attr, operator]
+        return model
+
+
+class LeavesOut(Classify):
+    """In some batches the last bias has no part."""
+
+    def leaves_out(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> bool:
+        raise NotImplementedError
+
+    def loss(self, model: Any, batch: tuple[Tensor, Tensor]) -> Loss:
+        loss = super().loss(model, batch)
+        if not self.leaves_out(model, batch):
+            return loss
+        scores = functional.linear(model[1](model[0](batch[0])), model[3].weight)
+        return Loss(functional.cross_entropy(scores, batch[1], reduction="sum"), metrics=loss.metrics)
+
+
+class NotInTraining(LeavesOut):
+    def leaves_out(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> bool:
+        return model.training
+
+
+class NotOnRankOne(LeavesOut):
+    def leaves_out(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> bool:
+        return os.environ["RANK"] == "1"
+
+
+class NotInEachStep(LeavesOut):
+    """In every other one, in turn with the other rank."""
+
+    calls = 0
+
+    def leaves_out(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> bool:
+        self.calls += model.training
+        return (self.calls + int(os.environ["RANK"])) % 2 == 0
+
+
+class NotInTwoSteps(LeavesOut):
+    """The first ones."""
+
+    calls = 0
+
+    def leaves_out(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> bool:
+        self.calls += model.training
+        return self.calls <= 2
+
+
+class Reentrant(Classify):
+    """Its graph does not show which parameters it uses."""
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
+        inputs = batch[0].clone().requires_grad_()
+        return super().loss(partial(checkpoint, model, use_reentrant=True), (inputs, batch[1]))  # type: ignore[arg-type]
+
+
+def notes_of(run: Path) -> list[str]:
+    events = read_events(run / "events" / "rank-00000.jsonl")
+    return [event["message"] for event in events if event["kind"] == "note"]
+
+
+def outcomes(folder: Path, *jobs: tuple[type[Classify], dict[str, Any]]) -> list[str]:
+    """Of these jobs, one after the other: the error, or what was noted."""
+    found = []
+    for number, (task, dist_settings) in enumerate(jobs):
+        config = replace(make_config(epochs=1), dist=DistConfig(**dist_settings))
+        try:
+            train_here(config, task, folder / str(number))
+        except DrumlineError as error:
+            found.append(str(error))
+        else:
+            found.append(" | ".join(notes_of(folder / str(number))))
+    return found
+
+
+SENTENCE = "the loss does not use these parameters: spare.bias and spare.weight"
+FINDS, STATIC = {"find_unused_parameters": True}, {"static_graph": True}
 
 
 def test_unused_parameters_are_named_before_the_first_step(tmp_path: Path) -> None:
-    train_here(make_config(epochs=1), WithSpare, tmp_path / "alone")
-    events = read_events(tmp_path / "alone" / "events" / "rank-00000.jsonl")
-    [note] = [event["message"] for event in events if event["kind"] == "note"]
-    assert note.startswith(f"{SENTENCE}; on several ranks this stops the run: ")
-    with pytest.raises(RanksFailed) as failed:
-        train_on(2, make_config(epochs=1), WithSpare, tmp_path / "two")
-    assert SENTENCE in str(failed.value)
-    assert "set --dist.find_unused_parameters" in str(failed.value)
-    config = replace(make_config(epochs=1), dist=DistConfig(find_unused_parameters=True))
-    assert train_on(2, config, WithSpare, tmp_path / "found").step == 5
+    jobs = [(WithSpare, {}), (NotInTraining, {}), (NotOnRankOne, {}), (Classify, FINDS)]
+    refused, refused_too, by_rank, costs = run_ranks(2, outcomes, tmp_path, *jobs)[0]
+    assert refused.startswith(SENTENCE)
+    assert "set --dist.find_unused_parameters, or --dist.static_graph if no batch uses them" in refused
+    assert refused_too.startswith("the loss does not use these parameters: 3.bias\n")
+    assert by_rank.startswith("the parameters that the loss does not use differ across ranks: rank 0 (")
+    assert "): none; rank 1 (" in by_rank
+    assert "): 3.bias\n  try: use them in every batch" in by_rank
+    assert costs.startswith("--dist.find_unused_parameters searches the graph for unused parameters in every step, and")
+
+
+def test_parameters_that_may_be_unused_are_not_named(tmp_path: Path) -> None:
+    static = [(WithSpare, STATIC), (NotOnRankOne, STATIC)]
+    jobs = [(WithSpare, FINDS), (Frozen, {}), (NotInEachStep, FINDS), (Reentrant, {}), *static]
+    *trained, changed = run_ranks(2, outcomes, tmp_path, *jobs, (NotInTwoSteps, STATIC))[0]
+    assert trained == [""] * len(jobs)
+    assert changed.startswith("the loss uses parameters that it did not use in the first step")
+    assert "try: set --dist.find_unused_parameters in place of --dist.static_graph" in changed
+
+
+def test_one_process_continues(tmp_path: Path) -> None:
+    noted, *others = outcomes(tmp_path, (WithSpare, {}), (Frozen, {}), (Reentrant, {}), (Classify, FINDS))
+    assert noted.startswith(f"{SENTENCE}; on several ranks this stops the run: ")
+    assert others == ["", "", ""]
 
 
 class SpareLater(Classify):
@@ -266,11 +361,3 @@ def test_parameters_that_a_later_step_does_not_use_are_named_too(tmp_path: Path)
         train_on(2, make_config(epochs=3), SpareLater, tmp_path)
     sentence = "the loss of the step before did not use these parameters: 0.bias, 3.weight, 3.bias"
     assert sentence in str(failed.value)
-
-
-def test_what_a_backward_pass_in_python_may_reach_is_not_judged() -> None:
-    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    inputs = torch.ones(1, 2, requires_grad=True)
-    assert unused_parameters(model, model[0](inputs).sum()) == ["1.weight", "1.bias"]
-    hidden = checkpoint(model, inputs, use_reentrant=True)
-    assert unused_parameters(model, hidden.sum()) == []

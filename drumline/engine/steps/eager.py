@@ -9,7 +9,6 @@ several ranks their number is such a weight.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, NamedTuple, Protocol
@@ -20,13 +19,17 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from drumline.data.loader import MicroBatch, Step
-from drumline.distributed.wrap import LiveBuffers, unwrap_model
+from drumline.distributed.wrap import LiveBuffers, names_without_gradient
 from drumline.engine.job import Job
 from drumline.errors import TrainingError, UsageError
 from drumline.tasks.base import Loss, Task
 from drumline.watch.heartbeat import BACKWARD, DATA, FORWARD, OPTIMIZER
 
-FIND_UNUSED = "use them in every batch, freeze them (requires_grad=False), or set --dist.find_unused_parameters"
+FIND_UNUSED = (
+    "use them in every batch, freeze them (requires_grad=False), set --dist.find_unused_parameters, or "
+    "--dist.static_graph if no batch uses them (drumline doctor TASK tries several)"
+)
+NOT_STATIC = "set --dist.find_unused_parameters in place of --dist.static_graph"
 
 
 class AnyStep(Protocol):
@@ -138,22 +141,26 @@ class TrainStep:
             with self._autocast:
                 loss: LossParts = self._applied(self.compute_loss, micro.data)
         except RuntimeError as error:
-            # DDP's message in the step after one that did not use all parameters, with their numbers.
-            if "Expected to have finished reduction in the prior iteration" not in str(error):
+            if (names := names_without_gradient(error)) is None:
                 raise
-            model = unwrap_model(self._applied)
-            trained = [name for name, one in model.named_parameters() if one.requires_grad]
-            numbers = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(error))
-            names = ", ".join(trained[int(number)] for number in numbers[1].split()) if numbers else "unknown"
+            is_static = getattr(self._applied, "static_graph", False)
             raise TrainingError(
-                f"the loss of the step before did not use these parameters: {names}", next_step=FIND_UNUSED
+                f"the loss of the step before did not use these parameters: {', '.join(names) or 'unknown'}",
+                next_step=NOT_STATIC if is_static else FIND_UNUSED,
             ) from None
         return loss
 
     def _backward(self, loss: LossParts, scale: float) -> None:
         self._heartbeat.mark(BACKWARD)
         total = self._finite.spread(loss.total * scale, loss.total)
-        (total if self._scaler is None else self._scaler.scale(total)).backward()  # type: ignore[no-untyped-call]
+        try:
+            (total if self._scaler is None else self._scaler.scale(total)).backward()  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            if "Your training graph has changed in this iteration" not in str(error):
+                raise
+            raise TrainingError(
+                "the loss uses parameters that it did not use in the first step", next_step=NOT_STATIC
+            ) from None
 
     def _measure(self, loss: LossParts, micro: MicroBatch) -> None:
         if micro.size == 0:

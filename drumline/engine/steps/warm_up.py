@@ -1,4 +1,4 @@
-"""Before the first step: count the model's FLOPs, refuse a loss that is a mean, name parameters that it does not use,
+"""Before the first step: count the model's FLOPs, refuse a loss that is a mean, name parameters that get no gradient,
 and let DDP build its buckets with one backward pass. The task's loss is called as seldom as possible, and everything
 that it changes is restored: the run has the same bits with and without.
 """
@@ -17,14 +17,15 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
 from drumline.checkpoint.state import capture_rng, restore_rng
-from drumline.config.schema import Config
+from drumline.config.schema import Config, DistConfig
 from drumline.distributed.collectives import gather_json
 from drumline.distributed.wrap import LiveBuffers
 from drumline.engine.job import Job
-from drumline.engine.model_flops import ModelFlops, count_flops, graph, is_in_python
+from drumline.engine.model_flops import ModelFlops, count_flops, graph
 from drumline.engine.steps.eager import FIND_UNUSED, LossParts, loss_function
 from drumline.errors import UsageError
 from drumline.tasks.base import Task
+from drumline.text import by_rank, join_names
 from drumline.watch.heartbeat import Phase
 
 # The sum of two numbers does not depend on their order.
@@ -37,40 +38,76 @@ NAMED = 5
 
 
 def warm_up(job: Job, config: Config, *, note: Callable[[str], None]) -> ModelFlops | None:
-    """Collective: forward passes on the next batch; a backward pass if the buckets need it. `note` logs a message.
-    Returns the model's FLOPs, if they could be counted."""
+    """Collective: forward passes on the next batch; a backward pass if the buckets need it, or if some parameters may
+    be unused. `note` logs a message. Returns the model's FLOPs, if they could be counted."""
     job.heartbeat.mark(Phase.START)
-    dist = config.dist
     few, size = next_samples(job, FEW_SAMPLES)
-    flops = count_few_samples(job, few, size)
-    all_used = check_few_samples(job, few, size)
-    # The elastic step names unused parameters itself, for every shard.
-    names_unused = not (dist.find_unused_parameters or dist.static_graph or config.train.exact == "elastic" or all_used)
-    layout_passes = 0
-    if isinstance(job.applied, DistributedDataParallel):
-        # With a static graph DDP records the graph in its first backward pass, which must not be under no_sync, and
-        # builds the buckets in the second. PowerSGD's state belongs to buckets.
-        has_order = job.ddp.world_size >= FIRST_WORLD_WITH_AN_ORDER or job.comm is not None
-        layout_passes = 2 if dist.static_graph else int(has_order)
-    for _ in range(max(layout_passes, int(names_unused))):
+    flops, uses_all = count_few_samples(job, few, size)
+    check_few_samples(job, few, size)
+    check_unused(job, config, uses_all=uses_all, note=note)
+    for _ in range(_layout_passes(job, config.dist)):
         job.heartbeat.mark(Phase.START)
         with dry_run(job) as task:
-            batch = job.loader.preview()
             with job.autocast:
-                loss = None if batch is None else job.applied(loss_function(task), batch)
-            if names_unused:
-                mine = [] if loss is None else unused_parameters(job.model, loss.total)
-                unused = sorted({name for names in gather_json(mine, device=job.ddp.device) for name in names})
-                more = f" and {len(unused) - NAMED} more" if len(unused) > NAMED else ""
-                what = f"the loss does not use these parameters: {', '.join(unused[:NAMED])}{more}"
-                if unused and job.ddp.world_size > 1:
-                    raise UsageError(what, next_step=FIND_UNUSED)
-                if unused:
-                    note(f"{what}; on several ranks this stops the run: {FIND_UNUSED}")
-            if loss is not None:
-                (loss.total * 0.0).backward()
+                loss = job.applied(loss_function(task), job.loader.preview())
+            (loss.total * 0.0).backward()
         job.optimizer.zero_grad(set_to_none=True)
     return flops
+
+
+def _layout_passes(job: Job, dist: DistConfig) -> int:
+    if not isinstance(job.applied, DistributedDataParallel):
+        return 0
+    # With a static graph DDP records the graph in its first backward pass, which must not be under no_sync, and
+    # builds the buckets in the second. PowerSGD's state belongs to buckets.
+    has_order = job.ddp.world_size >= FIRST_WORLD_WITH_AN_ORDER or job.comm is not None
+    return 2 if dist.static_graph else int(has_order)
+
+
+def check_unused(job: Job, config: Config, *, uses_all: bool, note: Callable[[str], None]) -> None:
+    """Collective: stop a run whose ranks would wait for gradients that no rank, or not every rank, computes, and name
+    the parameters. `uses_all`: a pass on every rank has shown that there are none.
+
+    One process waits for nobody, so there it is a note; the elastic step names them itself, for every shard; and
+    without DDP no rank waits."""
+    dist, is_alone = config.dist, job.ddp.world_size == 1
+    if config.train.exact == "elastic" or not (is_alone or isinstance(job.applied, DistributedDataParallel)):
+        return
+    # A hook may freeze some later.
+    if uses_all and dist.find_unused_parameters and not is_alone and type(job.task).hooks is Task.hooks:
+        note(
+            "--dist.find_unused_parameters searches the graph for unused parameters in every step, and the next batch "
+            "uses all of them; leave it off if every batch does (drumline doctor TASK tries several)"
+        )
+    # A static graph allows them, and DDP would count a gradient that comes before its first pass.
+    if uses_all or dist.find_unused_parameters or dist.static_graph:
+        return
+    job.heartbeat.mark(Phase.START)
+    with dry_run(job) as task:
+        mine = without_gradient(job, task, job.loader.preview())
+    hosts, found = zip(*gather_json([job.ddp.host, mine], device=job.ddp.device), strict=True)
+    if not any(found):
+        return
+    what = f"the loss does not use these parameters: {join_names(found[0], most=NAMED)}"
+    if any(names != found[0] for names in found):
+        texts = [join_names(names, most=NAMED) or "none" for names in found]
+        what = f"the parameters that the loss does not use differ across ranks: {by_rank(texts, hosts)}"
+    if not is_alone:
+        raise UsageError(what, next_step=FIND_UNUSED)
+    note(f"{what}; on several ranks this stops the run: {FIND_UNUSED}")
+
+
+def without_gradient(job: Job, task: Task, batch: Any) -> list[str]:
+    """The trained parameters that get no gradient from this batch, by a forward and a backward pass of this rank alone,
+    without DDP. For use in `dry_run`."""
+    job.model.zero_grad(set_to_none=True)
+    with job.autocast:
+        total = loss_function(task)(job.model, batch).total
+    if total.requires_grad:
+        total.backward()  # type: ignore[no-untyped-call]
+    unused = [name for name, one in job.model.named_parameters() if one.requires_grad and one.grad is None]
+    job.model.zero_grad(set_to_none=True)
+    return sorted(unused)
 
 
 @contextmanager
@@ -106,22 +143,25 @@ def _cut(batch: Any, size: int) -> Any:
     return pytree.tree_map_only(Tensor, lambda leaf: leaf[:size].clone(), batch) if size else None
 
 
-def count_few_samples(job: Job, few: Any, size: int) -> ModelFlops | None:
+def count_few_samples(job: Job, few: Any, size: int) -> tuple[ModelFlops | None, bool]:
     """Collective: the FLOPs of these samples, in training mode, or in evaluation mode where the other pass fails
-    (reentrant checkpointing does); None: both fail, or they are unknown."""
+    (reentrant checkpointing does); None: both fail, or they are unknown. And whether all parameters certainly get a
+    gradient in training, on every rank."""
     size = min(size, COUNTED_SAMPLES)
     for is_training in (True, False) if size else ():
-        mine, has_failed = None, False
+        mine, uses_all, has_failed = None, False, False
         try:
-            mine = _count(job, _cut(few, size), size, is_training=is_training)
+            mine, uses_all = _count(job, _cut(few, size), size, is_training=is_training)
         except Exception:
             has_failed = True  # a real error is raised by the first step too
-        if not any(gather_json(has_failed, device=job.ddp.device)):
-            return mine
-    return None
+        ranks = gather_json([has_failed, uses_all], device=job.ddp.device)
+        if not any(failed for failed, _ in ranks):
+            return mine, is_training and all(uses for _, uses in ranks)
+    return None, False
 
 
-def _count(job: Job, batch: Any, size: int, *, is_training: bool) -> ModelFlops | None:
+def _count(job: Job, batch: Any, size: int, *, is_training: bool) -> tuple[ModelFlops | None, bool]:
+    unreached = {id(one) for one in job.model.parameters() if one.requires_grad}
     with dry_run(job) as task:
         task.training = is_training
         for module in job.model.modules():  # `dry_run` restores the modes
@@ -130,23 +170,25 @@ def _count(job: Job, batch: Any, size: int, *, is_training: bool) -> ModelFlops 
 
         def compute_loss() -> Tensor:
             with job.autocast:
-                return loss_function(task)(job.model, batch).total
+                total = loss_function(task)(job.model, batch).total
+            # What a backward pass in Python reaches (reentrant checkpointing) is not in its graph.
+            unreached.difference_update(id(getattr(node, "variable", None)) for node in graph(total))
+            return total
 
         tokens = task.num_tokens(batch)
-        return count_flops(compute_loss, job.model.parameters(), num_samples=size, num_tokens=tokens)
+        flops = count_flops(compute_loss, job.model.parameters(), num_samples=size, num_tokens=tokens)
+    return flops, not unreached
 
 
-def check_few_samples(job: Job, once: Any, size: int) -> bool:
-    """Collective: refuse a mean, by the loss of some samples and of the same samples twice, in evaluation mode; returns
-    whether they certainly use every parameter. Batches that cannot be concatenated, or fail, are not checked."""
-    device = job.ddp.device
+def check_few_samples(job: Job, once: Any, size: int) -> None:
+    """Collective: refuse a mean, by the loss of some samples and of the same samples twice, in evaluation mode. Batches
+    that cannot be concatenated, or fail, are not checked."""
     if size < 2 or not job.task.check_mean:
-        return False
+        return
     first = _try_loss(job, once)
     # Agree, so that all ranks take the same path: it may have failed on one.
-    unused = gather_json(None if first is None else unused_parameters(job.model, first.total), device=device)
-    if first is None or None in unused:
-        return False
+    if any(gather_json(first is None, device=job.ddp.device)) or first is None:
+        return
     second = _try_loss(job, pytree.tree_map_only(Tensor, lambda leaf: torch.cat([leaf, leaf]), once))
     if second is not None and is_a_mean(_numbers(first, size), _numbers(second, 2 * size)):
         name = type(job.task).__name__
@@ -156,7 +198,6 @@ def check_few_samples(job: Job, once: Any, size: int) -> bool:
             next_step='return Loss.mean(value, count), or use reduction="sum"; if it is a sum, set check_mean = False '
             f"in {name}",
         )
-    return not any(unused)
 
 
 def _try_loss(job: Job, batch: Any) -> LossParts | None:
@@ -181,14 +222,3 @@ def is_a_mean(once: tuple[float, float], twice: tuple[float, float]) -> bool:
     if not (math.isfinite(total) and math.isfinite(total_of_both)) or weight <= 0 or abs(total) < 1e-6:
         return False
     return math.isclose(weight_of_both, 2 * weight, rel_tol=1e-3) and math.isclose(total_of_both, total, rel_tol=1e-3)
-
-
-def unused_parameters(model: nn.Module, total: Tensor) -> list[str]:
-    """The parameters that get no gradient from `total`; empty if that is not certain: a backward pass written in Python
-    (reentrant checkpointing) may reach more than its graph shows."""
-    reached = set()
-    for node in graph(total):
-        if is_in_python(node):
-            return []
-        reached.add(id(getattr(node, "variable", None)))
-    return [name for name, one in model.named_parameters() if one.requires_grad and id(one) not in reached]

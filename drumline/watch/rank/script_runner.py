@@ -83,7 +83,7 @@ class _WatchedScript:
     def fail(self, error: BaseException) -> None:
         if isinstance(error, Exception) and os.getpid() == self._pid:
             self._error = error
-            text = str(error).partition("\n")[0]
+            text = _unused_parameters(error) or str(error).partition("\n")[0]
             name = type(error).__name__
             self._heartbeat.fail(f"{name}: {text}" if text else name, failure_kind(error))
 
@@ -96,6 +96,15 @@ class _WatchedScript:
                 self._heartbeat.mark(Phase.LEFT)
             if self._rank is not None:
                 self._rank.close()
+
+
+def _unused_parameters(error: Exception) -> str | None:
+    """What to do about parameters that DDP waited for, where this is its error."""
+    if "torch.nn.parallel.distributed" not in sys.modules:
+        return None
+    from drumline.distributed.wrap import explain_unused
+
+    return explain_unused(error)
 
 
 def _run_script(words: list[str]) -> None:
