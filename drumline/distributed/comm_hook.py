@@ -97,7 +97,8 @@ class PowerSGD:
         return reduced
 
     def _begin(self, bucket: dist.GradBucket) -> None:
-        """Before the first compressed step of a bucket: take its state from the checkpoint, if it fits."""
+        """Before the first compressed step of a bucket: take its state from the checkpoint, if it fits. Buckets come in
+        the order of their indices: from the first one that does not fit on, all start anew, with one warning."""
         index, buffer = bucket.index(), bucket.buffer()
         names = [self._names[id(one)] for one in bucket.parameters()]
         self._buckets[index] = names
@@ -112,8 +113,9 @@ class PowerSGD:
         self._saved.clear()
         if dist.get_rank() == 0:
             log.warning(
-                "the buckets of gradients, or dist.powersgd_rank, changed since the checkpoint: PowerSGD starts anew, "
-                "and what was not sent yet is lost"
+                "bucket %d of the gradients, or dist.powersgd_rank, changed since the checkpoint: PowerSGD starts anew "
+                "from this bucket on, and what was not sent yet of these buckets is lost",
+                index,
             )
 
     def _memories(self) -> Iterator[tuple[str, dict[int, Tensor]]]:

@@ -134,14 +134,16 @@ def resumed_messages(run: Path, configs: list[Config]) -> list[list[str]]:
 
 def test_what_was_not_sent_is_kept_on_another_number_of_ranks(tmp_path: Path) -> None:
     train_each_on(2, (config_of(compressed(), steps=5), Wide, tmp_path))
-    configs = [config_of(compressed(), steps=6), config_of(compressed(columns=1), steps=7)]
-    (ranks, columns), (others, _), _ = run_ranks(3, resumed_messages, tmp_path, configs)
+    later = replace(compressed(columns=1), bucket_cap_mb=0.0005)  # the first bucket has one matrix in both
+    configs = [config_of(compressed(), steps=6), config_of(compressed(columns=1), steps=7), config_of(later, steps=8)]
+    (ranks, columns, buckets), (others, *_), _ = run_ranks(3, resumed_messages, tmp_path, configs)
     assert ranks == ["PowerSGD's error feedback is that of 2 ranks: each of the 3 ranks gets its mean"]
     assert others == []
-    assert columns == [
-        "the buckets of gradients, or dist.powersgd_rank, changed since the checkpoint: PowerSGD starts anew, and what "
-        "was not sent yet is lost"
-    ]
+    changed = (
+        "of the gradients, or dist.powersgd_rank, changed since the checkpoint: PowerSGD starts anew from this bucket"
+    )
+    assert columns == [f"bucket 0 {changed} on, and what was not sent yet of these buckets is lost"]
+    assert [message.partition(" on,")[0] for message in buckets] == [f"bucket 1 {changed}"]
 
 
 def test_the_mean_of_errors() -> None:
