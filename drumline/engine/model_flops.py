@@ -27,8 +27,8 @@ _PEAKS: Mapping[str, tuple[float, float, float, float]] = {
     r"NVIDIA H[12]00 NVL": (60, 417, 835, 835),
     r"NVIDIA (H100 80GB HBM3|H200)": (66.9, 494.7, 989.4, 989.4),
     r"NVIDIA H100 PCIe": (51.2, 378, 756, 756),
-    # nvidia-blackwell-architecture-technical-brief: HGX B200
-    r"NVIDIA B200": (80, 1100, 2250, 2250),
+    # nvidia-blackwell-datasheet, HGX B200: likewise
+    r"NVIDIA B200": (75, 1100, 2250, 2250),
     # nvidia-a100-datasheet-us-nvidia-1758950-r4, a10-datasheet
     r"NVIDIA A100[- ](SXM4-|PCIE-)?[48]0GB( PCIe)?": (19.5, 156, 312, 312),
     r"NVIDIA A10": (31.2, 62.5, 125, 125),
