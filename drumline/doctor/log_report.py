@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from drumline.doctor import nccl_log
-from drumline.doctor.nccl_log import LoggedLink, NcclLog
+from drumline.doctor.nccl_log import OF_GROUP, LoggedLink, NcclLog
 from drumline.doctor.report import finding_lines
 from drumline.text import join_names, named_ranks, plural
 
@@ -35,10 +35,9 @@ def log_lines(log: NcclLog) -> Iterator[str]:
     yield _summary(log)
     yield from _hosts(log)
     yield from _links(log.links())
-    if log.has_dropped:
-        yield f"note: too many connections to show them all: the first {nccl_log.MAX_KEPT:,} were kept"
-    if log.has_skipped:
-        yield "note: too long to read it all: the beginning and the end were read"
+    if log.is_partial:
+        what = f"of a long log the beginning and the end, and {nccl_log.MAX_KEPT:,} connections at most"
+        yield f"note: not all was read: {what}"
     yield from (line for _, line in finding_lines(findings))
     problems = [finding for finding in findings if finding.level == "problem"]
     first = f", the first to look at: {problems[0].where}" if problems else ""
@@ -69,14 +68,16 @@ def _hosts(log: NcclLog) -> Iterator[str]:
 
 def _links(links: Sequence[LoggedLink]) -> Iterator[str]:
     """A line for each transport and device: which ranks it connects."""
-    groups: dict[tuple[str, str], dict[tuple[int, int], int]] = {}
+    groups: dict[tuple[str, str, bool], dict[tuple[int, int], int]] = {}
     for link in links:
-        groups.setdefault((link.transport, link.device), {})[link.source, link.target] = link.num_channels
-    for (transport, device), pairs in groups.items():
+        found = groups.setdefault((link.transport, link.device, link.is_global), {})
+        found[link.source, link.target] = link.num_channels
+    for (transport, device, is_global), pairs in groups.items():
         shown = [
             f"{source} {'<->' if (target, source) in pairs else '->'} {target}"
             for source, target in pairs
             if source < target or (target, source) not in pairs
         ]
         over, channels = f" over {device}" if device else "", plural(max(pairs.values()), "channel")
-        yield f"{transport}{over}: {join_names(shown, most=MAX_PAIRS)} ({channels})"
+        of = "" if is_global else f"; ranks{OF_GROUP}"
+        yield f"{transport}{over}: {join_names(shown, most=MAX_PAIRS)} ({channels}{of})"

@@ -22,6 +22,7 @@ HALF_BYTES = 48 << 20
 PART_BYTES = 1 << 20
 MAX_LINE = 4096  # NCCL writes 1 kB at most
 MAX_KEPT = 50_000
+MAX_COMMUNICATORS = 100  # of a process
 MAX_TEXT = 200
 PREFIX = re.compile(
     r"(?<![\w.-])(?P<host>[\w.-]{1,255}):(?P<pid>\d{1,10}):\d{1,10} \[\d{1,4}\] (?:\S{1,300} ){0,3}?"
@@ -29,16 +30,21 @@ PREFIX = re.compile(
 )
 OF_TORCH = re.compile(r"\[rank(?P<rank>\d{1,7})\]:?")
 VERSION = re.compile(r"NCCL version (\d+\.\d+\.\d+\S{0,20})")
-INIT = re.compile(r"comm (\S{1,20}) rank (\d{1,7}) nranks (\d{1,7}) .*Init (START|COMPLETE)")
+INIT = re.compile(r"comm (\S{1,20}) rank (\d{1,7}) nranks (\d{1,7}) (.*)Init (START|COMPLETE)")
+# What identifies a communicator to all of its processes: the id that it was made with, or how it was split off.
+ORIGIN = re.compile(
+    r"commId (?P<id>0x(?!0+\b)\w{1,16})|parent (?P<parent>\S{1,20}) (?P<split>splitCount \d{1,9} color \d{1,10})"
+)
 DEVICES = re.compile(r"NET/(Socket|IB) : Using (.*)")
 DEVICE = re.compile(r"\[(\d{1,4})\]([^\s:<>]{1,64})(?::([^\s<>]{1,64}))?")
 NETWORK = re.compile(r"Using network (\S.{0,60})")
 NAMED = re.compile(r"NCCL_SOCKET_IFNAME set (?:by environment )?to (\S{1,100})")
 MISSING_PLUGIN = re.compile(r"NET/Plugin: Could not find: ?(\S{1,100}?)[.,]?(?:\s|$)")
 CHANNEL = re.compile(
-    r"Channel (\d{1,4})(?:/(\d{1,4}))? : (\d{1,7})\[\w{1,16}\] -> (\d{1,7})\[\w{1,16}\](?: \[(?:send|receive)\])? "
+    r"Channel (\d{1,4})(?:/(\d{1,4}))? : (\d{1,7})\[\w{1,16}\] -> (\d{1,7})\[\w{1,16}\](?: \[(?P<way>send|receive)\])? "
     r"via (?P<kind>NET|P2P|SHM|COLLNET)(?:/(?P<name>[^/]{1,40}))?(?:/(?P<device>\d{1,4})(?!\[))?(?P<rest>.{0,60})"
 )
+OF_GROUP = " of an unknown communicator"
 OTHER_INTERFACE = "export NCCL_SOCKET_IFNAME with the interface that the other hosts reach: drumline tune --hosts A,B"
 SAME_CARDS = "make the network cards and plugins of all hosts the same"
 SAME_TORCH = "install the same torch on all hosts: drumline doctor --hosts A,B shows what differs"
@@ -66,6 +72,16 @@ MESSAGES = _known_messages()
 
 
 @dataclass(kw_only=True)
+class LoggedCommunicator:
+    """One communicator, as one of its processes logs it."""
+
+    name: str  # the same in all of its processes; empty: not known
+    rank: int
+    size: int
+    is_complete: bool = False
+
+
+@dataclass(kw_only=True)
 class LoggedProcess:
     """One process, as its lines show it. Ranks are those of its largest communicator."""
 
@@ -77,15 +93,18 @@ class LoggedProcess:
     interface: str = ""  # the value of NCCL_SOCKET_IFNAME
     missing_plugin: str = ""
     devices: dict[str, str] = field(default_factory=dict)  # by `Socket/0`: `eth0 10.0.0.1`
-    started: set[str] = field(default_factory=set)  # communicators
-    completed: set[str] = field(default_factory=set)
+    communicators: dict[str, LoggedCommunicator] = field(default_factory=dict)  # by pointer
+
+    @property
+    def is_complete(self) -> bool:
+        return all(one.is_complete for one in self.communicators.values())
 
     @property
     def name(self) -> str:
         return f"{self.host} (process {self.pid})" if self.rank is None else f"rank {self.rank} on {self.host}"
 
 
-@dataclass(frozen=True, kw_only=True, order=True)
+@dataclass(frozen=True, order=True)
 class LoggedLink:
     """How one rank sends to another."""
 
@@ -94,6 +113,7 @@ class LoggedLink:
     source: int
     target: int
     num_channels: int
+    is_global: bool  # whether these are ranks of the largest communicator; else of an unknown one
 
 
 class NcclLog:
@@ -103,9 +123,9 @@ class NcclLog:
         self.processes: dict[tuple[str, int], LoggedProcess] = {}
         self.versions: set[str] = set()
         self.num_lines = 0  # of NCCL
-        self.has_skipped = False  # whether a log was too long, and its middle was not read
-        self.has_dropped = False  # whether there were too many connections to keep them all
-        self._channels: dict[tuple[str, str, int, int], set[tuple[str, str]]] = {}
+        self.is_partial = False  # whether the middle of a long log was not read, or not all connections were kept
+        # By transport, device, ranks and the communicators that they may belong to (name and size).
+        self._channels: dict[tuple[str, str, int, int, frozenset[tuple[str, int]]], set[tuple[str, str]]] = {}
         self._faults: dict[tuple[int, str, str], tuple[LoggedProcess | None, str]] = {}
 
     def read(self, file: BinaryIO, name: str) -> None:
@@ -131,7 +151,7 @@ class NcclLog:
             return
         begin = file.tell()
         end = file.seek(0, os.SEEK_END)
-        self.has_skipped |= end - begin > HALF_BYTES
+        self.is_partial |= end - begin > HALF_BYTES
         file.seek(max(begin, end - HALF_BYTES))
         yield from _lines(file, HALF_BYTES)
 
@@ -141,7 +161,7 @@ class NcclLog:
         while part := pipe.read(PART_BYTES):
             rest += part
             if len(rest) > HALF_BYTES:
-                self.has_skipped = True
+                self.is_partial = True
                 del rest[:-HALF_BYTES]
         return _lines(io.BytesIO(rest), HALF_BYTES)
 
@@ -182,12 +202,16 @@ class NcclLog:
                 self.processes[host, pid] = known
         return known
 
-    def _read_init(self, process: LoggedProcess, comm: str, rank: str, size: str, state: str) -> None:
+    def _read_init(self, process: LoggedProcess, pointer: str, rank: str, size: str, more: str, state: str) -> None:
         if int(size) >= process.world_size:
             process.rank, process.world_size = int(rank), int(size)
-        chosen = process.started if state == "START" else process.completed
-        if len(chosen) < MAX_KEPT:
-            chosen.add(comm)
+        known = process.communicators.get(pointer)
+        if state == "START" or known is None:
+            process.communicators.pop(pointer, None)
+            known = LoggedCommunicator(name=_communicator_name(process, more), rank=int(rank), size=int(size))
+            if len(process.communicators) < MAX_COMMUNICATORS:
+                process.communicators[pointer] = known
+        known.is_complete = state == "COMPLETE"
 
     def _read_channel(self, process: LoggedProcess, found: re.Match[str]) -> None:
         channel, number, source, target = found.groups()[:4]
@@ -195,11 +219,17 @@ class NcclLog:
         transport = f"{kind}/{name.split()[0]}" if name else kind
         if "GDRDMA" in rest:
             transport += "/GDRDMA"
-        key = transport, process.devices.get(f"{name}/{device}", ""), int(source), int(target)
+        ranks = int(source), int(target)
+        own = ranks[1] if found["way"] == "receive" else ranks[0]
+        fits = [one for one in process.communicators.values() if one.rank == own and max(ranks) < one.size]
+        # Up to NCCL 2.21 it connects while it initializes, later at the first collective.
+        fits = [one for one in fits if not one.is_complete] or fits
+        of = frozenset((one.name, one.size) for one in fits)
+        key = transport, process.devices.get(f"{name}/{device}", ""), *ranks, of
         if key in self._channels or len(self._channels) < MAX_KEPT:
             self._channels.setdefault(key, set()).add((channel, number or ""))
         else:
-            self.has_dropped = True
+            self.is_partial = True
 
     def _read_warning(self, process: LoggedProcess, text: str) -> None:
         for number, (message, pattern) in enumerate(MESSAGES):
@@ -217,10 +247,6 @@ class NcclLog:
     # What they show
 
     @property
-    def is_partial(self) -> bool:
-        return self.has_skipped or self.has_dropped
-
-    @property
     def world_size(self) -> int:
         return max((one.world_size for one in self.processes.values()), default=0)
 
@@ -232,13 +258,24 @@ class NcclLog:
 
     def links(self) -> list[LoggedLink]:
         """One for each pair; where both ends were logged, the end that has a device."""
-        best: dict[tuple[str, int, int], tuple[str, int]] = {}
-        for (transport, device, source, target), channels in self._channels.items():
-            before, count = best.get((transport, source, target), ("", 0))
-            best[transport, source, target] = before or device, max(len(channels), count)
+        world_size = self.world_size
+        members: dict[str, dict[int, int]] = {}  # of a communicator: the rank in the largest one, by its own
+        for rank, process in self.ranks.items():
+            for one in filter(lambda one: one.name, process.communicators.values()):
+                members.setdefault(one.name, {})[one.rank] = rank
+        best: dict[tuple[bool, str, int, int], tuple[str, int]] = {}
+        for (transport, device, source, target, of), channels in self._channels.items():
+            pairs = {
+                (source, target) if size == world_size else _in_world(members.get(name), source, target)
+                for name, size in of
+            }
+            pair = next(iter(pairs)) if len(pairs) == 1 else None
+            key = (pair is not None, transport, *(pair or (source, target)))
+            before, count = best.get(key, ("", 0))
+            best[key] = before or device, max(len(channels), count)
         return sorted(
-            LoggedLink(transport=transport, device=device, source=source, target=target, num_channels=count)
-            for (transport, source, target), (device, count) in best.items()
+            LoggedLink(transport, device, source, target, num_channels=count, is_global=is_global)
+            for (is_global, transport, source, target), (device, count) in best.items()
         )
 
     def findings(self) -> list[Finding]:
@@ -262,8 +299,8 @@ class NcclLog:
                 yield Finding("problem", kind, "every host", what, fix)
         hosts = {one.host for one in ranks.values()}
         for link in self.links():
-            ends = ranks.get(link.source), ranks.get(link.target)
-            pair = f"ranks {link.source} and {link.target}"
+            ends = (ranks.get(link.source), ranks.get(link.target)) if link.is_global else (None, None)
+            pair = f"ranks {link.source} and {link.target}{'' if link.is_global else OF_GROUP}"
             if link.device.startswith("lo ") and len(hosts) > 1:
                 what = f"NCCL uses the loopback ({link.device}), which reaches no other host"
                 yield Finding("problem", "interface", pair, what, OTHER_INTERFACE)
@@ -281,7 +318,7 @@ class NcclLog:
         """Ranks that never finished their initialization, and ranks without a log."""
         ranks = self.ranks
         if not self.is_partial:
-            for one in (one for one in ranks.values() if one.started - one.completed):
+            for one in (one for one in ranks.values() if not one.is_complete):
                 what = "it began to initialize a communicator, and never finished"
                 fix = "another rank did not join, or failed: read the messages above, and the logs of the other ranks"
                 yield Finding("problem", "initialization", one.name, what, fix)
@@ -298,3 +335,19 @@ def _lines(file: BinaryIO, most: int) -> Iterable[bytes]:
     while most > 0 and (line := file.readline(min(MAX_LINE, most))):
         most -= len(line)
         yield line
+
+
+def _communicator_name(process: LoggedProcess, text: str) -> str:
+    origin = ORIGIN.search(text)
+    if origin is None:
+        return ""
+    parent = process.communicators.get(origin["parent"] or "")
+    split = f"{parent.name} {origin['split']}" if parent and parent.name else ""
+    return origin["id"] or split[:MAX_TEXT]
+
+
+def _in_world(members: dict[int, int] | None, source: int, target: int) -> tuple[int, int] | None:
+    """The ranks of two members of a communicator; None: the logs do not show them."""
+    if not members or not {source, target} <= members.keys():
+        return None
+    return members[source], members[target]

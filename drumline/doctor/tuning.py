@@ -7,6 +7,7 @@ import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from drumline.doctor.finding import Finding, VariableFix
@@ -21,11 +22,12 @@ KNOWN_VENDORS = ("0x1d0f", "0x1ae0")
 FAST_GBIT = 25.0
 # What one connection carries of a link, if nothing limits it.
 FULL_SHARE = 0.7
-SOCKET_THREADS = 4  # NVIDIA's manual, for 100 Gbit/s
+SOCKET_THREADS = 4  # what the manual of NCCL gives for 100 Gbit/s; with MAX_PER_THREAD its limit of 64 connections
 MAX_PER_THREAD = 16
 GBIT = 1e9 / 8
+PLUGIN = "libnccl-net.so"
 # One value is right for every host, whatever its cards and processors.
-CLUSTER_WIDE = ("NCCL_IB_DISABLE", "FI_PROVIDER", "NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD")
+CLUSTER_WIDE = ("NCCL_IB_DISABLE", "NCCL_NET", "NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD")
 
 Facts = Mapping[str, Any]
 
@@ -105,17 +107,24 @@ def _threads(hosts: Mapping[str, Facts]) -> Iterator[Finding]:
 
 
 def _efa(hosts: Mapping[str, Facts]) -> Iterator[Finding]:
-    cards = {host: _cards(facts, "EFA") for host, facts in _with_gpus(hosts).items()}
-    if not cards or not all(cards.values()):
-        return
-    without = [host for host in cards if not hosts[host]["cards"]["nccl_plugin"]]
-    if without:
-        what = "EFA is there, but not its NCCL plugin (libnccl-net.so): NCCL uses TCP, many times slower"
+    """NCCL loads EFA's plugin if it is called PLUGIN; since its version 1.6 the plugin chooses EFA by itself."""
+    gpu_hosts = _with_gpus(hosts)
+    have = [host for host, facts in gpu_hosts.items() if _cards(facts, "EFA")]
+    plugins = {host: Path(hosts[host]["cards"]["nccl_plugin"] or "").name for host in have}
+    lack, without = [host for host in gpu_hosts if host not in have], [host for host in have if not plugins[host]]
+    if lack and any(plugins.values()):
+        what = f"NCCL would use EFA on {join_names(have)} and TCP on {join_names(lack)}, and not connect them"
+        yield from _on_each(hosts, "EFA", what, VariableFix("NCCL_NET", "Socket"))
+    elif without and not lack:
+        what = f"EFA is there, but not its NCCL plugin ({PLUGIN}): NCCL uses TCP, many times slower"
         fix = "install aws-ofi-nccl (/opt/amazon/ofi-nccl), and add its folder to LD_LIBRARY_PATH"
         yield Finding("problem", "EFA", join_names(without), what, fix)
     else:
-        what = "every host has EFA, and libfabric must not choose another network"
-        yield from _on_each(hosts, "EFA", what, VariableFix("FI_PROVIDER", "efa"))
+        for host, name in plugins.items():
+            if name not in (PLUGIN, "") and "NCCL_NET_PLUGIN" not in hosts[host]["variables"]:
+                what = f"EFA's plugin is called {name}, and NCCL looks for {PLUGIN} only: it would use TCP"
+                fix = VariableFix("NCCL_NET_PLUGIN", name.removeprefix("libnccl-net-").removesuffix(".so"))
+                yield Finding.of_fault("EFA", host, ("warning", what, fix))
 
 
 def _infiniband(hosts: Mapping[str, Facts]) -> Iterator[Finding]:
@@ -157,8 +166,11 @@ def _nccl_interfaces(hosts: Mapping[str, Facts], survey: Survey) -> Iterator[Fin
         for edge in edges_into(survey, number):
             for address, outcome in (edge.others or {}).items():
                 outcomes.setdefault(address, set()).add(outcome)
-        unreached = [one for one in host.interfaces if OPEN not in outcomes.get(str(one["address"]), {OPEN})]
-        used = [f"{one['name']} ({one['address']})" for one in unreached if not one["name"].startswith(NCCL_LAST)]
+        # With IP over InfiniBand it uses that alone.
+        over_ib = [one for one in host.interfaces if one["name"].startswith("ib") and one["is_up"] and one["address"]]
+        usable = over_ib or [one for one in host.interfaces if not one["name"].startswith(NCCL_LAST)]
+        unreached = [one for one in usable if OPEN not in outcomes.get(str(one["address"]), {OPEN})]
+        used = [f"{one['name']} ({one['address']})" for one in unreached]
         if used:
             is_prefix = any(one["name"].startswith(name) and one["name"] != name for one in host.interfaces)
             fix = VariableFix(NCCL_VARIABLE, f"={name}" if is_prefix else name)

@@ -45,9 +45,9 @@ class Clinic:
         path.write_text(f'#!/bin/sh\n{exports}exec {shlex.quote(sys.executable)} "$@"\n')
         path.chmod(0o755)
 
-    def examine(self, *flags: str) -> subprocess.CompletedProcess[str]:
+    def examine(self, *flags: str, verb: str = "doctor") -> subprocess.CompletedProcess[str]:
         """From the first host, all of them."""
-        return self.bed.hosts[0].run(*self._words(*flags), cwd=ROOT)
+        return self.bed.hosts[0].run(*self._words(*flags, verb=verb), cwd=ROOT)
 
     def start(self, *flags: str) -> Job:
         return self.bed.hosts[0].start(*self._words(*flags), cwd=ROOT)
@@ -56,12 +56,12 @@ class Clinic:
         """Programs of ours that run on the hosts."""
         return [pid for host in self.bed for pid in host.space.pids() if b"drumline" in command_line(pid)]
 
-    def _words(self, *flags: str) -> list[str]:
+    def _words(self, *flags: str, verb: str = "doctor") -> list[str]:
         """Variables of the test process that would choose for the hosts stay out."""
         names = ",".join(host.name for host in self.bed)
         ours = [f"--ssh=ssh -F {self.ssh.config}", f"--python={self.python}", f"--hosts={names}"]
         unset = [word for name in os.environ if name.startswith(("GLOO_", "NCCL_")) for word in ("-u", name)]
-        return ["env", *unset, sys.executable, "-m", "drumline", "doctor", *ours, *flags]
+        return ["env", *unset, sys.executable, "-m", "drumline", verb, *ours, *flags]
 
     def findings(self, *flags: str) -> tuple[int, dict[str, Any]]:
         done = self.examine("--json", "--no-collectives", *flags)
@@ -188,6 +188,29 @@ def test_a_security_group_that_lets_only_the_rendezvous_in_and_then_all_is_well(
     b.freeze("RANK=1")  # so that it cannot end by itself
     killed.send(signal.SIGKILL)
     processes.wait_until(lambda: not here.left(), "the doctor's programs and ranks ended", timeout_s=20)
+
+
+def test_tune_gives_one_set_of_variables_for_hosts_that_differ(clinic: Callable[..., Clinic]) -> None:
+    here = clinic("a", "b")
+    a, b = here.bed.hosts
+    b.space.configure(["ip", "-batch", "-"], text="link set eth0 down\nlink set eth0 name ens5\nlink set ens5 up\n")
+    a.add_interface("docker0", "172.17.0.1/16")
+    here.set_variables(a, GLOO_SOCKET_IFNAME="docker0")
+    b.set_names({"a": a.address, "b": "127.0.1.1"})  # as Debian does
+    here.set_variables(b, NCCL_P2P_DISABLE="1")
+    done = here.examine(verb="tune")
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [line for line in done.stdout.splitlines() if "GLOO" in line or "NCCL" in line]
+    assert lines == [
+        'case "$(hostname)" in a) export GLOO_SOCKET_IFNAME=eth0;; esac  # gloo uses docker0 (172.17.0.1, '
+        f"set by GLOO_SOCKET_IFNAME=docker0), which no other host reaches; eth0 ({a.address}) works",
+        'case "$(hostname)" in b) export GLOO_SOCKET_IFNAME=ens5;; esac  # gloo uses lo (127.0.1.1), '
+        f"which no other host reaches; ens5 ({b.address}) works",
+        "unset NCCL_P2P_DISABLE  # b: NCCL_P2P_DISABLE=1: GPUs of this host copy through the CPU, many times slower",
+    ]
+    script = f"{done.stdout}\necho $GLOO_SOCKET_IFNAME ${{NCCL_P2P_DISABLE-unset}}"
+    printed = [host.run("sh", "-c", script, env={"NCCL_P2P_DISABLE": "1"}).stdout for host in (a, b)]
+    assert printed == ["eth0 unset\n", "ens5 unset\n"]
 
 
 def by_hand(host: Host, rank: int, *flags: str, env: dict[str, str] | None = None) -> Job:

@@ -119,6 +119,35 @@ def test_json_has_every_rank_and_link() -> None:
     )  # fmt: skip
 
 
+def split(rank: int) -> str:
+    """Groups of the GPUs of the same number, {0, 2} and {1, 3}, of the world of `four_ranks`."""
+    host, pid = f"gpu-0{rank // 2}", 100 + rank
+    text = f"ncclCommSplit comm 0x9{rank} rank {rank // 2} nranks 2 cudaDev 0 nvmlDev 0 busId 1a"
+    begun = f"{text} parent 0x5{rank} splitCount 1 color {rank % 2} key 0- Init START"
+    return info(host, pid, begun) + info(host, pid, f"{text} commId 0x0 - Init COMPLETE")
+
+
+def test_ranks_of_a_group_are_shown_as_those_of_the_job() -> None:
+    groups = [split(rank) for rank in range(4)]
+    sends = info("gpu-00", 101, "Channel 00/0 : 0[1] -> 1[1] [send] via NET/Socket/0")
+    log = read(four_ranks(), *groups, sends)
+    (link,) = (one for one in log.links() if one.transport == "NET/Socket")
+    assert (link.source, link.target, link.is_global) == (1, 3, True)
+    assert log.findings() == [], "ranks 0 and 1 are on one host, ranks 1 and 3 are not"
+    at_start = read(four_ranks(), *groups[:3], groups[3].splitlines(keepends=True)[0], sends)
+    assert [one for one in at_start.links() if one.transport == "NET/Socket"] == [link]
+
+
+@pytest.mark.parametrize(
+    ("pid", "ranks"), [(100, (0, 1, 2, 3)), (101, (1,))], ids=["fits the world too", "no log of the other"]
+)
+def test_ranks_of_a_group_that_is_not_known_are_shown_as_such(pid: int, ranks: tuple[int, ...]) -> None:
+    sends = info("gpu-00", pid, "Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0")
+    log = read(four_ranks(), *map(split, ranks), sends)
+    assert "NET/Socket: 0 -> 1 (1 channel; ranks of an unknown communicator)" in list(log_lines(log))
+    assert log.findings() == []
+
+
 EXAMPLES = {
     "Mismatched NCCL version detected : rank 0 version 22809 rank 1 version 22605": "rank 0 has NCCL 22809, rank 1",
     "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 3b000": "ranks 0 and 1 use the same GPU",
@@ -306,7 +335,8 @@ def test_of_a_huge_log_the_beginning_and_the_end_are_read(tmp_path: Path, monkey
         log.read(file, path.name)
     assert log.is_partial
     assert (len(log.links()), problems(log)) == (6, ["CUDA memory"])
-    assert "note: too long to read it all: the beginning and the end were read" in list(log_lines(log))
+    note = "note: not all was read: of a long log the beginning and the end, and 50,000 connections at most"
+    assert note in list(log_lines(log))
 
 
 def test_of_a_pipe_the_end_is_read_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,9 +353,7 @@ def test_of_a_pipe_the_end_is_read_too(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (log.is_partial, len(log.links()), problems(log)) == (is_partial, 6, ["CUDA memory"])
 
 
-def test_connections_that_are_not_kept_are_noted_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_of_too_many_connections_is_partial(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nccl_log, "MAX_KEPT", 4)
     log = read(four_ranks())
     assert (log.is_partial, len(log.links())) == (True, 4)
-    notes = [line for line in log_lines(log) if line.startswith("note: too")]
-    assert notes == ["note: too many connections to show them all: the first 4 were kept"]

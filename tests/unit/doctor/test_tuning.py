@@ -167,15 +167,34 @@ def test_the_example_of_the_docs_is_what_is_printed() -> None:
     assert [line.replace("# a:", "# gpu-01:") for line in lines(survey)] == shown
 
 
-def test_efa_is_named_where_its_plugin_is_installed() -> None:
+def test_efa_needs_its_plugin_under_the_name_that_nccl_loads() -> None:
     efa = cards(("rdmap0s6", "EFA"), nccl_plugin="/opt/amazon/ofi-nccl/lib/libnccl-net.so")
-    (line,) = lines(two_hosts(cards=efa))
-    assert line.startswith("export FI_PROVIDER=efa  # every host has EFA")
+    assert lines(two_hosts(cards=efa)) == [], "its plugin chooses EFA by itself"
     without = two_hosts(cards=cards(("rdmap0s6", "EFA")))
     assert lines(without) == []
     (finding,) = tuning_findings({host.name: host.facts or {} for host in without.hosts}, without)
     assert (finding.level, finding.where, finding.check) == ("problem", "a and b", "EFA")
-    assert lines(two_hosts(cards=Both(a=efa, b=cards()))) == []
+    renamed = cards(("rdmap0s6", "EFA"), nccl_plugin="/opt/amazon/ofi-nccl/lib/libnccl-net-ofi.so")
+    assert lines(two_hosts(cards=renamed)) == [
+        "export NCCL_NET_PLUGIN=ofi  # EFA's plugin is called libnccl-net-ofi.so, and NCCL looks for libnccl-net.so "
+        "only: it would use TCP"
+    ]
+    assert lines(two_hosts(cards=renamed, variables={"NCCL_NET_PLUGIN": "ofi"})) == []
+
+
+def test_efa_on_some_hosts_only_is_not_used() -> None:
+    efa = cards(("rdmap0s6", "EFA"), nccl_plugin="/opt/amazon/ofi-nccl/lib/libnccl-net.so")
+    assert lines(two_hosts(cards=Both(a=efa, b=cards()))) == [
+        "export NCCL_NET=Socket  # NCCL would use EFA on a and TCP on b, and not connect them"
+    ]
+    assert lines(two_hosts(cards=Both(a=cards(("rdmap0s6", "EFA")), b=cards()))) == [], "TCP on both"
+
+
+def test_where_nccl_uses_ip_over_infiniband_it_uses_nothing_else() -> None:
+    survey = two_hosts(others={"192.168.0.2": "no answer"})
+    assert len(lines(survey)) == 1
+    survey.hosts[1].interfaces = [*survey.hosts[1].interfaces, network("ib0", "10.1.0.1")]
+    assert lines(survey) == []
 
 
 @pytest.mark.parametrize(
