@@ -9,7 +9,7 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -69,10 +69,17 @@ class Browser:
         self._mouse("mouseMoved", to, y)
         self._mouse("mouseReleased", to, y)
 
-    def double_click(self, x: float, y: float) -> None:
-        for count in (1, 2):
+    def click(self, x: float, y: float, *, times: int = 1) -> None:
+        for count in range(1, times + 1):
             self._mouse("mousePressed", x, y, count)
             self._mouse("mouseReleased", x, y, count)
+
+    def touch(self, *frames: Sequence[tuple[float, float]]) -> None:
+        """Fingers that touch the page at these points, move to those of the further frames, and are lifted."""
+        for number, frame in enumerate(frames):
+            points = [{"x": x, "y": y, "id": finger} for finger, (x, y) in enumerate(frame)]
+            self.call("Input.dispatchTouchEvent", type="touchMove" if number else "touchStart", touchPoints=points)
+        self.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
 
     def _mouse(self, kind: str, x: float, y: float, count: int = 1) -> None:
         self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=1, clickCount=count)

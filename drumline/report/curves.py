@@ -5,12 +5,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from drumline.metrics.events import STAMP
 from drumline.report.event_sample import number
 
+T = TypeVar("T")
 MAX_CURVES = 48
 TABLE_ROWS = 12
 UNITS = {
@@ -97,7 +97,7 @@ def thinned(steps: Sequence[int], values: Sequence[float | None], most: int) -> 
     kept = {0, len(points) - 1}
     for bucket in range(num_buckets):
         low, high = (edge * len(points) // num_buckets for edge in (bucket, bucket + 1))
-        finite = [(value, place) for place, value in enumerate(islice(values, low, high), low) if value is not None]
+        finite = [(value, place) for place, value in enumerate(values[low:high], low) if value is not None]
         if finite:
             kept |= {min(finite)[1], max(finite)[1]}
         if len(finite) < high - low:
@@ -105,13 +105,19 @@ def thinned(steps: Sequence[int], values: Sequence[float | None], most: int) -> 
     return [points[place] for place in sorted(kept)]
 
 
-def table_rows(curves: Sequence[Curve]) -> list[tuple[int, list[float | None]]]:
+def evenly(items: Sequence[T], most: int) -> list[T]:
+    """All items, or this many (2 or more) at equal distances, with the first and the last."""
+    if len(items) <= most:
+        return list(items)
+    return [items[place * (len(items) - 1) // (most - 1)] for place in range(most)]
+
+
+def table_rows(curves: Sequence[Curve], most: int = TABLE_ROWS) -> list[tuple[int, list[float | None]]]:
     """A few steps with the value of each curve at that step, or the last one before it."""
     steps = sorted({step for curve in curves for step in curve.steps})
-    chosen = sorted({steps[place * (len(steps) - 1) // (TABLE_ROWS - 1)] for place in range(TABLE_ROWS)})
 
     def at(curve: Curve, step: int) -> float | None:
         place = bisect_right(curve.steps, step) - 1
         return curve.values[place] if place >= 0 else None
 
-    return [(step, [at(curve, step) for curve in curves]) for step in chosen]
+    return [(step, [at(curve, step) for curve in curves]) for step in evenly(steps, most)]

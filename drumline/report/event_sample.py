@@ -13,7 +13,7 @@ from drumline.metrics.events import parse_line
 from drumline.untrusted import open_regular
 
 RANK_FILE = re.compile(r"rank-(\d{5,9})\.jsonl")
-WINDOW_BYTES = 1 << 16
+WINDOW_BYTES, KIND_WINDOW_BYTES = 1 << 16, 1 << 12
 MAX_LINE_BYTES = 1 << 20
 MAX_STEP = 1 << 53
 """What JavaScript, too, can count to."""
@@ -35,7 +35,8 @@ def sampled_events(path: Path, *, most_bytes: int, kind: str | None = None) -> I
     needle = b"" if kind is None else f'"{kind}"'.encode()
     try:
         with open_regular(path) as file:
-            for chunk in _windows(file, most_bytes):
+            # Of a kind with few other events between them, many short windows leave no gap.
+            for chunk in _windows(file, most_bytes, WINDOW_BYTES if kind is None else KIND_WINDOW_BYTES):
                 for raw in chunk:
                     if needle in raw and len(raw) <= MAX_LINE_BYTES and (event := _usable(raw, kind)) is not None:
                         yield event
@@ -43,18 +44,18 @@ def sampled_events(path: Path, *, most_bytes: int, kind: str | None = None) -> I
         return
 
 
-def _windows(file: Any, most_bytes: int) -> Iterator[list[bytes]]:
+def _windows(file: Any, most_bytes: int, window_bytes: int) -> Iterator[list[bytes]]:
     size = file.seek(0, os.SEEK_END)
     if size <= most_bytes:
         file.seek(0)
         yield file.read(most_bytes).split(b"\n")
         return
-    count = max(2, most_bytes // WINDOW_BYTES)
+    count = max(2, most_bytes // window_bytes)
     for number in range(count):
-        begin = number * (size - WINDOW_BYTES) // (count - 1)
+        begin = number * (size - window_bytes) // (count - 1)
         file.seek(begin)
         # What is cut off at either end is no event.
-        yield file.read(WINDOW_BYTES).split(b"\n")[1 if begin else 0 : -1 if begin + WINDOW_BYTES < size else None]
+        yield file.read(window_bytes).split(b"\n")[1 if begin else 0 : -1 if begin + window_bytes < size else None]
 
 
 def _usable(raw: bytes, kind: str | None) -> dict[str, Any] | None:

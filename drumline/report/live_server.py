@@ -19,6 +19,7 @@ from drumline.terminal import print_message
 
 LOOPBACK = "127.0.0.1"
 REQUEST_S = 10.0
+MAX_CONNECTIONS = 16
 _HEADERS = {
     "Content-Type": "text/html; charset=utf-8",
     "Cache-Control": "no-store",
@@ -29,7 +30,22 @@ _HEADERS = {
 
 
 class _DaemonServer(ThreadingTCPServer):
+    """A thread for each connection; while there are MAX_CONNECTIONS, others are closed at once."""
+
     daemon_threads = True
+
+    def __init__(self, *args: Any) -> None:
+        self._places = threading.Semaphore(MAX_CONNECTIONS)
+        super().__init__(*args)
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        return self._places.acquire(blocking=False)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         error = sys.exception()

@@ -1,7 +1,8 @@
 """Writes the page of one or several runs: one HTML file that needs no network, from page.html and the data of the runs.
 
 A run folder is untrusted. jinja2 escapes all that comes from it, control characters are shown as escapes, and the
-Content-Security-Policy of the page lets only its own two scripts run, by their hashes.
+Content-Security-Policy of the page lets only its own two scripts run, by their hashes. The page stays under MAX_BYTES:
+what would be larger is shown in less detail.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from drumline.errors import UsageError
 from drumline.metrics.display import number_text
 from drumline.report.comparison import ComparedRow, compare, facts_of, run_names
-from drumline.report.curves import SCALING, SHARES, Curve, table_rows, thinned
+from drumline.report.curves import SCALING, SHARES, TABLE_ROWS, Curve, evenly, table_rows, thinned
 from drumline.report.goodput import Goodput, RunClock, goodput_of
-from drumline.report.heat_map import MAX_ROWS, STEP_PHASES, HeatMap, level_of, make_heat_map, mean_phases
-from drumline.report.run_data import RunData, read_run
+from drumline.report.heat_map import MAX_COLUMNS, MAX_ROWS, STEP_PHASES, HeatMap, level_of, make_heat_map, mean_phases
+from drumline.report.run_data import MAX_MOMENTS, MAX_SETTINGS, MAX_TEXT, Moment, RunData, read_run
 from drumline.scale.profile_result import PART_NAMES
 from drumline.terminal import shown
 from drumline.text import duration, file_size, plural
@@ -31,32 +33,25 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 3_000_000
 MAX_POINTS, MAX_SERIES_POINTS = 50_000, 1200
+MAX_HALVINGS, MIN_TEXT = 6, 40
 STRIP_WIDTH = 1000
 _HERE = Path(__file__).parent
 _STYLES, _SCRIPTS = ("vendor/uPlot.min.css", "page.css"), ("vendor/uPlot.iife.min.js", "page.js")
 
 
-@dataclass(frozen=True)
-class ChartCurve:
-    curve: Curve
-    label: str
-    colour: int
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ChartView:
     """A chart with the curves of each run that has them."""
 
     title: str
-    curves: list[ChartCurve]
-
-    @property
-    def axis(self) -> str:
-        return "ranks" if self.title == SCALING else "step"
-
-    def rows(self) -> list[tuple[int, list[float | None]]]:
-        """A table of the same."""
-        return table_rows([one.curve for one in self.curves])
+    axis: str
+    labels: list[str]
+    rows: list[tuple[int, list[float | None]]]
+    """Of a table of the same."""
+    data: dict[str, Any]
+    """For page.js."""
+    num_points: int
+    num_shown: int
 
 
 @dataclass(frozen=True)
@@ -69,7 +64,7 @@ class StripMark:
     label: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunView:
     """What the template shows of one run beside the charts."""
 
@@ -78,9 +73,13 @@ class RunView:
     goodput: Goodput
     clock: RunClock
     heat_map: HeatMap | None
+    moments: list[Moment]
+    """Without saves."""
     strip: list[StripMark]
     step_s: dict[str, float]
     """The mean of each phase over all ranks, in seconds a step."""
+    environment: list[tuple[str, str]]
+    settings: list[tuple[str, str]]
 
 
 def write_report(runs: Sequence[Path], to: Path) -> Path:
@@ -91,23 +90,32 @@ def write_report(runs: Sequence[Path], to: Path) -> Path:
 
 def render_page(runs: Sequence[RunData], *, refresh_s: float | None = None) -> str:
     """`refresh_s`: the page loads itself again after so many seconds, while the run is training."""
+    for halvings in range(MAX_HALVINGS + 1):
+        page = _render(runs, 0.5**halvings, refresh_s)
+        if len(page.encode(errors="replace")) < MAX_BYTES:
+            return page
+    raise UsageError(
+        f"a report of {plural(len(runs), 'run')} is larger than {file_size(MAX_BYTES)}", next_step="give fewer runs"
+    )
+
+
+def _render(runs: Sequence[RunData], detail: float, refresh_s: float | None) -> str:
+    """`detail`: how much is shown, as a fraction of all limits."""
     names = run_names(runs)
-    most_rows = max(4, min(MAX_ROWS, 3 * MAX_ROWS // len(runs)))
-    views = [_view(run, name, most_rows) for run, name in zip(runs, names, strict=True)]
-    charts = _charts(runs, names)
-    rows = compare([facts_of(view.run, view.goodput) for view in views])
-    most = min(MAX_SERIES_POINTS, MAX_POINTS // max(1, sum(len(chart.curves) for chart in charts)))
-    return _template().render(
+    views = [_view(run, name, detail, num_runs=len(runs)) for run, name in zip(runs, names, strict=True)]
+    charts = _charts(runs, names, detail)
+    differing = [_differing(found) for found in ([run.settings for run in runs], [run.environment for run in runs])]
+    return _template(max(MIN_TEXT, int(MAX_TEXT * detail))).render(
         views=views,
         names=names,
         charts=charts,
-        data=[_chart_data(chart, most) for chart in charts],
-        rows=rows,
-        settings=_differing([run.settings for run in runs]),
-        environment=_differing([run.environment for run in runs]),
+        data=[chart.data for chart in charts],
+        rows=compare([facts_of(view.run, view.goodput) for view in views]),
+        differing=[row for rows in differing for row in rows[: int(MAX_SETTINGS * detail)]],
         profile_parts=PART_NAMES,
         made_at=time.time(),
         refresh_s=refresh_s,
+        is_shortened=detail < 1,
     )
 
 
@@ -115,19 +123,23 @@ def _differing(of_runs: Sequence[dict[str, str]]) -> list[ComparedRow]:
     return [row for row in compare(of_runs) if row.differs]
 
 
-def _view(run: RunData, name: str, most_rows: int) -> RunView:
+def _view(run: RunData, name: str, detail: float, *, num_runs: int) -> RunView:
     clock = RunClock(run.attempts)
-    of_ranks = [mean_phases(times) for times in run.phases.values()]
-    known = [one for one in of_ranks if one]
+    known = [one for times in run.phases.values() if (one := mean_phases(times))]
     step_s = {phase: sum(one.get(phase, 0.0) for one in known) / len(known) for phase in STEP_PHASES if known}
+    most, rows = int(MAX_SETTINGS * detail), max(4, min(MAX_ROWS, 3 * MAX_ROWS // num_runs))
+    limits = {"most_rows": max(1, int(rows * detail)), "most_columns": max(8, int(MAX_COLUMNS * detail))}
     return RunView(
         run=run,
         name=name,
         goodput=goodput_of(run.attempts),
         clock=clock,
-        heat_map=make_heat_map(run.phases, run.hosts, clock, most_rows=most_rows) if len(run.phases) > 1 else None,
-        strip=_strip(run, clock),
+        heat_map=make_heat_map(run.phases, run.hosts, clock, **limits) if len(run.phases) > 1 else None,
+        moments=evenly([one for one in run.moments if one.kind != "checkpoint"], int(2 * MAX_MOMENTS * detail)),
+        strip=evenly(_strip(run, clock), int(4 * MAX_MOMENTS * detail)),
         step_s={phase: seconds for phase, seconds in step_s.items() if seconds > 0},
+        environment=list(run.environment.items())[:most],
+        settings=list(run.settings.items())[:most],
     )
 
 
@@ -150,35 +162,48 @@ def _strip(run: RunData, clock: RunClock) -> list[StripMark]:
 # Charts
 
 
-def _charts(runs: Sequence[RunData], names: Sequence[str]) -> list[ChartView]:
+def _charts(runs: Sequence[RunData], names: Sequence[str], detail: float) -> list[ChartView]:
     """Of several runs, each has a colour; of one run, each of its curves in a chart."""
-    found: dict[str, list[ChartCurve]] = {}
+    found: dict[str, list[tuple[str, int, Curve]]] = {}
     for number, (run, name) in enumerate(zip(runs, names, strict=True)):
         for curve in run.curves:
             chart = found.setdefault(curve.chart, [])
-            if len(runs) == 1:
-                chart.append(ChartCurve(curve, curve.label, len(chart)))
-            else:
-                chart.append(ChartCurve(curve, f"{name} {curve.label}", number))
-    return [ChartView(title, curves) for title, curves in found.items()]
+            drawn = (curve.label, len(chart)) if len(runs) == 1 else (f"{name} {curve.label}", number)
+            chart.append((*drawn, curve))
+    num_curves = sum(map(len, found.values()))
+    most = min(MAX_SERIES_POINTS, int(MAX_POINTS * detail) // max(1, num_curves))
+    return [_chart(title, drawn, most, detail) for title, drawn in found.items()]
 
 
-def _chart_data(chart: ChartView, most: int) -> dict[str, Any]:
-    series = []
-    for one in chart.curves:
-        points = thinned(one.curve.steps, one.curve.values, most)
-        values = [None if value is None else float(f"{value:.6g}") for _, value in points]
-        style = {"colour": one.colour, "dashed": one.curve.label != "training"}
-        series.append({"label": shown(one.label)[:300], **style, "x": [step for step, _ in points], "y": values})
-    is_share = chart.title in SHARES or chart.title.endswith("accuracy")
-    return {"axis": chart.axis, "percent": is_share, "series": series}
+def _chart(title: str, drawn: Sequence[tuple[str, int, Curve]], most: int, detail: float) -> ChartView:
+    curves, axis = [curve for *_, curve in drawn], "ranks" if title == SCALING else "step"
+    most_label = max(MIN_TEXT, int(300 * detail))
+    series = [_series(shown(label)[:most_label], colour, curve, most) for label, colour, curve in drawn]
+    is_share = title in SHARES or title.endswith("accuracy")
+    return ChartView(
+        title=title,
+        axis=axis,
+        labels=[label for label, *_ in drawn],
+        rows=table_rows(curves, max(2, int(TABLE_ROWS * detail))),
+        data={"axis": axis, "percent": is_share, "series": series},
+        num_points=sum(len(curve.steps) for curve in curves),
+        num_shown=sum(len(one["x"]) for one in series),
+    )
+
+
+def _series(label: str, colour: int, curve: Curve, most: int) -> dict[str, Any]:
+    points = thinned(curve.steps, curve.values, most)
+    values = [None if value is None else float(f"{value:.6g}") for _, value in points]
+    style = {"label": label, "colour": colour, "dashed": curve.label != "training"}
+    return {**style, "x": [step for step, _ in points], "y": values}
 
 
 # The template
 
 
 @cache
-def _template() -> Template:
+def _template(most_text: int) -> Template:
+    """`most_text`: how many characters of a text are shown."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -189,7 +214,7 @@ def _template() -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
         # Of text alone: what the template itself makes is markup.
-        finalize=lambda value: shown(value) if type(value) is str else value,
+        finalize=lambda value: shown(value[:most_text]) if type(value) is str else value,
     )
     environment.filters |= {
         "duration": duration,
@@ -203,11 +228,11 @@ def _template() -> Template:
     }
     styles, scripts = ([(_HERE / name).read_text(encoding="utf-8") for name in names] for names in (_STYLES, _SCRIPTS))
     policy = {"default-src": ["'none'"], "script-src": map(_hash, scripts), "style-src": map(_hash, styles)}
+    rules = "; ".join(f"{name} {' '.join(values)}" for name, values in policy.items())
     environment.globals |= {
         "styles": list(map(Markup, styles)),  # files of this package
         "scripts": list(map(Markup, scripts)),
-        "policy": "; ".join(f"{name} {' '.join(values)}" for name, values in policy.items())
-        + "; base-uri 'none'; form-action 'none'",
+        "policy": f"{rules}; base-uri 'none'; form-action 'none'",
     }
     return environment.get_template("page.html")
 

@@ -6,7 +6,7 @@ Its files may be incomplete, damaged or hostile: what is not of its type is left
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +16,7 @@ from drumline.engine.run_folder import RunFolder
 from drumline.engine.run_status import RunState, RunStatusReader
 from drumline.errors import UsageError
 from drumline.metrics.display import event_line, metrics_of
-from drumline.report.curves import SCALING, Curve, Curves
+from drumline.report.curves import SCALING, Curve, Curves, evenly
 from drumline.report.event_sample import (
     MAX_SECONDS,
     MAX_STEP,
@@ -84,10 +84,15 @@ class RunData:
     """The latest evaluation's."""
     step: int = 0
     attempts: list[AttemptTimes] = field(default_factory=list)
+    num_bytes: int = 0
+    """Of rank 0's events; not all of a large file is read."""
+    num_bytes_read: int = 0
     curves: list[Curve] = field(default_factory=list)
     num_dropped: int = 0
     moments: list[Moment] = field(default_factory=list)
     num_saves: int = 0
+    num_moments: int = 0
+    """All but saves; `moments` has some of them, if there are many."""
     phases: dict[int, list[PhaseTimes]] = field(default_factory=dict)
     hosts: dict[int, str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
@@ -108,6 +113,7 @@ def read_run(path: Path) -> RunData:
     files = rank_files(folder.events, most=MAX_RANKS)
     curves = Curves()
     if 0 in files:
+        run.num_bytes, run.num_bytes_read = (size := files[0].lstat().st_size), min(size, RANK_0_BYTES)
         for event in sampled_events(files[0], most_bytes=RANK_0_BYTES):
             _add(run, curves, event)
     run.curves, run.num_dropped = curves.found(), curves.num_dropped
@@ -116,7 +122,11 @@ def read_run(path: Path) -> RunData:
             _add_phases(run, rank, event)
     run.environment, run.hosts = _read_environment(folder.environment_file)
     run.settings = _read_settings(folder.config_file)
-    run.moments = sorted([*_thin(run.moments), *_diagnoses(folder.diagnoses)], key=lambda moment: moment.time)
+    saves = [one for one in run.moments if one.kind == "checkpoint"]
+    others, faults = [one for one in run.moments if one.kind != "checkpoint"], _diagnoses(folder.diagnoses)
+    run.num_moments = len(others) + len(faults)
+    kept = evenly(saves, MAX_MOMENTS) + evenly(others, MAX_MOMENTS) + faults
+    run.moments = sorted(kept, key=lambda one: one.time)
     with suppress(UsageError, ValueError, ArithmeticError):
         run.curves += _read_scaling(path)
     with suppress(UsageError, KeyError, ValueError, ArithmeticError, IndexError):
@@ -179,18 +189,6 @@ def _words(event: Mapping[str, Any]) -> str:
         return text(event.get("message"))[:MAX_TEXT]
 
 
-def _thin(moments: Sequence[Moment]) -> Iterator[Moment]:
-    """All of them, or if there are too many, some at equal distances: saves, and the rest."""
-    num_saves = sum(moment.kind == "checkpoint" for moment in moments)
-    every = {True: num_saves // MAX_MOMENTS + 1, False: (len(moments) - num_saves) // MAX_MOMENTS + 1}
-    seen = {True: 0, False: 0}
-    for moment in moments:
-        is_save = moment.kind == "checkpoint"
-        if seen[is_save] % every[is_save] == 0:
-            yield moment
-        seen[is_save] += 1
-
-
 def _add_phases(run: RunData, rank: int, event: Mapping[str, Any]) -> None:
     spent = event.get("phases_s")
     if not isinstance(spent, dict):
@@ -250,7 +248,7 @@ def _read_settings(path: Path) -> dict[str, str]:
     except (OSError, ValueError):
         return {}
     found = {
-        f"{section}.{name}": (value if isinstance(value, str) else json.dumps(value, default=str))[:MAX_TEXT]
+        f"{section}.{name}"[:MAX_TEXT]: (value if isinstance(value, str) else json.dumps(value, default=str))[:MAX_TEXT]
         for section, values in record.items()
         if isinstance(values, dict)
         for name, value in values.items()

@@ -22,6 +22,7 @@ from tests.report_runs import write_run
 PHONE = 390
 EVIL = "</script><script>window.pwned=1</script><img src=http://127.0.0.1:9/x onerror='window.pwned=1'>"
 CANVAS = "document.querySelector('canvas').toDataURL()"
+BOX = "(({x, y, width}) => [x, y, width])(document.querySelector('.u-over').getBoundingClientRect())"
 COLOURS = """[...document.querySelectorAll('.heat tr')].map((row) =>
     [...row.querySelectorAll('td[class]')].map((cell) => getComputedStyle(cell).backgroundColor))"""
 
@@ -46,15 +47,38 @@ def test_curves_are_drawn_and_zoomed_and_nothing_is_fetched(browser: Browser, pa
     charts = browser.value("document.querySelectorAll('.chart').length")
     assert browser.value("document.querySelectorAll('.chart canvas').length") == charts > 3
     whole = browser.value(CANVAS)
-    box = browser.value("(({x, y, width}) => [x, y, width])(document.querySelector('.u-over').getBoundingClientRect())")
-    x, y, width = box
+    x, y, width = browser.value(BOX)
     browser.drag(x + width / 4, y + 20, to=x + width / 2)
     zoomed = browser.value(CANVAS)
     assert zoomed != whole
-    browser.double_click(x + width / 2, y + 20)
+    browser.click(x + width / 2, y + 20, times=2)
     assert browser.value(CANVAS) == whole
     assert browser.requested == [page.resolve().as_uri()]
     assert browser.errors == [], "the policy of the page forbids nothing that it does"
+
+
+def test_fingers_select_and_stretch_steps_and_a_button_resets(browser: Browser, page: Path) -> None:
+    browser.open(page, width=PHONE)
+    browser.value("document.querySelector('.chart').scrollIntoView({block: 'center'})")
+    x, y, width = browser.value(BOX)
+    whole, button = browser.value(CANVAS), "document.querySelector('.reset')"
+    assert browser.value(f"{button}.hidden")
+    browser.touch([(x + width / 4, y + 40)], [(x + width / 2, y + 40)])
+    selected = browser.value(CANVAS)
+    assert selected != whole
+    tap = browser.value(f"(({{x, y}}) => [x + 5, y + 5])({button}.getBoundingClientRect())")
+    browser.click(*tap)
+    assert browser.value(f"{button}.hidden")
+    assert browser.value(CANVAS) == whole
+    middle = x + width / 2
+    browser.touch([(middle - 20, y + 40), (middle + 20, y + 40)], [(middle - 60, y + 40), (middle + 60, y + 40)])
+    assert browser.value(CANVAS) not in (whole, selected)
+    browser.click(*tap)
+    assert browser.value(f"{button}.hidden")
+    assert browser.value(CANVAS) == whole
+    browser.touch([(middle, y + 40)], [(middle + 8, y + 40)])
+    assert browser.value(CANVAS) == whole, "a tap is no selection"
+    assert browser.errors == []
 
 
 def test_it_fits_a_phone_and_has_one_column(browser: Browser, page: Path) -> None:

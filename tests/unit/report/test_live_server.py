@@ -6,11 +6,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from urllib.parse import urlsplit
 
 import pytest
 
+from drumline.report import live_server
 from drumline.report.live_server import LiveServer
 
 
@@ -67,3 +68,21 @@ def raising(error: Exception) -> Callable[[], str]:
         raise error
 
     return render
+
+
+def test_connections_are_limited_and_a_closed_one_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_server, "MAX_CONNECTIONS", 2)
+
+    def is_served(server: LiveServer) -> bool:
+        with suppress(ConnectionError), request(server) as connection:
+            return answer(connection).endswith(b"the page")
+        return False
+
+    with closing(LiveServer(lambda: "the page")) as server:
+        address = urlsplit(server.url)
+        with socket.create_connection((address.hostname, address.port), timeout=20):
+            with socket.create_connection((address.hostname, address.port), timeout=20):
+                assert not is_served(server)
+            deadline = time.monotonic() + 20
+            while not is_served(server):
+                assert time.monotonic() < deadline, "the closed one still counts"

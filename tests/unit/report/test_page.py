@@ -9,14 +9,15 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from drumline.report.curves import Curve
+from drumline.errors import UsageError
+from drumline.report import page as page_module
 from drumline.report.goodput import goodput_of
-from drumline.report.heat_map import PhaseTimes
 from drumline.report.page import MAX_BYTES, render_page, write_report
-from drumline.report.run_data import Moment, RunData, read_run
+from drumline.report.run_data import read_run
 from drumline.scale.profile_result import write_profile
 from tests.report_runs import BEGIN, append, write_run
 from tests.unit.scale.test_profile_result import example
@@ -62,10 +63,8 @@ def test_runs_are_side_by_side_with_what_differs(tmp_path: Path) -> None:
     assert labels == [f"{run} {kind}" for run in (one, other) for kind in ("training", "evaluation")]
 
 
-def chart_data(page: str) -> list[dict[str, list[dict[str, object]]]]:
-    found: list[dict[str, list[dict[str, object]]]] = json.loads(
-        page.partition('id="data">')[2].partition("</script>")[0]
-    )
+def chart_data(page: str) -> list[dict[str, list[dict[str, Any]]]]:
+    found: list[dict[str, list[dict[str, Any]]]] = json.loads(page.partition('id="data">')[2].partition("</script>")[0])
     return found
 
 
@@ -95,24 +94,41 @@ def test_only_the_scripts_of_the_page_may_run(tmp_path: Path) -> None:
     assert not re.search(r"(src|href)=|url\(|@import|https?://", without_scripts)
 
 
-def test_a_page_of_a_long_run_on_many_ranks_stays_small() -> None:
-    steps = list(range(1_500))
-    curves = [Curve(f"metric {place}", "training", steps, [float(step % 977) for step in steps]) for place in range(48)]
-    times = [
-        PhaseTimes(time=BEGIN + step, step=step, phases_s={"forward": 0.5, "backward": 0.5}) for step in range(100)
-    ]
-    moments = [Moment(time=BEGIN + one, kind="fault", step=one, text="x" * 1000) for one in range(400)]
-    run = RunData(
-        path=Path("long"),
-        state="done",
-        message="",
-        curves=curves,
-        moments=moments,
-        phases=dict.fromkeys(range(256), times),
-    )
-    run.settings = {f"a.b{number}": "x" * 1000 for number in range(500)}
-    page = render_page([replace(run), replace(run, path=Path("other"))])
-    assert len(page.encode()) < MAX_BYTES
+def test_a_page_of_fifty_runs_stays_small_and_says_that_it_is_shortened(tmp_path: Path) -> None:
+    settings = {f"name{number}": "x" * 300 for number in range(300)}
+    run = write_run(tmp_path / "run", steps=400, slow_rank=1, fault_at=120, message="y" * 900, settings=settings)
+    note = "Shown in less detail, to keep the page under 3 MB"
+    assert note not in text_of(write_report([run], tmp_path / "one.html").read_text())
+    path = write_report([run] * 50, tmp_path / "page.html")
+    assert path.stat().st_size < MAX_BYTES
+    page = path.read_text()
+    assert note in text_of(page)
+    assert page.count("was slow in") == page.count("Time and goodput") == 50
+    assert len(chart_data(page)[0]["series"]) == 100
+
+
+def test_a_page_that_is_too_large_in_any_detail_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_module, "MAX_BYTES", 90_000)
+    run = read_run(write_run(tmp_path / "run", ranks=1))
+    with pytest.raises(UsageError, match="a report of 40 runs is larger than 90 kB"):
+        render_page([run] * 40)
+
+
+def test_what_is_not_shown_of_a_long_run_is_counted(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", ranks=1, steps=30_000)
+    straggler = {"kind": "straggler", "step": 200, "time": BEGIN, "message": "x"}
+    append(folder, 0, *[straggler] * 998)
+    run = replace(read_run(folder), num_bytes=90_000_000, num_bytes_read=64_000_000)
+    page = render_page([run])
+    loss = chart_data(page)[0]["series"]
+    shown = sum(len(series["x"]) for series in loss)
+    assert 1_000 < shown < 1_900
+    for words in (
+        f"{shown:,} of 6,600 points: each stretch of a curve has its lowest and highest.",
+        "64 MB of 90 MB of the events of rank 0 were read, at equal distances.",
+        "600 saves; 400 of 1,001 events",
+    ):
+        assert words in text_of(page)
 
 
 def test_a_metric_does_not_replace_a_fact(tmp_path: Path) -> None:

@@ -136,6 +136,9 @@ def test_of_a_huge_event_file_windows_are_read(tmp_path: Path, monkeypatch: pyte
     gaps = [after - before for before, after in pairwise(steps)]
     assert max(gaps) < 10_000 / 8
     assert list(event_sample.sampled_events(path, most_bytes=40_000, kind="phases")) == []
+    monkeypatch.setattr(event_sample, "KIND_WINDOW_BYTES", 512)
+    steps = [event["step"] for event in event_sample.sampled_events(path, most_bytes=40_000, kind="train")]
+    assert max(after - before for before, after in pairwise(steps)) < 10_000 / 60, "short windows leave short gaps"
 
 
 HOSTILE = [
