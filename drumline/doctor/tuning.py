@@ -123,8 +123,8 @@ def _efa(hosts: Mapping[str, Facts]) -> Iterator[Finding]:
         for host, name in plugins.items():
             if name not in (PLUGIN, "") and "NCCL_NET_PLUGIN" not in hosts[host]["variables"]:
                 what = f"EFA's plugin is called {name}, and NCCL looks for {PLUGIN} only: it would use TCP"
-                fix = VariableFix("NCCL_NET_PLUGIN", name.removeprefix("libnccl-net-").removesuffix(".so"))
-                yield Finding.of_fault("EFA", host, ("warning", what, fix))
+                named = VariableFix("NCCL_NET_PLUGIN", name.removeprefix("libnccl-net-").removesuffix(".so"))
+                yield Finding.of_fault("EFA", host, ("warning", what, named))
 
 
 def _infiniband(hosts: Mapping[str, Facts]) -> Iterator[Finding]:
