@@ -18,6 +18,7 @@ VERBS = {
     "by hand on several machines, on Slurm, on Kubernetes",
     "find-lr": "suggest a learning rate, from steps at growing rates",
     "find-batch": "find the largest micro-batch that fits in the GPU's memory",
+    "plan": "predict the memory of a rank, and the cheapest mode (ddp, zero1,\nfsdp, hsdp) that fits on each GPU",
     "evaluate": "evaluate a checkpoint of a run, on any number of ranks",
     "predict": "write what a checkpoint predicts for every sample of a dataset",
     "export": "write a checkpoint's weights to a safetensors file",

@@ -1,4 +1,4 @@
-"""The floating-point operations (FLOPs) of a model, counted once from its own operations, and the peaks of GPUs.
+"""The floating-point operations (FLOPs) of a model, counted once from its own operations.
 
 Counted are matrix products, convolutions and attention, forward and backward: what the model needs, not what the device
 does. What the backward pass computes again is not counted, be it by activation checkpointing or inside an attention
@@ -8,9 +8,8 @@ kernel; attention with a mask counts in full. torchtitan and the PaLM paper coun
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,37 +18,6 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 from torch.utils._python_dispatch import TorchDispatchMode
-
-# Of a GPU in TFLOP/s, without sparsity: fp32, tf32, fp16, bf16 (tensor cores, which add up in fp32); 0: it has none.
-# A name that is not here (a MIG slice, a laptop) is unknown.
-_PEAKS: Mapping[str, tuple[float, float, float, float]] = {
-    # nvidia.com/en-us/data-center/h100, .../h200: half of what is given "with sparsity"
-    r"NVIDIA H[12]00 NVL": (60, 417, 835, 835),
-    r"NVIDIA (H100 80GB HBM3|H200)": (66.9, 494.7, 989.4, 989.4),
-    r"NVIDIA H100 PCIe": (51.2, 378, 756, 756),
-    # nvidia-blackwell-datasheet, HGX B200: likewise
-    r"NVIDIA B200": (75, 1100, 2250, 2250),
-    # nvidia-a100-datasheet-us-nvidia-1758950-r4, a10-datasheet
-    r"NVIDIA A100[- ](SXM4-|PCIE-)?[48]0GB( PCIe)?": (19.5, 156, 312, 312),
-    r"NVIDIA A10": (31.2, 62.5, 125, 125),
-    # l4-datasheet, l40s-datasheet
-    r"NVIDIA L4": (30.3, 60, 121, 121),
-    r"NVIDIA L40S": (91.6, 183, 362, 362),
-    # volta-v100-datasheet-update-us-1165301-r5, t4-tensor-core-datasheet-951643
-    r"Tesla V100-SXM2-(16|32)GB": (15.7, 0, 125, 0),
-    r"Tesla V100-PCIE-(16|32)GB": (14, 0, 112, 0),
-    r"(Tesla|NVIDIA) T4": (8.1, 0, 65, 0),
-    # nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2, nvidia-ada-gpu-architecture-whitepaper-v2.1
-    r"NVIDIA GeForce RTX 3090": (35.6, 35.6, 71, 71),
-    r"NVIDIA GeForce RTX 4090": (82.6, 82.6, 165.2, 165.2),
-}
-_COLUMNS = ("float32", "tf32", "float16", "bfloat16")
-
-
-def peak_tflop_per_s(device_name: str, arithmetic: str) -> float | None:
-    """What this GPU can do at most in this arithmetic; None: unknown."""
-    found = (peaks for name, peaks in _PEAKS.items() if re.fullmatch(name, device_name))
-    return dict(zip(_COLUMNS, next(found, ()), strict=False)).get(arithmetic) or None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 from torch.nn.parallel import DistributedDataParallel
 
+from drumline.engine.gpu_table import peak_tflop_per_s
 from drumline.engine.job import Job
-from drumline.engine.model_flops import ModelFlops, peak_tflop_per_s
+from drumline.engine.model_flops import ModelFlops
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from drumline.engine.model_flops import ModelFlops, count_flops, peak_tflop_per_s
+from drumline.engine.gpu_table import peak_tflop_per_s
+from drumline.engine.model_flops import ModelFlops, count_flops
 from drumline.models.gpt import GPT
 from drumline.models.mini_resnet import MiniResNet
 

@@ -1,0 +1,108 @@
+"""`drumline plan TASK`: the command line of the memory plan (engine/memory_plan.py), and its tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from drumline.cli.train_command import OWN_FLAGS as TRAIN_FLAGS
+from drumline.cli.train_command import settle_before_torch
+from drumline.config import FlagTable, read_flags
+from drumline.config.help import render_flags
+from drumline.config.schema import Count
+from drumline.engine.gpu_table import GPUS, gpu_memory
+from drumline.errors import ExitCode
+from drumline.launch.startup import interruptible, load_compiler_late, loading
+from drumline.terminal import show, show_lines
+from drumline.text import memory_size, plural
+
+if TYPE_CHECKING:
+    from drumline.engine.memory_plan import MemoryPlan
+
+WORLDS = (1, 2, 4, 8)
+USUAL_GPUS = ("l4", "a100-40gb", "l40s", "h100", "h200", "b200")
+RANKS_PER_NODE = 8
+OWN_FLAGS: FlagTable = {
+    "world": (tuple[Count, ...], "N[,N...]", f"Numbers of ranks [{','.join(map(str, WORLDS))}]."),
+    "gpu": (
+        tuple[str, ...],
+        "NAME[,NAME...]",
+        f"GPUs, or GiB of memory [{','.join(USUAL_GPUS)}]; known: {', '.join(GPUS)}.",
+    ),
+    "ranks-per-node": (Count, "N", f"For hsdp, which shards the model inside a node [{RANKS_PER_NODE}]."),
+    "config": TRAIN_FLAGS["config"],
+    "json": (bool, "", "Print one JSON object, for scripts: sizes are in bytes."),
+    "help": (bool, "", "Show this text."),
+}
+USAGE = """\
+usage: drumline plan TASK [--world 1,2,4,8] [--gpu h100,a100-40gb] [--section.name value ...]
+
+Prints how much memory a rank of TASK needs on a GPU at the peak of a step, by mode (ddp, zero1, fsdp, hsdp) and number
+of ranks, and the cheapest mode that fits on each GPU. A step is taken with tensors that have sizes but no data: no GPU
+is needed, and hardly any memory. The settings are those of `drumline train TASK`. Nothing is saved.
+"""
+PARTS = ("parameters", "gradients", "optimizer", "activations", "communication", "total")
+
+
+def run(argv: Sequence[str]) -> int:
+    flags = read_flags(argv, OWN_FLAGS, max_positional=1)
+    if flags.own.get("help"):
+        show("\n".join([USAGE, render_flags({"": OWN_FLAGS})]), end="")
+        return ExitCode.SUCCESS
+    task = flags.positional[0] if flags.positional else None
+    layers = settle_before_torch(task, flags)
+    assert task is not None
+    gpus = gpu_memory(flags.own.get("gpu", USUAL_GPUS))
+    with interruptible("interrupted"), loading():
+        from drumline.engine.memory_plan import plan_memory
+        from drumline.tasks.built_in import load_task, resolve_task
+
+    load_compiler_late()
+    task_class = load_task(task)
+    config = resolve_task(task, task_class, layers)
+    worlds, per_node = flags.own.get("world", WORLDS), flags.own.get("ranks-per-node", RANKS_PER_NODE)
+    plan = plan_memory(config, task_class(config), worlds=worlds, ranks_per_node=per_node)
+    if flags.own.get("json"):
+        show(json.dumps(as_document(plan, gpus)), is_data=True)
+    else:
+        show_lines([*plan_table(plan), "", *gpu_rows(plan, gpus)])
+    return ExitCode.SUCCESS
+
+
+def as_document(plan: MemoryPlan, gpus: Mapping[str, int]) -> dict[str, object]:
+    """The plan as JSON: `ranks` has every mode and number of ranks, `gpus` the cheapest mode by number of ranks."""
+    chosen = {name: dict(cheapest_modes(plan, memory)) for name, memory in gpus.items()}
+    return {
+        "num_parameters": plan.num_parameters,
+        "ranks": [{**asdict(one), "total": one.total} for one in plan.ranks],
+        "gpus": [{"name": name, "memory": gpus[name], "modes": modes} for name, modes in chosen.items()],
+        "impossible": dict(plan.impossible),
+    }
+
+
+def cheapest_modes(plan: MemoryPlan, memory: int) -> Iterator[tuple[int, str | None]]:
+    for world_size in dict.fromkeys(one.world_size for one in plan.ranks):
+        found = plan.cheapest(world_size, memory)
+        yield world_size, None if found is None else found.mode
+
+
+def plan_table(plan: MemoryPlan) -> Iterator[str]:
+    """A row for each number of ranks and mode."""
+    yield f"memory of a rank at the peak of a step, {plan.num_parameters:,} parameters"
+    yield f"ranks  micro-batch  mode   {'  '.join(f'{part:>13}' for part in PARTS)}"
+    for one in plan.ranks:
+        sizes = "  ".join(f"{memory_size(getattr(one, part)):>13}" for part in PARTS)
+        yield f"{one.world_size:>5}  {one.micro_batch_size:>11}  {one.mode:<5}  {sizes}"
+    for world_size, reason in plan.impossible.items():
+        yield f"{world_size:>5}  {reason}"
+
+
+def gpu_rows(plan: MemoryPlan, gpus: Mapping[str, int]) -> Iterator[str]:
+    """The cheapest mode for each GPU and number of ranks."""
+    worlds = dict.fromkeys(one.world_size for one in plan.ranks)
+    yield f"{'cheapest mode that fits':<25}" + "".join(f"  {plural(world_size, 'rank'):>8}" for world_size in worlds)
+    for name, memory in gpus.items():
+        modes = (mode or "none" for _, mode in cheapest_modes(plan, memory))
+        yield f"{f'{name} ({memory_size(memory)})':<25}" + "".join(f"  {mode:>8}" for mode in modes)

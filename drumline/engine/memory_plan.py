@@ -1,0 +1,231 @@
+"""The memory of a rank by `dist.mode` and world size, from one traced step, and the cheapest mode that fits on a GPU.
+
+The trace (memory_trace.py) is that of a rank that holds everything. What DDP and `fully_shard` add to it, and what they
+split, follows from how they work: docs/plan.md has the rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+
+from drumline.config.schema import Config, DistConfig
+from drumline.data.dataset import is_stream
+from drumline.data.delivery import NUM_AHEAD
+from drumline.data.loader import IndexedLoader
+from drumline.data.sharding import Cursor, Sharding, plan_step
+from drumline.data.stream_loader import StreamLoader
+from drumline.data.workers import LoadingOptions
+from drumline.engine.job import choose_batch
+from drumline.engine.memory_trace import FakeJob, MemoryMoment, StepMemory, TracedParameter, rounded
+from drumline.errors import UsageError
+from drumline.tasks.base import Task
+from drumline.text import GIB, MIB
+
+MemoryAt = Callable[[MemoryMoment], dict[str, int]]
+MODES = ("ddp", "zero1", "hsdp", "fsdp")
+"""The cheapest first: each sends more, or over slower links, than the one before."""
+# cuBLAS has one for the forward pass and one for the thread of the backward pass, of this size from Hopper on.
+WORKSPACES = 2 * 32 * MIB
+MARGIN = 0.05
+"""The part of a GPU's memory that stays free, for fragmentation."""
+OUTSIDE = GIB
+"""What a process takes on a GPU besides torch's tensors: CUDA itself, its kernels, NCCL's buffers."""
+# Gathered blocks and reduced ones that fully_shard holds at a time, by phase. Forward: the gathered block and its
+# message, or two messages. Backward: the gathered block, the message of the next one, that of the gradients before it.
+GATHERED = {"forward": 2, "backward": 3}
+# The same where parameters stay whole: only messages.
+MESSAGES = {"forward": 2, "backward": 1}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankMemory:
+    """The bytes that a rank holds at the peak of a step: of all ranks, the one with the most."""
+
+    mode: str
+    world_size: int
+    micro_batch_size: int
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+    """With the micro-batches on the device, temporary tensors and workspaces."""
+    communication: int
+    """Buckets, gathered parameters and messages."""
+
+    @property
+    def total(self) -> int:
+        return self.parameters + self.gradients + self.optimizer + self.activations + self.communication
+
+    def fits(self, memory: int) -> bool:
+        """Whether a GPU with so many bytes has room for it."""
+        return self.total <= memory * (1 - MARGIN) - OUTSIDE
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryPlan:
+    """What `drumline plan` found out."""
+
+    num_parameters: int
+    ranks: Sequence[RankMemory]
+    impossible: Mapping[int, str] = field(default_factory=dict)
+    """World sizes that the batch cannot be split over, with the reason."""
+
+    def cheapest(self, world_size: int, memory: int) -> RankMemory | None:
+        """The first of `MODES` that fits in so many bytes on this number of ranks."""
+        fitting = (one for one in self.ranks if one.world_size == world_size and one.fits(memory))
+        return min(fitting, key=lambda one: MODES.index(one.mode), default=None)
+
+
+def plan_memory(config: Config, task: Task, *, worlds: Iterable[int], ranks_per_node: int) -> MemoryPlan:
+    """The memory of a rank in every mode that makes a difference on these numbers of ranks."""
+    if config.train.exact == "elastic":
+        raise UsageError(
+            "the elastic mode is not planned: it keeps gradients of shards in its own way",
+            next_step="measure it on a GPU: drumline find-batch TASK",
+        )
+    data, ranks, impossible = task.train_data(), list[RankMemory](), dict[int, str]()
+    batches: dict[int, Any] = {}
+    sharded_type = torch.bfloat16 if getattr(config.dist, "shard_dtype", "fp32") == "bf16" else None
+
+    @cache
+    def job(gathered: torch.dtype | None) -> FakeJob:
+        return FakeJob(config, task, gathered=gathered)
+
+    @cache
+    def traced(size: int, gathered: torch.dtype | None) -> StepMemory:
+        return job(gathered).trace(batches[size])
+
+    for world_size in worlds:
+        try:
+            micro = _first_micro_batch(config, task, data, world_size)
+        except UsageError as error:
+            impossible[world_size] = error.what
+            continue
+        batches[micro.size] = micro.data
+        for mode, num_shards in modes_for(world_size, ranks_per_node):
+            step = traced(micro.size, None if mode == "ddp" else sharded_type)
+            ranks.append(_at_its_peak(step, config.dist, mode, world_size, num_shards, micro))
+    return MemoryPlan(num_parameters=job(None).num_parameters, ranks=ranks, impossible=impossible)
+
+
+def modes_for(world_size: int, ranks_per_node: int) -> Iterator[tuple[str, int]]:
+    """The modes that differ from each other on this number of ranks, and over how many ranks each shards the model."""
+    yield "ddp", 1
+    if world_size > 1:
+        yield "zero1", world_size
+        if 1 < ranks_per_node < world_size and world_size % ranks_per_node == 0:
+            yield "hsdp", ranks_per_node
+        yield "fsdp", world_size
+
+
+def _at_its_peak(
+    step: StepMemory, dist: DistConfig, mode: str, world_size: int, num_shards: int, micro: _MicroBatch
+) -> RankMemory:
+    if mode == "ddp":
+        memory_at = _in_replicas(step, world_size, dist, accumulates=micro.accumulates)
+    else:
+        memory_at = _in_shards(step, mode, num_shards, dist, accumulates=micro.accumulates)
+    peak = max(map(memory_at, step.moments), key=lambda parts: sum(parts.values()))
+    peak["activations"] += NUM_AHEAD * step.batch_bytes + WORKSPACES
+    return RankMemory(mode=mode, world_size=world_size, micro_batch_size=micro.size, **peak)
+
+
+class _MicroBatch(NamedTuple):
+    data: Any
+    size: int
+    accumulates: bool
+
+
+def _first_micro_batch(config: Config, task: Task, data: Any, world_size: int) -> _MicroBatch:
+    """The largest of a step on this number of ranks, on the CPU."""
+    batch = choose_batch(config.train, world_size=world_size)
+    sharding = Sharding(
+        batch_size=batch.size,
+        rank=0,
+        world_size=world_size,
+        accumulate=batch.accumulate,
+        micro_batch_size=batch.micro_batch_size,
+    )
+    make: Any = StreamLoader if is_stream(data) else IndexedLoader
+    options = LoadingOptions(collate=task.collate)
+    loader = make(data, sharding=sharding, device=torch.device("cpu"), seed=config.train.seed, options=options)
+    try:
+        length = min(batch.size, loader.num_samples or batch.size)
+        spans = plan_step(Cursor(), length=length, sharding=sharding).spans
+        return _MicroBatch(loader.preview(), spans[0].size, accumulates=len(spans) > 1)
+    finally:
+        loader.close()
+
+
+def _in_replicas(step: StepMemory, world_size: int, dist: DistConfig, *, accumulates: bool) -> MemoryAt:
+    """One process, or DDP. DDP's buckets are there all the time. Gradients are views of them, but not while they add up
+    before the ranks synchronize."""
+    trained = sum(one.num_bytes for one in step.parameters if one.is_trained)
+    has_buckets = world_size > 1
+    is_view = has_buckets and dist.gradient_as_bucket_view and not accumulates
+    communication = trained if has_buckets and not is_view else 0
+    if has_buckets and dist.comm == "powersgd":
+        communication += trained  # what the last step left out
+    elif has_buckets and dist.comm != "none":
+        communication += int(dist.bucket_cap_mb * MIB)  # two buckets in half the bytes, on their way
+    parameters = sum(rounded(one.num_bytes) for one in step.parameters) + step.buffer_bytes
+    optimizer = sum(rounded(size) for one in step.parameters for size in one.state_bytes) + step.scalar_bytes
+
+    def at(moment: MemoryMoment) -> dict[str, int]:
+        return {
+            "parameters": parameters,
+            "gradients": trained if accumulates or is_view else moment.gradients,
+            "optimizer": optimizer,
+            "activations": moment.live,
+            "communication": communication,
+        }
+
+    return at
+
+
+def _in_shards(step: StepMemory, mode: str, num_shards: int, dist: DistConfig, *, accumulates: bool) -> MemoryAt:
+    """`fully_shard`. What is in no block is gathered from the beginning of the forward pass to the end of the backward
+    pass; a block only while it is computed, in zero1 as long as the rest. Gradients are whole until all of their block
+    are there; zero1 adds them up before that."""
+    sizes: dict[int | None, float] = {None: 0.0}
+    for one in step.parameters:
+        sizes[one.in_block] = sizes.get(one.in_block, 0) + one.num_bytes * step.gathered
+    rest, block = sizes.pop(None), max(sizes.values(), default=0.0)
+    trained = sum(one.num_bytes for one in step.parameters if one.is_trained) * step.gathered
+    is_zero1 = mode == "zero1"
+    gathered, copies = (rest + sum(sizes.values()), MESSAGES) if is_zero1 else (rest, GATHERED)
+    shards = _Shards(step.parameters, num_shards, on_host=getattr(dist, "offload_optimizer", False))
+
+    def at(moment: MemoryMoment) -> dict[str, int]:
+        if moment.phase == "optimizer":
+            whole, reduced, communication = 0.0, 1.0, 0.0
+        else:
+            whole = trained if accumulates and is_zero1 else min(moment.gradients, rest + block)
+            reduced = 1.0 if accumulates else moment.gradients / max(1.0, trained)
+            communication = gathered + (copies[moment.phase] * block if moment.in_blocks else 0)
+        return {
+            "parameters": shards.parameters + step.buffer_bytes,
+            "gradients": int(shards.gradients * reduced + whole),
+            "optimizer": shards.optimizer + step.scalar_bytes,
+            "activations": moment.live,
+            "communication": int(communication),
+        }
+
+    return at
+
+
+class _Shards:
+    """The bytes of the first rank's shards on its GPU, which are the largest. `on_host`: they are in host memory."""
+
+    def __init__(self, parameters: Iterable[TracedParameter], num_shards: int, *, on_host: bool) -> None:
+        self.parameters = self.gradients = self.optimizer = 0
+        for one in () if on_host else parameters:
+            own = rounded(one.part(one.num_bytes, num_shards))
+            self.parameters += own
+            self.gradients += own if one.is_trained else 0
+            self.optimizer += sum(rounded(one.part(size, num_shards)) for size in one.state_bytes)
