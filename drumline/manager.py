@@ -36,6 +36,7 @@ from drumline.distributed import determinism, group
 from drumline.distributed.collectives import all_sum, check_same, check_same_weights
 from drumline.distributed.failure import Failure, summary
 from drumline.distributed.group import choose_backend, choose_device
+from drumline.distributed.sharded_model import shard_model
 from drumline.distributed.start.rank_facts import rank_facts
 from drumline.distributed.start.rank_rendezvous import NodeService, Rendezvous
 from drumline.distributed.wrap import explain_unused, small_batch_warning, unwrap_model, wrap_model
@@ -237,9 +238,13 @@ class DDPManager:
         ranks, so a second model (in a GAN, for example) may be initialized differently on each rank; DDP gives all of
         them rank 0's weights.
         """
-        if self._wrapped is None:
+        plan, prepare = ddp_options.pop("_sharding", None), ddp_options.pop("_prepare", None)  # the engine's
+        if self._wrapped is None and prepare is None:
             check_same_weights(model, host=self.host, device=self.device)
-        self._wrapped = wrap_model(model, device=self.device, **ddp_options)
+        if plan is None:
+            self._wrapped = wrap_model(model, device=self.device, **ddp_options)
+        else:
+            self._wrapped = shard_model(model, plan, self.device, prepare=prepare)
         self._connection.mark_compilations()
         determinism.seed_rank(self._seed, self.rank)
         self._warn_about_small_batches()

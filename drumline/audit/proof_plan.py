@@ -18,6 +18,7 @@ from drumline.text import plural
 Moment = Literal["step", "save", "evaluation"]
 MOMENTS: tuple[Moment, ...] = get_args(Moment)
 MAX_ATTEMPTS = 3
+MODES = ("ddp", "zero1", "fsdp", "hsdp")
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class ProofOptions:
     moment: Moment | None = None
     rank: str | None = None
     """A number, or `all`."""
+    modes: tuple[str, ...] = ()
+    """`dist.mode` of each leg; empty: that of the settings."""
 
     @property
     def num_kills(self) -> int:
@@ -39,13 +42,19 @@ class ProofOptions:
 
     @property
     def is_elastic(self) -> bool:
-        """Whether the legs have different numbers of ranks."""
-        return len(set(self.worlds)) > 1
+        """Whether the legs have different numbers of ranks and must have the same bits."""
+        return len(set(self.worlds)) > 1 and not self.modes
 
 
 def wrong_options(options: ProofOptions) -> Iterator[str]:
     """A message for each option that is out of range."""
     kills, steps, at = options.num_kills, options.steps, options.at or ()
+    if options.modes and (len(options.modes) < 2 or len(options.modes) != len(options.worlds)):
+        legs = plural(len(options.worlds), "leg")
+        yield f"--modes: {len(options.modes)} for {legs}; give one for each, and at least 2"
+    for mode in options.modes:
+        if mode not in MODES:
+            yield f"--modes: {mode!r} is not one of {', '.join(MODES)}"
     if at and len(at) != kills:
         legs = ",".join(map(str, options.worlds))
         yield f"--kill-at: {plural(len(at), 'step')} for {plural(kills, 'kill')} (--world {legs})"
@@ -86,6 +95,8 @@ def wrong_settings(layers: Layers, options: ProofOptions) -> Iterator[str]:
     """A message for each flag that the proof sets itself, or that contradicts it."""
     flags = layers.flags.settings
     yield from (f"--{path}: {reason}" for path, reason in OWN.items() if path in flags)
+    if options.modes and "dist.mode" in flags:
+        yield "--dist.mode: --modes sets it for each leg"
     if options.is_elastic and "train.exact" in flags and flags["train.exact"].value != "elastic":
         legs = ", ".join(map(str, options.worlds))
         yield f"--train.exact: {flags['train.exact'].value} needs one number of ranks, and the legs have {legs}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -127,6 +127,35 @@ def compare(reference: RunTrace, other: RunTrace) -> Comparison:
     # Those that differed last come first: they are more likely the cause.
     unsaved = tuple(dict.fromkeys(name for one, two in reversed(pairs) for name in _unequal(one, two)))
     return Comparison(found and replace(found, unsaved=unsaved), unsaved)
+
+
+def compare_restored(reference: RunTrace, legs: Sequence[RunTrace]) -> RunDifference | None:
+    """Compare the last leg of a run with those before it, in other modes: its samples with those of the reference, and
+    the tensors that it restored with those that were saved."""
+    *before, leg = legs
+
+    def differences() -> Iterator[RunDifference]:
+        saved = next((one.steps[leg.from_step].state for one in before[::-1] if leg.from_step in one.steps), None)
+        if saved is not None:
+            when = f"as restored from the checkpoint of step {leg.from_step}"
+            yield from _tensors(saved.saved, leg.start.saved, leg.from_step, when)
+        for number, step in leg.steps.items():
+            yield from _samples(reference.steps[number], step, is_complete=leg.is_complete(number))
+
+    return next(differences(), None)
+
+
+def weight_distance(reference: Path, other: Path) -> float:
+    """How far the weights of two checkpoints are apart, as a fraction of their norm."""
+    from drumline.checkpoint import store  # loads torch
+
+    one, two = (store.read(folder, only=("model",)).tensors["model"] for folder in (reference, other))
+    pairs = [(one[name].double(), two[name].double()) for name in one]
+    difference, size = (
+        sum(float(part.square().sum()) for part in parts)
+        for parts in ((a - b for a, b in pairs), (a for a, _ in pairs))
+    )
+    return float((difference / size) ** 0.5) if size else 0.0
 
 
 def _differences(reference: RunTrace, other: RunTrace) -> Iterator[RunDifference]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ from torch import Tensor
 
 from drumline.checkpoint import store, tensor_file
 from drumline.checkpoint.copying import Copier, Copy, Kind, Writer
-from drumline.checkpoint.parts import Collector, SaveMessages, assign, write_own_part
+from drumline.checkpoint.parts import Collector, SaveMessages, assign, assign_shards, write_own_part
+from drumline.checkpoint.shard_files import SHARDS_FILE, shapes_of
 from drumline.checkpoint.store import WritingRank
 from drumline.distributed.collectives import gather_json
 from drumline.errors import CheckpointError, log
@@ -33,9 +34,9 @@ LAST_PARTS_S = 10.0
 class GatheredState:
     """The content of a checkpoint."""
 
-    live: dict[str, dict[str, Tensor]]
+    live: dict[str, Mapping[str, Tensor]]
     """Shares memory with the model and the optimizer: the next step changes it."""
-    own: dict[str, dict[str, Tensor]]
+    own: dict[str, Mapping[str, Tensor]]
     """Belongs to this save only."""
     documents: dict[str, Any]
     complete: Callable[[], None] = lambda: None
@@ -53,6 +54,7 @@ class BackgroundSaver:
         self._root, self._me, self._device, self._prune = root, me, device, prune
         self._copier = Copier(device)
         self._writers = [WritingRank(0, me.host)]
+        self._num_shards = 1
         self._store: SealedStore | None = None
         self._end = threading.Event()
         self._num_saves = 0
@@ -61,14 +63,15 @@ class BackgroundSaver:
     def is_writer(self) -> bool:
         return self._me.rank in [writer.rank for writer in self._writers]
 
-    def choose_writers(self, who: str, store: SealedStore, *, local_rank: int) -> None:
-        """Collective: let several ranks write, rank 0 first. `who`: "nodes" or "ranks"."""
-        self._store = store.clone()
+    def choose_writers(self, who: str, store: SealedStore, *, local_rank: int, num_shards: int = 1) -> None:
+        """Collective: let several ranks write, rank 0 first. `who`: "nodes" or "ranks". `num_shards`: of a sharded
+        model, whose first replica writes."""
+        self._store, self._num_shards = store.clone(), num_shards
         ranks = gather_json([self._me.host, local_rank], device=self._device)
         self._writers = [
             WritingRank(rank, host)
             for rank, (host, local_rank) in enumerate(ranks)
-            if rank == 0 or who == "ranks" or local_rank == 0
+            if (rank < num_shards if num_shards > 1 else rank == 0 or who == "ranks" or local_rank == 0)
         ]
 
     def rehearse(self) -> None:
@@ -84,8 +87,11 @@ class BackgroundSaver:
         self._num_saves += 1
         self.step = step
         rank = self._me.rank
-        parts = {0: state.live}  # a rank that writes alone writes whole files
-        if len(self._writers) > 1:
+        parts: Mapping[int, Mapping[str, Any]] = {0: state.live}  # a rank that writes alone writes whole files
+        if self._num_shards > 1:
+            parts = assign_shards(state.live, rank, self._num_shards)
+            state = replace(state, documents={**state.documents, SHARDS_FILE: shapes_of(state.live)})
+        elif len(self._writers) > 1:
             parts = assign(state.live, [writer.rank for writer in self._writers])
         for group in parts[rank].values():
             tensor_file.num_bytes(group)  # refuses what cannot be saved

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
+from drumline.distributed.shards import own_part
+
 
 def largest(tensors: Iterable[Tensor]) -> Tensor:
     """The largest absolute value in all these tensors, on the device; NaN if there is one."""
@@ -17,15 +19,18 @@ def largest(tensors: Iterable[Tensor]) -> Tensor:
         if tensor.numel():
             by_type[tensor.dtype, tensor.device].append(tensor)
     found = [torch.stack(torch._foreach_norm(group, math.inf)).max() for group in by_type.values()]
+    if not found:
+        return torch.zeros(())
     return torch.stack([one.to(found[0].device).double() for one in found]).max()
 
 
 @torch.no_grad()
 def first_non_finite(tensors: Mapping[str, Tensor]) -> str | None:
-    """The name of the first tensor with a NaN or an infinity. Waits for the device, only once if there is none."""
+    """The name of the first tensor with a NaN or an infinity in what this rank holds of it. Waits for the device, only
+    once if there is none."""
     numbers = {
         name: torch.view_as_real(tensor) if tensor.is_complex() else tensor
-        for name, tensor in tensors.items()
+        for name, tensor in ((name, own_part(one)) for name, one in tensors.items())
         if (tensor.is_floating_point() or tensor.is_complex()) and tensor.numel()
     }
     if not numbers or math.isfinite(float(largest(numbers.values()))):

@@ -22,7 +22,9 @@ from torch import Tensor
 
 from drumline.checkpoint import catalog, store
 from drumline.checkpoint.manifest import FileRecord
+from drumline.checkpoint.shard_files import is_in_shards, own_piece, piece_names
 from drumline.checkpoint.store import WritingRank
+from drumline.distributed.shards import own_part
 from drumline.net.sealed_store import SealedStore
 
 POLL_S = 0.02
@@ -45,6 +47,23 @@ def assign(tensors: Mapping[str, Mapping[str, Tensor]], ranks: Sequence[int]) ->
     for file, group in tensors.items():
         if not group:  # a file without tensors is part of the checkpoint too
             assigned[ranks[0]][file] = {}
+    return assigned
+
+
+def assign_shards(
+    tensors: Mapping[str, Mapping[str, Tensor]], rank: int, num_writers: int
+) -> dict[int, dict[str, Any]]:
+    """The files of each writer of a sharded model: `rank` gets its own tensors, for the others there are their names.
+    Rank 0 writes what is not sharded, too."""
+    assigned: dict[int, dict[str, dict[str, Any]]] = {writer: {} for writer in range(num_writers)}
+    for file, group in tensors.items():
+        for name, tensor in group.items():
+            in_shards = is_in_shards(name, tensor)
+            own = own_piece(tensor) if in_shards else own_part(tensor)
+            for writer, piece in (piece_names(name, tensor) if in_shards else {0: name}).items():
+                assigned[writer].setdefault(store.part_name(file, writer), {})[piece] = own if writer == rank else None
+        if not group:  # a file without tensors is part of the checkpoint too
+            assigned[0][file] = {}
     return assigned
 
 

@@ -26,6 +26,7 @@ from drumline.checkpoint.manifest import CorruptCheckpointError
 from drumline.checkpoint.optimizer_state import load_optimizer_state, optimizer_state
 from drumline.checkpoint.store import Snapshot
 from drumline.distributed.collectives import gather_tensors
+from drumline.distributed.shards import is_shard
 from drumline.distributed.wrap import unwrap_model
 from drumline.errors import CheckpointError, CheckpointMismatchError, as_list, log
 from drumline.text import join_names
@@ -114,14 +115,21 @@ def model_state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     aliases: dict[str, str] = {}
     stored_at: dict[object, str] = {}
     for name, tensor in _state_tensors(model).items():
-        # The key is the same for two names of one tensor; a tensor without memory has no alias.
-        has_memory = tensor.numel() and not tensor.is_meta and tensor.layout is torch.strided
-        key = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()) if has_memory else name
+        key = _identity(tensor, name)
         if key in stored_at:
             aliases[name] = stored_at[key]
         else:
-            tensors[name], stored_at[key] = tensor, name
+            tensors[name], stored_at[key] = tensor.detach(), name
     return tensors, aliases
+
+
+def _identity(tensor: Tensor, name: str) -> object:
+    """The same for two names of one tensor; a tensor without memory has no alias. A shard may be empty, so it is known
+    by its object."""
+    if is_shard(tensor):
+        return id(tensor)
+    has_memory = tensor.numel() and not tensor.is_meta and tensor.layout is torch.strided
+    return (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()) if has_memory else name
 
 
 def load_model_state(model: nn.Module, tensors: Mapping[str, Tensor], aliases: Mapping[str, str]) -> None:
@@ -136,7 +144,7 @@ def load_model_state(model: nn.Module, tensors: Mapping[str, Tensor], aliases: M
 
 
 def _state_tensors(model: nn.Module) -> dict[str, Tensor]:
-    entries = unwrap_model(model).state_dict()
+    entries = unwrap_model(model).state_dict(keep_vars=True)
     for name, entry in entries.items():
         if not isinstance(entry, Tensor):
             raise CheckpointError(

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from drumline.checkpoint import catalog, manifest, tensor_file
 from drumline.checkpoint.manifest import FileRecord, Manifest
+from drumline.checkpoint.shard_files import SHARDS_FILE, assemble
 from drumline.distributed.collectives import broadcast_json, broadcast_tensors
 from drumline.errors import CheckpointError
 
@@ -44,7 +45,7 @@ _WORTH_A_THREAD = 1 << 20
 class Snapshot:
     """What a checkpoint holds: tensors by file and documents by file, named without their ending."""
 
-    tensors: dict[str, dict[str, Tensor]]
+    tensors: dict[str, Mapping[str, Tensor]]
     documents: dict[str, Any]
 
 
@@ -155,23 +156,30 @@ def part_name(name: str, number: int) -> str:
 def read(path: Path, *, only: Collection[str] = ()) -> Snapshot:
     """Read a complete checkpoint, or `only` these files of it; verify it first. Tensors are mapped from their files:
     copy those that you keep."""
-    tensors: dict[str, dict[str, Tensor]] = {}
+    stored: dict[str, dict[str, Tensor]] = {}
     documents: dict[str, Any] = {}
     for file in map(Path, manifest.read(path).files):
         name = _PART.sub("", file.stem)
-        if only and name not in only:
+        if only and name not in (*only, SHARDS_FILE):
             continue
         if file.suffix == _TENSORS:
-            tensors.setdefault(name, {}).update(tensor_file.read(path / file))
+            stored.setdefault(name, {}).update(tensor_file.read(path / file))
         elif file.suffix == catalog.DOCUMENT:
             documents[file.stem] = catalog.read_document(path, file.stem)
+    tensors: dict[str, Mapping[str, Tensor]] = {**stored}
+    if (shapes := documents.pop(SHARDS_FILE, None)) is not None:
+        with manifest.reading(path, f"{SHARDS_FILE}{catalog.DOCUMENT}"):
+            tensors = assemble(stored, shapes)
     return Snapshot(tensors, documents)
 
 
 def broadcast(found: Snapshot | None, *, device: torch.device) -> Snapshot:
     """Collective: what rank 0 has read, on every rank; the others give None."""
     documents, files = broadcast_json(None if found is None else [found.documents, list(found.tensors)], device=device)
-    tensors = {file: broadcast_tensors(None if found is None else found.tensors[file], device=device) for file in files}
+    tensors: dict[str, Mapping[str, Tensor]] = {}
+    tensors |= {
+        file: broadcast_tensors(None if found is None else found.tensors[file], device=device) for file in files
+    }
     return Snapshot(tensors, documents)
 
 

@@ -33,9 +33,15 @@ OWN_FLAGS: FlagTable = {
     "world": (
         tuple[Count, ...],
         "N[,N...]",
-        "Ranks of each leg [1]. 4,2,3 starts on 4 ranks, is killed, resumes on 2, is killed, and ends "
+        "Ranks of each leg [1; with --modes 2]. 4,2,3 starts on 4 ranks, is killed, resumes on 2, is killed, and ends "
         "on 3; one number is one kill. The run without kills has the first number. Different numbers turn on "
         "--train.exact elastic.",
+    ),
+    "modes": (
+        tuple[str, ...],
+        "MODE,MODE[,...]",
+        "--dist.mode of each leg: ddp, zero1, fsdp or hsdp. What one mode has saved, the next must restore bit for "
+        "bit; its own steps have the same samples, and bits that differ by the order of sums.",
     ),
     "steps": (Count, "N", f"Optimizer steps of the complete run [{DEFAULT_STEPS}]."),
     "kill-at": (tuple[Count, ...], "STEP[,STEP...]", "No kill before this step, one for each kill [random]."),
@@ -111,9 +117,12 @@ def _settle(flags: Flags) -> tuple[ProofOptions, list[str], str]:
     task, file = flags.positional[0] if flags.positional else None, flags.own.get("config")
     layers = read_layers(flags, config_file=Path(file) if file else None, environment={})
     given, seed = flags.own, flags.own.get("seed")
-    world, moment = given.get("world") or (1,), given.get("kill-in")
+    modes, moment = given.get("modes") or (), given.get("kill-in")
+    world = given.get("world") or ((2,) if modes else (1,))
     options = ProofOptions(
-        worlds=world * 2 if len(world) == 1 else world,  # one number means one kill, with as many ranks after it
+        # One number means one kill, with as many ranks after it, or as many legs as modes.
+        worlds=world * max(2, len(modes)) if len(world) == 1 else world,
+        modes=modes,
         steps=given.get("steps", DEFAULT_STEPS),
         seed=random.SystemRandom().randrange(10**6) if seed is None else seed,
         at=given.get("kill-at"),

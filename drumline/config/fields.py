@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from drumline.config.schema import Bounds, Config, OrClass
+from drumline.config.schema import Bounds, Config, OrClass, OrEvery
 
 
 @dataclass(frozen=True)
@@ -142,6 +142,8 @@ def from_value(annotation: Any, value: Any) -> Any:
     if kind is Annotated and isinstance(arguments[1], OrClass):
         is_class = isinstance(value, str) and bool(re.search(r"[.:]", value))
         return from_value(str, value) if is_class else _choice(arguments[1].choices, value)
+    if kind is Annotated and isinstance(arguments[1], OrEvery):
+        return _switch_or_every(value)
     if kind is Annotated:
         return _within(arguments[1], from_value(arguments[0], value))
     if is_optional(annotation):
@@ -178,6 +180,8 @@ def describe_type(annotation: Any) -> str:
     kind, arguments = get_origin(annotation) or annotation, get_args(annotation)
     if kind is Annotated and isinstance(arguments[1], OrClass):
         return " | ".join(arguments[1].choices)
+    if kind is Annotated and isinstance(arguments[1], OrEvery):
+        return "none | full | every:N"
     if kind is Annotated:
         return f"{describe_type(arguments[0])} {_limits(arguments[1])}"
     if is_optional(annotation):
@@ -193,6 +197,17 @@ def describe_type(annotation: Any) -> str:
     return words.get(kind, "text, number or true | false")
 
 
+def is_switch(annotation: Any, text: str | None = None) -> bool:
+    """Whether a flag of this type needs no value: without one it is true. `text`: whether this may be its value."""
+    if annotation is bool:
+        return text is None or text.lower() in SWITCHES
+    if get_origin(annotation) is not Annotated or not isinstance(get_args(annotation)[1], OrEvery):
+        return False
+    with contextlib.suppress(Mismatch):
+        return text is None or _switch_or_every(text) is not None
+    return False
+
+
 def is_optional(annotation: Any) -> bool:
     return get_origin(annotation) in UNIONS and NoneType in get_args(annotation)
 
@@ -206,6 +221,8 @@ def _read(annotation: Any, text: str) -> Any:
     """The value that a TOML file would have for this text; text that cannot be parsed is refused by `from_value`."""
     kind, arguments = get_origin(annotation) or annotation, get_args(annotation)
     if is_optional(annotation) and text.lower() == "none":
+        return text
+    if kind is Annotated and isinstance(arguments[1], OrEvery):
         return text
     if kind is Annotated or is_optional(annotation):
         return _read(arguments[0] if kind is Annotated else _inner(annotation), text)
@@ -266,6 +283,16 @@ def _items(arguments: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
         return tuple(from_value(arguments[0], item) for item in value)
     except Mismatch as mismatch:
         raise Mismatch(f"{show_value(value)}, where {mismatch}") from None
+
+
+def _switch_or_every(value: Any) -> bool | str:
+    text = str(value).lower()
+    words = {**SWITCHES, "full": True, "none": False}
+    if text in words:
+        return words[text]
+    if isinstance(value, str) and re.fullmatch(r"every:[1-9]\d{0,8}", text):
+        return text
+    raise Mismatch(f"{show_value(value)} is not none, full or every:N")
 
 
 def _within(bounds: Bounds, value: float) -> float:

@@ -14,7 +14,6 @@ from typing import Any
 
 from drumline.config.fields import (
     FIELDS,
-    SWITCHES,
     UNKNOWN_TYPE,
     Mismatch,
     annotation_of,
@@ -22,6 +21,7 @@ from drumline.config.fields import (
     from_text,
     from_value,
     is_optional,
+    is_switch,
     nearest,
     show_value,
     unknown_setting,
@@ -205,8 +205,8 @@ class _FlagReader:
     def _value_after(self, flag: str, path: str) -> Any:
         following = self.tokens[0] if self.tokens else None
         annotation = self._type_of(path)
-        if annotation is bool:
-            return self.tokens.pop(0) if (following or "").lower() in SWITCHES else "true"
+        if is_switch(annotation):
+            return self.tokens.pop(0) if is_switch(annotation, following or "") else "true"
         if following is not None and not _is_flag(following):
             return self.tokens.pop(0)
         if annotation is None:
@@ -219,7 +219,7 @@ class _FlagReader:
         annotation = self._type_of(path)
         if has_value:
             raise Mismatch(f"{flag}: takes no value; write --{path}=true or --{path}=false")
-        if annotation not in (None, bool, UNKNOWN_TYPE):
+        if annotation not in (None, UNKNOWN_TYPE) and not is_switch(annotation):
             raise Mismatch(cannot_be_turned_off(flag, path, annotation))
 
     def _keep(self, setting: Setting) -> None:

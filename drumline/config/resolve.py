@@ -219,6 +219,83 @@ RULES = (
         "a part must have arrived before the next one is sent: dist.sync_overlap is at most H / dist.sync_parts",
     ),
     Rule(
+        ("dist.mode", "train.exact"),
+        lambda mode, exact: mode != "ddp" and exact == "elastic",
+        "the elastic mode adds up shards of the batch in a fixed order, with all gradients on each rank: it needs "
+        "--dist.mode ddp",
+    ),
+    Rule(
+        ("dist.mode", "dist.comm"),
+        lambda mode, comm: mode != "ddp" and comm != "none",
+        "dist.comm changes DDP's all-reduce, which a sharded model does not have; give --dist.shard_dtype bf16",
+    ),
+    Rule(
+        ("dist.mode", "dist.sync"),
+        lambda mode, sync: mode != "ddp" and has_rounds(sync),
+        "between rounds every replica has a whole model of its own: dist.sync needs --dist.mode ddp",
+    ),
+    Rule(
+        ("dist.mode", "data.balance"),
+        lambda mode, balance: mode != "ddp" and balance == "auto",
+        "a sharded model waits for other ranks in every block, so their own time is unknown: it needs "
+        "--data.balance off",
+    ),
+    Rule(
+        ("dist.mode", "dist.static_graph"),
+        lambda mode, static: mode != "ddp" and static,
+        "a static graph is an option of DDP, which a sharded model does not use",
+    ),
+    Rule(
+        ("dist.mode", "train.step"),
+        lambda mode, step: mode != "ddp" and step not in (None, "eager"),
+        "a sharded model gathers its parameters between operations: it needs --train.step eager",
+    ),
+    Rule(
+        ("dist.mode", "train.memory_format"),
+        lambda mode, layout: mode != "ddp" and layout == "channels_last",
+        "parameters are sharded by rows of contiguous memory; give --train.memory_format contiguous",
+    ),
+    Rule(
+        ("dist.mode", "optim.name"),
+        lambda mode, name: mode != "ddp" and name == "muon",
+        "muon needs whole matrices, and a rank of a sharded model has some rows; give --optim.name adamw",
+    ),
+    Rule(
+        ("dist.shard_ranks", "dist.mode"),
+        lambda ranks, mode: ranks is not None and mode != "hsdp",
+        "dist.shard_ranks sets the groups of --dist.mode hsdp",
+    ),
+    Rule(
+        ("dist.shard_dtype", "train.precision"),
+        lambda dtype, precision: dtype == "bf16" and precision != "bf16",
+        "parameters that are gathered in bf16 need --train.precision bf16",
+    ),
+    Rule(
+        ("dist.shard_dtype", "dist.mode"),
+        lambda dtype, mode: dtype == "bf16" and mode == "ddp",
+        "ddp gathers no parameters; give --dist.comm bf16 to send its gradients in bf16",
+    ),
+    Rule(
+        ("dist.offload_optimizer", "dist.mode"),
+        lambda offloads, mode: offloads and mode == "ddp",
+        "ddp keeps its optimizer beside the model; give --dist.mode zero1, fsdp or hsdp",
+    ),
+    Rule(
+        ("dist.offload_optimizer", "dist.device"),
+        lambda offloads, device: offloads and device == "cpu",
+        "on the CPU the optimizer is in the host's memory already",
+    ),
+    Rule(
+        ("dist.offload_optimizer", "train.precision"),
+        lambda offloads, precision: offloads and precision == "fp16",
+        "fp16's loss scaling checks gradients on the GPU, and these are in the host's memory; use bf16",
+    ),
+    Rule(
+        ("dist.meta_init", "model.init"),
+        lambda meta, init: meta and init is not None,
+        "weights that are loaded need a model that has memory; leave --dist.meta_init off",
+    ),
+    Rule(
         ("train.step", "train.exact"),
         lambda step, exact: exact == "elastic" and step not in (None, "eager"),
         "the elastic mode computes shard by shard, operation by operation: it needs --train.step eager",

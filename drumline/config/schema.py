@@ -40,6 +40,11 @@ class OrClass:
         return (*self.names, "package.Class")
 
 
+@dataclass(frozen=True)
+class OrEvery:
+    """True (`full`), false (`none`), or `every:N`."""
+
+
 FIRST_PROFILED, MOST_PROFILED = 2, 1000
 
 
@@ -80,8 +85,9 @@ class ModelConfig:
     """gpt: tokens in one sample."""
     dropout: Fraction = 0.0
     """Fraction of activations dropped in training."""
-    activation_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, more time."""
+    activation_checkpointing: Annotated[bool | str, OrEvery()] = False
+    """Compute activations again in the backward pass: less memory, more time. `full`: those of every block, `every:N`:
+    of every N-th one. `dist.wrap` names the blocks of a model of your own."""
     options: Mapping[str, Scalar] = field(default_factory=dict)
     """Keyword arguments for a model of your own: `--model.options.hidden 64`."""
     init: str | None = None
@@ -246,6 +252,21 @@ class DistConfig:
     """Store gradients in the buckets: one copy less."""
     static_graph: bool = False
     """Declare that every step uses the same parameters in the same order (DDP's option)."""
+    mode: Literal["ddp", "zero1", "fsdp", "hsdp", "auto"] = "ddp"
+    """How ranks share the model. `ddp`: each has all of it. `zero1`: optimizer state and reduced gradients are sharded.
+    `fsdp`: parameters too. `hsdp`: as fsdp inside groups of ranks, which are replicas of each other."""
+    shard_ranks: Annotated[int, Bounds(low=2)] | None = None
+    """hsdp: how many ranks hold one copy of the model together; by default the ranks of a node."""
+    wrap: tuple[str, ...] | None = None
+    """zero1, fsdp, hsdp: the classes of modules that are sharded one by one, or a number of parameters from which on a
+    module is. By default the class that is most frequent in the model's lists of modules."""
+    shard_dtype: Literal["fp32", "bf16"] = "fp32"
+    """zero1, fsdp, hsdp: the type in which parameters are gathered and gradients are reduced."""
+    offload_optimizer: bool = False
+    """zero1, fsdp, hsdp on GPUs: keep shards and optimizer state in the host's memory, where the optimizer runs."""
+    meta_init: bool = False
+    """Build the model without memory, then initialize it block by block, so that no rank ever holds all of it. Modules
+    need reset_parameters() or init_weights(). The weights are the same in every mode, but not those without this."""
     comm: Literal["none", "bf16", "fp16", "powersgd"] = "none"
     """How gradients are sent. `none`: as they are. `bf16`, `fp16`: rounded, which halves the bytes. `powersgd`: each
     matrix as two thin ones, a few percent of the bytes; what they leave out is added to the next step's gradient."""

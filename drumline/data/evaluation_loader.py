@@ -30,6 +30,7 @@ class EvaluationBatch(NamedTuple):
     number: int
     """Which one it is of the batches of all ranks."""
     size: int
+    """0: the batch does not count. It is the last one of a rank that has one batch fewer than others."""
     data: Any
 
 
@@ -64,8 +65,9 @@ class EvaluationLoader(ABC):
         """How many batches this rank has."""
 
     @abstractmethod
-    def numbered(self) -> Iterator[EvaluationBatch]:
-        """This rank's batches in order, with the number of each and its size."""
+    def numbered(self, *, padded: bool = False) -> Iterator[EvaluationBatch]:
+        """This rank's batches in order, with the number of each and its size. `padded`: the same number of them on
+        every rank, so that the last one may not count."""
 
     def __iter__(self) -> Iterator[Any]:
         """The same without numbers."""
@@ -93,15 +95,24 @@ class IndexedEvaluationLoader(EvaluationLoader):
     def __len__(self) -> int:
         return len(self._numbers)
 
-    def numbered(self) -> Iterator[EvaluationBatch]:
+    def numbered(self, *, padded: bool = False) -> Iterator[EvaluationBatch]:
         size = self._sharding.batch_size
         requests = [
             BatchRequest(0, number * size, min((number + 1) * size, self.num_samples), shuffled=False)
             for number in self._numbers
         ]
+        sizes = [request.high - request.low for request in requests]
+        numbers = list(self._numbers)
+        if padded and _has_fewer(self._sharding, self.num_batches):
+            requests.append(BatchRequest(0, 0, 1, shuffled=False))
+            sizes, numbers = [*sizes, 0], [*numbers, -1]
         batches = self._delivery.batches(self._producer.batches(requests))
-        for number, request, data in zip(self._numbers, requests, batches, strict=True):
-            yield EvaluationBatch(number, request.high - request.low, data)
+        yield from map(EvaluationBatch, numbers, sizes, batches)
+
+
+def _has_fewer(sharding: Sharding, num_batches: int) -> bool:
+    """Whether this rank has one batch fewer than rank 0."""
+    return sharding.rank >= num_batches % sharding.world_size > 0
 
 
 class _EndOfPass(NamedTuple):
@@ -133,6 +144,8 @@ class EvaluationReader(StreamReader):
             raise DataError(f"the stream {self._name} is empty", next_step="check the path and the split it reads")
         if own:
             yield EvaluationBatch((count - 1) // size, len(own), self._collate(own))
+        if _has_fewer(self._sharding, -(-count // size)):
+            yield EvaluationBatch(-1, 0, self._collate([sample]))
         while True:  # a worker may be asked for more
             yield _EndOfPass(count, digest)
 
@@ -151,11 +164,12 @@ class StreamEvaluationLoader(EvaluationLoader):
     def __len__(self) -> int:
         raise UnknownLengthError(self._name)
 
-    def numbered(self) -> Iterator[EvaluationBatch]:
+    def numbered(self, *, padded: bool = False) -> Iterator[EvaluationBatch]:
         for answer in read_stream(self._producer, start=True):
             if isinstance(answer, _EndOfPass):
                 self.num_samples, self.digest = answer
                 if not self._producer.is_persistent:
                     self._producer.close()
                 return
-            yield answer._replace(data=to_device(answer.data, self._device))
+            if answer.size or padded:
+                yield answer._replace(data=to_device(answer.data, self._device))

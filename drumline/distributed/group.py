@@ -125,9 +125,7 @@ def join_group(
     )
     # The first collective makes the connections, so it is part of the start.
     dist.all_reduce(torch.zeros(1, device=device if backend == "nccl" else "cpu"))
-    # Public from torch 2.15 on, where the private name prints a warning.
-    set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
-    set_timeout(timedelta(seconds=train_timeout_s))
+    set_timeout(train_timeout_s)
     return rendezvous
 
 
@@ -138,6 +136,13 @@ def make_group(ranks: Sequence[int], *, timeout_s: float) -> dist.ProcessGroup |
         return None
     _made_groups.append(made)
     return made
+
+
+def set_timeout(seconds: float, group: dist.ProcessGroup | None = None) -> None:
+    """How long a collective of this group may take; by default of the group of all ranks."""
+    # Public from torch 2.15 on, where the private name prints a warning.
+    set_it = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
+    set_it(timedelta(seconds=seconds), group)
 
 
 def leave_group(*, broken: bool = False) -> bool:

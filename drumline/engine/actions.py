@@ -282,6 +282,7 @@ class CompareReplicas(Action):
             on_difference=config.watch.on_difference,
             include_buffers=config.dist.broadcast_buffers,
             tensors=None if job.sync is None else job.sync.replica_tensors,
+            sharded=job.sharded,
         )
 
     def start(self, context: RunContext) -> None:

@@ -75,10 +75,12 @@ def _sum_batches(job: EvaluationJob, loader: EvaluationLoader) -> tuple[list[str
     """The names of the metrics, and for each batch number a row: weight, loss, metrics."""
     names: list[str] = []
     sums = {}
-    for number, size, data in loader.numbered():
+    for number, size, data in loader.numbered(padded=job.is_sharded):
         job.heartbeat.mark(Phase.EVALUATION)  # so that a long evaluation shows progress
         with job.autocast:
             loss = job.task.loss(job.model, job.task.on_device(data))
+        if size == 0:  # only to gather the parameters with the other ranks
+            continue
         update_metrics(job.metrics, loss.outputs)
         names = ["loss", *loss.metrics]
         row = [size if loss.weight is None else loss.weight, loss.total, *loss.metrics.values()]

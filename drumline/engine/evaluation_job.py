@@ -15,6 +15,7 @@ from drumline.config.schema import Config, TrainConfig
 from drumline.data.dataset import fingerprint
 from drumline.data.evaluation_loader import EvaluationLoader
 from drumline.distributed.collectives import check_same
+from drumline.distributed.shards import is_shard
 from drumline.distributed.wrap import gains_from_channels_last, unwrap_model
 from drumline.engine.task_metrics import make_metrics
 from drumline.manager import DDPManager
@@ -40,6 +41,11 @@ class EvaluationJob:
     @property
     def heartbeat(self) -> HeartbeatWriter:
         return self.ddp._connection.heartbeat
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether the parameters are sharded: a forward pass is then collective."""
+        return is_shard(next(self.model.parameters(), None))
 
     @property
     def eval_samples(self) -> int | None:

@@ -37,7 +37,7 @@ _GIVE = "give a .safetensors file, a folder with model.safetensors, or a run fol
 class FoundWeights(NamedTuple):
     path: Path
     """The file, or the folder of a checkpoint."""
-    tensors: dict[str, Tensor]
+    tensors: Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def _best_checkpoint(run: Path) -> Path:
         raise
 
 
-def _read_checkpoint(path: Path) -> dict[str, Tensor]:
+def _read_checkpoint(path: Path) -> Mapping[str, Tensor]:
     catalog.verify(path)
     tensors = store.read(path).tensors
     if "model" not in tensors:

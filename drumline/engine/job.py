@@ -22,26 +22,27 @@ from torch.distributed import get_world_size
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from drumline.config.schema import Config, DistConfig, TrainConfig, sync_interval
+from drumline.config.schema import Config, DistConfig, TrainConfig
 from drumline.data.dataset import fingerprint
 from drumline.data.sharding import Cursor
 from drumline.data.stream_loader import AnyLoader, StreamLoader
 from drumline.distributed.collectives import check_same, gather_json
 from drumline.distributed.comm_hook import PowerSGD
 from drumline.distributed.determinism import platform_facts
-from drumline.distributed.outer_sync import OuterSync, ReplicaGroups, make_replica_groups, make_sync
+from drumline.distributed.outer_sync import OuterSync, make_sync
+from drumline.distributed.sharded_model import ShardedModel
 from drumline.distributed.wrap import LiveBuffers, has_batchnorm, unwrap_model
 from drumline.engine.evaluation_job import (
     EvaluationJob,
     check_same_data,
     evaluation_facts,
     evaluation_sets,
-    is_channels_last,
     loading_options,
     make_autocast,
     make_eval_loaders,
     set_arithmetic,
 )
+from drumline.engine.model_setup import plan_sharding, set_up_model
 from drumline.engine.optimizer import (
     FiniteSteps,
     LearningRates,
@@ -126,6 +127,11 @@ class Job(EvaluationJob):
         round, otherwise those that it has."""
         return nullcontext() if self.sync is None else self.sync.shared_weights()
 
+    @property
+    def sharded(self) -> ShardedModel | None:
+        """The wrapped model if it is sharded (`--dist.mode`)."""
+        return self.applied if isinstance(self.applied, ShardedModel) else None
+
     def close(self) -> None:
         """Release captured steps, which must not outlive the process group, and end the processes that load data."""
         for captured in self.captured_steps:
@@ -189,6 +195,8 @@ def choose_step(config: Config, device: torch.device, saved: Mapping[str, Any] |
     be the same each time, otherwise `eager`. `saved`: the facts of the checkpoint that the run resumes from."""
     if config.train.step is not None:
         return config.train.step
+    if config.dist.mode != "ddp":
+        return "eager"
     began_with = None if saved is None else saved["config"].get("train.step", "eager")
     if config.data.balance == "auto":  # the shapes of a captured step are fixed, and trials would be measured too
         return "compile" if began_with == "compile" else "eager"
@@ -221,20 +229,18 @@ def build_job(
     if in_graph:
         leave_default_stream(device)
     batch = batch or choose_batch(config.train, world_size=ddp.world_size)
+    plan = plan_sharding(config, ddp)
     train_data, eval_sets = task.train_data(), evaluation_sets(task)
     data_fingerprint = fingerprint(train_data)
     # Elastic mode also compares the machines.
     machine = platform_facts(device) if config.train.exact == "elastic" else {}
     facts: dict[str, Any] = {"the training data": data_fingerprint, **evaluation_facts(eval_sets)}
+    facts["the number of ranks that hold one model"] = 1 if plan is None else plan.num_shards
     check_same_data(ddp, facts | {f"the {name}": value for name, value in machine.items()})
     loader = _make_loader(config, task, ddp, batch, train_data)
     eval_loaders = make_eval_loaders(config, task, ddp, eval_sets)
     on_data()
-    model = task.model()
-    if on_model is not None:
-        on_model(model)
-    groups = _make_groups(config.dist, model, ddp)
-    applied = _wrap(config, model, ddp, groups)
+    applied, groups = set_up_model(config, task, ddp, plan, on_model)
     model = unwrap_model(applied)
     _warn_about_data(config, ddp, loader, model, batch.size)
     optimizer = _make_optimizer(config, task, model, batch)
@@ -256,7 +262,13 @@ def build_job(
         metrics=make_metrics(task, ddp) if eval_loaders and type(task).metrics is not Task.metrics else {},
         meter=meter,
         finite=FiniteSteps(
-            config.train.on_nan, meter, LiveBuffers(model), optimizer, scaler, waits_for_device=device.type != "cpu"
+            config.train.on_nan,
+            meter,
+            LiveBuffers(model),
+            optimizer,
+            scaler,
+            waits_for_device=device.type != "cpu",
+            is_sharded=plan is not None,
         ),
         batch=batch,
         data_fingerprint=data_fingerprint,
@@ -297,42 +309,6 @@ def _make_loader(config: Config, task: Task, ddp: DDPManager, batch: GlobalBatch
     )
     made.count_tokens = task.num_tokens
     return cast(AnyLoader, made)
-
-
-def _make_groups(dist: DistConfig, model: nn.Module, ddp: DDPManager) -> ReplicaGroups | None:
-    """Collective: the replicas of `--dist.sync`; None: all ranks reduce their gradients in every step."""
-    if not sync_interval(dist.sync) or (rendezvous := ddp._connection.rendezvous) is None:
-        return None
-    replicas = rendezvous.nodes if dist.sync_within == "node" else [(rank,) for rank in range(ddp.world_size)]
-    groups = make_replica_groups(replicas, timeout_s=ddp._train_timeout_s)
-    for name, module in model.named_modules():
-        if groups is not None and isinstance(module, nn.SyncBatchNorm):
-            raise UsageError(
-                f"the model's {name} is a SyncBatchNorm, which needs all ranks in every step, but with --dist.sync "
-                f"{dist.sync} replicas train alone",
-                next_step="use nn.BatchNorm in its place; --dist.sync_batchnorm with --dist.sync_within node "
-                "synchronizes it inside nodes",
-            )
-    return groups
-
-
-def _wrap(config: Config, model: nn.Module, ddp: DDPManager, groups: ReplicaGroups | None) -> nn.Module:
-    dist = config.dist
-    is_alone = groups is not None and groups.within is None
-    return ddp.wrap(
-        model,
-        applied=True,
-        channels_last=is_channels_last(config.train, model, ddp.device),
-        reduces_gradients=config.train.exact != "elastic" and not is_alone,
-        group=None if groups is None else groups.within,
-        sync_batchnorm=dist.sync_batchnorm,
-        find_unused_parameters=dist.find_unused_parameters,
-        broadcast_buffers=False,  # the step does it, at its end
-        bucket_cap_mb=dist.bucket_cap_mb,
-        gradient_as_bucket_view=dist.gradient_as_bucket_view,
-        static_graph=dist.static_graph,
-        comm="none" if dist.comm == "powersgd" else dist.comm,
-    )
 
 
 def _make_comm(dist: DistConfig, applied: nn.Module) -> PowerSGD | None:

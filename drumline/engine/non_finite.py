@@ -104,6 +104,8 @@ class NonFinite:
         large, the next batch shows it, too."""
         job, (read_step, cursor) = self._job, self._read_at
         parameter = first_non_finite(dict(job.model.named_parameters()))
+        if job.is_sharded:  # a forward pass is collective: either all ranks run one, or none
+            parameter = next(filter(None, gather_json(parameter, device=job.ddp.device)), None)
         if parameter is not None:
             cause = f"the parameter {parameter} was not finite before it, so an earlier gradient was not"
             return cause if job.finite.keeps_weights else None

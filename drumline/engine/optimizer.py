@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import SGD, Adam, AdamW, Muon, Optimizer
@@ -18,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from drumline.checkpoint.finite import largest
 from drumline.config.schema import OptimConfig
+from drumline.distributed.shards import is_shard, own_parts
 from drumline.distributed.wrap import LiveBuffers
 from drumline.errors import UsageError
 from drumline.metrics.meters import Meter
@@ -59,6 +61,8 @@ def _make_named(trained: list[nn.Parameter], optim: OptimConfig, lr: float, opti
     kind = optimizer_class(optim.name)
     if kind in FUSED:
         settings["fused"] = all(p.device.type in ("cuda", "cpu") and torch.is_floating_point(p) for p in trained)
+        if kind is SGD and any(map(is_shard, trained)):  # torch has no fused SGD for shards
+            settings["fused"] = False
     takes_decay = "weight_decay" in inspect.signature(kind).parameters
     groups = decayed_groups(trained, optim.weight_decay) if takes_decay else [{"params": trained}]
     pool = {"params": groups, "lr": lr, **settings}
@@ -305,8 +309,10 @@ class FiniteSteps:
         scaler: GradScaler | None,
         *,
         waits_for_device: bool,
+        is_sharded: bool = False,
     ) -> None:
-        """`waits_for_device`: whether reading a number waits for the device."""
+        """`waits_for_device`: whether reading a number waits for the device. `is_sharded`: ranks hold different shards,
+        so all of them must skip the same updates."""
         self.skips = on_nan == "skip"
         self.counts = torch.zeros(2, dtype=meter.dtype, device=meter.loss.device)
         """Since the last reset: the number of non-finite steps, and of steps since the first of them."""
@@ -316,7 +322,10 @@ class FiniteSteps:
         self._kept_buffers: list[Tensor] | None = None
         self._kept_sums: Tensor | None = None
         decides = on_nan != "warn" and scaler is None
-        is_fused = waits_for_device and leaves_out_itself(optimizer)
+        self._is_sharded, self._agrees = is_sharded, decides and is_sharded
+        # An optimizer on the host would have to wait for the number, which is on the device.
+        is_here = all(one.device == self._bad.device for group in optimizer.param_groups for one in group["params"])
+        is_fused = waits_for_device and is_here and leaves_out_itself(optimizer)
         # `skip` waits if there is no other way: it must not apply the update.
         self._decides_here = decides and not is_fused and (self.skips or not waits_for_device)
         if decides and is_fused:
@@ -353,14 +362,19 @@ class FiniteSteps:
         elif grad_norm is not None:
             number = grad_norm
         else:
-            number = largest(parameter.grad for parameter in parameters if parameter.grad is not None)
+            gradients = (parameter.grad for parameter in parameters if parameter.grad is not None)
+            number = largest(own_parts(gradients) if self._is_sharded else gradients).to(self._bad.device)
         # 1 if the number is not finite, otherwise 0: two operations; torch.isfinite needs four.
         torch.ne(number - number, 0, out=self._bad)
+        own = self._bad
+        if self._agrees:
+            own = self._bad.clone()
+            dist.all_reduce(self._bad, op=dist.ReduceOp.MAX)
         if self.skips:
             self._num_bad.add_(self._bad)
             self._num_since.add_(self._num_bad.sign())
         else:  # the sum since the last log line stays non-finite
-            self.counts.add_(self._bad)
+            self.counts.add_(own)
 
     def update(self) -> None:
         """The optimizer's step, unless it is skipped. On a GPU fused optimizers skip it themselves."""

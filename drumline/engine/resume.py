@@ -21,17 +21,19 @@ from torch import Tensor
 from drumline.checkpoint import catalog, state, store
 from drumline.checkpoint.manifest import CorruptCheckpointError
 from drumline.checkpoint.rank_states import sent_state, state_of_rank
+from drumline.checkpoint.shard_files import own_shards
 from drumline.checkpoint.state import check_rng_file, restore_own_rng
 from drumline.data.sharding import Cursor
-from drumline.distributed.collectives import broadcast_json
+from drumline.distributed.collectives import broadcast_json, gather_json
 from drumline.distributed.comm_hook import PowerSGD, average_errors
+from drumline.distributed.shards import sharded_parameters
 from drumline.engine.job import Job, Progress
 from drumline.engine.optimizer import optimizer_class
 from drumline.engine.replica_state import REPLICAS_FILE, restore_replica
 from drumline.engine.run_context import RunContext, changes, check_init, check_not_finished, resets_optimizer
 from drumline.engine.run_folder import RunFolder, write_whole
 from drumline.engine.saver import COMM_FILE, DATA_FILE
-from drumline.engine.task_hooks import TaskHooks
+from drumline.engine.task_hooks import HOOKS_FILE, TaskHooks
 from drumline.errors import (
     CheckpointError,
     CheckpointMismatchError,
@@ -252,10 +254,14 @@ def restore(job: Job, path: Path, hooks: TaskHooks | None = None, *, with_optimi
     """Collective: restore the job and the hooks from a checkpoint. `with_optimizer=False`: its optimizer stays new."""
     job.heartbeat.mark(Phase.START)
     device = job.ddp.device
-    read = store.read(path) if job.ddp.is_main_process() else None
-    comm = None if read is None else read.tensors.pop(COMM_FILE, {})
-    replicas = None if read is None else read.tensors.pop(REPLICAS_FILE, {})
-    snapshot = store.broadcast(read, device=device)
+    comm = replicas = None
+    if job.is_sharded:
+        snapshot = _read_own_shards(job, path)
+    else:
+        read = store.read(path) if job.ddp.is_main_process() else None
+        comm = None if read is None else read.tensors.pop(COMM_FILE, {})
+        replicas = None if read is None else read.tensors.pop(REPLICAS_FILE, {})
+        snapshot = store.broadcast(read, device=device)
     documents = snapshot.documents
     if job.comm is not None:
         _restore_comm(job.comm, job.ddp, documents, comm)
@@ -285,6 +291,27 @@ def restore(job: Job, path: Path, hooks: TaskHooks | None = None, *, with_optimi
         hooks.run.stop_reason = saved.get("stop_asked")
     # Last: hooks may have drawn random numbers.
     restore_own_rng(snapshot.tensors["rng"], rank=job.ddp.rank, device=device)
+
+
+def _read_own_shards(job: Job, path: Path) -> store.Snapshot:
+    """Collective: every rank reads its own rows from the folder."""
+    snapshot, problem = None, None
+    try:
+        snapshot = store.read(path)
+    except CorruptCheckpointError as error:
+        problem = error.reason
+    found = gather_json([job.ddp.host, problem], device=job.ddp.device)
+    for rank, (host, reason) in enumerate(found):
+        if reason is not None:
+            raise CheckpointError(
+                f"rank {rank} on {host} cannot read the checkpoint {path}: {reason}",
+                next_step="give a --run on a volume that all nodes share: each rank reads its own shards",
+            )
+    assert snapshot is not None
+    parameters = sharded_parameters(job.model)
+    for file in {"model", "optimizer", HOOKS_FILE} & snapshot.tensors.keys():
+        snapshot.tensors[file] = own_shards(snapshot.tensors[file], parameters)
+    return snapshot
 
 
 def _use_own_settings(job: Job, group_state: list[list[str]] | None) -> None:

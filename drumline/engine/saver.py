@@ -198,9 +198,12 @@ class Saver:
         """Collective: choose the ranks that write."""
         ddp, who = self._job.ddp, self._settings.writers
         self._ledger_file.start(self._context)
-        if who != "one" and ddp.world_size > 1:
+        num_shards = 1 if self._job.sharded is None else self._job.sharded.plan.num_shards
+        if (who != "one" or num_shards > 1) and ddp.world_size > 1:
             assert ddp._connection.store is not None
-            self._background.choose_writers(who, ddp._connection.store, local_rank=ddp.get_local_rank())
+            self._background.choose_writers(
+                who, ddp._connection.store, local_rank=ddp.get_local_rank(), num_shards=num_shards
+            )
         self._background.rehearse()
         return self
 

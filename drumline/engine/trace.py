@@ -25,6 +25,7 @@ from torch import Tensor
 from drumline.checkpoint.state import capture
 from drumline.data.draws import permute
 from drumline.data.loader import MicroBatch, Step
+from drumline.distributed.shards import whole
 from drumline.engine.run_context import RunContext
 from drumline.engine.run_folder import writing_to
 from drumline.engine.steps.eager import AnyStep
@@ -81,11 +82,14 @@ class TracedStep:
             yield micro
 
     def _tensors(self) -> dict[str, dict[str, str]]:
+        """Collective if the model is sharded: on rank 0 the hashes of whole tensors."""
         job = self._job
-        if not job.ddp.is_main_process():
+        if not job.ddp.is_main_process() and not job.is_sharded:
             return {}
         state = capture(job.model, job.optimizer, scaler=job.scaler, progress={})
-        hashes = {name: hash_tensor(one) for group in state.tensors.values() for name, one in group.items()}
+        hashes = {name: hash_tensor(whole(one)) for group in state.tensors.values() for name, one in group.items()}
+        if not job.ddp.is_main_process():  # it has sent its shards
+            return {}
         documents = {f"{name}.json": hash_json(one) for name, one in state.documents.items() if name != "progress"}
         # Buffers that are in no checkpoint are lost with the process.
         saved = {*state.tensors["model"], *job.model.state_dict()}

@@ -96,6 +96,8 @@ def train(
         # Records of this start in the folder.
         ranks = _write_environment(context)
         report_start(context)
+        if config.dist.mode != "ddp" and ddp.world_size == 1:
+            context.note(f"dist.mode {config.dist.mode} has no effect: one process holds the whole model")
         if config.dist.comm != "none" and ddp.world_size == 1:
             context.note(f"dist.comm {config.dist.comm} has no effect: one process sends no gradients")
         if config.dist.sync != "step" and job.sync is None:

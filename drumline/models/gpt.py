@@ -12,7 +12,10 @@ from torch.nn import functional
 
 from drumline.errors import UsageError
 from drumline.models.model_registry import register_model
-from drumline.models.recompute import recompute_in_backward
+from drumline.models.recompute import is_recomputed, recompute_in_backward
+
+STD = 0.02
+"""The standard deviation of initial weights."""
 
 
 @register_model("gpt")
@@ -28,7 +31,7 @@ class GPT(nn.Module):
         heads: int,
         width: int,
         dropout: float = 0.0,
-        activation_checkpointing: bool = False,
+        activation_checkpointing: bool | str = False,
     ) -> None:
         super().__init__()
         if width % heads:
@@ -38,17 +41,18 @@ class GPT(nn.Module):
             )
         self.context = context
         self.activation_checkpointing = activation_checkpointing
-        self.token_embedding = nn.Embedding(vocab_size, width)
-        self.position_embedding = nn.Embedding(context, width)
+        self.token_embedding = NormalEmbedding(vocab_size, width)
+        self.position_embedding = NormalEmbedding(context, width)
         self.dropout = nn.Dropout(dropout)
-        self.blocks = nn.ModuleList(Block(width, heads=heads, dropout=dropout) for _ in range(layers))
+        # 2 * layers branches add up on the residual path; this keeps its variance independent of the depth.
+        residual_std = STD / math.sqrt(2 * layers)
+        self.blocks = nn.ModuleList(
+            Block(width, heads=heads, dropout=dropout, residual_std=residual_std) for _ in range(layers)
+        )
         self.norm = nn.LayerNorm(width, bias=False)
-        for name, parameter in self.named_parameters():
-            if parameter.dim() < 2:
-                continue  # norms start at one
-            # 2 * layers branches add up on the residual path; this keeps its variance independent of the depth.
-            is_residual = name.endswith(("attention.out.weight", "mlp_out.weight"))
-            nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers) if is_residual else 0.02)
+        for module in self.modules():
+            if isinstance(module, NormalLinear | NormalEmbedding):
+                module.init_weights()
 
     def forward(self, tokens: Tensor) -> Tensor:
         # Shapes and types are known on the host, so the checks do not wait for the device.
@@ -64,8 +68,8 @@ class GPT(nn.Module):
                 next_step=f"set --model.context to {length} or more, or make shorter samples",
             )
         hidden = self.dropout(self.token_embedding(tokens) + self.position_embedding.weight[:length])
-        recompute = self.activation_checkpointing and self.training
-        for block in self.blocks:
+        for number, block in enumerate(self.blocks):
+            recompute = self.training and is_recomputed(self.activation_checkpointing, number)
             hidden = (
                 recompute_in_backward(block, hidden, draws_random=self.dropout.p > 0) if recompute else block(hidden)
             )
@@ -73,16 +77,32 @@ class GPT(nn.Module):
         return functional.linear(self.norm(hidden), self.token_embedding.weight)
 
 
+class NormalLinear(nn.Linear):
+    """A linear layer without a bias, whose weights begin with this standard deviation."""
+
+    def __init__(self, in_features: int, out_features: int, *, std: float = STD) -> None:
+        super().__init__(in_features, out_features, bias=False)
+        self.std = std
+
+    def init_weights(self) -> None:
+        nn.init.normal_(self.weight, std=self.std)
+
+
+class NormalEmbedding(nn.Embedding):
+    def init_weights(self) -> None:
+        nn.init.normal_(self.weight, std=STD)
+
+
 class Block(nn.Module):
     """Attention and a two-layer perceptron, each added to the residual path after its own norm."""
 
-    def __init__(self, width: int, *, heads: int, dropout: float) -> None:
+    def __init__(self, width: int, *, heads: int, dropout: float, residual_std: float = STD) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(width, bias=False)
-        self.attention = CausalAttention(width, heads=heads, dropout=dropout)
+        self.attention = CausalAttention(width, heads=heads, dropout=dropout, residual_std=residual_std)
         self.mlp_norm = nn.LayerNorm(width, bias=False)
-        self.mlp_in = nn.Linear(width, 4 * width, bias=False)
-        self.mlp_out = nn.Linear(4 * width, width, bias=False)
+        self.mlp_in = NormalLinear(width, 4 * width)
+        self.mlp_out = NormalLinear(4 * width, width, std=residual_std)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -96,12 +116,12 @@ class Block(nn.Module):
 class CausalAttention(nn.Module):
     """Each token attends to itself and to the tokens before it."""
 
-    def __init__(self, width: int, *, heads: int, dropout: float) -> None:
+    def __init__(self, width: int, *, heads: int, dropout: float, residual_std: float = STD) -> None:
         super().__init__()
         self.heads = heads
         self.dropout = dropout
-        self.query_key_value = nn.Linear(width, 3 * width, bias=False)
-        self.out = nn.Linear(width, width, bias=False)
+        self.query_key_value = NormalLinear(width, 3 * width)
+        self.out = NormalLinear(width, width, std=residual_std)
 
     def forward(self, hidden: Tensor) -> Tensor:
         batch, length, width = hidden.shape

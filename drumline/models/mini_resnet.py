@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from drumline.errors import UsageError
 from drumline.models.model_registry import register_model
-from drumline.models.recompute import recompute_in_backward
+from drumline.models.recompute import is_recomputed, recompute_in_backward
 
 
 @register_model("mini_resnet")
@@ -28,7 +28,7 @@ class MiniResNet(nn.Module):
         widths: Sequence[int] = (16, 32, 64),
         blocks: int = 1,
         dropout: float = 0.0,
-        activation_checkpointing: bool = False,
+        activation_checkpointing: bool | str = False,
     ) -> None:
         super().__init__()
         if not widths:
@@ -56,8 +56,8 @@ class MiniResNet(nn.Module):
                 next_step="check in_channels of the model and the shape of a sample of the dataset",
             )
         features = functional.relu(self.stem_norm(self.stem(images)))
-        recompute = self.activation_checkpointing and self.training
-        for block in self.blocks:
+        for number, block in enumerate(self.blocks):
+            recompute = self.training and is_recomputed(self.activation_checkpointing, number)
             features = recompute_in_backward(block, features, draws_random=False) if recompute else block(features)
         logits: Tensor = self.head(self.dropout(features.mean(dim=(2, 3))))
         return logits

@@ -1,4 +1,4 @@
-"""Activation checkpointing of one block: its activations are dropped after the forward pass and computed again in the
+"""Activation checkpointing: the activations of a block are dropped after the forward pass and computed again in the
 backward pass.
 
 The second forward pass must leave no trace: same dropout, and BatchNorm must not count the batch twice.
@@ -6,13 +6,17 @@ The second forward pass must leave no trace: same dropout, and BatchNorm must no
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+
+from drumline.distributed.blocks import find_blocks
+from drumline.errors import UsageError
 
 
 def recompute_in_backward(block: nn.Module, inputs: Tensor, *, draws_random: bool) -> Tensor:
@@ -27,6 +31,43 @@ def recompute_in_backward(block: nn.Module, inputs: Tensor, *, draws_random: boo
     else:
         outputs = recompute(context_fn=lambda: (nullcontext(), _buffers_kept(block)))
     return outputs
+
+
+def is_recomputed(policy: bool | str, number: int) -> bool:
+    """Whether block `number` of a model is, by `model.activation_checkpointing`."""
+    if isinstance(policy, str):
+        return number % int(policy.rpartition(":")[2]) == 0
+    return policy
+
+
+def recompute_blocks(model: nn.Module, policy: bool | str, wrap: Sequence[str] = ()) -> None:
+    """Let the blocks of a model compute their activations again; a model of this package does it itself. `wrap`: as for
+    `find_blocks`."""
+    if policy is False:
+        return
+    if hasattr(model, "activation_checkpointing"):
+        model.activation_checkpointing = policy  # type: ignore[assignment]
+        return
+    blocks = find_blocks(model, wrap)
+    if not blocks:
+        raise UsageError(
+            f"--model.activation_checkpointing found no blocks in {type(model).__name__}: no class of modules is in a "
+            "list of modules twice",
+            next_step="name the classes of its blocks with --dist.wrap",
+        )
+    for number, block in enumerate(reversed(blocks.values())):
+        if is_recomputed(policy, number):
+            block.forward = partial(_forward, block)  # a partial, which a deep copy of the model copies right
+
+
+def _forward(block: nn.Module, *inputs: Any, **options: Any) -> Any:
+    forward = partial(type(block).forward, block, **options)
+    if not block.training or not torch.is_grad_enabled():
+        return forward(*inputs)
+    kept: dict[str, Any] = (
+        {} if next(block.buffers(), None) is None else {"context_fn": lambda: (nullcontext(), _buffers_kept(block))}
+    )
+    return checkpoint(forward, *inputs, use_reentrant=False, **kept)
 
 
 @contextmanager

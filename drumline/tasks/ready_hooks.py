@@ -14,6 +14,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from torch.utils import _pytree as pytree
 
 from drumline.checkpoint.state import keeping_rng, model_state
+from drumline.distributed.shards import own_part
 from drumline.errors import UsageError, did_you_mean, log
 from drumline.tasks.base import evaluation_mode
 from drumline.tasks.hook import Hook, Run
@@ -62,7 +63,7 @@ class EMA(Hook):
             self._add()
 
     def _add(self) -> None:
-        pairs = list(zip(self.average.values(), self._now(), strict=True))
+        pairs = list(zip(map(own_part, self.average.values()), map(own_part, self._now()), strict=True))
         floats = [(average, now.to(average.dtype)) for average, now in pairs if average.is_floating_point()]
         others = [(average, now) for average, now in pairs if not average.is_floating_point()]
         self._update([average for average, _ in floats], [now for _, now in floats], None)
@@ -216,6 +217,8 @@ def begin_momentum(optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> 
 def _check_can_unfreeze(run: Run) -> None:
     """DDP and a static graph fix at their first step which parameters have gradients; captured steps are left out."""
     dist = run.config.dist
+    if dist.mode != "ddp":
+        return
     if (run.world_size > 1 or run.config.train.exact == "elastic") and not dist.find_unused_parameters:
         raise UsageError(
             "the ranks would wait for the gradients of frozen parameters",

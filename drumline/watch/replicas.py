@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drumline.distributed.collectives import gather_json
+from drumline.distributed.sharded_model import ShardedModel
+from drumline.distributed.shards import is_shard, own_part
 from drumline.distributed.tensor_hash import combine, hash_tensors
 from drumline.distributed.wrap import unwrap_model
 from drumline.errors import TrainingError, log
@@ -33,6 +35,8 @@ class ReplicaComparison:
     on_difference: Literal["stop", "broadcast"] = "stop"
     include_buffers: bool = True
     tensors: Callable[[], dict[str, Tensor]] | None = None  # what is compared in place of these
+    sharded: ShardedModel | None = None
+    """Of a sharded model only what several ranks have is compared: buffers, and the shards of replicas (hsdp)."""
     last_agreed: int | None = None  # the latest step after which all ranks were equal
 
     def check(self, step: int) -> None:
@@ -43,6 +47,8 @@ class ReplicaComparison:
             tensors = replica_tensors(self.model, self.optimizer, include_buffers=self.include_buffers)
         else:
             tensors = self.tensors()
+        has_replicas = self.sharded is None or self._group is not None
+        tensors = {name: own_part(one) for name, one in tensors.items() if has_replicas or not is_shard(one)}
         hashes = hash_tensors(list(tensors.values()), self.device)
         if not self._all_agree(tensors, hashes):
             self._resolve(self._find(tensors, hashes), tensors, step)
@@ -52,9 +58,16 @@ class ReplicaComparison:
         """Collective, of the same size for any tensors: ranks with different tensors are found, and do not block."""
         mine = combine(hashes, list(tensors))
         both = torch.stack([mine, ~mine])  # the largest ~h belongs to the smallest h
-        dist.all_reduce(both, op=dist.ReduceOp.MAX)
-        largest, not_smallest = both.tolist()
-        return bool(largest == ~not_smallest)
+        dist.all_reduce(both, op=dist.ReduceOp.MAX, group=self._group)
+        differs = (both[0] != ~both[1]).int()
+        if self._group is not None:
+            dist.all_reduce(differs, op=dist.ReduceOp.MAX)
+        return not differs.item()
+
+    @property
+    def _group(self) -> Any:
+        """The ranks that hold the same as this one; None: all."""
+        return None if self.sharded is None else self.sharded.replica_group
 
     def _find(self, tensors: dict[str, Tensor], hashes: Tensor) -> ReplicaDifference:
         """Collective: gather every rank's hashes and compare them."""
@@ -62,7 +75,12 @@ class ReplicaComparison:
             name: [f"{tensor.dtype} {list(tensor.shape)}", value]
             for (name, tensor), value in zip(tensors.items(), hashes.tolist(), strict=True)
         }
-        return find_difference(gather_json({"host": self.host, "tensors": held}, device=self.device))
+        found = gather_json({"host": self.host, "tensors": held}, device=self.device)
+        if self.sharded is None or self._group is None:
+            return find_difference(found)
+        groups = self.sharded.replica_ranks()
+        differences = (find_difference([found[rank] for rank in ranks], ranks) for ranks in groups)
+        return next(one for one in differences if one.tensors)
 
     def _resolve(self, difference: ReplicaDifference, tensors: dict[str, Tensor], step: int) -> None:
         """Collective."""
@@ -81,8 +99,8 @@ class ReplicaComparison:
                 "look for code that differs across ranks",
                 place=place,
             )
-        for name in difference.tensors:
-            _broadcast(tensors[name], difference.source, self.device)
+        for name in difference.tensors if dist.get_rank() in difference.hosts else ():
+            _broadcast(tensors[name], difference.source, self.device, self._group)
         if dist.get_rank() == 0:
             log.warning(
                 f"{sentence}; all ranks continue with the tensors of rank {difference.source}. "
@@ -91,11 +109,11 @@ class ReplicaComparison:
 
 
 @torch.no_grad()
-def _broadcast(tensor: Tensor, source: int, device: torch.device) -> None:
+def _broadcast(tensor: Tensor, source: int, device: torch.device, group: Any = None) -> None:
     """Collective: one rank's tensor, into that of all others."""
     buffer = tensor.detach().to(device).contiguous()
     # As bytes: not every backend supports every type.
-    dist.broadcast(buffer.reshape(-1).view(torch.uint8), source)
+    dist.broadcast(buffer.reshape(-1).view(torch.uint8), source, group=group)
     if dist.get_rank() != source:
         tensor.copy_(buffer)
 

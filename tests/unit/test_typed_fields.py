@@ -30,6 +30,7 @@ FOREIGN = {
     "Expected to have finished reduction in the prior iteration": "torch's DDP",
     r"indices which did not receive grad for rank \d+: ([\d ]+)": "torch's DDP",
     "Your training graph has changed in this iteration": "torch's DDP",
+    "mixed torch.Tensor and DTensor": "torch's DTensor",
     "dataloader worker": "torch's DataLoader",
     "out of memory": "CUDA, NCCL",
     "can't allocate memory": "torch's CPU allocator",

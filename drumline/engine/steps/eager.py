@@ -10,7 +10,7 @@ several ranks their number is such a weight.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from drumline.data.loader import MicroBatch, Step
+from drumline.distributed.sharded_model import ShardedModel
+from drumline.distributed.shards import own_parts
 from drumline.distributed.wrap import LiveBuffers, names_without_gradient
 from drumline.engine.job import Job
 from drumline.errors import TrainingError, UsageError
@@ -97,7 +99,12 @@ class TrainStep:
         self._group, self._leader = (None, 0) if replica is None else (replica.within, replica.members[0])
         self._num_ranks = self._world_size if replica is None else len(replica.members)
         self._is_alone = replica is not None and self._num_ranks == 1
-        self._no_sync = job.applied.no_sync if isinstance(job.applied, DistributedDataParallel) else nullcontext
+        self._no_sync: Callable[[], AbstractContextManager[None]] = nullcontext
+        if isinstance(job.applied, DistributedDataParallel | ShardedModel):
+            self._no_sync = job.applied.no_sync
+        sharded = job.sharded
+        self._own: Callable[..., list[Tensor]] = list if sharded is None else own_parts
+        self._clip: Callable[..., Tensor] = nn.utils.clip_grad_norm_ if sharded is None else sharded.clip_grad_norm_
         self._buffers = LiveBuffers(job.model)
         self._sends_buffers = sends_buffers and not self._is_alone
         self._heartbeat = job.heartbeat
@@ -141,6 +148,12 @@ class TrainStep:
             with self._autocast:
                 loss: LossParts = self._applied(self.compute_loss, micro.data)
         except RuntimeError as error:
+            if "mixed torch.Tensor and DTensor" in str(error):
+                raise UsageError(
+                    "the loss uses parameters of the sharded model outside its forward pass",
+                    next_step="let loss() call model(...), or a module that --dist.wrap names, and nothing inside "
+                    "them; or use --dist.mode ddp",
+                ) from error
             if (names := names_without_gradient(error)) is None:
                 raise
             is_static = getattr(self._applied, "static_graph", False)
@@ -186,9 +199,11 @@ class TrainStep:
         if self._scaler is not None and (self._clip_norm is not None or correction is not None):
             self._scaler.unscale_(self._optimizer)
         if correction is not None:
-            torch._foreach_mul_([p.grad for p in self._parameters if p.grad is not None], correction)
+            gradients = self._own(p.grad for p in self._parameters if p.grad is not None)
+            if gradients:
+                torch._foreach_mul_(gradients, correction.to(gradients[0].device))
         if self._clip_norm is not None:
-            self.grad_norm = nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
+            self.grad_norm = self._clip(self._parameters, self._clip_norm)
         self._finite.check(self._parameters, self.grad_norm)
         self._finite.update()
         self._optimizer.zero_grad(set_to_none=True)

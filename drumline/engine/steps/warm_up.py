@@ -42,6 +42,12 @@ def warm_up(job: Job, config: Config, *, note: Callable[[str], None]) -> ModelFl
     be unused. `note` logs a message. Returns the model's FLOPs, if they could be counted."""
     job.heartbeat.mark(Phase.START)
     few, size = next_samples(job, FEW_SAMPLES)
+    if job.is_sharded:
+        # A parameter in the graph is the gathered one, not the model's: neither the FLOPs of the backward pass nor
+        # unused parameters can be found with the model's.
+        with torch.no_grad():
+            check_few_samples(job, few, size)
+        return None
     flops, uses_all = count_few_samples(job, few, size)
     check_few_samples(job, few, size)
     check_unused(job, config, uses_all=uses_all, note=note)

@@ -28,7 +28,10 @@ class Stage:
         evaluates: bool = False,
         losses: dict[str, float] | None = None,
         caches: bool = False,
+        loses: str = "",
     ) -> None:
+        self.loses = loses
+        self.arguments: list[tuple[str, ...]] = []
         self.losses = losses or {}
         self.caches = caches
         self.late = late
@@ -56,10 +59,12 @@ class Stage:
 
     def _write(self, leg: Leg, from_step: int, to_step: int) -> None:
         self.started.append((leg.name, leg.world_size))
+        self.arguments.append(leg.arguments)
+        restored = -1 if leg.name == self.loses else from_step
         folder = leg.folder / "trace"
         folder.mkdir(parents=True)
         lines: list[dict[str, Any]] = [
-            {"kind": "start", "step": from_step, "world_size": 1, "tensors": {"w": from_step}, "unsaved": {}}
+            {"kind": "start", "step": from_step, "world_size": 1, "tensors": {"w": restored}, "unsaved": {}}
         ]
         lines[0]["unsaved"] = {"rope": "empty"} if self.caches else {}
         for step in range(from_step + 1, to_step + 1):
@@ -108,6 +113,36 @@ def test_proved(prove: Any) -> None:
         "leg 2: 1 rank from step 2, killed with -9 after step 3 (rank 0)",
         "leg 3: 2 ranks from step 3, to the end",
     ]
+
+
+@pytest.mark.parametrize("distance", [1e-6, 0.5])
+def test_modes_are_compared_by_what_they_restore(prove: Any, monkeypatch: pytest.MonkeyPatch, distance: float) -> None:
+    """The bits of leg 2's own steps are others; its samples, and what it restored, are the same."""
+    monkeypatch.setattr(proof, "weight_distance", lambda one, other: distance)
+    stage = Stage(differs={"leg 2": 3})
+    lines = prove(stage, at=(2,), worlds=(2, 3), rank="0", modes=("ddp", "fsdp"))
+    assert stage.said[1:] == [
+        "leg 1: 2 ranks in mode ddp, killed with -9 after step 2 (rank 0)",
+        "leg 2: 3 ranks in mode fsdp from step 2, to the end",
+    ]
+    assert [leg[-1] for leg in stage.arguments] == ["--dist.mode=ddp", "--dist.mode=ddp", "--dist.mode=fsdp"]
+    if distance < 1e-2:
+        assert lines == [
+            "proved: 4 samples, 1 tensor: each mode resumed with the bits that the one before had saved; the weights "
+            "after step 4 differ by 1.0e-06 of their size"
+        ]
+    else:
+        assert lines[0] == (
+            "not proved: the weights after step 4 differ by 5.0e-01 of their size from the run without a kill in "
+            "mode ddp"
+        )
+
+
+def test_a_mode_that_restores_other_bits_is_no_proof(prove: Any) -> None:
+    stage = Stage(loses="leg 2")
+    assert prove(stage, at=(2,), rank="0", modes=("ddp", "fsdp"))[0] == (
+        "not proved: w differs as restored from the checkpoint of step 2 [leg 2]"
+    )
 
 
 def test_a_run_that_a_hook_ends_early_is_compared_to_its_own_end(prove: Any) -> None:

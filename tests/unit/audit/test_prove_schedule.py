@@ -92,6 +92,8 @@ def test_later_attempts_kill_earlier_and_at_once() -> None:
         ({"rank": "2"}, "--kill-rank: '2' is neither 'all' nor a rank of every leg that is killed (0 to 1)"),
         ({"rank": "one"}, "--kill-rank: 'one' is neither 'all' nor a rank"),
         ({"rank": "3", "worlds": (4, 2, 4)}, "(0 to 1)"),
+        ({"modes": ("fsdp",)}, "--modes: 1 for 2 legs; give one for each, and at least 2"),
+        ({"modes": ("ddp", "fsdp2")}, "--modes: 'fsdp2' is not one of ddp, zero1, fsdp, hsdp"),
     ],
 )
 def test_options_that_cannot_be_met(given: dict[str, Any], problem: str) -> None:

@@ -140,3 +140,9 @@ def test_settings_that_the_proof_has_no_use_for(argv: list[str], worlds: tuple[i
 def test_settings_that_it_takes() -> None:
     assert not list(wrong_settings(layers("--train.exact", "elastic"), options(4, 2)))
     assert not list(wrong_settings(layers("--train.exact", "world"), options(2, 2)))
+
+
+def test_modes_and_a_mode_exclude_each_other() -> None:
+    wanted = ProofOptions((2, 3), 8, seed=0, modes=("ddp", "fsdp"))
+    assert list(wrong_settings(layers("--dist.mode", "fsdp"), wanted)) == ["--dist.mode: --modes sets it for each leg"]
+    assert not wanted.is_elastic

@@ -51,6 +51,10 @@ def test_the_grammar(argv: list[str], expected: dict[str, Any]) -> None:
             ["--optim.name", "sdg"],
             "--optim.name: 'sdg' is not one of sgd, adamw, muon, package.Class; did you mean 'sgd'?",
         ),
+        (
+            ["--model.activation_checkpointing=some"],
+            "--model.activation_checkpointing: 'some' is not none, full or every:N",
+        ),
         (["--optim.learning_rate", "1"], "--optim.learning_rate: unknown setting; did you mean 'optim.lr'?"),
         (["-optim.lr", "1"], "-optim.lr: unknown setting; did you mean 'optim.lr'?"),
         (["--optim.learning_rate"], "--optim.learning_rate: unknown setting; did you mean 'optim.lr'?"),
@@ -87,6 +91,21 @@ def test_the_grammar(argv: list[str], expected: dict[str, Any]) -> None:
 )
 def test_each_problem_is_one_sentence(argv: list[str], problem: str) -> None:
     assert problem in read_flags(argv).layer.problems
+
+
+@pytest.mark.parametrize(
+    ("argv", "value"),
+    [
+        (["--model.activation_checkpointing", "--train.epochs", "1"], True),
+        (["--model.activation_checkpointing", "every:2"], "every:2"),
+        (["--model.activation_checkpointing=full"], True),
+        (["--model.activation_checkpointing", "none"], False),
+        (["--model.activation_checkpointing", "off"], False),
+        (["--no-model.activation_checkpointing"], False),
+    ],
+)
+def test_activation_checkpointing_is_a_switch_or_a_policy(argv: list[str], value: bool | str) -> None:
+    assert values(*argv)["model.activation_checkpointing"] == value
 
 
 def test_a_problem_does_not_hide_the_next_one() -> None:

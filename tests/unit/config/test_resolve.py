@@ -214,6 +214,82 @@ BROKEN_RULES = [
         "dist.sync_overlap = 5 (--dist.sync_overlap)",
     ),
     (
+        ["--dist.mode", "fsdp", "--train.exact", "elastic"],
+        "the elastic mode adds up shards of the batch in a fixed order, with all gradients on each rank: it needs "
+        "--dist.mode ddp: "
+        "dist.mode = 'fsdp' (--dist.mode), train.exact = 'elastic' (--train.exact)",
+    ),
+    (
+        ["--dist.mode", "fsdp", "--dist.comm", "bf16"],
+        "dist.comm changes DDP's all-reduce, which a sharded model does not have; give --dist.shard_dtype bf16: "
+        "dist.mode = 'fsdp' (--dist.mode), dist.comm = 'bf16' (--dist.comm)",
+    ),
+    (
+        ["--dist.mode", "zero1", "--dist.sync", "local:8"],
+        "between rounds every replica has a whole model of its own: dist.sync needs --dist.mode ddp: "
+        "dist.mode = 'zero1' (--dist.mode), dist.sync = 'local:8' (--dist.sync)",
+    ),
+    (
+        ["--dist.mode", "zero1", "--data.balance", "auto"],
+        "a sharded model waits for other ranks in every block, so their own time is unknown: it needs "
+        "--data.balance off: dist.mode = 'zero1' (--dist.mode), data.balance = 'auto' (--data.balance)",
+    ),
+    (
+        ["--dist.mode", "zero1", "--dist.static_graph"],
+        "a static graph is an option of DDP, which a sharded model does not use: "
+        "dist.mode = 'zero1' (--dist.mode), dist.static_graph = true (--dist.static_graph)",
+    ),
+    (
+        ["--dist.mode", "hsdp", "--train.step", "compile"],
+        "a sharded model gathers its parameters between operations: it needs --train.step eager: "
+        "dist.mode = 'hsdp' (--dist.mode), train.step = 'compile' (--train.step)",
+    ),
+    (
+        ["--dist.mode", "fsdp", "--train.memory_format", "channels_last"],
+        "parameters are sharded by rows of contiguous memory; give --train.memory_format contiguous: "
+        "dist.mode = 'fsdp' (--dist.mode), train.memory_format = 'channels_last' (--train.memory_format)",
+    ),
+    (
+        ["--dist.mode", "fsdp", "--optim.name", "muon"],
+        "muon needs whole matrices, and a rank of a sharded model has some rows; give --optim.name adamw: "
+        "dist.mode = 'fsdp' (--dist.mode), optim.name = 'muon' (--optim.name)",
+    ),
+    (
+        ["--dist.shard_ranks", "2"],
+        "dist.shard_ranks sets the groups of --dist.mode hsdp: "
+        "dist.shard_ranks = 2 (--dist.shard_ranks), dist.mode = 'ddp' (default)",
+    ),
+    (
+        ["--dist.mode", "fsdp", "--dist.shard_dtype", "bf16"],
+        "parameters that are gathered in bf16 need --train.precision bf16: "
+        "dist.shard_dtype = 'bf16' (--dist.shard_dtype), train.precision = 'fp32' (default)",
+    ),
+    (
+        ["--dist.shard_dtype", "bf16", "--train.precision", "bf16"],
+        "ddp gathers no parameters; give --dist.comm bf16 to send its gradients in bf16: "
+        "dist.shard_dtype = 'bf16' (--dist.shard_dtype), dist.mode = 'ddp' (default)",
+    ),
+    (
+        ["--dist.offload_optimizer"],
+        "ddp keeps its optimizer beside the model; give --dist.mode zero1, fsdp or hsdp: "
+        "dist.offload_optimizer = true (--dist.offload_optimizer), dist.mode = 'ddp' (default)",
+    ),
+    (
+        ["--dist.mode", "fsdp", "--dist.offload_optimizer", "--dist.device", "cpu"],
+        "on the CPU the optimizer is in the host's memory already: "
+        "dist.offload_optimizer = true (--dist.offload_optimizer), dist.device = 'cpu' (--dist.device)",
+    ),
+    (
+        ["--dist.mode", "fsdp", "--dist.offload_optimizer", "--train.precision", "fp16"],
+        "fp16's loss scaling checks gradients on the GPU, and these are in the host's memory; use bf16: "
+        "dist.offload_optimizer = true (--dist.offload_optimizer), train.precision = 'fp16' (--train.precision)",
+    ),
+    (
+        ["--dist.meta_init", "--model.init", "a.safetensors"],
+        "weights that are loaded need a model that has memory; leave --dist.meta_init off: "
+        "dist.meta_init = true (--dist.meta_init), model.init = 'a.safetensors' (--model.init)",
+    ),
+    (
         ["--train.exact", "elastic", "--train.step", "compile"],
         "the elastic mode computes shard by shard, operation by operation: it needs --train.step eager: "
         "train.step = 'compile' (--train.step), "

@@ -19,7 +19,7 @@ from drumline.config.config_file import to_toml
 from drumline.config.fields import FIELDS, SECTIONS, UNIONS
 from drumline.config.flags import EXCLUSIVE_PAIRS
 from drumline.config.resolve import RULES
-from drumline.config.schema import Bounds, Config, ModelConfig, OrClass, TrainConfig
+from drumline.config.schema import Bounds, Config, ModelConfig, OrClass, OrEvery, TrainConfig
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
@@ -38,6 +38,8 @@ def values_for(annotation: Any) -> st.SearchStrategy[Any]:
     kind, arguments = get_origin(annotation) or annotation, get_args(annotation)
     if kind is Annotated and isinstance(arguments[1], OrClass):
         return st.sampled_from(["torch.optim.NAdam", "größe.py:Ä", *arguments[1].choices])
+    if kind is Annotated and isinstance(arguments[1], OrEvery):
+        return st.sampled_from([True, False, "every:3"])
     if kind is Annotated:
         return within(arguments[0], arguments[1])
     if kind in UNIONS:

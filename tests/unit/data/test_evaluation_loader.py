@@ -78,6 +78,17 @@ def test_a_rank_may_have_nothing_to_do() -> None:
     assert list(loader) == []
 
 
+def test_a_padded_pass_has_the_same_number_of_batches_on_every_rank() -> None:
+    sizes = [
+        [batch.size for batch in make(Indices(length), rank=rank, world_size=3).numbered(padded=True)]
+        for length in (5, 12, 13)
+        for rank in range(3)
+    ]
+    assert sizes == [[4], [1], [0], [4], [4], [4], [4, 1], [4, 0], [4, 0]]
+    (pad,) = make(Indices(5), rank=2, world_size=3).numbered(padded=True)
+    assert pad.data.tolist() == [0]
+
+
 def test_every_pass_is_the_same_with_and_without_workers() -> None:
     alone = make(Noisy())
     expected = list(alone)

@@ -60,6 +60,12 @@ def test_every_sample_comes_once_and_batches_are_the_same_on_any_world(
     assert [found[number] for number in range(len(found))] == expected
 
 
+def test_a_padded_pass_has_the_same_number_of_batches_on_every_rank() -> None:
+    loaders = [make(Numbers(13), rank=rank, world_size=3) for rank in range(3)]
+    assert [[batch.size for batch in loader.numbered(padded=True)] for loader in loaders] == [[4, 1], [4, 0], [4, 0]]
+    assert [loader.num_samples for loader in loaders] == [13] * 3
+
+
 @pytest.mark.parametrize("persistent", [True, False])
 def test_every_pass_is_the_same_with_and_without_a_worker(persistent: bool) -> None:
     expected = list(make(Noisy()))

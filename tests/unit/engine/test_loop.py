@@ -42,7 +42,14 @@ def make_context(config: Config, total_steps: int, hooks: Any = None) -> RunCont
     ddp = SimpleNamespace(is_main_process=lambda: True, host="a", device=torch.device("cpu"))
     model = torch.nn.Linear(1, 1)
     job: Any = SimpleNamespace(
-        ddp=ddp, model=model, optimizer=None, rates=None, sync=None, eval_loaders={}, heartbeat=HeartbeatWriter()
+        ddp=ddp,
+        model=model,
+        optimizer=None,
+        rates=None,
+        sync=None,
+        sharded=None,
+        eval_loaders={},
+        heartbeat=HeartbeatWriter(),
     )
     reporter: Any = SimpleNamespace()
     request = RunRequest("test", config, Path("run"), False, ())

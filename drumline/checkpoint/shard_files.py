@@ -1,0 +1,140 @@
+"""The tensors of a sharded model in a checkpoint: every rank writes the rows that it holds, as `NAME[START:STOP]`, and
+a document has the shapes of the whole tensors. A reader gets whole tensors, or any rows of them, whatever wrote them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from drumline.distributed.shards import Rows, is_shard, like_shard, own_part, place_of, split_rows
+from drumline.errors import CheckpointError
+
+SHARDS_FILE = "sharded-tensors"
+"""The document with the shapes, by file and name."""
+_PIECE = re.compile(r"(.*)\[(\d{1,18}):(\d{1,18})\]", re.DOTALL)
+
+Files = Mapping[str, Mapping[str, Tensor]]
+
+
+def is_in_shards(name: str, tensor: Tensor) -> bool:
+    """Whether several ranks write it; otherwise rank 0 does."""
+    try:
+        return place_of(tensor)[1] > 1 and tensor.shape[0] > 0
+    except ValueError as error:
+        raise CheckpointError(
+            f"{name} cannot be saved: {error}",
+            next_step="use an optimizer whose state has the shapes of the parameters, or --dist.mode ddp",
+        ) from error
+
+
+def shapes_of(files: Files) -> dict[str, dict[str, list[int]]]:
+    """The document: the shapes of what is saved in shards."""
+    return {
+        file: {name: list(one.shape) for name, one in group.items() if is_in_shards(name, one)}
+        for file, group in files.items()
+    }
+
+
+def piece_names(name: str, tensor: Tensor) -> dict[int, str]:
+    """The name of each shard in its file, by the number of the shard; an empty one is not saved."""
+    _, count = place_of(tensor)
+    rows = {number: split_rows(tensor.shape[0], number, count) for number in range(count)}
+    return {number: f"{name}[{one.start}:{one.stop}]" for number, one in rows.items() if one.stop > one.start}
+
+
+def assemble(files: Files, shapes: Any) -> dict[str, Mapping[str, Tensor]]:
+    """The files of a checkpoint with whole tensors; ValueError: a shard is missing, or has another shape."""
+    if not isinstance(shapes, dict) or not all(isinstance(one, dict) for one in shapes.values()):
+        raise ValueError("it has no shapes by file")
+    return {file: ShardedTensors(group, shapes.get(file, {})) for file, group in files.items()}
+
+
+class ShardedTensors(Mapping[str, Tensor]):
+    """Tensors by name, some of them in shards, which are put together when asked for."""
+
+    def __init__(self, stored: Mapping[str, Tensor], shapes: Mapping[str, list[int]]) -> None:
+        self._whole = dict(stored)
+        self._shapes = {str(name): _checked_shape(shape) for name, shape in dict(shapes).items()}
+        self._pieces: dict[str, list[tuple[Rows, Tensor]]] = {name: [] for name in self._shapes}
+        for stored_name in stored:
+            found = _PIECE.fullmatch(stored_name)
+            if found is not None and found[1] in self._pieces:
+                piece = self._whole.pop(stored_name)
+                self._pieces[found[1]].append((Rows(int(found[2]), int(found[3])), piece))
+        for name, pieces in self._pieces.items():
+            pieces.sort(key=lambda entry: entry[0])
+            _check_pieces(name, pieces, self._shapes[name])
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._whole[name] if name in self._whole else self.rows(name, Rows(0, self.shape(name)[0]))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([*self._whole, *self._pieces])
+
+    def __len__(self) -> int:
+        return len(self._whole) + len(self._pieces)
+
+    def shape(self, name: str) -> torch.Size:
+        return self._whole[name].shape if name in self._whole else torch.Size(self._shapes[name])
+
+    def rows(self, name: str, rows: Rows) -> Tensor:
+        """These rows of a tensor; of others nothing is read."""
+        if name in self._whole:
+            return self._whole[name][rows.start : rows.stop]
+        parts = [
+            piece[max(rows.start, own.start) - own.start : rows.stop - own.start]
+            for own, piece in self._pieces[name]
+            if own.start < rows.stop and own.stop > rows.start
+        ]
+        if len(parts) > 1:
+            return torch.cat(parts)
+        return parts[0] if parts else self._pieces[name][0][1][:0]
+
+
+def _checked_shape(shape: Any) -> list[int]:
+    if not isinstance(shape, list) or not shape or not all(type(size) is int and size >= 0 for size in shape):
+        raise ValueError(f"it has a shape of {shape!r}")
+    return shape
+
+
+def _check_pieces(name: str, pieces: list[tuple[Rows, Tensor]], shape: list[int]) -> None:
+    """Refuse gaps and overlaps, and shards of another type or shape."""
+    end = 0
+    for rows, piece in pieces:
+        if rows.start != end:
+            raise ValueError(f"rows {end} to {rows.start} of {name} are missing or there twice")
+        if list(piece.shape) != [rows.stop - rows.start, *shape[1:]] or piece.dtype != pieces[0][1].dtype:
+            raise ValueError(f"rows {rows.start} to {rows.stop} of {name} have another shape or type")
+        end = rows.stop
+    if end != shape[0] or not pieces:
+        raise ValueError(f"rows {end} to {shape[0]} of {name} are missing")
+
+
+def own_shards(tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The saved tensors as a sharded model takes them: what belongs to a sharded parameter and has its shape (the
+    weights, an optimizer's state, an average) as a shard of this rank, of which only its own rows are read."""
+    return {name: _own_shard(tensors, name, parameters) for name in tensors}
+
+
+def _own_shard(tensors: Mapping[str, Tensor], name: str, parameters: Mapping[str, Tensor]) -> Tensor:
+    parameter = next((parameters[part] for part in (name, *name.split("/")) if part in parameters), None)
+    if parameter is None or not is_shard(parameter):
+        return tensors[name]
+    lazy = tensors if isinstance(tensors, ShardedTensors) else ShardedTensors({name: tensors[name]}, {})
+    if lazy.shape(name) != parameter.shape:
+        return lazy[name]
+    rows = split_rows(parameter.shape[0], *place_of(parameter))
+    return like_shard(parameter, lazy.rows(name, rows))
+
+
+def own_piece(tensor: Tensor) -> Tensor:
+    """What this rank writes of a tensor that is saved in shards."""
+    part, (number, count) = own_part(tensor), place_of(tensor)
+    rows = split_rows(tensor.shape[0], number, count)
+    assert len(part) == rows.stop - rows.start
+    return part

@@ -1,0 +1,309 @@
+"""`--dist.mode zero1|fsdp|hsdp`: trains as ddp does, resumes bit for bit after a kill, and any mode and number of ranks
+resumes from the checkpoints of any other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from drumline.checkpoint import store
+from drumline.checkpoint.optimizer_state import decode_state
+from drumline.config.schema import CheckpointConfig, Config, DistConfig, OptimConfig
+from drumline.distributed.shards import own_part
+from drumline.engine.loop import Loop
+from drumline.errors import UsageError
+from drumline.metrics.events import read_events
+from drumline.models import GPT
+from drumline.tasks.base import Loss, Task
+from drumline.tasks.hook import Hook
+from drumline.watch.replicas import replica_tensors
+from tests.hooked_jobs import ByHand
+from tests.jobs import Classify, WeighTokens, assert_same_bits, make_config, newest, train_each_on, train_here, train_on
+from tests.multiproc.test_resume import interrupted_at
+from tests.ranks import RanksFailed, run_ranks
+
+MODES = ("ddp", "zero1", "fsdp", "hsdp")
+EVERY_STEP = CheckpointConfig(every_steps=1, every_epochs=0, keep_last=50, keep_best=0)
+ADAM = OptimConfig(name="adamw", lr=0.01, schedule="constant", clip_norm=0.1)
+
+
+class Residual(nn.Module):
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.linear = nn.Linear(7, 7)
+        self.norm = nn.BatchNorm1d(7)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs + self.dropout(torch.tanh(self.linear(self.norm(inputs))))
+
+
+class Awkward(nn.Module):
+    """What is hard to shard: 7 rows for 2 or 4 ranks, 2 rows for 4 ranks, several groups, a frozen parameter, a weight
+    with two names, one with a single row."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 7)
+        self.blocks = nn.ModuleList(Residual(dropout) for _ in range(3))
+        self.tied = nn.Linear(7, 7, bias=False)
+        self.again = nn.Linear(7, 7)
+        self.again.weight = self.tied.weight
+        self.frozen = nn.Parameter(torch.randn(5, 7), requires_grad=False)
+        self.scale = nn.Parameter(torch.ones(1))
+        self.out = nn.Linear(7, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.first(inputs)
+        for block in self.blocks:
+            hidden = block(hidden)
+        hidden = self.again(torch.tanh(self.tied(hidden))) * self.scale + self.frozen.mean(0)
+        return self.out(hidden)
+
+
+class Shardable(Classify):
+    def model(self) -> nn.Module:
+        return Awkward(self.config.model.dropout).double()
+
+
+class Averaged(Shardable):
+    """With hooks that keep an average in shards."""
+
+    def hooks(self) -> Sequence[Hook]:
+        from tests.hooked_jobs import DECAY, EMA, EarlyStopping, LogSamples, Points
+
+        samples = LogSamples(Points(3).inputs, show=str)
+        return [samples, EMA(DECAY), ByHand(), EarlyStopping("loss", patience=99)]
+
+    def predict(self, model: nn.Module, batch: Tensor) -> Any:
+        return model(batch).tolist()
+
+
+def in_mode(mode: str, config: Config, **dist: Any) -> Config:
+    shard_ranks = 2 if mode == "hsdp" else None
+    return replace(config, dist=DistConfig(mode=mode, shard_ranks=shard_ranks, **dist))  # type: ignore[arg-type]
+
+
+def config_of(**settings: Any) -> Config:
+    return make_config(**{"optim": ADAM, "checkpoint": EVERY_STEP, "batch_size": 16, **settings})
+
+
+def events_of(run: Path, kind: str) -> list[dict[str, Any]]:
+    return [event for event in read_events(run / "events" / "rank-00000.jsonl") if event["kind"] == kind]
+
+
+def assert_close(left: store.Snapshot, right: store.Snapshot, **tolerance: float) -> None:
+    """The same weights and optimizer state, up to the order of sums."""
+    for file in ("model", "optimizer"):
+        assert left.tensors[file].keys() == right.tensors[file].keys()
+        for name, tensor in left.tensors[file].items():
+            torch.testing.assert_close(
+                tensor, right.tensors[file][name], msg=lambda text, name=name: f"{name}: {text}", **tolerance
+            )
+    assert left.documents["model"] == right.documents["model"]
+
+
+def ledger_of(run: Path) -> list[Any]:
+    lines = [json.loads(line) for line in (run / "ledger.jsonl").read_text().splitlines()]
+    return [line["ranks"] for line in lines if line["kind"] == "steps"]
+
+
+def test_every_mode_trains_as_ddp_does(tmp_path: Path) -> None:
+    """With accumulation, clipping, an uneven last batch and evaluations of 6 batches, on the same samples."""
+    config = config_of(accumulate=2, epochs=2, checkpoint=CheckpointConfig())
+    train_each_on(4, *((in_mode(mode, config), NoBuffers, tmp_path / mode) for mode in MODES))
+    expected = newest(tmp_path / "ddp")
+    assert expected.documents["model"] == {"aliases": {"again.weight": "tied.weight"}}
+    for mode in MODES[1:]:
+        run = tmp_path / mode
+        assert_close(newest(run), expected, rtol=1e-9, atol=1e-10)
+        assert ledger_of(run) == ledger_of(tmp_path / "ddp")
+        for kind, name in (
+            ("train", "loss"),
+            ("train", "grad_norm"),
+            ("evaluation", "loss"),
+            ("evaluation", "accuracy"),
+        ):
+            ours, theirs = ([event[name] for event in events_of(one, kind)] for one in (run, tmp_path / "ddp"))
+            assert ours == pytest.approx(theirs, rel=1e-9), f"{kind} {name} of {mode}"
+        (last,) = {event["path"] for event in events_of(run, "checkpoint")[-1:]}
+        written = {path.name for path in Path(last).glob("*-part-*")}
+        assert len({name.rpartition("-")[2] for name in written}) == (2 if mode == "hsdp" else 4)
+
+
+@pytest.mark.parametrize(("mode", "world_size"), [("zero1", 2), ("fsdp", 3), ("hsdp", 4)])
+def test_killed_and_resumed_is_bit_identical(tmp_path: Path, mode: str, world_size: int) -> None:
+    config = in_mode(mode, config_of(accumulate=2, dropout=0.3, augment=True, epochs=2, batch_size=18, samples=36))
+    interrupted_at(2, world_size, config, Averaged, tmp_path / "killed")
+    run_ranks(world_size, whole_and_killed, config, Averaged, tmp_path)
+    killed, whole = newest(tmp_path / "killed"), newest(tmp_path / "whole")
+    assert_same_bits(killed, whole)
+    assert [event["step"] for event in events_of(tmp_path / "killed", "resume")] == [2]
+    averages = decode_state(killed.documents["hooks"][1]["state"], killed.tensors["hooks"].__getitem__)["average"]
+    by_hand = decode_state(killed.documents["hooks"][2]["state"], killed.tensors["hooks"].__getitem__)["average"]
+    assert averages.keys() == killed.tensors["model"].keys()
+    for name, average in averages.items():
+        assert torch.allclose(average, by_hand[name], rtol=1e-12, atol=1e-14), name
+
+
+def whole_and_killed(config: Config, task: type[Task], folder: Path) -> None:
+    train_here(config, task, folder / "whole")
+    train_here(config, task, folder / "killed")
+
+
+def test_any_mode_and_world_resumes_from_any_other(tmp_path: Path) -> None:
+    """Each leg takes two steps from where the last one stopped. A leg that lost a shard, or an optimizer's state, would
+    be far away from the run that was never stopped: clipped steps of AdamW are long."""
+    legs = [("ddp", 2), ("fsdp", 3), ("zero1", 2), ("hsdp", 4), ("fsdp", 1), ("fsdp", 2), ("ddp", 3)]
+    config = config_of(steps=2 * len(legs))
+    for number, (mode, world_size) in enumerate(legs, 1):
+        leg = replace(config, train=replace(config.train, steps=2 * number))
+        train_on(world_size, in_mode(mode, leg), NoBuffers, tmp_path / "legs")
+    train_on(1, config, NoBuffers, tmp_path / "whole")
+    legs_end, whole = newest(tmp_path / "legs"), newest(tmp_path / "whole")
+    assert_close(legs_end, whole, rtol=1e-7, atol=1e-9)
+    assert len(events_of(tmp_path / "legs", "resume")) == len(legs) - 1
+
+
+class NoBuffers(Shardable):
+    """Whose result does not depend on how the batch is split."""
+
+    def model(self) -> nn.Module:
+        model = Awkward()
+        for block in model.blocks:
+            block.norm = nn.LayerNorm(7)
+        return model.double()
+
+
+class Gpt(WeighTokens):
+    """A loss with weights; its embedding is the output layer, too."""
+
+    def model(self) -> nn.Module:
+        return GPT(vocab_size=11, context=7, layers=3, heads=1, width=9)
+
+
+def test_a_gpt_trains_as_with_ddp_in_each_precision(tmp_path: Path) -> None:
+    """In fp32 built without memory, with activations computed again; in bf16 also gathered and reduced in it."""
+    saves = CheckpointConfig()
+    settings = {"epochs": 2, "batch_size": 8, "optim": replace(ADAM, clip_norm=1.0), "checkpoint": saves}
+    whole, rounded = config_of(**settings), config_of(**settings, precision="bf16")
+    whole = replace(whole, model=replace(whole.model, activation_checkpointing="every:2"))
+    jobs = {f"{mode}-fp32": in_mode(mode, whole, meta_init=True) for mode in ("ddp", "zero1", "fsdp")}
+    jobs["ddp-bf16"] = in_mode("ddp", rounded)
+    jobs |= {f"{mode}-bf16": in_mode(mode, rounded, shard_dtype="bf16") for mode in ("zero1", "fsdp")}
+    train_each_on(2, *((job, Gpt, tmp_path / name) for name, job in jobs.items()))
+    for name in jobs:
+        expected, found = (
+            [event["loss"] for event in events_of(tmp_path / run, "train")] for run in (f"ddp-{name[-4:]}", name)
+        )
+        assert found == pytest.approx(expected, rel=1e-5 if name.endswith("fp32") else 0.02), name
+    assert newest(tmp_path / "fsdp-bf16").tensors["model"]["blocks.0.mlp_in.weight"].dtype is torch.float32
+
+
+class NotFinite(NoBuffers):
+    """The loss of one rank is infinite in its third batch."""
+
+    calls = 0
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
+        loss = super().loss(model, batch)
+        self.calls += self.training
+        is_bad = self.calls == 3 and torch.distributed.get_rank() == 1
+        return Loss(loss.total * (float("inf") if is_bad else 1.0), metrics=loss.metrics)
+
+
+def test_an_update_that_is_not_finite_is_skipped_on_every_rank(tmp_path: Path) -> None:
+    config = config_of(steps=5, on_nan="skip", optim=replace(ADAM, clip_norm=None))
+    train_each_on(2, *((in_mode(mode, config), NotFinite, tmp_path / mode) for mode in ("ddp", "fsdp")))
+    assert_close(newest(tmp_path / "fsdp"), newest(tmp_path / "ddp"), rtol=1e-9, atol=1e-10)
+    skipped = [event["message"] for event in events_of(tmp_path / "fsdp", "warning")]
+    assert any("skipped: 1, the first at step 3" in message for message in skipped), skipped
+
+
+def test_a_loss_that_is_not_finite_stops_every_rank(tmp_path: Path) -> None:
+    with pytest.raises(RanksFailed, match=r"the loss is not finite .*rank 1.*step 3") as caught:
+        train_on(2, in_mode("fsdp", config_of(steps=5)), NotFinite, tmp_path)
+    assert len(caught.value.errors) == 2
+
+
+def flip_a_bit(config: Config, run: Path) -> None:
+    """Train, and change a shard of rank 3 before step 3."""
+    take_step = Loop.take_step
+
+    def damaging(self: Loop, step: Any) -> None:
+        if self.progress.step == 2 and self.job.ddp.rank == 3:
+            weight = replica_tensors(self.job.model, self.job.optimizer, include_buffers=False)["first.weight"]
+            own_part(weight).view(torch.int64)[0, 0] ^= 1
+        take_step(self, step)
+
+    Loop.take_step = damaging  # type: ignore[method-assign]
+    train_here(config, NoBuffers, run)
+
+
+def test_replicas_of_a_shard_are_compared(tmp_path: Path) -> None:
+    config = in_mode("hsdp", config_of(steps=5))
+    with pytest.raises(RanksFailed, match=r"rank 1 .* and rank 3 .* differ in first\.weight, and no majority"):
+        run_ranks(4, flip_a_bit, config, tmp_path)
+
+
+class LooseWeights(NoBuffers):
+    """Uses a parameter outside the forward pass of the model."""
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
+        return Loss(functional.linear(batch[0], model.first.weight).sum())
+
+
+class TwoTypes(NoBuffers):
+    def model(self) -> nn.Module:
+        model = super().model()
+        model.scale = nn.Parameter(torch.ones(1, dtype=torch.float32))
+        return model
+
+
+class NoDimension(NoBuffers):
+    def model(self) -> nn.Module:
+        model = super().model()
+        model.scale = nn.Parameter(torch.tensor(1.0, dtype=torch.float64))
+        return model
+
+
+def refusals(config: Config, run: Path) -> list[str]:
+    found = []
+    for number, (task, dist) in enumerate(REFUSED):
+        with pytest.raises(UsageError) as caught:
+            train_here(replace(config, dist=DistConfig(**{"mode": "fsdp", **dist})), task, run / str(number))
+        found.append(caught.value.what)
+    return found
+
+
+REFUSED: list[tuple[type[Task], dict[str, Any]]] = [
+    (LooseWeights, {}),
+    (TwoTypes, {}),
+    (NoDimension, {}),
+    (NoBuffers, {"wrap": ("Residul",)}),
+    (NoBuffers, {"offload_optimizer": True}),
+    (NoBuffers, {"mode": "hsdp", "shard_ranks": 3}),
+    (NoBuffers, {"mode": "auto"}),
+]
+MESSAGES = [
+    "the loss uses parameters of the sharded model outside its forward pass",
+    "a sharded model needs trained parameters of one type, and Awkward has torch.float32, torch.float64",
+    "the parameter scale has no dimension that could be sharded",
+    "--dist.wrap: Awkward has no module of class 'Residul': did you mean 'Residual'?",
+    "--dist.offload_optimizer needs GPUs",
+    "hsdp cannot split 2 ranks into groups of 3 that hold one model each",
+    "--dist.mode auto cannot choose yet",
+]
+
+
+def test_what_cannot_be_sharded_is_refused(tmp_path: Path) -> None:
+    for found in run_ranks(2, refusals, config_of(steps=2), tmp_path):
+        assert found == MESSAGES
