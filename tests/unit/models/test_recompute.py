@@ -18,8 +18,8 @@ TOKENS = torch.randint(0, 13, (3, 8), generator=torch.Generator().manual_seed(5)
 resnet = partial(MiniResNet, in_channels=1, num_classes=4, widths=(4, 8), blocks=2, dropout=0.3)
 gpt = partial(GPT, vocab_size=13, context=8, layers=3, heads=2, width=16, dropout=0.3)
 both = pytest.mark.parametrize(("build", "batch"), [(resnet, IMAGES), (gpt, TOKENS)], ids=["resnet", "gpt"])
-# Two blocks are enough to compile, which takes long.
-SHORT = ((partial(resnet, blocks=1), IMAGES), (partial(gpt, layers=2), TOKENS))
+# One block is enough to compile, which takes long.
+SHORT = ((partial(resnet, blocks=1, widths=(4,)), IMAGES), (partial(gpt, layers=1), TOKENS))
 
 
 def two_steps(model: nn.Module, batch: Tensor, forward: Callable[[Tensor], Tensor] | None = None) -> dict[str, Tensor]:
