@@ -12,7 +12,7 @@ from drumline.config.schema import Config
 from drumline.doctor.finding import Fault, Finding
 from drumline.engine.job import build_job
 from drumline.engine.range_test import endless
-from drumline.engine.steps.warm_up import dry_run, without_gradient
+from drumline.engine.steps.warm_up import dry_run, trains_with_ddp, without_gradient
 from drumline.engine.train import explain_out_of_memory
 from drumline.manager import DDPManager
 from drumline.tasks.base import Task
@@ -66,8 +66,9 @@ def measure_use(config: Config, task_class: type[Task], ddp: DDPManager, *, most
 
 
 def use_findings(use: ParameterUse, config: Config, *, task: str) -> list[Finding]:
-    """What must be set, or need not be."""
-    return [Finding.of_fault(CHECK, task, fault) for fault in _faults(use, config)]
+    """What must be set, or need not be; nothing where no rank waits for gradients of others."""
+    faults = _faults(use, config) if trains_with_ddp(config.dist) else ()
+    return [Finding.of_fault(CHECK, task, fault) for fault in faults]
 
 
 def _faults(use: ParameterUse, config: Config) -> Iterator[Fault]:

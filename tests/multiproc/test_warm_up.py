@@ -338,8 +338,11 @@ def test_parameters_that_may_be_unused_are_not_named(tmp_path: Path) -> None:
 
 
 def test_one_process_continues(tmp_path: Path) -> None:
-    noted, *others = outcomes(tmp_path, (WithSpare, {}), (Frozen, {}), (Reentrant, {}), (Classify, FINDS))
+    noted, sharded, *others = outcomes(
+        tmp_path, (WithSpare, {}), (WithSpare, {"mode": "fsdp"}), (Frozen, {}), (Reentrant, {}), (Classify, FINDS)
+    )
     assert noted.startswith(f"{SENTENCE}; on several ranks this stops the run: ")
+    assert SENTENCE not in sharded
     assert others == ["", "", ""]
 
 

@@ -77,7 +77,8 @@ def check_unused(job: Job, config: Config, *, uses_all: bool, note: Callable[[st
     One process waits for nobody, so there it is a note; the elastic step names them itself, for every shard; and
     without DDP no rank waits."""
     dist, is_alone = config.dist, job.ddp.world_size == 1
-    if config.train.exact == "elastic" or not (is_alone or isinstance(job.applied, DistributedDataParallel)):
+    uses_ddp = trains_with_ddp(dist) if is_alone else isinstance(job.applied, DistributedDataParallel)
+    if config.train.exact == "elastic" or not uses_ddp:
         return
     # A hook may freeze some later.
     if uses_all and dist.find_unused_parameters and not is_alone and type(job.task).hooks is Task.hooks:
@@ -101,6 +102,11 @@ def check_unused(job: Job, config: Config, *, uses_all: bool, note: Callable[[st
     if not is_alone:
         raise UsageError(what, next_step=FIND_UNUSED)
     note(f"{what}; on several ranks this stops the run: {FIND_UNUSED}")
+
+
+def trains_with_ddp(dist: DistConfig) -> bool:
+    """Whether several ranks would."""
+    return dist.mode == "ddp" and (dist.sync == "step" or dist.sync_within == "node")
 
 
 def without_gradient(job: Job, task: Task, batch: Any) -> list[str]:

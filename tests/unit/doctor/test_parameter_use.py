@@ -73,9 +73,17 @@ def test_what_has_to_be_set(use: ParameterUse, config: Config, line: str, fix: s
 
 
 @pytest.mark.parametrize(
-    ("use", "dist"), [(ALL, DistConfig()), (ALL, STATIC), (NEVER, STATIC), (SOMETIMES, FINDS)], ids=str
+    ("use", "dist"),
+    [
+        (ALL, DistConfig()),
+        (ALL, STATIC),
+        (NEVER, STATIC),
+        (SOMETIMES, FINDS),
+        (SOMETIMES, DistConfig(mode="fsdp")),
+        (SOMETIMES, DistConfig(sync="local:8")),
+    ],
 )
-def test_what_is_set_already_is_no_finding(use: ParameterUse, dist: DistConfig) -> None:
+def test_what_is_set_already_or_needs_nothing_is_no_finding(use: ParameterUse, dist: DistConfig) -> None:
     assert use_findings(use, Config(dist=dist), task="mine") == []
 
 
