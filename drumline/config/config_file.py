@@ -22,6 +22,7 @@ from drumline.untrusted import TEXT_BYTES, parse_toml, read_regular
 _HEADER = re.compile(r"\[\[?([^\[\]]+)\]")
 _KEY = re.compile(r"([\w.\-\"' \t]+)=")
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+CLUSTER_SECTION = "aws"
 
 
 def read_config_file(path: Path) -> Layer:
@@ -48,6 +49,8 @@ def _read_document(document: Mapping[str, Any], lines: _LineNumbers) -> Layer:
     settings: list[Setting] = []
     sections = [*SECTIONS, TASK_SECTION]
     for section, content in document.items():
+        if section == CLUSTER_SECTION:  # of `drumline aws`, which may have the same file
+            continue
         where = lines.of(section)
         if section in sections and isinstance(content, dict):
             settings += _settings(section, content, lines)

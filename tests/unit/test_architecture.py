@@ -33,7 +33,7 @@ LAYERS = (
     {"manager"},
     {"engine"},
     {"audit", "doctor"},
-    {"scale"},
+    {"scale", "aws"},
     {"report"},
     {"python_api"},
     {"cli"},
@@ -226,6 +226,8 @@ LIGHT = [
     "drumline.cli.find_lr_command",
     "drumline.cli.launch_command",
     "drumline.cli.lint_command",
+    "drumline.cli.aws_command",
+    "drumline.cli.aws_launch",
     "drumline.cli.doctor_command",
     "drumline.cli.tune_command",
     "drumline.cli.verify_command",
@@ -256,7 +258,7 @@ def test_what_starts_a_command_does_not_load_torch() -> None:
 
 
 # Sizes: every reader pays for them. `__init__.py` files that only say what a folder is do not count in the median.
-MAX_FILES, MAX_LINES, MAX_LINES_OF_A_FILE = 352, 53_000, 450
+MAX_FILES, MAX_LINES, MAX_LINES_OF_A_FILE = 365, 54_500, 450
 FILE_MEDIAN = range(110, 161)
 MAX_FUNCTION_MEDIAN, MAX_FUNCTION_P90 = 9, 25
 

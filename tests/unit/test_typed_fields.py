@@ -48,6 +48,7 @@ FOREIGN = {
     "socket:": "the kernel",
     "gloo:": "torch's profiler",
     "rsync: (command )?not found": "the shell",
+    "Resource creation cancelled": "CloudFormation",
     "# Written by `drumline launch --slurm`.": "the first line of a file of ours, to know it again",
 }
 FOREIGN_MODULES = {"watch/sidecar/kernel_evidence.py": "the kernel's log", "doctor/nccl_log.py": "NCCL's log"}

@@ -1,0 +1,88 @@
+"""The clusters of a region and their nodes: what `status` shows and `launch` connects to."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from drumline.aws.account import Account
+from drumline.aws.stack import TAG, Stack, kept_volumes, parameters_of, price_words, tags_of
+from drumline.text import duration, file_size, plural
+
+USER = "ubuntu"
+SSH_PORT = 22
+
+
+@dataclass(frozen=True, kw_only=True)
+class CloudNode:
+    id: str
+    address: str
+    """Private: what the other nodes reach it at."""
+    public_address: str | None
+    started: datetime
+
+
+def clusters(account: Account) -> list[Stack]:
+    """The stacks of drumline, the oldest first."""
+    found = [one for one in account.all("cloudformation", "describe_stacks", "Stacks") if TAG in tags_of(one)]
+    return sorted(
+        (one for one in found if one["StackStatus"] != "DELETE_COMPLETE"), key=lambda one: one["CreationTime"]
+    )
+
+
+def nodes_of(account: Account, name: str) -> list[CloudNode]:
+    """Those that run, the oldest first: a node that replaced another is never the first, which has rank 0."""
+    filters = [
+        {"Name": f"tag:{TAG}", "Values": [name]},
+        {"Name": "instance-state-name", "Values": ["pending", "running"]},
+    ]
+    reservations = account.all("ec2", "describe_instances", "Reservations", Filters=filters)
+    nodes = [
+        CloudNode(
+            id=one["InstanceId"],
+            address=one["PrivateIpAddress"],
+            public_address=one.get("PublicIpAddress"),
+            started=one["LaunchTime"],
+        )
+        for reservation in reservations
+        for one in reservation["Instances"]
+    ]
+    return sorted(nodes, key=lambda node: (node.started, node.id))
+
+
+def status_lines(account: Account) -> Iterator[str]:
+    found = clusters(account)
+    for stack in found:
+        given, name = parameters_of(stack), tags_of(stack)[TAG]
+        hours = (datetime.now(UTC) - stack["CreationTime"]).total_seconds() / 3600
+        nodes = nodes_of(account, name)
+        yield (
+            f"{name}: {stack['StackStatus']}, {len(nodes)} of {given.get('NodeCount')} x {given.get('InstanceType')} "
+            f"({given.get('Market')}) run in {given.get('Zone')} since {duration(hours * 3600)}; "
+            f"so far {price_words(stack, hours)}; ends at {given.get('EndsAt')} at the latest"
+        )
+        yield from (f"  {node.address}  {node.public_address or '-'}  {node.id}" for node in nodes)
+    running = {tags_of(stack)[TAG] for stack in found}
+    for volume in kept_volumes(account):
+        if (name := tags_of(volume)[TAG]) not in running:
+            size = file_size(volume["SizeInBytes"]["Value"])
+            yield f"{name}: only its volume {volume['FileSystemId']} is left ({size})"
+    yield f"{plural(len(found), 'cluster')} in {account.region}"
+
+
+def ssh_config(account: Account, nodes: Sequence[CloudNode], *, by_ssm: bool, profile: str | None) -> str:
+    """For OpenSSH: a node has its private address as its name here too, and is reached by another way."""
+    lines = []
+    for node in nodes:
+        lines += [f"Host {node.address}", f"  User {USER}", "  StrictHostKeyChecking accept-new"]
+        # Addresses are used again, ids of instances are not.
+        lines.append(f"  HostKeyAlias {node.id}")
+        if by_ssm:
+            words = ["aws", "ssm", "start-session", "--region", account.region, "--target", node.id]
+            words += ["--document-name", "AWS-StartSSHSession", "--parameters", f"portNumber={SSH_PORT}"]
+            lines.append(f"  ProxyCommand {shlex.join([*words, *(['--profile', profile] if profile else [])])}")
+        elif node.public_address:
+            lines.append(f"  HostName {node.public_address}")
+    return "\n".join([*lines, "Host *", "  Include ~/.ssh/config", ""])

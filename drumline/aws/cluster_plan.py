@@ -1,0 +1,213 @@
+"""The whole change before it is made: every check, the price, and the parameters of the stack. Nothing is touched."""
+
+from __future__ import annotations
+
+import urllib.request
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from drumline.aws import prices
+from drumline.aws.account import Account, AwsError
+from drumline.aws.cluster_settings import ME, ClusterSettings
+from drumline.aws.offers import Hardware, check_quota, choose_zone, find_hardware, find_image, zones_with
+from drumline.aws.stack import find_stack, kept_volumes, parameters_of
+from drumline.errors import UsageError
+from drumline.text import plural
+
+TEMPLATE = Path(__file__).with_name("cluster.yaml")
+MORE_CARDS = "          # more-network-cards\n"
+ADDRESS_URL = "https://checkip.amazonaws.com"
+# Chosen again at every start; a stack that differs in them alone is the same.
+MOVING = ("EndsAt", "ImageId", "SshFrom", "VolumeId")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterPlan:
+    settings: ClusterSettings
+    hardware: Hardware
+    parameters: Mapping[str, str]
+    costs: tuple[prices.Cost, ...]
+    volume_price: float | None
+    notes: tuple[str, ...]
+
+    @property
+    def node_price(self) -> float | None:
+        return self.costs[0].unit_price
+
+    def template(self) -> str:
+        text = TEMPLATE.read_text(encoding="utf-8")
+        return text.replace(MORE_CARDS, "".join(_card_lines(self.hardware)) if self.has_cards else "")
+
+    @property
+    def has_cards(self) -> bool:
+        return self.settings.efa is not False and self.hardware.num_efas > 0 and self.hardware.num_cards > 1
+
+    def lines(self) -> Iterator[str]:
+        settings, given = self.settings, self.parameters
+        gpus = f", {self.hardware.num_gpus} x {self.hardware.gpu} each" if self.hardware.num_gpus else ""
+        nodes = f"{settings.nodes} x {settings.type} ({settings.market})"
+        yield f"cluster {settings.name} in {given['Zone']}: {nodes}{gpus}"
+        yield f"image   {given['ImageId']}, encrypted disk of {settings.disk} GiB each"
+        yield f"network {_network_words(self)}"
+        yield f"volume  {given['VolumeId'] or 'a new encrypted EFS volume'} at /mnt/shared; `down` keeps it"
+        idle = f"an instance ends itself after {settings.idle_minutes} idle minutes"
+        yield f"end     {given['EndsAt']} at the latest" + (f"; {idle}" if settings.idle_minutes else "")
+        yield from (f"check   {note}" for note in self.notes)
+        yield from (f"price   {cost.what}: {prices.dollars(cost.an_hour)} an hour" for cost in self.costs)
+        known = sum(cost.an_hour or 0 for cost in self.costs)
+        hour, day, most = (prices.dollars(known * hours) for hours in (1, prices.HOURS_A_DAY, settings.hours))
+        yield f"price   together {hour} an hour, {day} a day, at most {most} until its end"
+        month = prices.dollars(self.volume_price)
+        yield f"price   beside it EFS: {month} for a GB a month, and more for each GB read or written"
+
+
+def make_plan(account: Account, settings: ClusterSettings) -> ClusterPlan:
+    """Raises at the first check that fails."""
+    if not settings.type:
+        raise UsageError("no instance type is set", next_step="give --type, such as --type g6.12xlarge")
+    hardware = find_hardware(account, settings.type)
+    if settings.efa and not hardware.num_efas:
+        raise UsageError(f"{settings.type} has no EFA", next_step="leave --efa out, or give another --type")
+    stack = find_stack(account, settings.stack)
+    before = parameters_of(stack) if stack else {}
+    market = prices.spot_prices(account, settings.type) if settings.spot else {}
+    subnet = _subnet(account, settings.subnet)
+    wanted = settings.zone or subnet.get("AvailabilityZone") or before.get("Zone")
+    zone = choose_zone(zones_with(account, settings.type), wanted, market, settings.type)
+    if subnet and subnet["AvailabilityZone"] != zone:
+        what = f"{settings.subnet} is in {subnet['AvailabilityZone']}, not in {zone}"
+        raise UsageError(what, next_step="give a --subnet of that zone, or leave --zone out")
+    # The nodes of a cluster that is up are part of what is in use.
+    quota = "the cluster exists" if stack else check_quota(account, hardware, settings.nodes, settings.market)
+    price = market.get(zone) if settings.spot else prices.listed_price(account, "instance", instanceType=settings.type)
+    _check_ceiling(settings, price)
+    image, root = find_image(account, settings.ami, hardware)
+    if settings.key is not None:
+        account.call("ec2", "describe_key_pairs", KeyNames=[settings.key])
+    parameters = _parameters(account, settings, hardware, subnet) | {"Zone": zone, "ImageId": image, "RootDevice": root}
+    return ClusterPlan(
+        settings=settings,
+        hardware=hardware,
+        parameters=parameters,
+        costs=tuple(_costs(account, settings, parameters, price)),
+        volume_price=prices.listed_price(account, "volume"),
+        notes=(quota, f"{zone} offers the type; whether it has capacity, AWS reveals only at `up`, which stops if not"),
+    )
+
+
+def _parameters(
+    account: Account, settings: ClusterSettings, hardware: Hardware, subnet: Mapping[str, Any]
+) -> dict[str, str]:
+    is_single = hardware.num_cards == 1 or not hardware.num_efas or settings.efa is False
+    has_efa = is_single and settings.efa is not False and hardware.num_efas > 0
+    is_public = is_single and (subnet.get("MapPublicIpOnLaunch", False) if subnet else True)
+    ends = datetime.now(UTC) + timedelta(hours=settings.hours)
+    return {
+        "ClusterName": settings.name,
+        "InstanceType": settings.type,
+        "NodeCount": str(settings.nodes),
+        "DiskGiB": str(settings.disk),
+        "Market": settings.market,
+        "MaxPrice": f"{settings.max_price:g}" if settings.max_price and settings.spot else "",
+        "PlacementGroup": _flag(settings.placement_group),
+        "Efa": _flag(has_efa),
+        "GpuCount": str(hardware.num_gpus),
+        "KeyName": settings.key or "",
+        "SshFrom": own_network() if settings.ssh_from == ME else settings.ssh_from or "",
+        "SessionManager": _flag(settings.ssm),
+        "VpcId": subnet.get("VpcId", ""),
+        "SubnetId": settings.subnet or "",
+        "PublicAddress": _flag(is_public),
+        "NatGateway": _flag(not is_single and not subnet),
+        "EndsAt": ends.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "IdleMinutes": str(settings.idle_minutes),
+        "Requirements": settings.install,
+        **_volume_parameters(account, settings, subnet.get("AvailabilityZone")),
+    }
+
+
+def _volume_parameters(account: Account, settings: ClusterSettings, zone: str | None) -> dict[str, str]:
+    """An existing volume has one mount target for each zone; the one of this zone is used if there is one."""
+    kept = [one["FileSystemId"] for one in kept_volumes(account, settings.name) if not one["NumberOfMountTargets"]]
+    volume = settings.volume or (kept[0] if kept else "")
+    found = {"VolumeId": volume, "MountTargetAddress": "", "MountTargetGroup": ""}
+    if not volume:
+        return found
+    targets = account.call("efs", "describe_mount_targets", FileSystemId=volume)["MountTargets"]
+    here = next((one for one in targets if one.get("AvailabilityZoneName") == zone), None)
+    if here is None and targets and not settings.subnet:
+        what = f"{volume} is mounted in the VPC {targets[0]['VpcId']}, and a volume belongs to one VPC"
+        raise UsageError(what, next_step="give a --subnet of that VPC")
+    if here is not None:
+        target = {"MountTargetId": here["MountTargetId"]}
+        groups = account.call("efs", "describe_mount_target_security_groups", **target)["SecurityGroups"]
+        found |= {"MountTargetAddress": here["IpAddress"], "MountTargetGroup": groups[0]}
+    return found
+
+
+def own_network() -> str:
+    """This machine's public address, as AWS sees it."""
+    try:
+        with urllib.request.urlopen(ADDRESS_URL, timeout=10) as answer:
+            return f"{answer.read(64).decode().strip()}/32"
+    except (OSError, ValueError) as error:
+        what = f"this machine's public address is not known: {ADDRESS_URL}: {error}"
+        raise AwsError(what, next_step="give it: --ssh-from ADDRESS/32") from error
+
+
+def _subnet(account: Account, subnet: str | None) -> Mapping[str, Any]:
+    found = account.call("ec2", "describe_subnets", SubnetIds=[subnet])["Subnets"] if subnet else [{}]
+    return dict(found[0])
+
+
+def _check_ceiling(settings: ClusterSettings, price: float | None) -> None:
+    if settings.max_price is None:
+        return
+    if price is None or price > settings.max_price:
+        now = f"costs {prices.dollars(price)} an hour" if price else "has no known price"
+        raise UsageError(
+            f"{settings.type} ({settings.market}) {now}, and --max-price is {prices.dollars(settings.max_price)}",
+            next_step="raise --max-price, or give another --type, --zone or --region, or --spot",
+        )
+
+
+def _costs(
+    account: Account, settings: ClusterSettings, parameters: Mapping[str, str], price: float | None
+) -> Iterator[prices.Cost]:
+    """The nodes first."""
+    nodes = settings.nodes
+    yield prices.Cost(f"{nodes} x {settings.type} ({settings.market})", price, nodes)
+    month = prices.listed_price(account, "disk")
+    disk_price = None if month is None else month / prices.HOURS_A_MONTH
+    yield prices.Cost(f"{nodes} x disk of {settings.disk} GiB", disk_price, nodes * settings.disk)
+    if parameters["PublicAddress"] == "true":
+        yield prices.Cost(f"{nodes} x public address", prices.listed_price(account, "address"), nodes)
+    if parameters["NatGateway"] == "true":
+        yield prices.Cost("NAT gateway, without what passes through it", prices.listed_price(account, "nat"))
+
+
+def _card_lines(hardware: Hardware) -> Iterator[str]:
+    """EFA-only interfaces as AWS recommends: the second on card 0, if that has EFA, and the first on the others."""
+    first = 0 if hardware.num_efas >= hardware.num_cards else 1
+    for card in range(first, min(hardware.num_cards, first + hardware.num_efas)):
+        yield (
+            f"          - {{DeviceIndex: {0 if card else 1}, NetworkCardIndex: {card}, InterfaceType: efa-only, "
+            "DeleteOnTermination: true, Groups: [!GetAtt Group.GroupId]}\n"
+        )
+
+
+def _network_words(plan: ClusterPlan) -> str:
+    given = plan.parameters
+    where = given["SubnetId"] or "a new VPC"
+    efa = f", EFA on {plural(plan.hardware.num_efas, 'interface')}" if plan.has_cards or given["Efa"] == "true" else ""
+    ssh = f"ssh from {given['SshFrom']}" if given["SshFrom"] else "nothing open to the outside"
+    through = ", ssh through Session Manager" if plan.settings.ssm else ""
+    group = ", a placement group" if plan.settings.placement_group else ""
+    return f"{where}{efa}{group}; {ssh}{through}"
+
+
+def _flag(value: bool) -> str:
+    return "true" if value else "false"

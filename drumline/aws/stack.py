@@ -1,0 +1,76 @@
+"""A cluster's CloudFormation stack: find it, read it, and wait until it is deleted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from drumline.aws.account import Account, AwsError
+from drumline.aws.prices import dollars
+from drumline.errors import as_list
+
+TAG, PRICE_TAG = "drumline:cluster", "drumline:price"
+POLL_S = 5.0
+Progress = Callable[[str], None]
+Stack = Mapping[str, Any]
+
+
+def find_stack(account: Account, stack: str) -> Stack | None:
+    """By its name, or by its id after it was deleted."""
+    try:
+        return dict(account.call("cloudformation", "describe_stacks", StackName=stack)["Stacks"][0])
+    except AwsError as refused:
+        if refused.code == "ValidationError":  # AWS's code for a stack that does not exist
+            return None
+        raise
+
+
+def tags_of(described: Mapping[str, Any]) -> dict[str, str]:
+    return {tag["Key"]: tag["Value"] for tag in described.get("Tags", ())}
+
+
+def parameters_of(stack: Stack) -> dict[str, str]:
+    return {one["ParameterKey"]: str(one["ParameterValue"]) for one in stack.get("Parameters", ())}
+
+
+def kept_volumes(account: Account, name: str | None = None) -> list[Mapping[str, Any]]:
+    """Volumes that clusters (or this one) have made."""
+    volumes = account.all("efs", "describe_file_systems", "FileSystems")
+    return [one for one in volumes if (owner := tags_of(one).get(TAG)) and name in (None, owner)]
+
+
+def wait_until_deleted(account: Account, stack: str, progress: Progress) -> None:
+    """An AwsError names each resource that AWS cannot delete."""
+    state = ""
+    while True:
+        found = find_stack(account, stack)
+        if found is None or found["StackStatus"] == "DELETE_COMPLETE":
+            return
+        if found["StackStatus"] == "DELETE_FAILED":
+            raise _not_deleted(account, stack)
+        if found["StackStatus"] != state:
+            state = str(found["StackStatus"])
+            progress(f"the stack is in the state {state}")
+        time.sleep(POLL_S)
+
+
+def _not_deleted(account: Account, stack: str) -> AwsError:
+    resources = account.all("cloudformation", "list_stack_resources", "StackResourceSummaries", StackName=stack)
+    left = [
+        f"{one['LogicalResourceId']} ({one.get('PhysicalResourceId')}): {one.get('ResourceStatusReason')}"
+        for one in resources
+        if one["ResourceStatus"] == "DELETE_FAILED"
+    ]
+    return AwsError(
+        as_list("AWS could not delete:", left),
+        next_step="remove what of yours uses it, such as an interface in its security group; then run down again",
+        code="DeleteFailed",
+    )
+
+
+def price_words(stack: Stack, hours: float) -> str:
+    """What the nodes have cost at most, from the price when the cluster was made."""
+    price = tags_of(stack).get(PRICE_TAG)
+    nodes = int(parameters_of(stack).get("NodeCount", "0"))
+    return f"at most {dollars(float(price) * nodes * hours)}" if price else "unknown"

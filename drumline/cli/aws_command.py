@@ -1,0 +1,111 @@
+"""`drumline aws plan | up | status | launch | down`: flags and wiring; the work is in drumline/aws."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from drumline.aws.account import Account
+from drumline.aws.cluster_creation import bring_up
+from drumline.aws.cluster_nodes import nodes_of, status_lines
+from drumline.aws.cluster_plan import make_plan
+from drumline.aws.cluster_settings import CLUSTER, ENDS, REACH, WHERE, ClusterSettings, account_and_settings
+from drumline.aws.teardown import kept_lines, take_down
+from drumline.cli.doctor_command import show_step
+from drumline.config import FlagTable, read_flags
+from drumline.config.help import render_flags
+from drumline.errors import ExitCode, UsageError, did_you_mean
+from drumline.terminal import print_message, show, show_lines
+from drumline.text import plural
+
+HELP: FlagTable = {"help": (bool, "", "Show this text.")}
+MADE: Mapping[str, FlagTable] = {
+    "where": {**WHERE, **HELP},
+    "the cluster": CLUSTER,
+    "how it is reached, and what exists already": REACH,
+    "when it ends  Also when this machine is off.": ENDS,
+}
+FOUND: Mapping[str, FlagTable] = {"where": {**WHERE, **HELP}}
+DELETE: FlagTable = {"delete-data": (bool, "", "Delete the volume with its data too [it is kept].")}
+GROUPS: Mapping[str, Mapping[str, FlagTable]] = {
+    "plan": MADE,
+    "up": MADE,
+    "status": FOUND,
+    "down": {**FOUND, "data": DELETE},
+}
+LINES = {
+    "plan": "drumline aws plan --type TYPE --nodes N ...   check quota, price and settings; nothing is touched",
+    "up": "drumline aws up --type TYPE --nodes N ...     make the cluster: one CloudFormation stack",
+    "status": "drumline aws status                           the clusters of the region, and what they cost so far",
+    "launch": "drumline aws launch TASK|SCRIPT.py ...        check all pairs of nodes, then launch on them over ssh",
+    "down": "drumline aws down                             remove it, and prove that nothing billable is left",
+}
+ABOUT = """\
+
+Credentials come from boto3's own chain (aws configure, aws sso login); they are never shown.
+`drumline aws up --help`, and so on, list the flags.
+"""
+EXIT_CODES = (
+    "exit codes: 0 success, 2 wrong usage, 3 AWS refused something, 130 interrupted; launch: those of drumline launch\n"
+)
+
+
+def run(argv: Sequence[str]) -> int:
+    verb, *rest = argv or ["--help"]
+    if verb in ("-h", "--help"):
+        show("usage: " + "\n       ".join(LINES.values()) + "\n" + ABOUT, end="")
+        return ExitCode.SUCCESS if argv else ExitCode.USAGE
+    if verb == "launch":
+        from drumline.cli.aws_launch import launch
+
+        return launch(rest)
+    if verb not in GROUPS:
+        what = f"there is no `drumline aws {verb}`; {did_you_mean(verb, [*GROUPS, 'launch'])}"
+        raise UsageError(what, next_step="read drumline aws --help")
+    table = {name: flag for group in GROUPS[verb].values() for name, flag in group.items()}
+    flags = read_flags(rest, table, no_settings="is a setting of a run; aws takes none")
+    if flags.own.get("help"):
+        show("\n".join([f"usage: {LINES[verb]}\n", render_flags(GROUPS[verb]), EXIT_CODES]), end="")
+        return ExitCode.SUCCESS
+    account, settings = account_and_settings(flags.own, list(flags.layer.problems), verb)
+    work = {"plan": _plan, "up": _up, "status": _status, "down": _down}[verb]
+    return work(account, settings, flags.own)
+
+
+def _plan(account: Account, settings: ClusterSettings, _: Mapping[str, Any]) -> int:
+    show_lines([*make_plan(account, settings).lines(), "nothing was touched; `drumline aws up` makes it"])
+    return ExitCode.SUCCESS
+
+
+def _up(account: Account, settings: ClusterSettings, _: Mapping[str, Any]) -> int:
+    plan = make_plan(account, settings)
+    show_lines(plan.lines())
+    try:
+        bring_up(account, plan, show_step)
+    except KeyboardInterrupt:
+        name = settings.name
+        more = (f"follow it: the same command; remove it: drumline aws down --name {name}",)
+        print_message(f"interrupted: AWS continues to make {name}, and it costs money", *more)
+        raise
+    show_step("")
+    nodes = nodes_of(account, settings.name)
+    show_lines(
+        [
+            f"{settings.name} is up: {plural(len(nodes), 'node')} at {', '.join(node.address for node in nodes)}",
+            f"train:   drumline aws launch --name {settings.name} TASK|SCRIPT.py",
+            f"the end: drumline aws down --name {settings.name}",
+        ]
+    )
+    return ExitCode.SUCCESS
+
+
+def _status(account: Account, _: ClusterSettings, __: Mapping[str, Any]) -> int:
+    show_lines(status_lines(account))
+    return ExitCode.SUCCESS
+
+
+def _down(account: Account, settings: ClusterSettings, given: Mapping[str, Any]) -> int:
+    kept = take_down(account, settings, show_step, delete_data=bool(given.get("delete-data")))
+    show_step("")
+    show_lines(kept_lines(account, settings, kept))
+    return ExitCode.SUCCESS

@@ -1,0 +1,199 @@
+"""`drumline aws launch`: doctor over all pairs of a cluster's nodes, then `drumline launch` on their private addresses.
+
+When AWS replaced a node that was lost or taken back, the run is launched again on the nodes that are there then, and
+resumes from its newest checkpoint on the shared volume.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+from drumline.aws.account import Account
+from drumline.aws.cluster_nodes import CloudNode, nodes_of, ssh_config
+from drumline.aws.cluster_settings import WHERE, ClusterSettings, account_and_settings
+from drumline.aws.stack import find_stack, parameters_of
+from drumline.cli import doctor_command, launch_command
+from drumline.cli.launch_flags import OWN_FLAGS as LAUNCH_FLAGS
+from drumline.cli.launch_request import is_script
+from drumline.config import FlagTable, read_flags
+from drumline.config.help import render_flags
+from drumline.engine.run_folder import run_name
+from drumline.errors import DrumlineError, ExitCode, PreflightError, UsageError
+from drumline.launch.hosts import Host
+from drumline.launch.ssh.client import not_reached, ssh_words
+from drumline.terminal import print_message, show
+from drumline.text import join_names, plural
+
+PYTHON, PREPARE = "/opt/drumline/bin/python", "/opt/drumline/prepare"
+SHARED = PurePosixPath("/mnt/shared")
+NOTICE = "http://169.254.169.254/latest/meta-data/spot/instance-action"
+# How long nodes may take to start and install, and a node that AWS has taken back to disappear.
+READY_S, REPLACED_S, POLL_S = 1800.0, 180.0, 10.0
+OF_CLUSTER = ("hosts", "hostfile", "spare", "ssh", "python")
+OWN: FlagTable = {
+    **WHERE,
+    "identity": (str, "FILE", "The private key of the cluster's --key [ssh's own choice]."),
+    "doctor": (bool, "", "Check all pairs of nodes first [on]; --no-doctor skips it."),
+    "help": (bool, "", "Show this text."),
+}
+USAGE = """\
+usage: drumline aws launch [--name NAME] [flags of drumline launch] TASK|SCRIPT.py [arguments]
+
+Runs doctor over all pairs of the cluster's nodes, copies this folder to the same path on each (--no-sync: it does not),
+and runs `drumline launch` on them: one rank per GPU, rank 0 on the oldest node. A task's run folder is
+/mnt/shared/runs/TASK, on the shared volume; a script finds /mnt/shared/runs in OUTPUT_DIR.
+"""
+
+
+def launch(argv: Sequence[str]) -> int:
+    own, target, arguments = launch_command.split_command(argv, {**LAUNCH_FLAGS, **OWN})
+    ours, others = _apart(own)
+    flags = read_flags(ours, OWN, no_settings="a setting of the task goes after its name")
+    if flags.own.get("help"):
+        show("\n".join([USAGE, render_flags({"": OWN})]), end="")
+        return ExitCode.SUCCESS
+    problems = list(flags.layer.problems)
+    problems += [f"--{name}: the cluster's nodes are the hosts" for name in OF_CLUSTER if f"--{name}" in others]
+    problems += [] if target else ["no TASK or SCRIPT.py was given"]
+    account, settings = account_and_settings(flags.own, problems, "launch")
+    assert target is not None
+    with tempfile.TemporaryDirectory(prefix="drumline-aws-") as folder:
+        job = _CloudJob(account, settings, Path(folder), flags.own.get("identity"))
+        if flags.own.get("doctor", True):
+            job.check_pairs()
+        defaults = _defaults(others, target)
+        return job.run([*defaults, *others, target, *_with_volume(target, arguments, is_spot=job.is_spot)])
+
+
+def _apart(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Our flags with their values, and those of `drumline launch`."""
+    ours: list[str] = []
+    others: list[str] = []
+    kept = others
+    for word in words:
+        if word.startswith("-"):
+            flag = word.partition("=")[0].removeprefix("--").removeprefix("no-")
+            kept = ours if flag in OWN or word == "-h" else others
+        kept.append(word)
+    return ours, others
+
+
+def _defaults(others: Sequence[str], target: str) -> list[str]:
+    words = [] if {"--sync", "--no-sync"} & set(others) else ["--sync"]
+    return words + (["--env", f"OUTPUT_DIR={SHARED / 'runs'}"] if is_script(target) else [])
+
+
+def _with_volume(target: str, arguments: Sequence[str], *, is_spot: bool) -> list[str]:
+    """A task's arguments, with the run folder on the volume and the spot notice where they are not given."""
+    if is_script(target):
+        return list(arguments)
+    given = {word.partition("=")[0] for word in arguments}
+    added = [] if "--run" in given else ["--run", str(SHARED / "runs" / run_name(target))]
+    return [*arguments, *added, *(["--watch.notice", NOTICE] if is_spot and "--watch.notice" not in given else [])]
+
+
+class _CloudJob:
+    """A job on the nodes that the cluster has now."""
+
+    def __init__(self, account: Account, settings: ClusterSettings, folder: Path, identity: str | None) -> None:
+        self._account, self._settings, self._identity = account, settings, identity
+        stack = find_stack(account, settings.stack)
+        if stack is None or stack["StackStatus"] != "CREATE_COMPLETE":
+            state = "does not exist" if stack is None else f"is in the state {stack['StackStatus']}"
+            raise UsageError(
+                f"the cluster {settings.name} {state} in {account.region}",
+                next_step="drumline aws up makes it, drumline aws status lists all",
+            )
+        given = parameters_of(stack)
+        self._by_ssm, self._num_nodes = given["SessionManager"] == "true", int(given["NodeCount"])
+        self.is_spot = given["Market"] == "spot"
+        if not given["KeyName"]:
+            raise UsageError(
+                f"the cluster {settings.name} was made without --key, and launch needs ssh",
+                next_step="remove it and make it with --key NAME and --ssh-from me, or --ssm",
+            )
+        self._config = folder / "ssh_config"
+        self._nodes = self._ready_nodes()
+
+    def check_pairs(self) -> None:
+        if code := doctor_command.run([*self._hosts(), "--code", "/opt/drumline/bin", "--run", str(SHARED)]):
+            raise PreflightError(
+                f"doctor found something to fix on the nodes (exit code {code}); its report is above",
+                next_step="fix it, or launch all the same with --no-doctor",
+            )
+
+    def run(self, words: Sequence[str]) -> int:
+        """Until it ends, and again on the new nodes when AWS has replaced some."""
+        while True:
+            failure: DrumlineError | None = None
+            try:
+                code = launch_command.run([*self._hosts(), *words])
+            except DrumlineError as error:
+                failure, code = error, error.exit_code
+            if code in (ExitCode.SUCCESS, ExitCode.USAGE) or not self._was_replaced(code):
+                if failure is not None:
+                    raise failure
+                return code
+            self._nodes = self._ready_nodes()
+            words = [word for word in words if word != "--fresh"]  # it belongs to the first start
+
+    def _hosts(self) -> list[str]:
+        hosts = ",".join(node.address for node in self._nodes)
+        return ["--hosts", hosts, "--ssh", shlex.join(self._client()), "--python", PYTHON]
+
+    def _client(self) -> list[str]:
+        return ["ssh", "-F", str(self._config), *(["-i", self._identity] if self._identity else [])]
+
+    def _was_replaced(self, code: int) -> bool:
+        """Whether a node is no longer there. After a spot notice it is, for two more minutes."""
+        deadline = time.monotonic() + (REPLACED_S if self.is_spot and code == ExitCode.PREEMPTED else 0)
+        while True:
+            left = {node.id for node in nodes_of(self._account, self._settings.name)}
+            if gone := [node.address for node in self._nodes if node.id not in left]:
+                print_message(f"AWS took back {join_names(gone)}; waiting for its replacement, then the run resumes")
+                return True
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(POLL_S)
+
+    def _ready_nodes(self) -> list[CloudNode]:
+        """All nodes of the cluster, once each has this folder and everything installed."""
+        deadline = time.monotonic() + READY_S
+        while True:
+            nodes = nodes_of(self._account, self._settings.name)
+            by_ssm, profile = self._by_ssm, self._settings.profile
+            self._config.write_text(ssh_config(self._account, nodes, by_ssm=by_ssm, profile=profile), encoding="utf-8")
+            waiting, reason = self._prepare(nodes)
+            if len(nodes) == self._num_nodes and not waiting:
+                doctor_command.show_step("")
+                return nodes
+            if time.monotonic() >= deadline:
+                raise reason or PreflightError(
+                    f"{len(nodes)} of {plural(self._num_nodes, 'node')} run after {READY_S / 60:.0f} minutes",
+                    next_step="drumline aws up starts the others, if they ended when they were idle",
+                )
+            doctor_command.show_step(f"nodes: {len(nodes) - len(waiting)} of {self._num_nodes} are ready")
+            time.sleep(POLL_S)
+
+    def _prepare(self, nodes: Sequence[CloudNode]) -> tuple[list[CloudNode], DrumlineError | None]:
+        """Make this folder on each node; those that are not ready, and the last reason."""
+        command = ["sudo", PREPARE, str(Path.cwd())]
+        started = [
+            (node, subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE))
+            for node in nodes
+            for words in [ssh_words(self._client(), Host(node.address), command, cwd=PurePosixPath("/"))]
+        ]
+        waiting, reason = [], None
+        for node, process in started:
+            said = os.fsdecode(process.communicate()[1]).splitlines()
+            if process.returncode:
+                waiting.append(node)
+                host = Host(node.address)
+                reason = not_reached(host, process.returncode, said, python=PREPARE, cwd="/")
+        return waiting, reason

@@ -1,0 +1,116 @@
+"""An AWS account for tests: a moto server for what moto has, botocore's Stubber for what it has not.
+
+moto does not have the price list and the quotas of EC2: Stubber answers them as AWS documents it. moto cannot delete a
+stack with a route table, so clusters are made in the default VPC. It creates a stack
+within the request, ignores wait conditions, egress rules and placement groups, and does not know the deletion policy
+RetainExceptOnCreate and the address of a mount target: here it gets Retain, and the id of the target.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+WHY = "pip install 'drumline[dev]' brings it"
+boto3 = pytest.importorskip("boto3", reason=WHY)
+Stubber = pytest.importorskip("botocore.stub", reason=WHY).Stubber
+
+from drumline.aws import cluster_creation, cluster_plan, stack, teardown  # noqa: E402
+from drumline.aws.account import Account  # noqa: E402
+
+REGION = "us-east-1"
+# One answer for every question: an hour costs 2 dollars, a GB 0.73 dollars a month.
+PRICE = {
+    "terms": {
+        "OnDemand": {
+            "SKU.TERM": {
+                "priceDimensions": {
+                    "a": {"unit": "Hrs", "pricePerUnit": {"USD": "2.0000000000"}},
+                    "b": {"unit": "GB-Mo", "pricePerUnit": {"USD": "0.7300000000"}},
+                    "c": {"unit": "Hrs", "pricePerUnit": {"USD": "0.0000000000"}},
+                }
+            }
+        }
+    }
+}
+MANY = 60
+# To make a client takes longer than most tests: they are shared.
+OFFLINE: dict[str, Any] = {}
+ONLINE: dict[str, Any] = {}
+
+
+@pytest.fixture(scope="session", name="session")
+def make_session() -> Any:
+    """One for all tests: it keeps what it has read of botocore's large files."""
+    return boto3.Session(aws_access_key_id="test", aws_secret_access_key="test")
+
+
+@pytest.fixture(name="account")
+def make_account(session: Any, monkeypatch: pytest.MonkeyPatch) -> Account:
+    """Without a server: what is not stubbed fails."""
+    for name in ("AWS_PROFILE", "AWS_DEFAULT_REGION", "AWS_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, "/dev/null")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    found = Account(session, REGION)
+    found._clients = OFFLINE
+    return found
+
+
+@pytest.fixture(name="stub")
+def make_stub(account: Account) -> Iterator[Callable[..., None]]:
+    """`stub("ec2", "describe_images", {...})`: the answer, or with a string the error code, of the next such call."""
+    stubbers: dict[str, Any] = {}
+
+    def stub(service: str, operation: str, answer: dict[str, Any] | str, times: int = 1, **expected: Any) -> None:
+        if service not in stubbers:
+            stubbers[service] = Stubber(account.client(service))
+            stubbers[service].activate()
+        for _ in range(times):
+            if isinstance(answer, str):
+                stubbers[service].add_client_error(operation, answer, service_message=f"message of {answer}")
+            else:
+                stubbers[service].add_response(operation, answer, expected or None)
+
+    yield stub
+    for stubber in stubbers.values():
+        stubber.deactivate()
+
+
+@pytest.fixture(scope="session", name="server")
+def start_server() -> Iterator[str]:
+    server = pytest.importorskip("moto.server", reason=WHY).ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture(name="cloud")
+def make_cloud(
+    server: str, account: Account, stub: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Account:
+    """An empty account on the server."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server)
+    account._clients = ONLINE
+    urllib.request.urlopen(urllib.request.Request(f"{server}/moto-api/reset", method="POST")).close()
+    template = tmp_path / "cluster.yaml"
+    text = cluster_plan.TEMPLATE.read_text().replace("RetainExceptOnCreate", "Retain")
+    template.write_text(text.replace("!GetAtt MountTarget.IpAddress", "!Ref MountTarget"))
+    monkeypatch.setattr(cluster_plan, "TEMPLATE", template)
+    for module in (stack, cluster_creation, teardown):
+        monkeypatch.setattr(module, "POLL_S", 0.0, raising=False)
+    stub("pricing", "get_products", {"PriceList": [json.dumps(PRICE)]}, times=MANY)
+    quota = {"QuotaName": "Running On-Demand G and VT instances", "Value": 96.0}
+    stub("service-quotas", "get_service_quota", {"Quota": quota}, times=MANY)
+    account.client("ec2").create_key_pair(KeyName="laptop")
+    return account
