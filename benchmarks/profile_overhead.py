@@ -5,7 +5,8 @@
 Each run starts the ranks anew. A loop (DDP, many small layers, AdamW) takes some steps, some with the profiler that
 `drumline profile` and `log.profile` use, and some more. A block of steps is timed until the device has finished its
 last one; the step in which the profiler warms up, and the pause in which the trace is written, are between the blocks.
-Printed are medians over runs; the spread is the middle half.
+On the CPU the ratios are of the processor's time, in which other jobs on the machine show less. Printed are medians
+over runs; the spread is the middle half.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -51,14 +54,15 @@ class Loop:
             torch.cuda.synchronize()
         return time.perf_counter()
 
-    def block(self, steps: range, capture: TraceCapture | None = None) -> float:
-        """Seconds for each of these steps."""
-        begun = self.now()
+    def block(self, steps: range, begin_step: Callable[[int], None] | None = None) -> tuple[float, float]:
+        """Seconds for each of these steps, and what the ratios compare."""
+        begun, used = self.now(), time.process_time()
         for number in steps:
-            if capture is not None and number > steps.start:
-                capture.begin_step(number)
+            if begin_step is not None and number > steps.start:
+                begin_step(number)
             self.step()
-        return (self.now() - begun) / len(steps)
+        taken, used = (self.now() - begun) / len(steps), (time.process_time() - used) / len(steps)
+        return taken, taken if self.device.type == "cuda" else used
 
 
 def run_rank(options: argparse.Namespace) -> None:
@@ -76,13 +80,14 @@ def run_rank(options: argparse.Namespace) -> None:
         job=JobFacts(task="overhead"),
     )
     loop.block(range(WARM_UP))
-    times = {"before": loop.block(range(WARM_UP, first - 1))}
-    capture.begin_step(first - 1)
+    times: dict[str, Any] = {"before": loop.block(range(WARM_UP, first - 1))}
+    begin_step = (lambda number: None) if options.control else capture.begin_step
+    begin_step(first - 1)
     loop.step()
-    capture.begin_step(first)
-    times["profiled"] = loop.block(profiled, capture)
+    begin_step(first)
+    times["profiled"] = loop.block(profiled, begin_step)
     begun = loop.now()
-    capture.begin_step(profiled.stop)
+    begin_step(profiled.stop)
     times["writing"] = loop.now() - begun
     dist.barrier()
     times["after"] = loop.block(range(AFTER))
@@ -99,6 +104,7 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=24, help="[%(default)s]")
     parser.add_argument("--width", type=int, default=256, help="[%(default)s]")
     parser.add_argument("--batch", type=int, default=64, help="of each rank [%(default)s]")
+    parser.add_argument("--control", action="store_true", help="without the profiler: what the order of blocks does")
     parser.add_argument("--to", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if "RANK" in os.environ:
@@ -116,9 +122,10 @@ def main() -> int:
     )
     print(f"torch {torch.__version__}, n = {options.runs} runs of {BEFORE}, {PROFILED} profiled and {AFTER} steps")
     for name in ("before", "profiled", "after"):
-        print(f"  {name:<18} {described([one[name] * 1e3 for one in found], 2)} ms a step")
+        print(f"  {name:<18} {described([one[name][0] * 1e3 for one in found], 2)} ms a step")
     for name in ("profiled", "after"):
-        print(f"  {name + ' / before':<18} {described([one[name] / one['before'] for one in found], 3)}")
+        ratios = [one[name][1] / one["before"][1] for one in found]
+        print(f"  {name + ' / before':<18} {described(ratios, 3)}")
     print(f"  {'writing the trace':<18} {described([one['writing'] * 1e3 for one in found], 0)} ms, once")
     return 0
 
