@@ -77,8 +77,7 @@ def check_unused(job: Job, config: Config, *, uses_all: bool, note: Callable[[st
     One process waits for nobody, so there it is a note; the elastic step names them itself, for every shard; and
     without DDP no rank waits."""
     dist, is_alone = config.dist, job.ddp.world_size == 1
-    uses_ddp = trains_with_ddp(dist) if is_alone else isinstance(job.applied, DistributedDataParallel)
-    if config.train.exact == "elastic" or not uses_ddp:
+    if config.train.exact == "elastic" or not trains_with_ddp(dist):
         return
     # A hook may freeze some later.
     if uses_all and dist.find_unused_parameters and not is_alone and type(job.task).hooks is Task.hooks:
@@ -105,7 +104,7 @@ def check_unused(job: Job, config: Config, *, uses_all: bool, note: Callable[[st
 
 
 def trains_with_ddp(dist: DistConfig) -> bool:
-    """Whether several ranks would."""
+    """Whether several ranks would; the same on all ranks, also where one is a node, and so a replica, of its own."""
     return dist.mode == "ddp" and (dist.sync == "step" or dist.sync_within == "node")
 
 
