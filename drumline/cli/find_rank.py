@@ -8,7 +8,6 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 from drumline.cli.evaluate_rank import as_rank
@@ -18,6 +17,7 @@ from drumline.config import Layers
 from drumline.config.schema import Config
 from drumline.engine.batch_search import BatchSearch, search_batch
 from drumline.engine.job import make_manager
+from drumline.engine.mode_choice import settle_mode
 from drumline.engine.range_test import SAFETY, RangeOptions, RangeTest, measure_range
 from drumline.manager import DDPManager
 from drumline.metrics.events import as_json
@@ -38,7 +38,8 @@ def run_rank(verb: str, task: str, layers: Layers, own: Mapping[str, Any]) -> in
         task_class = load_task(task)
         config = resolve_task(task, task_class, layers)
         ddp = make_manager(config, task)
-        return ddp, partial(_find_lr if verb == "find-lr" else _find_batch, config, task_class, ddp, own)
+        find = _find_lr if verb == "find-lr" else _find_batch
+        return ddp, lambda: find(settle_mode(config, task_class, ddp), task_class, ddp, own)
 
     return as_rank(prepare)
 

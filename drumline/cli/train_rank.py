@@ -39,6 +39,10 @@ def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequ
         ddp.setup()
         load_compiler_late()
         clock.mark("rendezvous")
+        if config.dist.mode == "auto":
+            from drumline.engine.mode_choice import settle_mode  # few runs need it
+
+            config = settle_mode(config, task_class, ddp, lambda text: print_message(f"note: {text}"))
         preemption.join(ddp, progress)
         request = RunRequest(task, config, folder, fresh, tuple(argv))
         code = train(request, task_class, ddp, progress, preemption, clock)

@@ -254,7 +254,8 @@ class DistConfig:
     """Declare that every step uses the same parameters in the same order (DDP's option)."""
     mode: Literal["ddp", "zero1", "fsdp", "hsdp", "auto"] = "ddp"
     """How ranks share the model. `ddp`: each has all of it. `zero1`: optimizer state and reduced gradients are sharded.
-    `fsdp`: parameters too. `hsdp`: as fsdp inside groups of ranks, which are replicas of each other."""
+    `fsdp`: parameters too. `hsdp`: as fsdp inside groups of ranks, which are replicas of each other. `auto`: the first
+    of ddp, zero1, hsdp and fsdp that fits on the GPUs, as `drumline plan` predicts it; on the CPU ddp."""
     shard_ranks: Annotated[int, Bounds(low=2)] | None = None
     """hsdp: how many ranks hold one copy of the model together; by default the ranks of a node."""
     wrap: tuple[str, ...] | None = None

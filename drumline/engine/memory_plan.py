@@ -90,7 +90,7 @@ def plan_memory(config: Config, task: Task, *, worlds: Iterable[int], ranks_per_
         )
     data, ranks, impossible = task.train_data(), list[RankMemory](), dict[int, str]()
     batches: dict[int, Any] = {}
-    sharded_type = torch.bfloat16 if getattr(config.dist, "shard_dtype", "fp32") == "bf16" else None
+    sharded_type = torch.bfloat16 if config.dist.shard_dtype == "bf16" else None
 
     @cache
     def job(gathered: torch.dtype | None) -> FakeJob:
@@ -107,7 +107,7 @@ def plan_memory(config: Config, task: Task, *, worlds: Iterable[int], ranks_per_
             impossible[world_size] = error.what
             continue
         batches[micro.size] = micro.data
-        for mode, num_shards in modes_for(world_size, ranks_per_node):
+        for mode, num_shards in modes_for(world_size, config.dist.shard_ranks or ranks_per_node):
             step = traced(micro.size, None if mode == "ddp" else sharded_type)
             ranks.append(_at_its_peak(step, config.dist, mode, world_size, num_shards, micro))
     return MemoryPlan(num_parameters=job(None).num_parameters, ranks=ranks, impossible=impossible)
@@ -199,7 +199,7 @@ def _in_shards(step: StepMemory, mode: str, num_shards: int, dist: DistConfig, *
     trained = sum(one.num_bytes for one in step.parameters if one.is_trained) * step.gathered
     is_zero1 = mode == "zero1"
     gathered, copies = (rest + sum(sizes.values()), MESSAGES) if is_zero1 else (rest, GATHERED)
-    shards = _Shards(step.parameters, num_shards, on_host=getattr(dist, "offload_optimizer", False))
+    shards = _Shards(step.parameters, num_shards, on_host=dist.offload_optimizer)
 
     def at(moment: MemoryMoment) -> dict[str, int]:
         if moment.phase == "optimizer":

@@ -5,7 +5,6 @@ fake tensors, which have a device and a size but no data, and a mode adds up the
 from __future__ import annotations
 
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -20,10 +19,12 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from drumline.config.schema import Config
+from drumline.distributed.blocks import find_blocks
 from drumline.engine.evaluation_job import make_autocast
 from drumline.engine.optimizer import check_own_optimizer, make_optimizer
 from drumline.engine.steps.eager import loss_function
 from drumline.errors import UsageError
+from drumline.models.recompute import recompute_blocks
 from drumline.tasks.base import Task
 
 # Not a GPU: torch without CUDA has no gradients of fake tensors there. What a GPU does differently is in `_as_on_gpu`.
@@ -92,14 +93,15 @@ class FakeJob:
 
         self._task, self._precision = task, config.train.precision
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
-        self._model = _build(task)
+        self._model, wrap = _build(task), config.dist.wrap or ()
+        recompute_blocks(self._model, config.model.activation_checkpointing, wrap)
         with self._faked():
             _give_fake_tensors(self._model)
             optimizer = task.optimizer(self._model)
             if optimizer is None:
                 optimizer = make_optimizer(self._model, config.optim, lr=config.optim.lr)
             check_own_optimizer(optimizer, self._model, maker=f"{type(task).__name__}.optimizer()")
-            self._blocks = find_blocks(self._model)
+            self._blocks = list(find_blocks(self._model, wrap).values())
             temporary = _take_steps(self._model, optimizer)
             self._parameters = tuple(_parameters(self._model, optimizer, self._blocks))
             self._buffers = sum(map(_on_device, self._model.buffers()))
@@ -174,14 +176,6 @@ def _give_fake_tensors(model: nn.Module, dtype: torch.dtype | None = None) -> No
                     made[id(old)] = (old, new)
                 if old is not None:
                     tensors[name] = made[id(old)][1]  # type: ignore[assignment]
-
-
-def find_blocks(model: nn.Module) -> list[nn.Module]:
-    """The modules that are sharded one by one: of the class that is most frequent in the model's lists of modules."""
-    lists = (one for one in model.modules() if isinstance(one, nn.ModuleList | nn.Sequential))
-    members = [one for group in lists for one in group.children() if next(one.parameters(), None) is not None]
-    classes = Counter(map(type, members)).most_common(1)
-    return [one for one in members if classes[0][1] > 1 and type(one) is classes[0][0]]
 
 
 def _take_steps(model: nn.Module, optimizer: Optimizer) -> int:

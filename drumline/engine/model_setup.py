@@ -21,10 +21,9 @@ from drumline.tasks.base import Task
 def plan_sharding(config: Config, ddp: DDPManager) -> ShardingPlan | None:
     """How the model is sharded; None: it is not, as on one process."""
     dist, world_size = config.dist, ddp.world_size
-    if dist.mode == "auto":
-        raise UsageError("--dist.mode auto cannot choose yet", next_step="give ddp, zero1, fsdp or hsdp")
     if dist.mode == "ddp" or world_size == 1:
         return None
+    assert dist.mode != "auto", "settle_mode comes first"
     if dist.offload_optimizer and ddp.device.type != "cuda":
         raise UsageError("--dist.offload_optimizer needs GPUs", next_step="leave it off on the CPU")
     num_shards = (dist.shard_ranks or ddp.local_world_size) if dist.mode == "hsdp" else world_size

@@ -6,8 +6,7 @@ Each job runs in processes of its own, alone or as NCCL ranks that share the GPU
 from __future__ import annotations
 
 import os
-from dataclasses import fields, replace
-from typing import Any
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,6 +17,7 @@ from torch.utils.data import TensorDataset
 from drumline.config.schema import Config, DistConfig, ModelConfig, OptimConfig, TrainConfig, WatchConfig
 from drumline.engine.job import build_job, make_manager
 from drumline.engine.memory_plan import plan_memory
+from drumline.engine.mode_choice import settle_mode
 from drumline.engine.steps.eager import TrainStep
 from drumline.models.gpt import GPT
 from drumline.tasks.base import Loss, Task
@@ -25,7 +25,6 @@ from tests.ranks import rank_environment, run_ranks
 
 pytestmark = [pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"), pytest.mark.nccl_ranks]
 VOCABULARY = 50304
-HAS_MODES = any(one.name == "mode" for one in fields(DistConfig))
 # Layers, width, heads, context, micro-batch.
 SMALL, MEDIUM, LARGE = (12, 768, 12, 1024, 8), (24, 1024, 16, 1024, 4), (36, 1280, 20, 1024, 4)
 MARGIN = 0.10
@@ -59,12 +58,11 @@ def config_of(size: tuple[int, ...], *, precision: str = "bf16", mode: str = "dd
     layers, width, heads, context, micro = size
     model = ModelConfig(layers=layers, width=width, heads=heads, context=context, activation_checkpointing=recomputes)
     train = TrainConfig(steps=4, batch_size_per_rank=micro, precision=precision, step="eager")
-    dist: Any = {"mode": mode} if HAS_MODES else {}
     return Config(
         model=model,
         train=train,
         optim=OptimConfig(name="adamw", lr=1e-5, clip_norm=1.0),
-        dist=DistConfig(**dist),
+        dist=DistConfig(mode=mode),  # type: ignore[arg-type]
         watch=WatchConfig(sidecar="off"),
     )
 
@@ -117,8 +115,22 @@ def test_other_settings_hold_what_was_planned() -> None:
     compare(replace(summed, train=replace(summed.train, accumulate=4)), 2)
 
 
-@pytest.mark.skipif(not HAS_MODES, reason="dist.mode is not there yet")
 @pytest.mark.parametrize("mode", ["zero1", "fsdp"])
 @pytest.mark.parametrize("size", [SMALL, MEDIUM, LARGE], ids=["small", "medium", "large"])
 def test_sharded_modes_hold_what_was_planned(size: tuple[int, ...], mode: str) -> None:
     compare(config_of(size, mode=mode), 2, mode)
+
+
+def settled(config: Config) -> str:
+    os.environ |= {"NCCL_HOSTID": f"host-{os.environ['RANK']}", "NCCL_SOCKET_IFNAME": "lo"}
+    ddp = make_manager(config)
+    ddp.setup()
+    try:
+        return settle_mode(config, Gpt, ddp).dist.mode
+    finally:
+        ddp.cleanup()
+
+
+def test_auto_is_the_same_on_every_rank_and_leaves_the_gpu_free() -> None:
+    config = config_of(SMALL, mode="auto")
+    assert run_ranks(2, settled, config) == ["ddp", "ddp"]

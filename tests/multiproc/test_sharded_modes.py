@@ -291,7 +291,6 @@ REFUSED: list[tuple[type[Task], dict[str, Any]]] = [
     (NoBuffers, {"wrap": ("Residul",)}),
     (NoBuffers, {"offload_optimizer": True}),
     (NoBuffers, {"mode": "hsdp", "shard_ranks": 3}),
-    (NoBuffers, {"mode": "auto"}),
 ]
 MESSAGES = [
     "the loss uses parameters of the sharded model outside its forward pass",
@@ -300,7 +299,6 @@ MESSAGES = [
     "--dist.wrap: Awkward has no module of class 'Residul': did you mean 'Residual'?",
     "--dist.offload_optimizer needs GPUs",
     "hsdp cannot split 2 ranks into groups of 3 that hold one model each",
-    "--dist.mode auto cannot choose yet",
 ]
 
 

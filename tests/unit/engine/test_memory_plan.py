@@ -16,7 +16,9 @@ from drumline.config.schema import Config, DistConfig, OptimConfig, TrainConfig
 from drumline.engine.gpu_table import GPUS, gpu_memory
 from drumline.engine.memory_plan import MODES, OUTSIDE, WORKSPACES, MemoryPlan, RankMemory, plan_memory
 from drumline.engine.memory_trace import FakeJob, MemoryMoment, StepMemory
+from drumline.engine.mode_choice import choose_mode, settle_mode
 from drumline.errors import UsageError
+from drumline.manager import DDPManager
 from drumline.models.gpt import GPT
 from drumline.tasks.base import Loss, Task
 from drumline.text import GIB
@@ -94,7 +96,20 @@ def test_what_a_forward_pass_holds_is_what_can_be_counted_by_hand() -> None:
     # Not the first layer's output and not the squares; the loss, and the 1 that the backward pass begins with.
     assert kept(step) == inputs + hidden + outputs + 2 * scalar
     assert step.batch_bytes == inputs
+    # All but the first layer's weight, whose gradient is the last operation.
+    assert max(moment.gradients for moment in step.moments[:-1]) == PARAMETERS - 512 * 256 * 4
     assert step.moments[-1] == MemoryMoment("optimizer", in_blocks=False, live=0, gradients=PARAMETERS)
+
+
+class Dropped(Perceptron):
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(256, 512), nn.Dropout(0.5), nn.Linear(512, 128))
+
+
+def test_dropout_keeps_a_byte_for_each_element() -> None:
+    config = settings("sgd")
+    with_relu = FakeJob(config, Perceptron(config)).trace([torch.zeros(ROWS, 256)])
+    assert kept(FakeJob(config, Dropped(config)).trace([torch.zeros(ROWS, 256)])) == kept(with_relu) + ROWS * 512
 
 
 def kept(step: StepMemory) -> int:
@@ -224,3 +239,50 @@ def test_gpus_are_named_or_given_by_their_memory() -> None:
     assert gpu_memory(["H100", "24"]) == {"h100": int(GPUS["h100"].memory_gib * GIB), "24 GiB": 24 * GIB}
     with pytest.raises(UsageError, match=r"--gpu h10: there is no such GPU; did you mean 'h100'\?"):
         gpu_memory(["h10"])
+
+
+def test_sharded_settings_change_what_is_gathered_and_held() -> None:
+    config = settings(micro_batch_size=1, precision="bf16")
+    plain = plan(config, Text, worlds=(2,))["fsdp", 2]
+    half = plan(replace(config, dist=DistConfig(shard_dtype="bf16")), Text, worlds=(2,))["fsdp", 2]
+    assert (half.parameters, half.optimizer) == (plain.parameters, plain.optimizer)
+    assert half.communication == pytest.approx(plain.communication / 2, rel=0.01)
+    away = plan(replace(config, dist=DistConfig(offload_optimizer=True)), Text, worlds=(2,))["fsdp", 2]
+    assert away.parameters == 0
+    assert away.optimizer < plain.optimizer // 10  # counts of steps
+    least = plan(replace(config, dist=DistConfig(wrap=("CausalAttention",))), Text, worlds=(2,))["fsdp", 2]
+    matrices = 4 * 64 * 64 * 4
+    # The rest of the model is always gathered; at this peak no attention is.
+    assert plain.communication - least.communication == 3 * matrices
+
+
+def test_auto_takes_the_cheapest_mode_that_fits_or_the_one_that_needs_least() -> None:
+    config = settings(micro_batch_size=1, batch_size=64)
+    found = plan(config, Text, worlds=(4,))
+
+    def choice(total: int) -> tuple[str, str]:
+        return choose_mode(config, Text(config), 4, 4, int((total + OUTSIDE) / 0.95) + 1)
+
+    assert choice(found["ddp", 4].total)[0] == "ddp"
+    assert choice(found["ddp", 4].total - 1)[0] == "zero1"
+    mode, reason = choice(found["fsdp", 4].total)
+    assert mode == "fsdp"
+    assert reason.startswith("the cheapest that fits on 4 ranks; it needs ")
+    mode, reason = choice(1)
+    assert mode == "fsdp"
+    assert reason.startswith("which needs least, but may not fit on 4 ranks; ")
+    few = settings(batch_size=2)
+    with pytest.raises(UsageError, match="a global batch of 2 cannot be split over 4 ranks"):
+        choose_mode(few, Text(few), 4, 4, GIB)
+
+
+def test_auto_is_ddp_on_one_process() -> None:
+    notes: list[str] = []
+    config = replace(settings(), dist=DistConfig(mode="auto", device="cpu"))
+    ddp = DDPManager(device="cpu")
+    ddp.setup()
+    try:
+        assert settle_mode(config, Perceptron, ddp, notes.append).dist.mode == "ddp"
+    finally:
+        ddp.cleanup()
+    assert notes == ["dist.mode auto is ddp: one process shards nothing"]
