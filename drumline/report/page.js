@@ -3,7 +3,7 @@
   const charts = JSON.parse(document.getElementById("data").textContent);
   const colours = ["#2f8fd8", "#e0762b", "#1f9d6b", "#cc79a7", "#d9a400", "#5bbfe0", "#a06fd6", "#8a8f96"];
   const ink = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const text = (value) => value == null ? "" : Math.abs(value) >= 1e4 || (value !== 0 && Math.abs(value) < 1e-3) ? value.toPrecision(3) : String(+value.toPrecision(5));
+  const text = (value) => value == null ? "" : value !== 0 && Math.abs(value) < 1e-3 ? (+value.toPrecision(3)).toExponential() : Math.abs(value) >= 1e4 ? value.toPrecision(3) : String(+value.toPrecision(5));
   const axis = () => ({stroke: () => ink("--quiet"), grid: {stroke: () => ink("--line"), width: 1}, ticks: {show: false}, font: "12px system-ui"});
   const drawn = [];
   const whole = (plot) => [plot.data[0][0], plot.data[0][plot.data[0].length - 1]];
