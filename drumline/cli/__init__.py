@@ -29,7 +29,7 @@ VERBS = {
     "doctor": "check this machine, or hosts and every pair, before a run",
     "tune": "print the NCCL and gloo variables that these hosts need, with\nthe reason of each; read NCCL's debug logs",
     "scale": "predict a job on more nodes, measure its scaling, compare both",
-    "aws": "a cluster on AWS: what it costs, make it, launch on it, remove it",
+    "aws": "a cluster on AWS: its price, make it, launch on it, remove it",
     "lint": "find mistakes of distributed training in any code",
     "verify": "check run folders: checkpoints, each sample once, events",
     "prove-resume": "kill a job with -9, resume it, and compare every bit with\na run that was not killed",

@@ -1,9 +1,9 @@
 """An AWS account for tests: a moto server for what moto has, botocore's Stubber for what it has not.
 
 moto does not have the price list and the quotas of EC2: Stubber answers them as AWS documents it. moto cannot delete a
-stack with a route table, so clusters are made in the default VPC. It creates a stack
-within the request, ignores wait conditions, egress rules and placement groups, and does not know the deletion policy
-RetainExceptOnCreate and the address of a mount target: here it gets Retain, and the id of the target.
+stack with a route table, so clusters are made in the default VPC. It creates a stack within the request, ignores wait
+conditions, egress rules and placement groups, and knows neither the deletion policy RetainExceptOnCreate nor the
+address of a mount target: here it gets Retain, and the id of the target.
 """
 
 from __future__ import annotations
@@ -16,13 +16,10 @@ from typing import Any
 
 import pytest
 
+from drumline.aws import cluster_creation, cluster_plan, stack, teardown
+from drumline.aws.account import Account
+
 WHY = "pip install 'drumline[dev]' brings it"
-boto3 = pytest.importorskip("boto3", reason=WHY)
-Stubber = pytest.importorskip("botocore.stub", reason=WHY).Stubber
-
-from drumline.aws import cluster_creation, cluster_plan, stack, teardown  # noqa: E402
-from drumline.aws.account import Account  # noqa: E402
-
 REGION = "us-east-1"
 # One answer for every question: an hour costs 2 dollars, a GB 0.73 dollars a month.
 PRICE = {
@@ -47,6 +44,7 @@ ONLINE: dict[str, Any] = {}
 @pytest.fixture(scope="session", name="session")
 def make_session() -> Any:
     """One for all tests: it keeps what it has read of botocore's large files."""
+    boto3 = pytest.importorskip("boto3", reason=WHY)
     return boto3.Session(aws_access_key_id="test", aws_secret_access_key="test")
 
 
@@ -69,11 +67,12 @@ def make_account(session: Any, monkeypatch: pytest.MonkeyPatch) -> Account:
 @pytest.fixture(name="stub")
 def make_stub(account: Account) -> Iterator[Callable[..., None]]:
     """`stub("ec2", "describe_images", {...})`: the answer, or with a string the error code, of the next such call."""
+    stubber_of = pytest.importorskip("botocore.stub", reason=WHY).Stubber
     stubbers: dict[str, Any] = {}
 
     def stub(service: str, operation: str, answer: dict[str, Any] | str, times: int = 1, **expected: Any) -> None:
         if service not in stubbers:
-            stubbers[service] = Stubber(account.client(service))
+            stubbers[service] = stubber_of(account.client(service))
             stubbers[service].activate()
         for _ in range(times):
             if isinstance(answer, str):
