@@ -59,18 +59,16 @@ def search_here(config: Config, *tasks: type[Task]) -> list[BatchSearch]:
 
 @pytest.mark.world_size(2)
 def test_the_suggestion_does_not_depend_on_the_number_of_ranks() -> None:
-    config, tasks = make_config(batch_size=32, samples=96, optim=PLAIN), (Classify, WeighTokens)
-    # In unequal parts and micro-batches too.
-    parts = replace(config, train=replace(config.train, batch_size=31, micro_batch_size=5))
-    for given in (config, parts):
-        alone, pairs = range_here(given, *tasks), run_ranks(2, range_here, given, *tasks)
-        assert [one.losses for one in pairs[0]] == [one.losses for one in pairs[1]]
-        assert [one.has_diverged for one in alone] == [True, False]
-        for one, two in zip(alone, pairs[0], strict=True):
-            if one.has_diverged:  # tokens that are predicted from themselves are learned at any rate
-                assert one.suggestion() == two.suggestion()
-            assert len(one.losses) > one.lowest > 5
-            assert one.losses[: one.lowest] == pytest.approx(two.losses[: one.lowest], rel=1e-6)
+    """In unequal parts and micro-batches."""
+    config, tasks = make_config(batch_size=31, samples=96, optim=PLAIN, micro_batch_size=5), (Classify, WeighTokens)
+    alone, pairs = range_here(config, *tasks), run_ranks(2, range_here, config, *tasks)
+    assert [one.losses for one in pairs[0]] == [one.losses for one in pairs[1]]
+    assert [one.has_diverged for one in alone] == [True, False]
+    for one, two in zip(alone, pairs[0], strict=True):
+        if one.has_diverged:  # tokens that are predicted from themselves are learned at any rate
+            assert one.suggestion() == two.suggestion()
+        assert len(one.losses) > one.lowest > 5
+        assert one.losses[: one.lowest] == pytest.approx(two.losses[: one.lowest], rel=1e-6)
 
 
 class Recorded(SGD):
