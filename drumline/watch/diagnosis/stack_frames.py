@@ -17,8 +17,8 @@ _LIBRARY = re.compile(
     r"|aiohttp|boto3|botocore|fsspec|requests|s3fs|urllib3)/"
 )
 _OURS = re.compile(
-    r"(^|/)drumline/((audit|checkpoint|cli|config|data|distributed|doctor|engine|launch|metrics|models|net|report|scale"
-    r"|tasks|watch)/"
+    r"(^|/)drumline/((audit|aws|checkpoint|cli|config|data|distributed|doctor|engine|launch|metrics|models|net|report"
+    r"|scale|tasks|watch)/"
     r"|(__main__|errors|log|manager|processes|python_api|terminal|text|untrusted|user_code)\.py:)"
 )
 _LOADING = re.compile(r"(^|/)torch/utils/data/|(^|/)drumline/data/")
