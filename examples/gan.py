@@ -44,7 +44,7 @@ def main() -> None:
         )
 
         step = checkpoint.resume()
-        for _epoch in range(loader.epoch, 40):
+        for _epoch in range(loader.epoch, 30):
             for (points,) in loader:
                 fake = generator(torch.randn_like(points))
 

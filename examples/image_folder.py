@@ -45,7 +45,7 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
 class Images(Task):
     defaults: ClassVar[dict[str, Any]] = {
         "data.dir": "images",  # with train/CLASS/* and eval/CLASS/*
-        "train.epochs": 8,
+        "train.epochs": 5,
         "train.batch_size": 64,
         "optim.lr": 0.05,
     }
