@@ -97,6 +97,8 @@ def test_a_cluster_from_nothing_to_nothing(
 
     planned = drumline("plan")
     assert "price   2 x g4dn.xlarge (on-demand): $4.00 an hour" in planned
+    quota = "quota 'Running On-Demand G and VT instances': 96 vCPUs, 0 in use, 8 needed"
+    assert f"check   {quota}" in planned
     # Two instances, 300 GiB and two addresses.
     assert "price   together $8.30 an hour, $199.20 a day, at most $199.20 until its end" in planned
     assert list(inventory(cloud)) == [], "plan touched something"
