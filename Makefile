@@ -116,6 +116,9 @@ soak-forks: .venv/ready ## thousands of DataLoader workers forked right after br
 	$(BIN)/python -m tests.forks --count 10000
 	$(BIN)/python -m tests.forks --count 400 --press
 
+soak-modes: .venv/ready ## every --dist.mode against ddp, killed in each, and resumed from each in every other
+	$(BIN)/python -m pytest --quiet --timeout 1800 tests/sharded_soak.py
+
 soak-properties: .venv/ready ## every property test with 1,000 examples
 	$(BIN)/python -m pytest --quiet --numprocesses 4 --dist worksteal --timeout 1800 --hypothesis-profile soak -m hypothesis
 
@@ -125,4 +128,4 @@ soak-demo: .venv/ready ## run the demo to its end: does it reach its accuracy?
 clean: ## remove what the targets above made
 	rm -rf .venv .venv-newest runs build *.egg-info $(LINT)/build $(LINT)/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo check quick docs tools test bench bench-gpu bench-data compare bench-exact bench-doctor bench-preflight bench-watch bench-comm bench-balance bench-sync bench-scale bench-lint bench-profile bench-overhead soak-profile soak-exact soak-properties soak-demo soak-restarts soak-faults soak-storm soak-calm soak-forks test-newest clean
+.PHONY: help setup demo check quick docs tools test bench bench-gpu bench-data compare bench-exact bench-doctor bench-preflight bench-watch bench-comm bench-balance bench-sync bench-scale bench-lint bench-profile bench-overhead soak-profile soak-exact soak-modes soak-properties soak-demo soak-restarts soak-faults soak-storm soak-calm soak-forks test-newest clean
