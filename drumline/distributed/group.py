@@ -134,8 +134,14 @@ def make_group(ranks: Sequence[int], *, timeout_s: float) -> dist.ProcessGroup |
     made: dist.ProcessGroup = dist.new_group(list(ranks), timeout=timedelta(seconds=timeout_s))
     if dist.get_rank() not in ranks:
         return None
-    _made_groups.append(made)
+    keep_group(made)
     return made
+
+
+def keep_group(group: dist.ProcessGroup) -> None:
+    """Let `leave_group` abort this group, too."""
+    if group is not dist.distributed_c10d._get_default_group() and group not in _made_groups:
+        _made_groups.append(group)
 
 
 def set_timeout(seconds: float, group: dist.ProcessGroup | None = None) -> None:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from drumline.distributed.blocks import find_blocks
-from drumline.distributed.group import set_timeout
+from drumline.distributed.group import keep_group, set_timeout
 from drumline.distributed.shards import own_parts
 from drumline.distributed.wrap import Applied
 from drumline.errors import UsageError
@@ -64,7 +64,8 @@ class ShardedModel(Applied):
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """In it a backward pass is not the last one of its step. zero1 adds up gradients on each rank; the others,
-        which have no memory for whole gradients, in shards."""
+        which have no memory for whole gradients, in shards. Gradients that are reduced in a type of their own are
+        reduced in every pass, and added up in the type of the shards: bf16 would lose small ones."""
         is_zero1, root = self.plan.mode == "zero1", self._root
         self._set_sync(False)
         try:
@@ -77,6 +78,8 @@ class ShardedModel(Applied):
                 root.set_reshard_after_backward(True)
 
     def _set_sync(self, is_on: bool) -> None:
+        if self.plan.dtype is not None:
+            return
         if self.plan.mode == "zero1":
             self._root.set_requires_gradient_sync(is_on)
         elif self.plan.mode == "hsdp":
@@ -149,6 +152,7 @@ def _make_mesh(plan: ShardingPlan, device: torch.device) -> Any:
     mesh = init_device_mesh(device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
     for group in mesh.get_all_groups():
         set_timeout(plan.timeout_s, group)
+        keep_group(group)
     return mesh
 
 

@@ -55,17 +55,16 @@ def place_of(tensor: Any) -> tuple[int, int]:
 
 
 def like_shard(model_tensor: Any, part: Tensor) -> Tensor:
-    """A tensor that is sharded as another one, of which this rank holds `part`."""
+    """A tensor that is sharded as another one, of which this rank holds `part`, on the device where that is."""
     from torch.distributed.tensor import DTensor
 
-    return DTensor.from_local(
-        part.to(model_tensor.device),
-        model_tensor.device_mesh,
-        model_tensor.placements,
-        run_check=False,
-        shape=model_tensor.shape,
-        stride=model_tensor.stride(),
-    )
+    # Not with DTensor.from_local, which moves the part to the mesh's device: all parts of a checkpoint, mapped from its
+    # files, would be on the GPU at a time.
+    spec: Any = model_tensor._spec
+    meta = spec.tensor_meta._replace(dtype=part.dtype)
+    made: Any = DTensor
+    shard: Tensor = made(part.detach(), type(spec)(spec.mesh, spec.placements, tensor_meta=meta), requires_grad=False)
+    return shard
 
 
 @torch.no_grad()

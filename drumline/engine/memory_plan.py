@@ -191,13 +191,14 @@ def _in_replicas(step: StepMemory, world_size: int, dist: DistConfig, *, accumul
 def _in_shards(step: StepMemory, mode: str, num_shards: int, dist: DistConfig, *, accumulates: bool) -> MemoryAt:
     """`fully_shard`. What is in no block is gathered from the beginning of the forward pass to the end of the backward
     pass; a block only while it is computed, in zero1 as long as the rest. Gradients are whole until all of their block
-    are there; zero1 adds them up before that."""
+    are there; zero1 adds them up before that, unless they are reduced in a type of their own."""
     sizes: dict[int | None, float] = {None: 0.0}
     for one in step.parameters:
         sizes[one.in_block] = sizes.get(one.in_block, 0) + one.num_bytes * step.gathered
     rest, block = sizes.pop(None), max(sizes.values(), default=0.0)
     trained = sum(one.num_bytes for one in step.parameters if one.is_trained) * step.gathered
     is_zero1 = mode == "zero1"
+    reduces_each = dist.shard_dtype != "fp32"  # each micro-batch by itself, and adds up shards
     gathered, copies = (rest + sum(sizes.values()), MESSAGES) if is_zero1 else (rest, GATHERED)
     shards = _Shards(step.parameters, num_shards, on_host=dist.offload_optimizer)
 
@@ -205,7 +206,7 @@ def _in_shards(step: StepMemory, mode: str, num_shards: int, dist: DistConfig, *
         if moment.phase == "optimizer":
             whole, reduced, communication = 0.0, 1.0, 0.0
         else:
-            whole = trained if accumulates and is_zero1 else min(moment.gradients, rest + block)
+            whole = trained if accumulates and is_zero1 and not reduces_each else min(moment.gradients, rest + block)
             reduced = 1.0 if accumulates else moment.gradients / max(1.0, trained)
             communication = gathered + (copies[moment.phase] * block if moment.in_blocks else 0)
         return {

@@ -16,6 +16,7 @@ from drumline.checkpoint.store import Snapshot
 from drumline.config.schema import Config
 from drumline.distributed.collectives import check_same, gather_json
 from drumline.distributed.failure import summary
+from drumline.distributed.shards import is_shard
 from drumline.engine.evaluation_job import EvaluationJob
 from drumline.errors import DrumlineError, UsageError, log
 from drumline.tasks.hook import Hook, Run
@@ -93,7 +94,8 @@ class TaskHooks:
         with translated(HOOKS_FILE):
             tensors, document = snapshot.tensors.get(HOOKS_FILE, {}), snapshot.documents.get(HOOKS_FILE, [])
             saved = [
-                (entry["name"], decode_state(entry["state"], lambda name: tensors[name].clone())) for entry in document
+                (entry["name"], decode_state(entry["state"], lambda name: self._copy(tensors[name])))
+                for entry in document
             ]
         for hook in self.hooks:
             name = type(hook).__name__
@@ -109,6 +111,11 @@ class TaskHooks:
         for name, state in saved:
             if state:
                 self._warn(f"the task no longer has the hook {name}: its state in the checkpoint is not used")
+
+    def _copy(self, tensor: Tensor) -> Tensor:
+        """Of a shard, which is read on the host, where the parameters are."""
+        device = next(self.run.model.parameters()).device if is_shard(tensor) else tensor.device
+        return tensor.to(device, copy=True)
 
     def _warn(self, message: str) -> None:
         if self.run.rank == 0:
