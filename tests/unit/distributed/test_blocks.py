@@ -86,6 +86,40 @@ def test_a_module_that_cannot_be_initialized_by_itself_is_refused() -> None:
         check_can_initialize(model)
 
 
+class Masked(nn.Linear):
+    """Its buffer is not set by `nn.Linear.reset_parameters`."""
+
+    def __init__(self, mask: torch.Tensor) -> None:
+        super().__init__(2, 2)
+        self.register_buffer("mask", mask)
+
+
+class HalfSet(Masked):
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        if hasattr(self, "mask"):
+            self.mask[:1] = 0
+
+
+TYPES = (torch.float32, torch.bfloat16, torch.complex64, torch.bool, torch.uint8, torch.int16, torch.int64)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_tensor_that_the_method_leaves_out_is_refused(dtype: torch.dtype) -> None:
+    for kind, shape in ((Masked, (3, 2)), (Masked, ()), (HalfSet, (3, 2))):
+        with torch.device("meta"):
+            model = nn.Sequential(kind(torch.ones(shape, dtype=dtype)))
+        check_can_initialize(model)
+        if kind is HalfSet and dtype is torch.uint8:  # any value may have been set
+            ModuleInit(0)(model.named_modules())
+            continue
+        with pytest.raises(UsageError) as caught:
+            ModuleInit(0)(model.named_modules())
+        assert caught.value.what == (
+            f"--dist.meta_init: {kind.__name__}.reset_parameters() does not set 0.mask, or sets it to NaN"
+        )
+
+
 def test_every_nth_block_of_any_model_is_recomputed_with_the_same_gradients() -> None:
     torch.manual_seed(0)
     plain = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)) for _ in range(3)))
