@@ -107,7 +107,8 @@ class IndexedEvaluationLoader(EvaluationLoader):
             requests.append(BatchRequest(0, 0, 1, shuffled=False))
             sizes, numbers = [*sizes, 0], [*numbers, -1]
         batches = self._delivery.batches(self._producer.batches(requests))
-        yield from map(EvaluationBatch, numbers, sizes, batches)
+        for batch in zip(numbers, sizes, batches, strict=True):  # up to the end of `batches`, which ends its workers
+            yield EvaluationBatch(*batch)
 
 
 def _has_fewer(sharding: Sharding, num_batches: int) -> bool:

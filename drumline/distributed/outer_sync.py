@@ -173,7 +173,12 @@ class OuterSync:
                 self._finish(part, step)
             elif part.began_at is not None and 2 * (step - part.began_at) >= overlap:
                 part.advance()
-        due = [part for number, part in enumerate(self._parts) if is_last or self.plan.is_due(number, step)]
+        # A part may still be on its way after a resume with another H: its next round then begins later.
+        due = [
+            part
+            for number, part in enumerate(self._parts)
+            if part.began_at is None and (is_last or self.plan.is_due(number, step))
+        ]
         for part in due:
             part.start(step)
         if is_last or not overlap:
@@ -272,8 +277,8 @@ class OuterSync:
                     part.sum.load_state_dict(saved["sum"], has_result=part.began_at is not None)
         elif dist.get_rank() == 0:
             log.warning(
-                "the replicas, or dist.sync_parts or dist.outer_dtype, changed since the checkpoint: what rounding has "
-                "left out so far is lost"
+                "the replicas, or dist.sync_parts, dist.sync_overlap or dist.outer_dtype, changed since the "
+                "checkpoint: what was being sent, and what rounding has left out, is lost"
             )
 
     def _layout(self) -> list[Any]:

@@ -23,7 +23,7 @@ from drumline.distributed.wrap import has_batchnorm
 from drumline.engine.job import Job, build_job
 from drumline.engine.optimizer import LearningRates
 from drumline.engine.steps.eager import TrainStep
-from drumline.errors import TrainingError
+from drumline.errors import TrainingError, UsageError
 from drumline.manager import DDPManager
 from drumline.tasks.base import Task
 from drumline.watch.failure_kind import FailureKind, failure_kind
@@ -86,6 +86,12 @@ def search_batch(
 ) -> BatchSearch:
     """Collective: try sizes on the job that `drumline train` would build. Nothing is written. `margin`: the fraction of
     the GPU's memory that a step has to leave free."""
+    if config.dist.mode != "ddp" and ddp.world_size > 1:
+        # Every forward pass is collective: a rank that runs out of memory would leave the others waiting in it.
+        raise UsageError(
+            f"find-batch cannot try batches in mode {config.dist.mode} on several ranks",
+            next_step="use `drumline plan TASK`, which predicts the memory of every mode",
+        )
     config = replace(config, train=replace(config.train, accumulate=1, micro_batch_size=None))
     job = build_job(config, task_class(config), ddp, step=config.train.step or "eager")
     on_gpu = ddp.device.type == "cuda"

@@ -54,6 +54,8 @@ def _choose(config: Config, task_class: type[Task], ddp: DDPManager, memory: int
         return choose_mode(config, task_class(config), ddp.world_size, ddp.local_world_size, memory)
     except UsageError as error:
         return None, error.what
+    except Exception as error:  # the task's own code, on tensors without data; the other ranks wait for the answer
+        return None, f"{type(error).__name__}: {error}"
     finally:
         restore_rng(rng, ddp.device)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -110,8 +110,8 @@ class NonFinite:
             cause = f"the parameter {parameter} was not finite before it, so an earlier gradient was not"
             return cause if job.finite.keeps_weights else None
         reasons: list[str] = []
-        # The task's code runs here: an error in it must not hide the NaN.
-        with suppress(Exception):
+        # The task's code runs here: an error in it must not hide the NaN, unless other ranks wait in its forward pass.
+        with nullcontext() if job.is_sharded else suppress(Exception):
             if isinstance(job.loader, IndexedLoader):
                 explain(job, job.loader.batches_after(cursor, step - read_step - 1), reasons)
             else:

@@ -6,6 +6,7 @@ import math
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from drumline.config.schema import Config, OptimConfig
 from drumline.engine.batch_search import BatchSearch, search_batch
 from drumline.engine.job import make_manager
 from drumline.engine.range_test import RangeOptions, RangeTest, measure_range
-from drumline.errors import TrainingError
+from drumline.errors import TrainingError, UsageError
 from drumline.manager import DDPManager
 from drumline.tasks.base import Loss, Task
 from tests.jobs import Classify, Normalised, WeighTokens, make_config
@@ -135,6 +136,14 @@ def test_ranks_agree_on_what_fits_on_all_of_them() -> None:
         ]
         assert all((trial.samples_per_s > 0) == trial.fits for trial in found.trials)
         assert (found.limit, found.batch_size, found.measures_memory) == (16, 32, False)
+
+
+def test_sharded_modes_are_refused() -> None:
+    config = make_config(batch_size=32, samples=96)
+    config = replace(config, dist=replace(config.dist, mode="fsdp"))
+    on_two: Any = SimpleNamespace(world_size=2)
+    with pytest.raises(UsageError, match="cannot try batches in mode fsdp on several ranks"):
+        search_batch(config, Classify, on_two, margin=0.05)
 
 
 def test_alone_up_to_the_whole_batch() -> None:

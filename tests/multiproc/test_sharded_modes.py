@@ -137,6 +137,7 @@ def assert_trains_as_ddp(world_size: int, modes: Sequence[str], folder: Path, **
             ("evaluation", "accuracy"),
         ):
             ours, theirs = ([event[name] for event in events_of(one, kind)] for one in (run, folder / "ddp"))
+            assert theirs
             assert ours == pytest.approx(theirs, rel=1e-9), f"{kind} {name} of {mode}"
         (last,) = {event["path"] for event in events_of(run, "checkpoint")[-1:]}
         written = {path.name for path in Path(last).glob("*-part-*")}

@@ -220,6 +220,8 @@ def _try_loss(job: Job, batch: Any) -> LossParts | None:
             task.training = False
             return loss_function(task)(job.model, batch)
     except Exception:
+        if job.is_sharded:  # the other ranks wait for this one in the forward pass
+            raise
         return None
 
 
