@@ -23,6 +23,6 @@ def test_killed_and_resumed_is_bit_identical(tmp_path: Path, mode: str, world_si
     assert_resumes(world_size, mode, tmp_path)
 
 
-@pytest.mark.parametrize(("one", "other"), product(MODES, MODES))
+@pytest.mark.parametrize(("one", "other"), list(product(MODES, MODES)))
 def test_every_mode_resumes_from_every_other(tmp_path: Path, one: str, other: str) -> None:
     assert_legs_train_on([(one, WORLDS[one]), (other, OTHER_WORLDS[other]), (one, OTHER_WORLDS[one])], tmp_path)
