@@ -257,8 +257,8 @@ def test_another_number_of_replicas_continues(tmp_path: Path) -> None:
     messages, others, _ = run_ranks(3, resumed_messages, tmp_path, config_of(dist, steps=9))
     assert others == []
     assert messages == [
-        "the replicas, or dist.sync_parts or dist.outer_dtype, changed since the checkpoint: what rounding has left "
-        "out so far is lost",
+        "the replicas, or dist.sync_parts, dist.sync_overlap or dist.outer_dtype, changed since the checkpoint: what "
+        "was being sent, and what rounding has left out, is lost",
         "the checkpoint has 2 replicas, and this run 3: they continue from those in turn",
     ]
     momentum = newest(tmp_path).tensors["outer"]["momentum/0.weight"]

@@ -32,6 +32,8 @@ FIND_UNUSED = (
     "--dist.static_graph if no batch uses them (drumline doctor TASK tries several)"
 )
 NOT_STATIC = "set --dist.find_unused_parameters in place of --dist.static_graph"
+OUTSIDE_FORWARD = "mixed torch.Tensor and DTensor"
+"""In torch's error when a shard is used as if it were the whole parameter."""
 
 
 class AnyStep(Protocol):
@@ -148,7 +150,7 @@ class TrainStep:
             with self._autocast:
                 loss: LossParts = self._applied(self.compute_loss, micro.data)
         except RuntimeError as error:
-            if "mixed torch.Tensor and DTensor" in str(error):
+            if OUTSIDE_FORWARD in str(error):
                 raise UsageError(
                     "the loss uses parameters of the sharded model outside its forward pass",
                     next_step="let loss() call model(...), or a module that --dist.wrap names, and nothing inside "

@@ -22,7 +22,7 @@ from drumline.distributed.collectives import gather_json
 from drumline.distributed.wrap import LiveBuffers
 from drumline.engine.job import Job
 from drumline.engine.model_flops import ModelFlops, count_flops, graph
-from drumline.engine.steps.eager import FIND_UNUSED, LossParts, loss_function
+from drumline.engine.steps.eager import FIND_UNUSED, OUTSIDE_FORWARD, LossParts, loss_function
 from drumline.errors import UsageError
 from drumline.tasks.base import Task
 from drumline.text import by_rank, join_names
@@ -219,8 +219,9 @@ def _try_loss(job: Job, batch: Any) -> LossParts | None:
             job.model.eval()  # `dry_run` restores the modes
             task.training = False
             return loss_function(task)(job.model, batch)
-    except Exception:
-        if job.is_sharded:  # the other ranks wait for this one in the forward pass
+    except Exception as error:
+        # If it failed on this rank alone, the others wait for it in a sharded model's forward pass.
+        if job.is_sharded and OUTSIDE_FORWARD not in str(error):
             raise
         return None
 
