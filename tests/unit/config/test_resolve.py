@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from drumline.config import PRESETS, Layers, check_layers, read_flags, read_layers, resolve
-from drumline.config.resolve import RULES
 from drumline.config.schema import Config
+from drumline.config.setting_rules import RULES
 from drumline.errors import ConfigError, ExitCode
 
 ENOUGH = {"train.epochs": 1, "train.batch_size": 8}

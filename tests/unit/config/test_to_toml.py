@@ -18,8 +18,8 @@ from drumline.config import PRESETS, read_flags, read_layers, resolve
 from drumline.config.config_file import to_toml
 from drumline.config.fields import FIELDS, SECTIONS, UNIONS
 from drumline.config.flags import EXCLUSIVE_PAIRS
-from drumline.config.resolve import RULES
 from drumline.config.schema import Bounds, Config, ModelConfig, OrClass, OrEvery, TrainConfig
+from drumline.config.setting_rules import RULES
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
