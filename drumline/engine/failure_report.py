@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from drumline.checkpoint.catalog import explain_os_error
-from drumline.config.schema import TrainConfig
+from drumline.config.schema import Config
 from drumline.data.sharding import Cursor, plan_step
 from drumline.distributed.failure import Failure, summary
 from drumline.engine.evaluation import evaluate
@@ -23,6 +23,7 @@ from drumline.engine.job import Job, Progress
 from drumline.engine.output import screen
 from drumline.engine.run_folder import RunFolder
 from drumline.engine.steps.capture_checks import user_line
+from drumline.engine.steps.eager import TrainStep
 from drumline.errors import DrumlineError, ExitCode, NonFiniteError, Place, TrainingError, TrialError, UsageError
 from drumline.launch.rank_environment import LOGS_SHOWN, ErrorRecord, write_error
 from drumline.launch.topology import let_first_rank_report, topology_from
@@ -173,33 +174,47 @@ def _leave_out(report: traceback.TracebackException) -> int:
     return len(frames) - len(own)
 
 
-def out_of_memory(error: torch.OutOfMemoryError, job: Job, train: TrainConfig) -> TrainingError:
-    """The same error, with the setting that makes a step, or an evaluation, need less memory."""
-    frames = traceback.extract_tb(error.__traceback__)
-    in_evaluation = any(frame.name == evaluate.__name__ for frame in frames)
+def out_of_memory(error: torch.OutOfMemoryError, ddp: DDPManager, config: Config, job: Job | None) -> TrainingError:
+    """The same error, with the setting that makes the model, a step or an evaluation need less memory. `job`: None
+    while it is built."""
     peak = ""
-    if job.ddp.device.type == "cuda":
-        used, total = torch.cuda.max_memory_reserved(job.ddp.device), torch.cuda.mem_get_info(job.ddp.device)[1]
+    if ddp.device.type == "cuda":
+        used, total = torch.cuda.max_memory_reserved(ddp.device), torch.cuda.mem_get_info(ddp.device)[1]
         peak = f"; the most that this rank has held is {memory_size(used)} of {memory_size(total)}"
+    functions = {frame.name for frame in traceback.extract_tb(error.__traceback__)}
+    if job is None or TrainStep._update.__name__ in functions:
+        next_step = _hold_less(config.dist.mode, ddp.world_size)
+    elif evaluate.__name__ in functions:
+        next_step = f"--train.eval_batch_size {max(1, config.train.eval_batch_size // 2)}, half of what it is"
+    else:
+        next_step = _compute_less(job, config)
     return TrainingError(
-        f"out of memory{user_line(error)}: {str(error).partition('. GPU')[0]}{peak}",
-        next_step=_evaluate_less(train) if in_evaluation else _train_less(job, train),
+        f"out of memory{user_line(error)}: {str(error).partition('. GPU')[0]}{peak}", next_step=next_step
     )
 
 
-def _evaluate_less(train: TrainConfig) -> str:
-    return f"--train.eval_batch_size {max(1, train.eval_batch_size // 2)}, half of what it is"
+def _hold_less(mode: str, world_size: int) -> str:
+    """The model, its gradients and the optimizer's state, however small the batch is."""
+    if mode == "fsdp" and world_size > 1:
+        return "--dist.offload_optimizer, more GPUs or a smaller model"
+    on_several = "" if world_size > 1 else " on several GPUs"
+    return (
+        f"--dist.mode fsdp{on_several}, which shards the model and the optimizer's state over the ranks (drumline plan "
+        "TASK shows what each mode needs)"
+    )
 
 
-def _train_less(job: Job, train: TrainConfig) -> str:
+def _compute_less(job: Job, config: Config) -> str:
     """Half of the largest micro-batch."""
     spans = plan_step(Cursor(), length=job.batch.size, sharding=job.loader.sharding).spans
     at_once = max(span.size for span in spans)
     if at_once <= 1:
+        shards = ", --dist.mode fsdp" if config.dist.mode == "ddp" and job.ddp.world_size > 1 else ""
         return (
-            "--model.activation_checkpointing, --train.precision bf16 or a smaller model: a micro-batch is one sample"
+            f"--model.activation_checkpointing, --train.precision bf16{shards} or a smaller model: a micro-batch is "
+            "one sample"
         )
-    instead = " in place of --train.accumulate" if train.accumulate > 1 else ""
+    instead = " in place of --train.accumulate" if config.train.accumulate > 1 else ""
     return (
         f"--train.micro_batch_size {at_once // 2}{instead}, half of the {at_once} samples that a rank now computes at "
         "once; the global batch stays as it is (drumline find-batch measures what fits)"

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from drumline.config.config_file import to_toml
-from drumline.config.schema import TrainConfig
+from drumline.config.schema import Config
 from drumline.distributed.collectives import gather_json
 from drumline.distributed.determinism import explain_refused_kernels
 from drumline.engine.actions import FirstStep
@@ -77,7 +77,8 @@ def train(
             begin = partial(load_initial_weights, config.model, ddp=ddp, report=reporter.report)
         step = choose_step(config, ddp.device, saved)
         built = partial(clock.mark, "data")
-        job = build_job(config, task_class(config), ddp, batch, step=step, on_data=built, on_model=begin)
+        with explain_out_of_memory(config, ddp):
+            job = build_job(config, task_class(config), ddp, batch, step=step, on_data=built, on_model=begin)
         stack.callback(job.close)
         clock.mark("model")
 
@@ -111,7 +112,7 @@ def train(
         balance = None if config.data.balance == "off" else make_balance(context, non_finite, facts, saved)
         saver = Saver(context, facts=facts, check_state=non_finite.check_state)
         preemption.is_writing = lambda: saver.writer.is_busy
-        with explain_refused_kernels(), explain_out_of_memory(job, config.train), saver:
+        with explain_refused_kernels(), explain_out_of_memory(config, ddp, job), saver:
             if at.step < context.total_steps:
                 check_streams(job)
                 if (flops := warm_up(job, config, note=context.note)) is not None:
@@ -169,12 +170,12 @@ def _failure_in_hooks(context: RunContext) -> Iterator[None]:
 
 
 @contextmanager
-def explain_out_of_memory(job: Job, train: TrainConfig) -> Iterator[None]:
-    """Name the setting that makes a step, or an evaluation, need less memory."""
+def explain_out_of_memory(config: Config, ddp: DDPManager, job: Job | None = None) -> Iterator[None]:
+    """Name the setting that needs less memory. `job`: None while it is built."""
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise out_of_memory(error, job, train) from error
+        raise out_of_memory(error, ddp, config, job) from error
 
 
 def _finish(progress: Progress) -> str:

@@ -5,14 +5,14 @@ import os
 import re
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from drumline.config.schema import Config, TrainConfig
+from drumline.config.schema import Config, DistConfig, TrainConfig
 from drumline.data.sharding import Sharding
 from drumline.engine.failure_report import can_restart, describe_failure, is_own, subject
 from drumline.engine.steps.eager import loss_function
@@ -23,6 +23,10 @@ from drumline.untrusted import parse_json
 from drumline.watch.failure_kind import FailureKind, failure_kind
 
 PLACE = Place(host="node-b", rank=3, step=12)
+
+
+def manager(world_size: int) -> Any:
+    return SimpleNamespace(device=torch.device("cpu"), world_size=world_size)
 
 
 def described(error: BaseException, place: Place = PLACE) -> str:
@@ -105,20 +109,20 @@ def test_an_error_without_a_line_of_the_user_is_shown_whole() -> None:
         ),
         ({"accumulate": 4}, "--train.micro_batch_size 4 in place of --train.accumulate, half of the 8 samples"),
         ({"micro_batch_size": 5}, "--train.micro_batch_size 2, half of the 5 samples"),
-        ({"micro_batch_size": 1}, "--model.activation_checkpointing, --train.precision bf16 or a smaller model"),
+        ({"micro_batch_size": 1}, "--train.precision bf16, --dist.mode fsdp or a smaller model"),
     ],
 )
 def test_out_of_memory_names_the_micro_batch_that_would_fit(settings: dict[str, int], next_step: str) -> None:
-    train = TrainConfig(batch_size=64, **settings)
+    config = Config(train=TrainConfig(batch_size=64, **settings))
     job: Any = SimpleNamespace(
-        ddp=SimpleNamespace(device=torch.device("cpu")),
+        ddp=manager(2),
         batch=SimpleNamespace(size=64),
         loader=SimpleNamespace(sharding=Sharding(batch_size=64, rank=1, world_size=2, **settings)),
     )
     text = (
         "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 4.00 GiB of which some is free"
     )
-    with pytest.raises(TrainingError) as caught, explain_out_of_memory(job, train):
+    with pytest.raises(TrainingError) as caught, explain_out_of_memory(config, job.ddp, job):
         raise torch.OutOfMemoryError(text)
     what, instead = caught.value.lines()
     assert re.fullmatch(
@@ -132,10 +136,30 @@ def test_out_of_memory_in_an_evaluation_names_its_batch() -> None:
     def evaluate() -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has")
 
-    job: Any = SimpleNamespace(ddp=SimpleNamespace(device=torch.device("cpu")))
+    job: Any = SimpleNamespace(ddp=manager(2))
     sentence = re.escape("try: --train.eval_batch_size 128, half of what it is")
-    with pytest.raises(TrainingError, match=sentence), explain_out_of_memory(job, TrainConfig()):
+    with pytest.raises(TrainingError, match=sentence), explain_out_of_memory(Config(), job.ddp, job):
         evaluate()
+
+
+@pytest.mark.parametrize(
+    ("mode", "world_size", "next_step"),
+    [
+        ("ddp", 4, "--dist.mode fsdp, which shards the model and the optimizer's state over the ranks (drumline plan"),
+        ("ddp", 1, "--dist.mode fsdp on several GPUs, which"),
+        ("fsdp", 4, "--dist.offload_optimizer, more GPUs or a smaller model"),
+    ],
+)
+def test_out_of_memory_for_the_model_itself_names_a_mode(mode: Any, world_size: int, next_step: str) -> None:
+    def _update() -> None:  # as the part of a step that makes the optimizer's state
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has")
+
+    config, ddp, job = Config(dist=DistConfig(mode=mode)), manager(world_size), cast(Any, object())
+    for built in (None, job):
+        with pytest.raises(TrainingError) as caught, explain_out_of_memory(config, ddp, built):
+            _update()
+        assert caught.value.next_step is not None
+        assert caught.value.next_step.startswith(next_step)
 
 
 def test_sys_exit_is_called_by_its_name_and_shows_where() -> None:
