@@ -81,6 +81,9 @@ bench-balance: .venv/ready ## what --data.balance auto brings with one of two ra
 bench-sync: .venv/ready tools ## what --dist.sync does to bytes, steps a second and loss on links of 10 and 100 Mbit/s
 	$(BIN)/python -m benchmarks.slow_links
 
+bench-large: .venv/ready ## memory and time of a GPT that does not fit in ddp, in every mode, over 4 ranks on one large GPU
+	$(BIN)/python -m benchmarks.large_gpt
+
 bench-scale: .venv/ready tools ## how far predictions of steps are from steps over slow links between hosts: the table of docs/scaling.md
 	$(BIN)/python -m benchmarks.scale_grid
 
@@ -128,4 +131,4 @@ soak-demo: .venv/ready ## run the demo to its end: does it reach its accuracy?
 clean: ## remove what the targets above made
 	rm -rf .venv .venv-newest runs build *.egg-info $(LINT)/build $(LINT)/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo check quick docs tools test bench bench-gpu bench-data compare bench-exact bench-doctor bench-preflight bench-watch bench-comm bench-balance bench-sync bench-scale bench-lint bench-profile bench-overhead soak-profile soak-exact soak-modes soak-properties soak-demo soak-restarts soak-faults soak-storm soak-calm soak-forks test-newest clean
+.PHONY: help setup demo check quick docs tools test bench bench-gpu bench-data compare bench-exact bench-doctor bench-preflight bench-watch bench-comm bench-balance bench-sync bench-large bench-scale bench-lint bench-profile bench-overhead soak-profile soak-exact soak-modes soak-properties soak-demo soak-restarts soak-faults soak-storm soak-calm soak-forks test-newest clean
