@@ -23,7 +23,7 @@ LAYERS = (
     {"terminal", "text"},
     {"errors"},
     {"untrusted", "processes"},
-    {"user_code", "config"},
+    {"user_code", "config", "storage"},
     {"net"},
     {"launch"},
     {"distributed"},

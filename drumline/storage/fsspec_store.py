@@ -1,0 +1,84 @@
+"""Stores that fsspec knows: `gs://`, `az://`, `sftp://`, `file://` and more, each with a package of its own."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from drumline.errors import MissingExtraError, UsageError, did_you_mean
+from drumline.storage.backend import PIECE_BYTES, StoreError
+
+
+class FsspecBackend:
+    """A folder of a file system of fsspec."""
+
+    def __init__(self, scheme: str, url: str) -> None:
+        try:
+            import fsspec
+        except ImportError as error:
+            raise MissingExtraError(f"{scheme}://", extra="storage") from error
+        try:
+            # Listings are not cached: another process may write.
+            options = {"use_listings_cache": False, "skip_instance_cache": True}
+            if scheme in ("file", "local"):
+                options["auto_mkdir"] = True
+            self._files, self._root = fsspec.core.url_to_fs(url, **options)
+        except ImportError as error:  # fsspec names the package
+            raise UsageError(f"{scheme}:// needs a package: {error}", next_step="install it with pip") from error
+        except ValueError as error:
+            known = [*fsspec.available_protocols(), "s3"]
+            what = f"there is no kind of store {scheme}://; {did_you_mean(scheme, known)}"
+            raise UsageError(what, next_step="correct the address") from error
+        except Exception as error:
+            raise self.explain(error, url) from error
+
+    def sizes(self, under: str) -> Iterator[tuple[str, int]]:
+        with suppress(FileNotFoundError):
+            folder = self._path(under)
+            for path, entry in self._files.find(folder, detail=True).items():
+                yield path.removeprefix(self._root).lstrip("/"), entry["size"]
+
+    def put(self, name: str, source: Path | bytes) -> None:
+        if isinstance(source, Path):
+            self._files.put_file(str(source), self._path(name))
+            return
+        with tempfile.NamedTemporaryFile() as file:  # unlike pipe_file, put_file makes folders
+            file.write(source)
+            file.flush()
+            self._files.put_file(file.name, self._path(name))
+
+    def has_checked(self, name: str, size: int) -> bool:
+        return False  # not known of any
+
+    def chunks(self, name: str) -> Iterator[bytes]:
+        with self._files.open(self._path(name), "rb") as file:
+            while chunk := file.read(PIECE_BYTES):
+                yield chunk
+
+    def delete(self, names: list[str]) -> None:
+        for name in names:
+            with suppress(FileNotFoundError):
+                self._files.rm_file(self._path(name))
+
+    def delete_unfinished(self) -> None:
+        """Nothing is known of them."""
+
+    def explain(self, error: Exception, where: str) -> StoreError:
+        # Only the name of the exception: its text may hold a signed address.
+        name = type(error).__name__
+        if isinstance(error, FileNotFoundError):
+            return StoreError(f"there is no object {where}", next_step="correct the address", kind="missing")
+        if isinstance(error, PermissionError):
+            step = "give this user the right to list, read, write and delete there"
+            return StoreError(f"access to {where} was denied", next_step=step, kind="denied")
+        if isinstance(error, OSError) or "Timeout" in name:
+            reason = getattr(error, "strerror", None) or name
+            step = "check the network, and what the package of this store needs"
+            return StoreError(f"{where} is unreachable: {reason}", next_step=step, kind="unreachable")
+        step = "check the address and the credentials that the package of this store uses"
+        return StoreError(f"{where} failed: {name}", next_step=step, kind="other")
+
+    def _path(self, name: str) -> str:
+        return f"{self._root.rstrip('/')}/{name}" if name else str(self._root)

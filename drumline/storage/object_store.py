@@ -1,0 +1,167 @@
+"""Object stores: whole objects by name under a URL. `s3://` is reached with boto3, any other URL with fsspec.
+
+Credentials come from the store's own chain (environment, profile, role of the instance), never from the URL. Every
+refusal is a StoreError: what, where, what next. What is fetched is bytes; nothing is unpickled. No torch here.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from blake3 import blake3
+
+from drumline.errors import DrumlineError, UsageError
+from drumline.storage.backend import Backend, StoreError, corrupt
+from drumline.storage.fsspec_store import FsspecBackend
+from drumline.storage.s3_store import S3Backend
+from drumline.untrusted import DOCUMENT_BYTES, replacing
+
+RETRY_AFTER_S = (1.0, 4.0)
+"""Before an object is fetched again whose connection was cut."""
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+# These have no bucket or host in their addresses.
+_LOCAL = ("file", "local", "memory")
+
+
+def is_store_url(text: str) -> bool:
+    """Whether this is the URL of a store, such as `s3://bucket/prefix`, and not a path."""
+    return _URL.match(text) is not None
+
+
+def open_store(url: str) -> ObjectStore:
+    """The objects under a URL. Nothing is sent yet."""
+    scheme, _, rest = url.partition("://")
+    host, _, prefix = rest.partition("/")
+    if "@" in host or "?" in url:
+        raise UsageError(
+            f"the {scheme}:// address holds a user, a password or options, which would be written to logs and files",
+            next_step="leave them out: the variables, profile or role of the store itself are used",
+        )
+    if not host and scheme not in _LOCAL:
+        raise UsageError(f"{url} names no bucket", next_step=f"write it as {scheme}://bucket/prefix")
+    url = url.rstrip("/")
+    return ObjectStore(url, S3Backend(host, prefix.strip("/")) if scheme == "s3" else FsspecBackend(scheme, url))
+
+
+class ObjectStore:
+    """Objects by their names below the URL, such as `checkpoints/step-00000023/manifest.json`. Any thread may use
+    it."""
+
+    def __init__(self, url: str, backend: Backend) -> None:
+        self.url = url
+        self._backend = backend
+
+    def __str__(self) -> str:
+        return self.url
+
+    def sizes(self, under: str = "") -> dict[str, int]:
+        """The size of every object whose name begins with `under/`. A name that is no relative path is left out, so
+        that a file of that name is always below the folder that it is fetched to."""
+        with self._explained(under):
+            return {name: size for name, size in self._backend.sizes(under) if _is_relative(name)}
+
+    def put(self, name: str, source: Path | bytes) -> None:
+        """Upload a whole object, in place of an earlier one. On S3 a reader sees all of it or nothing."""
+        with self._explained(name):
+            self._backend.put(name, source)
+
+    def check(self, name: str, *, size: int, checksum: str) -> None:
+        """Raise unless the store has these bytes. S3 compares a checksum when it receives an object; where a store did
+        not, the object is read again, and `checksum` (blake3) compared."""
+        with self._explained(name):
+            if self._backend.has_checked(name, size):
+                return
+        digest, count = blake3(), 0
+        for chunk in self._chunks(name):
+            digest.update(chunk)
+            count += len(chunk)
+        self._compare(name, size, checksum, count, digest.hexdigest())
+
+    def read(self, name: str, *, most: int = DOCUMENT_BYTES) -> bytes:
+        """The bytes of a small object."""
+        content = bytearray()
+        for chunk in self._chunks(name):
+            content += chunk
+            if len(content) > most:
+                raise corrupt(self._where(name), f"it has more than {most:,} bytes")
+        return bytes(content)
+
+    def fetch(self, name: str, to: Path, *, size: int | None = None, checksum: str | None = None) -> None:
+        """Download an object to a file, which appears when it is complete, on disk, and has this size and blake3
+        checksum. Nothing is left of a download that fails."""
+        for delay_s in (*RETRY_AFTER_S, None):
+            try:
+                self._fetch(name, to, size, checksum)
+                return
+            except StoreError as error:
+                if delay_s is None or not error.may_pass:
+                    raise
+                time.sleep(delay_s)
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Delete objects; one that is missing is no error."""
+        if wanted := list(names):
+            with self._explained(wanted[0]):
+                self._backend.delete(wanted)
+
+    def delete_unfinished(self) -> None:
+        """Delete the parts of large objects whose upload was killed: they cost money and are in no listing. Call it
+        while nothing is being uploaded under this URL."""
+        with self._explained():
+            self._backend.delete_unfinished()
+
+    def _fetch(self, name: str, to: Path, size: int | None, checksum: str | None) -> None:
+        digest, count = blake3(), 0
+        try:
+            with replacing(to) as file:
+                for chunk in self._chunks(name):
+                    file.write(chunk)
+                    digest.update(chunk)
+                    count += len(chunk)
+                file.flush()
+                os.fsync(file.fileno())
+                self._compare(name, size, checksum, count, digest.hexdigest())
+        except OSError as error:
+            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            reason = "the disk is full" if is_full else error.strerror
+            next_step = f"{'free some space on' if is_full else 'check'} the disk of {to.parent}"
+            what = f"{self._where(name)} could not be written to {to}: {reason}"
+            raise StoreError(what, next_step=next_step, kind="disk") from error
+
+    def _compare(self, name: str, size: int | None, checksum: str | None, count: int, digest: str) -> None:
+        if size not in (None, count):
+            raise corrupt(self._where(name), f"it has {count:,} bytes in place of {size:,}")
+        if checksum not in (None, digest):
+            raise corrupt(self._where(name), "its checksum differs from the one that was recorded")
+
+    def _chunks(self, name: str) -> Iterator[bytes]:
+        chunks = self._backend.chunks(name)
+        while True:
+            with self._explained(name):
+                chunk = next(chunks, None)
+            if chunk is None:
+                return
+            yield chunk
+
+    def _where(self, name: str) -> str:
+        return f"{self.url}/{name}" if name else self.url
+
+    @contextmanager
+    def _explained(self, name: str = "") -> Iterator[None]:
+        try:
+            yield
+        except DrumlineError:
+            raise
+        except Exception as error:
+            raise self._backend.explain(error, self._where(name)) from error
+
+
+def _is_relative(name: str) -> bool:
+    """Also false for the empty objects `folder/` that consoles make."""
+    return "\0" not in name and not {"", ".", ".."} & set(name.split("/"))

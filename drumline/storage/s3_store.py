@@ -1,0 +1,140 @@
+"""S3, and whatever speaks its protocol (AWS_ENDPOINT_URL), with boto3: botocore retries with back-off, and sends a
+checksum with every upload, which S3 compares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from drumline.errors import MissingExtraError
+from drumline.storage.backend import PIECE_BYTES, Kind, StoreError, corrupt
+
+CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 10.0, 60.0
+MAX_ATTEMPTS = 4
+_DELETED_AT_ONCE = 1000
+# The right that a call needs, where its name differs.
+_RIGHTS = {
+    "HeadObject": "GetObject",
+    "ListObjectsV2": "ListBucket",
+    "CreateMultipartUpload": "PutObject",
+    "UploadPart": "PutObject",
+    "CompleteMultipartUpload": "PutObject",
+}
+# Codes of S3, by what they mean. An answer to HEAD has only the number.
+_NOT_ALLOWED = {"AccessDenied", "AllAccessDisabled", "403"}
+_BAD_CREDENTIALS = {"ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch"}
+_BUSY = {"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "TooManyRequests", "429", "503"}
+_OTHER_REGION = {"PermanentRedirect", "AuthorizationHeaderMalformed", "301"}
+
+
+class S3Backend:
+    """A bucket, or a prefix in one."""
+
+    def __init__(self, bucket: str, prefix: str) -> None:
+        try:
+            import boto3
+            from boto3.s3.transfer import TransferConfig
+            from botocore.config import Config
+        except ImportError as error:
+            raise MissingExtraError("s3://", extra="storage") from error
+        self._bucket, self._prefix = bucket, f"{prefix}/" if prefix else ""
+        config = Config(
+            retries={"mode": "standard", "total_max_attempts": MAX_ATTEMPTS},
+            connect_timeout=CONNECT_TIMEOUT_S,
+            read_timeout=READ_TIMEOUT_S,
+            user_agent_extra="drumline",
+        )
+        try:
+            self._client = boto3.Session().client("s3", config=config)
+        except Exception as error:  # a profile that does not exist, an endpoint that is no URL
+            raise self.explain(error, f"s3://{bucket}") from error
+        # Few threads: an upload leaves the processor to training.
+        self._transfer = TransferConfig(max_concurrency=2, multipart_threshold=64 << 20, multipart_chunksize=32 << 20)
+
+    def sizes(self, under: str) -> Iterator[tuple[str, int]]:
+        prefix = f"{self._prefix}{under}/" if under else self._prefix
+        for page in self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix):
+            for entry in page.get("Contents", ()):
+                yield entry["Key"].removeprefix(self._prefix), entry["Size"]
+
+    def put(self, name: str, source: Path | bytes) -> None:
+        key = self._prefix + name
+        if isinstance(source, bytes):
+            self._client.put_object(Bucket=self._bucket, Key=key, Body=source)
+        else:
+            self._client.upload_file(str(source), self._bucket, key, Config=self._transfer)
+
+    def has_checked(self, name: str, size: int) -> bool:
+        found = self._client.head_object(Bucket=self._bucket, Key=self._prefix + name, ChecksumMode="ENABLED")
+        return found["ContentLength"] == size and any(field.startswith("ChecksumCRC") for field in found)
+
+    def chunks(self, name: str) -> Iterator[bytes]:
+        with closing(self._client.get_object(Bucket=self._bucket, Key=self._prefix + name)["Body"]) as body:
+            yield from body.iter_chunks(PIECE_BYTES)
+
+    def delete(self, names: list[str]) -> None:
+        from botocore.exceptions import ClientError
+
+        for start in range(0, len(names), _DELETED_AT_ONCE):
+            objects = [{"Key": self._prefix + name} for name in names[start : start + _DELETED_AT_ONCE]]
+            answer = self._client.delete_objects(Bucket=self._bucket, Delete={"Objects": objects, "Quiet": True})
+            if refused := answer.get("Errors"):
+                raise ClientError({"Error": refused[0]}, "DeleteObject")
+
+    def delete_unfinished(self) -> None:
+        pages = self._client.get_paginator("list_multipart_uploads").paginate(Bucket=self._bucket, Prefix=self._prefix)
+        for upload in [one for page in pages for one in page.get("Uploads", ())]:
+            self._client.abort_multipart_upload(Bucket=self._bucket, Key=upload["Key"], UploadId=upload["UploadId"])
+
+    def explain(self, error: Exception, where: str) -> StoreError:
+        from boto3.exceptions import S3UploadFailedError
+        from botocore import exceptions
+
+        if isinstance(error, S3UploadFailedError) and isinstance(error.__context__, Exception):
+            error = error.__context__  # boto3 keeps only its text
+        name = type(error).__name__
+        if isinstance(error, exceptions.ClientError):
+            return self._refused(error, where)
+        if isinstance(error, exceptions.FlexibleChecksumError):
+            return corrupt(where, "its checksum differs from the one that S3 has")
+        if isinstance(error, exceptions.HTTPClientError | exceptions.ConnectionError | exceptions.IncompleteReadError):
+            reason = "timed out" if "Timeout" in name else "the connection failed or was cut"
+            what = f"{where} is unreachable: {reason} ({urlsplit(self._client.meta.endpoint_url).hostname})"
+            return StoreError(what, next_step="check the network, a proxy and AWS_ENDPOINT_URL", kind="unreachable")
+        if isinstance(error, OSError):  # of the file that was to be uploaded
+            what = f"{error.filename} could not be uploaded to {where}: {error.strerror}"
+            return StoreError(what, next_step="check the disk of this file", kind="disk")
+        if any(word in name for word in ("Credential", "Token", "SSO", "Profile")):
+            step = "run aws configure or aws sso login, or give the instance a role"
+            return StoreError(f"no usable AWS credentials for {where} ({name})", next_step=step, kind="credentials")
+        if isinstance(error, exceptions.BotoCoreError | ValueError):
+            return StoreError(f"{where}: {error}", next_step="correct the address, s3://bucket/prefix", kind="other")
+        raise error
+
+    def _refused(self, error: Any, where: str) -> StoreError:
+        answer = error.response.get("Error", {})
+        code, message = str(answer.get("Code", "")), str(answer.get("Message", ""))
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        right = f"s3:{_RIGHTS.get(error.operation_name, error.operation_name)}"
+        found: tuple[str, str, Kind]
+        if code == "NoSuchBucket":
+            step = f"correct the name, or make it: aws s3 mb s3://{self._bucket}"
+            found = (f"there is no bucket {self._bucket}", step, "missing")
+        elif code in ("NoSuchKey", "404"):
+            found = (f"there is no object {where}", "list what there is with aws s3 ls --recursive", "missing")
+        elif code in _NOT_ALLOWED:
+            found = (f"access to {where} was denied", f"give this user or role the right {right} there", "denied")
+        elif code in _BAD_CREDENTIALS:
+            step = "renew them: aws configure, or aws sso login"
+            found = (f"S3 does not accept the credentials for {where} ({code})", step, "credentials")
+        elif code in _OTHER_REGION:
+            found = (f"the bucket {self._bucket} is in another region", "set AWS_REGION to the bucket's", "other")
+        elif code in _BUSY or status >= 500:
+            what = f"{where}: S3 answered {status} ({code}) to {MAX_ATTEMPTS} attempts"
+            found = (what, "try again later", "busy")
+        else:
+            found = (f"S3 refused {right} for {where}: {message} ({code})", "correct what it names", "other")
+        return StoreError(found[0], next_step=found[1], kind=found[2])
