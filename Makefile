@@ -15,6 +15,8 @@ setup: .venv/ready ## make .venv with drumline and its tools
 .venv/ready: pyproject.toml $(LINT)/pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable $(LINT) --editable '.[dev]'
+	# A folder of its own: its schema is all that tests use, and its other dependencies contradict ours.
+	$(BIN)/pip install --quiet --no-deps --upgrade --target .venv/schemas aws-parallelcluster==3.16.1 marshmallow==3.26.2 tabulate==0.9.0
 	touch $@
 
 demo: .venv/ready ## train MiniResNet on two ranks over the bundled digits

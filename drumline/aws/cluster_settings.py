@@ -42,7 +42,7 @@ CLUSTER: FlagTable = {
     "efa": (bool, "", "Elastic Fabric Adapter [on for a type that has it]; --no-efa turns it off."),
     "ami": (str, "AMI", "The image, with apt [AWS's base Deep Learning AMI for GPUs, otherwise Ubuntu 24.04]."),
     "disk": (Count, "GIB", "The encrypted disk of each instance [150]."),
-    "install": (str, "REQUIREMENTS", "What pip installs on the nodes, pinned [this version of drumline[aws]]."),
+    "install": (str, "REQUIREMENTS", "What pip installs on the nodes, pinned [this version, if it is on an index]."),
 }
 REACH: FlagTable = {
     "key": (str, "NAME", "The EC2 key pair for ssh; launch needs one."),
@@ -76,7 +76,7 @@ class ClusterSettings:
     efa: bool | None = None
     ami: str | None = None
     disk: int = 150
-    install: str = f"drumline[aws]=={version('drumline')}"
+    install: str | None = None
     key: str | None = None
     ssh_from: str | None = None
     ssm: bool = False
@@ -88,6 +88,13 @@ class ClusterSettings:
     @property
     def stack(self) -> str:
         return f"drumline-{self.name}"
+
+    @property
+    def requirements(self) -> list[str]:
+        """What pip installs: by default the version that runs here, with its linter, which is a distribution too."""
+        if self.install is not None:
+            return self.install.split()
+        return [f"drumline[aws]=={version('drumline')}", f"drumline-lint=={version('drumline-lint')}"]
 
     @property
     def market(self) -> Literal["spot", "on-demand"]:
@@ -137,11 +144,13 @@ def _from_file(path: Path, problems: list[str]) -> dict[str, Any]:
 def _wrong_settings(settings: ClusterSettings) -> Iterator[str]:
     if not NAME.fullmatch(settings.name):
         yield f"--name: {settings.name!r} is not at most 30 lowercase letters, digits and dashes, a letter first"
-    words = settings.install.split()
+    words = settings.requirements
     if not words or not all(map(REQUIREMENT.fullmatch, words)):
         yield f"--install: {settings.install!r} is not a list of requirements of pip without markers and quotes"
     elif unpinned := [word for word in words if not PINNED.search(word)]:
         yield f"--install: {unpinned[0]!r} is not pinned; write NAME==VERSION, a wheel, or git+URL@ with a whole commit"
+    elif local := [word for word in words if word.endswith(".whl") and "://" not in word]:
+        yield f"--install: {local[0]!r} is a file of this machine; give the URL at which the nodes find it"
     if settings.ssh_from not in (None, ME):
         yield from _wrong_network(settings.ssh_from or "")
     if settings.ssm and settings.ssh_from:

@@ -1,5 +1,5 @@
 """`drumline launch --slurm` writes a batch file and submits it, `--srun` is one node of such a job, and `--kubernetes`
-writes a manifest."""
+and `--print skypilot|parallelcluster` write a file."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from drumline.cli.cloud_file import cloud_file_text
 from drumline.cli.launch_flags import OF_SBATCH
 from drumline.cli.launch_request import LaunchRequest, is_script
 from drumline.errors import ExitCode, PreflightError, UsageError
@@ -49,8 +50,7 @@ def submit_to_slurm(request: LaunchRequest) -> int:
     request.program()
     least_nodes(given.get("nnodes"), given.get("nodes", 1), known_from="--nodes")
     name = given.get("job-name") or request.name
-    passed_on = [f"--{name}={given[name]}" for name in _PASSED_ON if name in given]
-    command = [sys.executable, "-m", "drumline", "launch", "--srun", *passed_on, "--"]
+    command = [sys.executable, "-m", "drumline", "launch", "--srun", *_passed_on(request), "--"]
     job = BatchJob(
         name=name,
         command=[*command, request.target, *request.arguments],
@@ -74,6 +74,10 @@ def submit_to_slurm(request: LaunchRequest) -> int:
     log = job.log.replace("%j", number)
     print_message(*(line.format(path=path, job=number, log=log) for line in _SUBMITTED.splitlines()))
     return ExitCode.SUCCESS
+
+
+def _passed_on(request: LaunchRequest) -> list[str]:
+    return [f"--{name}={request.given[name]}" for name in _PASSED_ON if name in request.given]
 
 
 def run_as_node(request: LaunchRequest) -> int:
@@ -109,18 +113,30 @@ def write_manifest(request: LaunchRequest) -> int:
         min_nodes=least,
     )
     text = manifest_text(manifest, given.get("api", "v2"))
-    if out := given.get("out"):
-        try:
-            Path(out).write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"{out} cannot be written: {error.strerror}", next_step="check --out") from error
-    if given.get("apply"):
-        return _apply(text)
-    if out:
-        print_message(f"wrote {out}; apply it with: kubectl apply -f {shlex.quote(out)}")
-    else:
-        show(text, end="", is_data=True)
+    out = given.get("out")
+    if out or not given.get("apply"):
+        _write(text, out, "" if given.get("apply") else f"apply it with: kubectl apply -f {shlex.quote(out or '')}")
+    return _apply(text) if given.get("apply") else ExitCode.SUCCESS
+
+
+def write_cloud_file(request: LaunchRequest) -> int:
+    """A file for SkyPilot or AWS ParallelCluster: to the screen, or to a file."""
+    _write(
+        cloud_file_text(request, _passed_on(request)), request.given.get("out"), "its first lines show how to start it"
+    )
     return ExitCode.SUCCESS
+
+
+def _write(text: str, out: str | None, next_step: str) -> None:
+    if out is None:
+        show(text, end="", is_data=True)
+        return
+    try:
+        Path(out).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{out} cannot be written: {error.strerror}", next_step="check --out") from error
+    if next_step:
+        print_message(f"wrote {out}; {next_step}")
 
 
 def _apply(text: str) -> int:

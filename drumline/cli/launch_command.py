@@ -1,6 +1,6 @@
 """`drumline launch [where] TASK|SCRIPT.py [args]`: starts a job's ranks here or on other hosts, or shows how to.
 
-Slurm and Kubernetes are in launch_cluster.py.
+Slurm, Kubernetes and the files of other launchers are in launch_cluster.py.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from drumline.cli.launch_cluster import run_as_node, submit_to_slurm, write_manifest
+from drumline.cli.launch_cluster import run_as_node, submit_to_slurm, write_cloud_file, write_manifest
 from drumline.cli.launch_flags import GROUPS, OWN_FLAGS, wrong_flags, wrong_target
 from drumline.cli.launch_request import LaunchRequest, launch_folder
 from drumline.config import FlagTable, read_flags
-from drumline.config.fields import SWITCHES
+from drumline.config.fields import is_switch
 from drumline.config.help import render_flags
 from drumline.engine.run_folder import run_name
 from drumline.errors import ConfigError, ExitCode, UsageError
@@ -47,6 +47,7 @@ after it.
   drumline launch --slurm --nodes 2 --time 8:00:00 digits
   drumline launch --kubernetes --nodes 2 --image me/train:1 digits
   drumline launch --print --hosts a,b digits          only show the commands
+  drumline launch --print skypilot --accelerators L4:4 digits
 
 Test the hosts first: drumline doctor --hosts a,b
 """
@@ -69,6 +70,8 @@ def run(argv: Sequence[str]) -> int:
         raise ConfigError(problems, next_step="`drumline launch --help` lists all flags")
     assert target is not None
     request = LaunchRequest(flags.own, target, arguments)
+    if isinstance(flags.own.get("print"), str):
+        return write_cloud_file(request)
     if flags.own.get("kubernetes"):
         return write_manifest(request)
     if flags.own.get("slurm"):
@@ -95,9 +98,8 @@ def split_command(argv: Sequence[str], table: FlagTable = OWN_FLAGS) -> tuple[li
     while position < len(argv) and argv[position].startswith("-") and argv[position] != "--":
         flag, equals, _ = argv[position].partition("=")
         following = argv[position + 1] if position + 1 < len(argv) else "-"
-        name = flag.removeprefix("--").removeprefix("no-")
-        is_switch = table.get(name, (str,))[0] is bool or flag in ("-h", "--help")
-        takes_next = following.lower() in SWITCHES if is_switch else not following.startswith("-")
+        kind = bool if flag == "-h" else table.get(flag.removeprefix("--").removeprefix("no-"), (str,))[0]
+        takes_next = is_switch(kind, following) if is_switch(kind) else not following.startswith("-")
         position += 2 if takes_next and not equals else 1
     own = list(argv[:position])
     rest = list(argv[position + 1 :] if argv[position : position + 1] == ["--"] else argv[position:])

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from drumline.cli.cloud_file import OF_FILES, Format, wrong_for_file
 from drumline.cli.launch_request import is_script
 from drumline.config import Flags, FlagTable
 from drumline.config.flags import REPEATED
@@ -36,7 +37,12 @@ ANYWHERE: FlagTable = {
         f"{SCRIPT_RESTARTS} for a script, which may start over each time].",
     ),
     "grace": (NotNegative, "SECONDS", f"How long ranks may take to exit after a SIGTERM [{DEFAULT_GRACE_S:g}]."),
-    "print": (bool, "", "Show the torchrun line of each node, or the batch file, and start nothing."),
+    "print": (
+        bool | Format,
+        "[skypilot | parallelcluster]",
+        "Start nothing: show the torchrun line of each node, or the batch file; or write a file for SkyPilot or AWS "
+        "ParallelCluster.",
+    ),
     "help": (bool, "", "Show this text."),
 }
 OF_WATCH: FlagTable = {
@@ -134,9 +140,9 @@ OF_KUBERNETES: FlagTable = {
     "apply": (bool, "", "Pass the manifest to `kubectl apply`, in kubectl's own context."),
 }
 OF_CLUSTERS: FlagTable = {
-    "nodes": (Count, "N", "Nodes of a Slurm job, pods, or with --node-rank the nodes of the job [1]."),
+    "nodes": (Count, "N", "Nodes of a Slurm job, pods, or with --node-rank the nodes of the job [1; in the cloud 2]."),
     "gpus": (CountOrZero, "N", "GPUs of each [Slurm: the partition's default; pods: one per rank, 0 for none]."),
-    "out": (str, "FILE", "Where to write the manifest [the screen] or the batch file [NAME.sbatch]."),
+    "out": (str, "FILE", "Where to write the manifest or file [the screen], or the batch file [NAME.sbatch]."),
 }
 # As the help shows them.
 GROUPS: Mapping[str, FlagTable] = {
@@ -148,7 +154,8 @@ GROUPS: Mapping[str, FlagTable] = {
     "several nodes  How many are needed, and how long they wait for each other.": OF_NODES,
     "Slurm  A batch job, which resumes after preemption and time limits.": OF_SLURM,
     "Kubernetes  A manifest.": OF_KUBERNETES,
-    "Slurm and Kubernetes": OF_CLUSTERS,
+    "cloud  A file for --print skypilot or --print parallelcluster; `drumline aws` makes a cluster itself.": OF_FILES,
+    "Slurm, Kubernetes and cloud": OF_CLUSTERS,
 }
 OWN_FLAGS: FlagTable = {name: flag for table in GROUPS.values() for name, flag in table.items()}
 WHERE = ("env-file", "node-rank", "hosts", "hostfile", "kubernetes", "slurm", "srun")
@@ -159,24 +166,29 @@ def wrong_flags(flags: Flags) -> Iterator[str]:
     yield from flags.layer.problems
     given = flags.own
     where = {name for name in WHERE if name in given and given[name] is not False}
+    is_file = isinstance(given.get("print"), str)
 
     def misplaced(names: Iterable[str], reason: str) -> Iterator[str]:
         return (f"--{name}: {reason}" for name in names if name in given and name not in WHERE)
 
-    if len(where) > 1:
-        named = " and ".join(f"--{name}" for name in WHERE if name in where)
-        yield f"{named} exclude each other: each says where the job runs"
+    if len(where) + is_file > 1:
+        named = [f"--{name}" for name in WHERE if name in where] + [f"--print {given['print']}"] * is_file
+        yield f"{' and '.join(named)} exclude each other: each says where the job runs"
     if "env-file" in where:
         yield from misplaced(["procs"], "NUMBER_OF_GPUS in the --env-file is the number of ranks of this node")
     if "kubernetes" in where:
         yield from _wrong_for_kubernetes(given)
     else:
-        yield from misplaced(OF_KUBERNETES, "needs --kubernetes")
+        yield from misplaced([name for name in OF_KUBERNETES if name != "name" or not is_file], "needs --kubernetes")
+    if is_file:
+        yield from wrong_for_file(given)
+    else:
+        yield from misplaced(OF_FILES, "needs --print skypilot or --print parallelcluster")
     if "slurm" in where:
         yield from _wrong_for_slurm(given)
     else:
         yield from misplaced(OF_SLURM, "needs --slurm")
-    if not where & {"slurm", "kubernetes"}:
+    if not where & {"slurm", "kubernetes"} and not is_file:
         others = [name for name in OF_CLUSTERS if name != "nodes" or "node-rank" not in where]
         yield from misplaced(others, "needs --kubernetes or --slurm")
     if "node-rank" in where:
@@ -185,7 +197,7 @@ def wrong_flags(flags: Flags) -> Iterator[str]:
         yield from misplaced(BY_HAND, "needs --node-rank")
     if "srun" in where and given.get("print"):
         yield "--print: cannot be combined with --srun, which srun runs"
-    if not where:
+    if not where and not is_file:
         yield from misplaced(OF_NODES, "is for a job on several nodes")
     elif "nnodes" in given and (wrong := wrong_counts(given["nnodes"])):
         yield wrong
@@ -254,7 +266,7 @@ def _wrong_watch(given: Mapping[str, Any], target: str) -> Iterator[str]:
         yield from (f"--{name}: needs --watch" for name in named if name != "watch")
     elif given.get("kubernetes"):
         yield "--watch: is not for --kubernetes"
-    elif given.get("print") and not given.get("slurm"):
+    elif given.get("print") is True and not given.get("slurm"):
         yield "--print: shows torchrun alone, which does not watch a script; leave --watch out"
 
 

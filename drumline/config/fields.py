@@ -151,7 +151,7 @@ def from_value(annotation: Any, value: Any) -> Any:
         is_none = value is None or (isinstance(value, str) and value.lower() == "none")
         return None if is_none else from_value(_inner(annotation), value)
     if kind in UNIONS:
-        return _scalar(value)
+        return _switch_or_choice(choices, value) if (choices := _choices_beside_switch(annotation)) else _scalar(value)
     if kind is Literal:
         return _choice(arguments, value)
     if kind is tuple:
@@ -201,6 +201,8 @@ def is_switch(annotation: Any, text: str | None = None) -> bool:
     """Whether a flag of this type needs no value: without one it is true. `text`: whether this may be its value."""
     if annotation is bool:
         return text is None or text.lower() in SWITCHES
+    if choices := _choices_beside_switch(annotation):
+        return text is None or text.lower() in SWITCHES or text in choices
     if get_origin(annotation) is not Annotated or not isinstance(get_args(annotation)[1], OrEvery):
         return False
     with contextlib.suppress(Mismatch):
@@ -210,6 +212,12 @@ def is_switch(annotation: Any, text: str | None = None) -> bool:
 
 def is_optional(annotation: Any) -> bool:
     return get_origin(annotation) in UNIONS and NoneType in get_args(annotation)
+
+
+def _choices_beside_switch(annotation: Any) -> tuple[str, ...]:
+    """The words of `bool | Literal[...]`; empty for any other type."""
+    kinds = get_args(annotation) if get_origin(annotation) in UNIONS else ()
+    return next((get_args(kind) for kind in kinds if get_origin(kind) is Literal and bool in kinds), ())
 
 
 def _inner(annotation: Any) -> Any:
@@ -271,6 +279,11 @@ def _choice(choices: tuple[str, ...], value: Any) -> Any:
     near = _closest(str(value).lower(), choices, cutoff=0.6)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise Mismatch(f"{show_value(value)} is not one of {', '.join(choices)}{hint}")
+
+
+def _switch_or_choice(choices: tuple[str, ...], value: Any) -> Any:
+    text = str(value).lower()
+    return SWITCHES[text] if text in SWITCHES else _choice(choices, value)
 
 
 def _items(arguments: tuple[Any, ...], value: Any) -> tuple[Any, ...]:

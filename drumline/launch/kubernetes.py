@@ -22,6 +22,8 @@ RUNS = "/runs"
 # A Service's name has the strictest rules: it becomes a DNS label, and a pod's name has `-NUMBER` after it.
 NAME = re.compile(r"[a-z]([a-z0-9-]{0,48}[a-z0-9])?")
 RUNTIME = "torch-distributed"
+# What a block of YAML can hold as it is.
+SCRIPT = re.compile(r"[!-~]([ -~]*\n)*[ -~]*[!-~]\n")
 PLAIN_KEY = re.compile(r"[A-Za-z][A-Za-z0-9./_-]*")
 POD_ADDRESS = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
 # The kubelet sets it for pods of an indexed Job.
@@ -223,8 +225,9 @@ def _literal(word: str) -> str:
 
 
 def to_yaml(documents: Sequence[Mapping[str, Any]], *, comments: Sequence[str] = ()) -> str:
-    """The documents below the comments: mappings and lists in blocks, strings in JSON's quotes, which YAML reads."""
-    head = "".join(f"# {line}\n" for line in comments)
+    """The documents below the comments: mappings, lists and scripts in blocks, other strings in JSON's quotes, which
+    YAML reads."""
+    head = "".join(f"# {line}\n" for comment in comments for line in comment.splitlines())
     return head + "---\n".join("".join(f"{line}\n" for line in _lines(document)) for document in documents)
 
 
@@ -235,6 +238,9 @@ def _lines(value: Mapping[str, Any] | Sequence[Any]) -> Iterator[str]:
             if isinstance(item, Mapping | list) and item:
                 yield f"{name}:"
                 yield from (f"  {line}" for line in _lines(item))
+            elif isinstance(item, str) and SCRIPT.fullmatch(item):
+                yield f"{name}: |"
+                yield from (f"  {line}" for line in item.split("\n")[:-1])
             else:
                 yield f"{name}: {json.dumps(item)}"
     else:

@@ -1,0 +1,67 @@
+"""`drumline launch --print skypilot|parallelcluster`: its flags, what they exclude, and the file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+from drumline.aws.cloud_files import SHARED, CloudFile, missing_for_parallelcluster, parallelcluster_text, skypilot_text
+from drumline.aws.cluster_plan import own_network
+from drumline.aws.cluster_settings import ME, SETTINGS, settings_from
+from drumline.cli.launch_request import LaunchRequest
+from drumline.config import FlagTable
+from drumline.errors import ConfigError
+from drumline.launch.hosts import least_nodes
+
+Format = Literal["skypilot", "parallelcluster"]
+ACCELERATORS = re.compile(r"[A-Za-z][A-Za-z0-9-]*(:[1-9][0-9]*)?")
+_OF_BOTH = ("config", "region", "type", "spot", "max-price", "ami", "disk", "install", "idle-minutes")
+# SkyPilot has its own key, network and volumes; ParallelCluster takes the zone of the subnet.
+_ONLY: Mapping[str, tuple[str, ...]] = {
+    "skypilot": ("accelerators", "zone"),
+    "parallelcluster": ("key", "ssh-from", "subnet", "volume", "efa", "placement-group", "gpus"),
+}
+OF_FILES: FlagTable = {
+    "accelerators": (str, "NAME:N", "SkyPilot: the GPUs of each node, on any cloud, such as A100:8; or give --type."),
+    **{name: SETTINGS[name] for names in (_OF_BOTH, *_ONLY.values()) for name in names if name in SETTINGS},
+}
+
+
+def wrong_for_file(given: Mapping[str, Any]) -> Iterator[str]:
+    """Every mistake in the flags that can be found without the [aws] of a file."""
+    for other, names in _ONLY.items():
+        if other != given["print"]:
+            yield from (f"--{name}: is not for --print {given['print']}" for name in names if name in given)
+    if given["print"] == "skypilot":
+        wanted = given.get("accelerators")
+        if wanted and not ACCELERATORS.fullmatch(wanted):
+            yield f"--accelerators: {wanted!r} is not NAME or NAME:N, such as A100:8"
+        if wanted and "type" in given:
+            yield "--accelerators and --type exclude each other: each says which GPUs a node has"
+
+
+def cloud_file_text(request: LaunchRequest, flags: Sequence[str]) -> str:
+    """`flags`: those that the launcher of each node gets as they are."""
+    given, problems = request.given, list[str]()
+    settings = settings_from(given, problems)
+    is_sky = given["print"] == "skypilot"
+    if is_sky and not (settings.type or "accelerators" in given):
+        problems.append("--print skypilot needs --accelerators or --type")
+    problems += [] if is_sky else missing_for_parallelcluster(settings)
+    if problems:
+        raise ConfigError(problems, next_step="`drumline launch --help` lists all flags")
+    least_nodes(given.get("nnodes"), settings.nodes, known_from="--nodes")
+    if settings.ssh_from == ME and not is_sky:
+        settings = replace(settings, ssh_from=own_network())
+    program = request.program(("--run", None if is_sky else f"{SHARED}/runs/{request.name}"))
+    gpus = ["--gpus", str(given["gpus"])] if "gpus" in given else []
+    file = CloudFile(
+        name=given.get("name") or request.name,
+        settings=settings,
+        flags=[*flags, *gpus],
+        words=program.words[1:] if program.is_task else program.words,
+        accelerators=given.get("accelerators"),
+    )
+    return skypilot_text(file) if is_sky else parallelcluster_text(file)
