@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+import subprocess
+import sys
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -82,6 +85,7 @@ def make_plan(account: Account, settings: ClusterSettings) -> ClusterPlan:
         raise UsageError(what, next_step="give a --subnet of that zone, or leave --zone out")
     # The nodes of a cluster that is up are part of what is in use.
     quota = "the cluster exists" if stack else check_quota(account, hardware, settings.nodes, settings.market)
+    install = () if stack else (check_install(settings.requirements),)
     price = market.get(zone) if settings.spot else prices.listed_price(account, "instance", instanceType=settings.type)
     _check_ceiling(settings, price)
     image, root = find_image(account, settings.ami, hardware)
@@ -94,8 +98,28 @@ def make_plan(account: Account, settings: ClusterSettings) -> ClusterPlan:
         parameters=parameters,
         costs=tuple(_costs(account, settings, parameters, price)),
         volume_price=prices.listed_price(account, "volume"),
-        notes=(quota, f"{zone} offers the type; whether it has capacity, AWS reveals only at `up`, which stops if not"),
+        notes=(
+            *(quota, f"{zone} offers the type; whether it has capacity, AWS reveals only at `up`, which stops if not"),
+            *install,
+        ),
     )
+
+
+def check_install(requirements: Sequence[str]) -> str:
+    """By this machine's pip, before nodes cost money: this version may be on no index."""
+    wanted = " ".join(requirements)
+    if importlib.util.find_spec("pip") is None:
+        return f"whether pip can install {wanted} is not known: there is no pip here"
+    flags = ["--dry-run", "--no-deps", "--ignore-installed", "--no-input", "--quiet", "--disable-pip-version-check"]
+    command = [sys.executable, "-m", "pip", "install", *flags, *requirements]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
+    if done.returncode:
+        reason = [line.removeprefix("ERROR: ") for line in done.stderr.splitlines() if line.startswith("ERROR: ")]
+        raise UsageError(
+            f"pip cannot install {wanted}: {reason[-1] if reason else f'exit code {done.returncode}'}",
+            next_step="give --install a version of an index, the URL of a wheel, or git+URL@COMMIT (docs/aws.md)",
+        )
+    return f"pip finds {wanted} from here"
 
 
 def _parameters(
@@ -124,7 +148,7 @@ def _parameters(
         "NatGateway": _flag(not is_single and not subnet),
         "EndsAt": ends.strftime("%Y-%m-%dT%H:%M:%SZ"),
         "IdleMinutes": str(settings.idle_minutes),
-        "Requirements": settings.install,
+        "Requirements": " ".join(settings.requirements),
         **_volume_parameters(account, settings, subnet.get("AvailabilityZone")),
     }
 

@@ -1,7 +1,7 @@
 """`drumline aws launch`: doctor over all pairs of a cluster's nodes, then `drumline launch` on their private addresses.
 
 When AWS replaced a node that was lost or taken back, the run is launched again on the nodes that are there then, and
-resumes from its newest checkpoint on the shared volume.
+resumes from its newest checkpoint on the shared volume. A node that AWS has not missed yet is reported to it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from drumline.text import join_names, plural
 PYTHON, PREPARE = "/opt/drumline/bin/python", "/opt/drumline/prepare"
 SHARED = PurePosixPath("/mnt/shared")
 NOTICE = "http://169.254.169.254/latest/meta-data/spot/instance-action"
-# How long nodes may take to start and install, and a node that AWS has taken back to disappear.
+# How long nodes may take to start and install, and a node that AWS takes back, or is asked to replace, to disappear.
 READY_S, REPLACED_S, POLL_S = 1800.0, 180.0, 10.0
 OF_CLUSTER = ("hosts", "hostfile", "spare", "ssh", "python")
 OWN: FlagTable = {
@@ -136,7 +136,7 @@ class _CloudJob:
                 code = launch_command.run([*self._hosts(), *words])
             except DrumlineError as error:
                 failure, code = error, error.exit_code
-            if code in (ExitCode.SUCCESS, ExitCode.USAGE) or not self._was_replaced(code):
+            if code in (ExitCode.SUCCESS, ExitCode.USAGE, ExitCode.INTERRUPTED) or not self._was_replaced(code):
                 if failure is not None:
                     raise failure
                 return code
@@ -152,15 +152,30 @@ class _CloudJob:
 
     def _was_replaced(self, code: int) -> bool:
         """Whether a node is no longer there. After a spot notice it is, for two more minutes."""
-        deadline = time.monotonic() + (REPLACED_S if self.is_spot and code == ExitCode.PREEMPTED else 0)
-        while True:
-            left = {node.id for node in nodes_of(self._account, self._settings.name)}
-            if gone := [node.address for node in self._nodes if node.id not in left]:
-                print_message(f"AWS took back {join_names(gone)}; waiting for its replacement, then the run resumes")
-                return True
-            if time.monotonic() >= deadline:
+        has_notice = self.is_spot and code == ExitCode.PREEMPTED
+        deadline = time.monotonic() + REPLACED_S
+        while not (gone := self._ended()):
+            if time.monotonic() >= deadline or not (has_notice or self._report_lost()):
                 return False
+            has_notice = True
             time.sleep(POLL_S)
+        print_message(f"AWS took back {join_names(gone)}; waiting for its replacement, then the run resumes")
+        return True
+
+    def _ended(self) -> list[str]:
+        left = {node.id for node in nodes_of(self._account, self._settings.name)}
+        return [node.address for node in self._nodes if node.id not in left]
+
+    def _report_lost(self) -> bool:
+        """Have AWS replace nodes that do not answer, which it notices late. If none answers, the fault may be here."""
+        lost, _ = self._prepare(self._nodes)
+        if len(lost) == len(self._nodes):
+            return False
+        for node in lost:
+            print_message(f"{node.address} ({node.id}) does not answer: asking AWS to replace it")
+            given = {"InstanceId": node.id, "HealthStatus": "Unhealthy", "ShouldRespectGracePeriod": False}
+            self._account.call("autoscaling", "set_instance_health", **given)
+        return bool(lost)
 
     def _ready_nodes(self) -> list[CloudNode]:
         """All nodes of the cluster, once each has this folder and everything installed."""

@@ -41,6 +41,11 @@ class Cluster:
         monkeypatch.setattr(aws_launch.doctor_command, "run", self.doctor)
         monkeypatch.setattr(aws_launch.launch_command, "run", self.launch)
 
+    def is_lost(self, address: str, *, after: int) -> None:
+        """From the connection on that follows these."""
+        gone = f'case "$*" in *"-- {address} "*) [ $(grep -c . {self.log}) -le {after} ] || exit 255;; esac'
+        (self.log.parent / "ssh").write_text(f'#!/bin/sh\necho "$@" >> {self.log}\n{gone}\n')
+
     def has(self, *instances: dict[str, Any]) -> None:
         self.stub("ec2", "describe_instances", {"Reservations": [{"Instances": list(instances)}]})
 
@@ -113,6 +118,34 @@ def test_a_replaced_node_joins_and_the_run_resumes(cluster: Cluster, capsys: pyt
     assert [after(words, "--hosts") for words in cluster.calls] == ["10.0.0.1,10.0.0.2", "10.0.0.1,10.0.0.3"]
     assert ["--fresh" in words for words in cluster.calls] == [True, False]
     assert "AWS took back 10.0.0.2; waiting for its replacement, then the run resumes" in capsys.readouterr().err
+
+
+def test_a_node_that_does_not_answer_is_reported_to_aws(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster.made()
+    for _ in range(2):
+        cluster.has(instance(1), instance(2))
+    cluster.codes = [TrainingError("the connection to 10.0.0.2 was lost"), 0]
+    cluster.is_lost("10.0.0.2", after=2)
+    lost = {"InstanceId": "i-2", "HealthStatus": "Unhealthy", "ShouldRespectGracePeriod": False}
+    cluster.stub("autoscaling", "set_instance_health", {}, **lost)
+    cluster.has(instance(1))
+    cluster.has(instance(1), instance(3))
+    assert aws_launch.launch(["--no-doctor", "digits"]) == 0
+    assert [after(words, "--hosts") for words in cluster.calls] == ["10.0.0.1,10.0.0.2", "10.0.0.1,10.0.0.3"]
+    shown = capsys.readouterr().err
+    assert "10.0.0.2 (i-2) does not answer: asking AWS to replace it\n" in shown
+    assert "AWS took back 10.0.0.2; waiting for its replacement, then the run resumes\n" in shown
+
+
+def test_where_no_node_answers_none_is_replaced(cluster: Cluster) -> None:
+    """The fault may be this machine's own network."""
+    cluster.made(NodeCount="1")
+    for _ in range(2):
+        cluster.has(instance(1))
+    cluster.codes = [TrainingError("the connection to 10.0.0.1 was lost")]
+    cluster.is_lost("10.0.0.1", after=1)
+    with pytest.raises(TrainingError, match=r"the connection to 10.0.0.1 was lost"):
+        aws_launch.launch(["--no-doctor", "digits"])
 
 
 def test_a_failure_on_the_same_nodes_is_reported_once(cluster: Cluster) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Callable
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ pytest.importorskip("boto3", reason="pip install 'drumline[dev]' brings it")
 
 from drumline.aws import cluster_plan
 from drumline.aws.account import Account, AwsError, connect
-from drumline.aws.cluster_plan import make_plan, own_network
+from drumline.aws.cluster_plan import check_install, make_plan, own_network
 from drumline.aws.cluster_settings import ClusterSettings, settings_from
 from drumline.aws.offers import Hardware, check_quota, choose_zone, find_hardware, find_image, zones_with
 from drumline.aws.prices import listed_price, spot_prices
@@ -243,6 +245,40 @@ def test_the_own_address(monkeypatch: pytest.MonkeyPatch) -> None:
     assert error.value.next_step == "give it: --ssh-from ADDRESS/32"
 
 
+def wheel(folder: Path, name: str, version: str) -> Path:
+    """The least that pip takes."""
+    path, info = folder / f"{name}-{version}-py3-none-any.whl", f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        file.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        file.writestr(f"{info}/RECORD", "")
+    return path
+
+
+def test_what_pip_cannot_install_is_refused_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path), "PIP_CONFIG_FILE": "/dev/null"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError) as error:
+        check_install(["drumline-x[aws]==0.1.0"])
+    assert message(error) == (
+        "pip cannot install drumline-x[aws]==0.1.0: No matching distribution found for drumline-x[aws]==0.1.0",
+        "give --install a version of an index, the URL of a wheel, or git+URL@COMMIT (docs/aws.md)",
+    )
+    found = wheel(tmp_path, "drumline_x", "0.1.0").as_uri()
+    assert check_install([found]) == f"pip finds {found} from here"
+    monkeypatch.setattr(cluster_plan.importlib.util, "find_spec", lambda _: None)
+    assert check_install(["x==1"]) == "whether pip can install x==1 is not known: there is no pip here"
+
+
+def test_by_default_the_nodes_get_the_version_that_runs_here() -> None:
+    assert ClusterSettings().requirements == [
+        f"drumline[aws]=={version('drumline')}",
+        f"drumline-lint=={version('drumline-lint')}",
+    ]
+
+
 # Settings
 
 
@@ -273,6 +309,11 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
         (
             {"install": "drumline==1';reboot'"},
             "--install: \"drumline==1';reboot'\" is not a list of requirements of pip without markers and quotes",
+        ),
+        (
+            {"install": "dist/drumline-0.1.0-py3-none-any.whl"},
+            "--install: 'dist/drumline-0.1.0-py3-none-any.whl' is a file of this machine; give the URL at which the "
+            "nodes find it",
         ),
         (
             {"ssh-from": "0.0.0.0/0"},
