@@ -172,7 +172,8 @@ def wrong_flags(flags: Flags) -> Iterator[str]:
         return (f"--{name}: {reason}" for name in names if name in given and name not in WHERE)
 
     if len(where) + is_file > 1:
-        named = [f"--{name}" for name in WHERE if name in where] + [f"--print {given['print']}"] * is_file
+        named = [f"--{name}" for name in WHERE if name in where]
+        named += [f"--print {given['print']}"] if is_file else []
         yield f"{' and '.join(named)} exclude each other: each says where the job runs"
     if "env-file" in where:
         yield from misplaced(["procs"], "NUMBER_OF_GPUS in the --env-file is the number of ranks of this node")
