@@ -114,9 +114,9 @@ def check_install(requirements: Sequence[str]) -> str:
     command = [sys.executable, "-m", "pip", "install", *flags, *requirements]
     done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
     if done.returncode:
-        reason = [line.removeprefix("ERROR: ") for line in done.stderr.splitlines() if line.startswith("ERROR: ")]
+        reason = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
         raise UsageError(
-            f"pip cannot install {wanted}: {reason[-1] if reason else f'exit code {done.returncode}'}",
+            f"pip cannot install {wanted}: {reason[0]}",
             next_step="give --install a version of an index, the URL of a wheel, or git+URL@COMMIT (docs/aws.md)",
         )
     return f"pip finds {wanted} from here"

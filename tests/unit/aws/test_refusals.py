@@ -263,7 +263,7 @@ def test_what_pip_cannot_install_is_refused_before_anything_is_made(
     with pytest.raises(UsageError) as error:
         check_install(["drumline-x[aws]==0.1.0"])
     assert message(error) == (
-        "pip cannot install drumline-x[aws]==0.1.0: No matching distribution found for drumline-x[aws]==0.1.0",
+        "pip cannot install drumline-x[aws]==0.1.0: ERROR: No matching distribution found for drumline-x[aws]==0.1.0",
         "give --install a version of an index, the URL of a wheel, or git+URL@COMMIT (docs/aws.md)",
     )
     found = wheel(tmp_path, "drumline_x", "0.1.0").as_uri()
