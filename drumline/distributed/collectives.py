@@ -57,16 +57,17 @@ def gather_on_main(content: Tensor, sizes: Sequence[int], *, device: torch.devic
     travel in pieces, so that a device holds little of them at once."""
     if _is_alone():
         return [content]
-    is_main, longest = dist.get_rank() == 0, max(sizes)
+    is_main, nothing = dist.get_rank() == 0, [0] * len(sizes)
+    device = torch.device("cpu") if dist.get_backend() == "gloo" else device  # gloo has no all-to-all between GPUs
     received = [torch.empty(size, dtype=torch.uint8) for size in sizes] if is_main else []
-    for start in range(0, longest, PIECE_BYTES):
-        end = min(start + PIECE_BYTES, longest)
-        piece = torch.zeros(end - start, dtype=torch.uint8, device=device)
-        piece[: len(content[start:end])] = content[start:end]
-        pieces = [torch.empty_like(piece) for _ in sizes] if is_main else None
-        dist.gather(piece, pieces, dst=0)
-        for whole, part in zip(received, pieces or (), strict=True):
-            whole[start:end] = part[: len(whole[start:end])]
+    for start in range(0, max(sizes), PIECE_BYTES):
+        lengths = [max(0, min(size - start, PIECE_BYTES)) for size in sizes] if is_main else nothing
+        mine = content[start : start + PIECE_BYTES].to(device)
+        pieces = mine.new_empty(sum(lengths))
+        # Each rank sends as many bytes as it has, to rank 0 only; a gather would send as many as the longest.
+        dist.all_to_all_single(pieces, mine, lengths, [len(mine), *nothing[1:]])
+        for whole, piece in zip(received, torch.split(pieces, lengths), strict=False):
+            whole[start : start + PIECE_BYTES] = piece
     return received
 
 

@@ -57,6 +57,32 @@ def test_ranks_talk_without_pickle(world_size: int) -> None:
         assert timeout == timedelta(seconds=20), "training runs under its own timeout"
 
 
+def gather_unequal() -> tuple[list[list[int]], int]:
+    """What rank 0 gathers from ranks with 5, 0 and 12 bytes, in pieces of 4; and how many bytes this rank has sent."""
+    topology = join()
+    collectives.PIECE_BYTES = 4
+    sent = 0
+    send = dist.all_to_all_single
+
+    def counted(output: torch.Tensor, input: torch.Tensor, *splits: list[int]) -> object:
+        nonlocal sent
+        sent += input.nbytes
+        return send(output, input, *splits)
+
+    dist.all_to_all_single = counted
+    sizes = [5, 0, 12]
+    content = torch.arange(sizes[topology.rank], dtype=torch.uint8) + 100 * topology.rank
+    gathered = collectives.gather_on_main(content, sizes, device=CPU)
+    group.leave_group()
+    return [one.tolist() for one in gathered], sent
+
+
+def test_a_rank_sends_rank_0_what_it_has_and_no_padding() -> None:
+    (gathered, first), (nothing, second), (_, third) = run_ranks(3, gather_unequal)
+    assert gathered == [list(range(5)), [], [200 + one for one in range(12)]]
+    assert (nothing, [first, second, third]) == ([], [5, 0, 12])
+
+
 def test_with_no_group_collectives_act_on_one_rank() -> None:
     assert collectives.gather_json(5, device=CPU) == [5]
     assert collectives.broadcast_json("x", device=CPU) == "x"
