@@ -61,7 +61,8 @@ class DeltaSum:
         self._length = length
         self._work: Any = None
         self._is_second_half = False
-        self._sent = self._received = like.new_empty(0)
+        self._nothing = like.new_empty(0)
+        self._sent = self._received = self._nothing
         self._result: Tensor | None = None
 
     def start(self, values: Tensor) -> None:
@@ -92,7 +93,7 @@ class DeltaSum:
             self._work.wait()
             rows = decode(self._received.to(self._device), self._wire, self._dtype)
             self._result = rows.flatten()[: self._size].clone()
-            self._work = None
+            self._work, self._sent, self._received = None, self._nothing, self._nothing
         return self._result
 
     def take(self) -> Tensor:

@@ -12,14 +12,16 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
-from drumline.config.schema import Config, DistConfig
+from drumline.config.schema import Config, DistConfig, sync_interval
 from drumline.data.dataset import is_stream
 from drumline.data.delivery import NUM_AHEAD
 from drumline.data.loader import IndexedLoader
 from drumline.data.sharding import Cursor, Sharding, plan_step
 from drumline.data.stream_loader import StreamLoader
 from drumline.data.workers import LoadingOptions
+from drumline.distributed.outer_sync import split_evenly
 from drumline.engine.job import choose_batch
 from drumline.engine.memory_trace import FakeJob, MemoryMoment, StepMemory, TracedParameter, rounded
 from drumline.errors import UsageError
@@ -40,6 +42,10 @@ OUTSIDE = GIB
 GATHERED = {"forward": 2, "backward": 3}
 # The same where parameters stay whole: only messages.
 MESSAGES = {"forward": 2, "backward": 1}
+# `--dist.sync`: bytes for each parameter of a part, in a message and, at most, while a round begins: this rank's own
+# weights, the difference, it with what was left out before, the message, what that is decoded to.
+MESSAGE = {"fp32": 4.0, "bf16": 2.0, "int8": 1 + 4 / 256}
+ROUND = {"fp32": 16.0, "bf16": 22.0, "int8": 25 + 4 / 256}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,9 +113,16 @@ def plan_memory(config: Config, task: Task, *, worlds: Iterable[int], ranks_per_
             impossible[world_size] = error.what
             continue
         batches[micro.size] = micro.data
+        num_replicas = _num_replicas(config.dist, world_size, ranks_per_node)
         for mode, num_shards in modes_for(world_size, config.dist.shard_ranks or ranks_per_node):
+            if mode != "ddp" and num_replicas > 1:
+                break  # only ddp has rounds
             step = traced(micro.size, None if mode == "ddp" else sharded_type)
-            ranks.append(_at_its_peak(step, config.dist, mode, world_size, num_shards, micro))
+            if mode == "ddp":
+                memory_at = _in_replicas(step, world_size, num_replicas, config.dist, accumulates=micro.accumulates)
+            else:
+                memory_at = _in_shards(step, mode, num_shards, config.dist, accumulates=micro.accumulates)
+            ranks.append(_at_its_peak(step, memory_at, mode, world_size, micro))
     return MemoryPlan(num_parameters=job(None).num_parameters, ranks=ranks, impossible=impossible)
 
 
@@ -123,13 +136,14 @@ def modes_for(world_size: int, ranks_per_node: int) -> Iterator[tuple[str, int]]
         yield "fsdp", world_size
 
 
-def _at_its_peak(
-    step: StepMemory, dist: DistConfig, mode: str, world_size: int, num_shards: int, micro: _MicroBatch
-) -> RankMemory:
-    if mode == "ddp":
-        memory_at = _in_replicas(step, world_size, dist, accumulates=micro.accumulates)
-    else:
-        memory_at = _in_shards(step, mode, num_shards, dist, accumulates=micro.accumulates)
+def _num_replicas(dist: DistConfig, world_size: int, ranks_per_node: int) -> int:
+    """That synchronize in rounds."""
+    if not sync_interval(dist.sync):
+        return 1
+    return -(-world_size // ranks_per_node) if dist.sync_within == "node" else world_size
+
+
+def _at_its_peak(step: StepMemory, memory_at: MemoryAt, mode: str, world_size: int, micro: _MicroBatch) -> RankMemory:
     peak = max(map(memory_at, step.moments), key=lambda parts: sum(parts.values()))
     peak["activations"] += NUM_AHEAD * step.batch_bytes + WORKSPACES
     return RankMemory(mode=mode, world_size=world_size, micro_batch_size=micro.size, **peak)
@@ -162,11 +176,13 @@ def _first_micro_batch(config: Config, task: Task, data: Any, world_size: int) -
         loader.close()
 
 
-def _in_replicas(step: StepMemory, world_size: int, dist: DistConfig, *, accumulates: bool) -> MemoryAt:
+def _in_replicas(
+    step: StepMemory, world_size: int, num_replicas: int, dist: DistConfig, *, accumulates: bool
+) -> MemoryAt:
     """One process, or DDP. DDP's buckets are there all the time. Gradients are views of them, but not while they add up
-    before the ranks synchronize."""
+    before the ranks synchronize. With `--dist.sync` only the ranks of a replica reduce gradients, if it has several."""
     trained = sum(one.num_bytes for one in step.parameters if one.is_trained)
-    has_buckets = world_size > 1
+    has_buckets = world_size > num_replicas
     is_view = has_buckets and dist.gradient_as_bucket_view and not accumulates
     communication = trained if has_buckets and not is_view else 0
     if has_buckets and dist.comm == "powersgd":
@@ -176,16 +192,36 @@ def _in_replicas(step: StepMemory, world_size: int, dist: DistConfig, *, accumul
     parameters = sum(rounded(one.num_bytes) for one in step.parameters) + step.buffer_bytes
     optimizer = sum(rounded(size) for one in step.parameters for size in one.state_bytes) + step.scalar_bytes
 
+    between, in_round = _for_rounds(step, num_replicas, dist)
+
     def at(moment: MemoryMoment) -> dict[str, int]:
+        is_after = moment.phase == "optimizer"  # when a round begins
         return {
             "parameters": parameters,
             "gradients": trained if accumulates or is_view else moment.gradients,
             "optimizer": optimizer,
             "activations": moment.live,
-            "communication": communication,
+            "communication": communication + (max(between, in_round - moment.live) if is_after else between),
         }
 
     return at
+
+
+def _for_rounds(step: StepMemory, num_replicas: int, dist: DistConfig) -> tuple[int, int]:
+    """What the first rank of a replica holds for `--dist.sync`: while it computes, and while a round begins."""
+    if num_replicas < 2:
+        return 0, 0
+    sizes = [one.num_elements for one in step.parameters if one.is_trained]
+    named = {str(number): nn.Parameter(torch.empty(size, device="meta")) for number, size in enumerate(sizes)}
+    parts = split_evenly(named, dist.sync_parts)
+    elements, part = sum(sizes), max(sum(one.numel() for one in part.values()) for part in parts)
+    always = 4 * elements * (2 if dist.sync.startswith("diloco") and dist.outer_momentum else 1)
+    if dist.outer_dtype != "fp32":
+        always += 4 * elements * (1 + 1 / num_replicas)  # what rounding leaves out, in either half of a round
+    on_its_way = (4 + 2 * MESSAGE[dist.outer_dtype]) * part if dist.sync_overlap else 0
+    return int(always + step.buffer_bytes + on_its_way), int(
+        always + step.buffer_bytes + ROUND[dist.outer_dtype] * part
+    )
 
 
 def _in_shards(step: StepMemory, mode: str, num_shards: int, dist: DistConfig, *, accumulates: bool) -> MemoryAt:

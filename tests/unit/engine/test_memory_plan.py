@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,12 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import Optimizer
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import TensorDataset
 
 from drumline.config.schema import Config, DistConfig, OptimConfig, TrainConfig
+from drumline.distributed.outer_sync import ReplicaGroups, make_sync
 from drumline.engine.gpu_table import GPUS, gpu_memory
-from drumline.engine.memory_plan import MODES, OUTSIDE, WORKSPACES, MemoryPlan, RankMemory, plan_memory
-from drumline.engine.memory_trace import FakeJob, MemoryMoment, StepMemory
+from drumline.engine.memory_plan import MODES, OUTSIDE, WORKSPACES, MemoryPlan, RankMemory, _for_rounds, plan_memory
+from drumline.engine.memory_trace import FakeJob, MemoryMoment, StepMemory, _MemoryTrace
 from drumline.engine.mode_choice import choose_mode, settle_mode
 from drumline.errors import UsageError
 from drumline.manager import DDPManager
@@ -174,6 +177,53 @@ def test_accumulation_and_buckets_hold_gradients_twice() -> None:
     assert own["ddp", 2].communication == PARAMETERS
     compressed = plan(replace(settings(), dist=DistConfig(comm="powersgd")), worlds=(2,))
     assert compressed["ddp", 2].communication - plain["ddp", 2].communication == PARAMETERS
+
+
+ROUNDS = {
+    "local": DistConfig(sync="local:4"),
+    "diloco bf16": DistConfig(sync="diloco:4", outer_dtype="bf16"),
+    "diloco int8": DistConfig(sync="diloco:4", outer_dtype="int8"),
+    "parts": DistConfig(sync="diloco:4", outer_dtype="int8", sync_parts=2, sync_overlap=2),
+}
+
+
+@pytest.mark.parametrize("dist", ROUNDS.values(), ids=ROUNDS)
+def test_rounds_take_as_much_as_a_real_round(dist: DistConfig, two_replicas: ReplicaGroups) -> None:
+    config = replace(settings(), dist=dist)
+    task = Perceptron(config)
+    with torch.no_grad(), _MemoryTrace() as trace:
+        model = task.model()
+        own = trace.live
+        sync = make_sync(dist, model, two_replicas)
+        between = trace.live
+        trace.moments.clear()
+        for step in range(1, 9):
+            sync.after_step(step, is_last=False)
+            between = max(between, trace.live)
+        in_round = max(moment.live for moment in trace.moments)
+    found = plan_memory(config, task, worlds=(1, 2), ranks_per_node=8).ranks
+    assert [(one.mode, one.world_size) for one in found] == [("ddp", 1), ("ddp", 2)]
+    assert found[0].communication == 0
+    step = FakeJob(config, task).trace([torch.zeros(ROWS, 256)])
+    assert _for_rounds(step, 2, dist) == pytest.approx((between - own, in_round - own), rel=0.02)
+    assert found[1].communication >= between - own
+
+
+@pytest.fixture
+def two_replicas() -> Iterator[ReplicaGroups]:
+    """As rank 0 of two sees them; nothing is sent, as only sizes matter."""
+    torch.distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    across = torch.distributed.group.WORLD
+    yield ReplicaGroups(members=(0,), leaders=(0, 1), within=None, across=across, weight=0.5)
+    torch.distributed.destroy_process_group()
+
+
+def test_ranks_of_a_node_have_buckets_and_rounds() -> None:
+    dist = DistConfig(sync="local:4", sync_within="node")
+    found = plan(replace(settings(), dist=dist), worlds=(2, 4), per_node=2)
+    assert found["ddp", 2].communication == 0  # one node is one replica
+    assert found["ddp", 4].gradients == PARAMETERS  # DDP's buckets
+    assert found["ddp", 4].communication >= PARAMETERS
 
 
 def test_each_mode_shards_more_than_the_one_before() -> None:
