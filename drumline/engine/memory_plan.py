@@ -215,7 +215,7 @@ def _for_rounds(step: StepMemory, num_replicas: int, dist: DistConfig) -> tuple[
     named = {str(number): nn.Parameter(torch.empty(size, device="meta")) for number, size in enumerate(sizes)}
     parts = split_evenly(named, dist.sync_parts)
     elements, part = sum(sizes), max(sum(one.numel() for one in part.values()) for part in parts)
-    always = 4 * elements * (2 if dist.sync.startswith("diloco") and dist.outer_momentum else 1)
+    always = 4.0 * elements * (2 if dist.sync.startswith("diloco") and dist.outer_momentum else 1)
     if dist.outer_dtype != "fp32":
         always += 4 * elements * (1 + 1 / num_replicas)  # what rounding leaves out, in either half of a round
     on_its_way = (4 + 2 * MESSAGE[dist.outer_dtype]) * part if dist.sync_overlap else 0

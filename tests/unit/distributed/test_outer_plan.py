@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import logging
+from collections.abc import Iterator
+
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from drumline.config.schema import sync_interval
 from drumline.distributed.delta_sum import BLOCK, decode, encode
-from drumline.distributed.outer_sync import SyncPlan, split_evenly
+from drumline.distributed.outer_sync import OuterSync, ReplicaGroups, SyncPlan, split_evenly
 
 WRONG = ("diloco", "diloco:0", "diloco:x", "local:-3", "adam:4", "diloco:\u0663", "diloco:9999999999", "")
 
@@ -51,3 +56,76 @@ def test_what_bytes_lose(wire: str, bytes_each: int, most: float) -> None:
     again = decode(sent, wire, torch.float32)
     largest = rows.unflatten(1, (-1, BLOCK)).abs().amax(2, keepdim=True)
     assert ((again - rows).unflatten(1, (-1, BLOCK)).abs() <= most * largest + 1e-30).all()
+
+
+# A checkpoint that was saved while a part was on its way, resumed with other settings
+
+
+@pytest.fixture
+def alone() -> Iterator[ReplicaGroups]:
+    """One replica, on a real group of one: the mean of what all have changed is what it has changed."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield ReplicaGroups(members=(0,), leaders=(0,), within=None, across=dist.group.WORLD, weight=1.0)
+    dist.destroy_process_group()
+
+
+class Counted:
+    """A model whose weights are the number of steps that it has taken."""
+
+    def __init__(self, plan: SyncPlan, groups: ReplicaGroups) -> None:
+        self.model = nn.Linear(3, 2)
+        for one in self.model.parameters():
+            nn.init.zeros_(one)
+        self.sync = OuterSync(self.model, plan, groups, sends_buffers=False)
+
+    def train(self, first: int, last: int, *, is_last: bool = False) -> None:
+        for step in range(first, last + 1):
+            with torch.no_grad():
+                for one in self.model.parameters():
+                    one.add_(1)
+            self.sync.after_step(step, is_last=is_last and step == last)
+
+    def own(self) -> set[float]:
+        return {value for one in self.model.parameters() for value in one.flatten().tolist()}
+
+    def shared(self) -> set[float]:
+        with self.sync.shared_weights():
+            return self.own()
+
+
+def resumed(saved: Counted, plan: SyncPlan, groups: ReplicaGroups) -> Counted:
+    new, state = Counted(plan, groups), copy.deepcopy(saved.sync.state_dict())
+    with saved.sync.shared_weights():
+        new.model.load_state_dict(saved.model.state_dict())
+    new.sync.load_outer_state(saved.sync.outer_state())
+    new.sync.load_state_dict(state)
+    return new
+
+
+def test_a_part_on_its_way_arrives_when_h_has_changed(alone: ReplicaGroups) -> None:
+    before = Counted(SyncPlan(every=6, overlap=3), alone)
+    before.train(1, 7)
+    job = resumed(before, SyncPlan(every=4, overlap=3), alone)
+    assert (job.own(), job.shared()) == ({7}, {0})
+    job.train(8, 8)  # a round is due, but one is in progress
+    assert job.shared() == {0}
+    job.train(9, 9)
+    assert (job.own(), job.shared()) == ({9}, {6})
+    job.train(10, 15)
+    assert (job.own(), job.shared()) == ({15}, {12})
+
+
+def test_what_was_on_its_way_is_sent_again_in_other_parts(
+    alone: ReplicaGroups, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = Counted(SyncPlan(every=6, overlap=3, wire="int8"), alone)
+    before.train(1, 7)
+    with caplog.at_level(logging.WARNING, "drumline"):
+        job = resumed(before, SyncPlan(every=8, parts=2, overlap=3, wire="int8"), alone)
+    assert ["dist.sync_parts" in record.message for record in caplog.records] == [True]
+    assert (job.own(), job.shared()) == ({7}, {0})
+    job.train(8, 11)  # the second part's round
+    assert job.own() == {11}
+    assert job.shared() == {0, 8}
+    job.train(12, 13, is_last=True)
+    assert job.own() == job.shared() == {13}
