@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import random
 import sys
 import tempfile
@@ -32,8 +33,8 @@ HOSTS, MBITS, CAPS_MB, MODELS_MB = (2, 4, 8), (50, 100, 200, 500), (1.0, 4.0, 25
 PROFILE_CAP_MB = 2.0
 COMPUTE_S = 0.3
 MOST_S = 4.0
-MOST_MBIT = 1000
-"""Of all hosts together: more than that takes more than two cores."""
+MOST_MBIT = 2000
+"""Of all hosts together: that much keeps two cores busy for 65 to 80% of the time, so more would wait for the CPU."""
 SIZES, ROUNDS = (4096, 1 << 18, 1 << 20, 1 << 22, 1 << 23), 5
 STEPS, PROFILE_STEPS = 8, 24
 MIB = 1 << 20
@@ -217,6 +218,7 @@ def main() -> None:
         rows = predicted_again(json.loads(options.again.read_text()))
         print("\n".join(map(line, rows)))
     else:
+        os.nice(-19)  # a wait for the CPU would count as communication
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name) / "orders"
             folder.mkdir()

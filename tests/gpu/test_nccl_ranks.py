@@ -109,14 +109,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 class Command:
-    """A `drumline` command that runs; what it prints goes to a file."""
+    """A `drumline` command that runs, started by `prefix`; what it prints goes to a file."""
 
-    def __init__(self, folder: Path, words: tuple[str, ...]) -> None:
+    def __init__(self, folder: Path, words: tuple[str, ...], prefix: tuple[str, ...] = ()) -> None:
         path = os.pathsep.join([str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")])
         self.log = folder / f"output-{len(list(folder.glob('output-*')))}"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "drumline", *words],
+                [*prefix, sys.executable, "-m", "drumline", *words],
                 cwd=folder,
                 env={
                     **os.environ,
@@ -148,8 +148,8 @@ class Command:
 
 
 @contextmanager
-def running(folder: Path, *words: str) -> Iterator[Command]:
-    command = Command(folder, words)
+def running(folder: Path, *words: str, prefix: tuple[str, ...] = ()) -> Iterator[Command]:
+    command = Command(folder, words, prefix)
     try:
         yield command
     finally:
@@ -158,8 +158,8 @@ def running(folder: Path, *words: str) -> Iterator[Command]:
             command.process.wait()
 
 
-def run(folder: Path, *words: str) -> Command:
-    with running(folder, *words) as command:
+def run(folder: Path, *words: str, prefix: tuple[str, ...] = ()) -> Command:
+    with running(folder, *words, prefix=prefix) as command:
         command.finish()
     return command
 

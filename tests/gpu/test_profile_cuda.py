@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +23,31 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def profile(folder: Path, task: str, *words: str) -> dict[str, Any]:
+# In a network namespace of its own, where the loopback has a limit. The GPU machine has no `tc`.
+SLOW_LOOPBACK = """
+import os, sys
+from pyroute2 import IPRoute
+
+with IPRoute() as routes:
+    (loopback,) = routes.link_lookup(ifname="lo")
+    routes.link("set", index=loopback, state="up")
+    routes.tc("add", "tbf", loopback, 0x10000, rate=sys.argv[1], burst=1 << 18, latency="400ms")
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+
+
+def profile(folder: Path, task: str, *words: str, prefix: tuple[str, ...] = ()) -> dict[str, Any]:
     """The document of a profile of two ranks; what the command prints to both streams is in one file."""
-    command = run(folder, "profile", f"planted.py:{task}", "--procs", "2", "--run", "profiled", "--json", *words)
+    words = (f"planted.py:{task}", "--procs", "2", "--run", "profiled", "--json", *words)
+    command = run(folder, "profile", *words, prefix=prefix)
     assert command.process.returncode == 0, command.output
     lines = [line for line in command.output.splitlines() if line.startswith("{")]
     document: dict[str, Any] = json.loads(lines[-1])
     return document
 
 
-# Where ranks share a GPU an all-reduce takes 5 ms and more, so what is planted has to cost much more than that. Without
-# `tc` the slow link is the loopback, over which NCCL reduces 270 MB in 150 ms.
+# Where ranks share a GPU an all-reduce takes 5 ms and more, so what is planted has to cost much more than that. The
+# loopback is slow as well: NCCL reduces 270 MB over it in 150 ms.
 CASES = [
     ("SlowData", "data", ("--task.load_s", "0.02")),
     ("TinyBuckets", "bucket_size", ()),
@@ -52,6 +68,22 @@ def test_a_planted_bottleneck_is_named_first(folder: Path, task: str, bottleneck
         assert sum(one["parts_s"].values()) == pytest.approx(mean, rel=0.02)
     if task == "ItemEachStep":
         assert "planted.py:" in found["advice"][0]["text"], "the line of the .item() is named"
+
+
+def test_a_throttled_link_is_named_first(folder: Path) -> None:
+    """The same job with and without the limit: only the link makes the difference, and its measured rate shows it."""
+    pytest.importorskip("pyroute2", reason="pyroute2 is not on the path")
+    if shutil.which("unshare") is None:
+        pytest.skip("no `unshare` command")
+    limited = ("unshare", "--net", sys.executable, "-c", SLOW_LOOPBACK, "400mbit")
+    found = profile(folder, "Planted", "--task.width", "1024", prefix=limited)
+    assert (found["backend"], found["world_size"]) == ("nccl", 2)
+    assert found["advice"][0]["bottleneck"] == "network", json.dumps(found["advice"], indent=1)
+    for one in found["ranks"]:
+        mean = sum(one["step_s"]) / len(one["step_s"])
+        assert sum(one["parts_s"].values()) == pytest.approx(mean, rel=0.02)
+    rates = [one["num_bytes"] * 8 / one["reduce_s"] for one in found["buckets"]]
+    assert rates and max(rates) < 400e6, "two ranks share the limit of the loopback"
 
 
 def test_overlap_and_idle_time_can_be_compared_with_other_tools(folder: Path) -> None:
