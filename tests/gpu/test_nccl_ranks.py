@@ -140,11 +140,11 @@ class Command:
             assert time.monotonic() < deadline, self.output
             time.sleep(0.05)
 
-    def finish(self) -> int:
+    def finish(self, limit_s: float = LIMIT_S) -> int:
         try:
-            return self.process.wait(LIMIT_S)
+            return self.process.wait(limit_s)
         except subprocess.TimeoutExpired:
-            pytest.fail(f"did not end within {LIMIT_S:g} s:\n{self.output}")
+            pytest.fail(f"did not end within {limit_s:g} s:\n{self.output}")
 
 
 @contextmanager
@@ -158,9 +158,9 @@ def running(folder: Path, *words: str, prefix: tuple[str, ...] = ()) -> Iterator
             command.process.wait()
 
 
-def run(folder: Path, *words: str, prefix: tuple[str, ...] = ()) -> Command:
+def run(folder: Path, *words: str, prefix: tuple[str, ...] = (), limit_s: float = LIMIT_S) -> Command:
     with running(folder, *words, prefix=prefix) as command:
-        command.finish()
+        command.finish(limit_s)
     return command
 
 
