@@ -104,6 +104,7 @@ def test_overlap_and_idle_time_can_be_compared_with_other_tools(folder: Path) ->
         assert others[rank] == pytest.approx(pair, abs=GOAL), (rank, pair, others[rank])
 
 
+@pytest.mark.timeout(450)
 def test_what_a_change_brings_is_within_its_band(folder: Path) -> None:
     found = profile(folder, "TinyBuckets", "--try")
     (trial,) = [one for one in found["trials"] if "dist.bucket_cap_mb" in one["settings"]]
