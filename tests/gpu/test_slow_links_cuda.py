@@ -1,5 +1,5 @@
-"""`--dist.sync` and `--data.balance auto` on NCCL ranks that share one GPU: rounds of replicas resume bit for bit, and a
-rank at half speed gets fewer samples."""
+"""`--dist.sync` and `--data.balance auto` on NCCL ranks that share one GPU: rounds of replicas resume bit for bit, and
+a rank at half speed gets fewer samples."""
 
 from __future__ import annotations
 
@@ -49,5 +49,6 @@ def test_a_rank_at_half_speed_gets_fewer_samples(folder: Path) -> None:
     command = run(folder, "train", "planted.py:HalfSpeed", "--procs", "2", "--run", "halved", *work, *saves)
     assert command.process.returncode == 0, command.output
     fast, slow = newest(folder / "halved").documents["progress"]["facts"]["balance"]["sizes"]
-    assert fast + slow == 1024
+    assert fast + slow == 512
+    # Not 2 to 1: on a GPU that both share, each is faster when the other has less to do.
     assert fast > 1.2 * slow, command.output
