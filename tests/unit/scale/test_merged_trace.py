@@ -1,8 +1,5 @@
-"""The trace of all ranks: one process for each rank and its GPU, times by one clock, flows that stay apart.
-
-Perfetto itself cannot be installed without a network, so the file is checked against the trace event format, as
-Perfetto's JSON importer reads it: numbers for processes, threads, times and flows, and a name for each process.
-"""
+"""The trace of all ranks: one process for each rank and its GPU, times by one clock, flows that stay apart; by the
+trace event format, as Perfetto's JSON importer reads it (test_perfetto.py opens traces in Perfetto itself)."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from drumline.scale.merged_trace import PROCESSES, renumbered
+from drumline.scale.merged_trace import EARLY_US, PROCESSES, renumbered
 from drumline.scale.profile_analysis import analyse
 from tests.unit.scale.profiles import MS, Entry, entry, mark, nccl_ranks, two_ranks, write_rank
 
@@ -33,7 +30,7 @@ def processes_of(path: Path) -> list[str]:
     for one in entries:
         assert (type(one["pid"]), type(one["tid"]), type(one["name"])) == (int, int, str), one
         assert one["pid"] in names, one
-        assert math.isfinite(one["ts"]), one
+        assert 0 <= one["ts"] < math.inf, one
         if one["ph"] == "X":
             assert one["dur"] >= 0, one
         elif one["ph"] in "stf":
@@ -52,9 +49,9 @@ def test_ranks_of_two_hosts_are_by_one_clock(tmp_path: Path) -> None:
     two_ranks(tmp_path, later_ms=5000, host="b")
     entries = merged(tmp_path)
     reduced = [one for one in entries if one["name"] == "gloo:all_reduce"]
-    assert sorted(one["pid"] for one in reduced) == [0, 0, 100, 100]
-    ends = {(one["pid"], round((one["ts"] + one["dur"]) / MS)) for one in reduced}
-    assert ends == {(0, 80), (0, 180), (100, 80), (100, 180)}
+    assert sorted(one["pid"] for one in reduced) == [100, 100, 200, 200]
+    ends = {(one["pid"], round((one["ts"] - EARLY_US + one["dur"]) / MS)) for one in reduced}
+    assert ends == {(100, 80), (100, 180), (200, 80), (200, 180)}
     assert processes_of(tmp_path / "profile/merged.trace.json.gz") == ["rank 0 on a", "rank 1 on b"]
 
 
@@ -74,7 +71,7 @@ def test_streams_of_a_gpu_and_flows_belong_to_their_rank() -> None:
     found = list(
         renumbered([thread, unused, entry("aten::mm", 0, 1), kernel, flow, *own_rows, None, {"ph": "X"}], 3, "a", 10.0)
     )
-    assert [one["pid"] for one in found[:4]] == [300, 300, 301, 300]
+    assert [one["pid"] for one in found[:4]] == [400, 400, 401, 400]
     assert found[3]["id"] == (3 << 40) + 5, "Perfetto reads text as a hexadecimal number"
     assert found[1]["ts"] == pytest.approx(10.0)
     assert [one["args"]["name"] for one in found if one["name"] == "process_name"] == [
@@ -83,11 +80,26 @@ def test_streams_of_a_gpu_and_flows_belong_to_their_rank() -> None:
     ]
 
 
-def test_flows_of_two_ranks_do_not_meet(tmp_path: Path) -> None:
-    arrows = [{"ph": phase, "id": 5, "pid": 7, "tid": 1, "ts": 2e3, "name": "fwdbwd", "bp": "e"} for phase in "sf"]
+def ranks_with_flows(run: Path) -> None:
+    """Each of two ranks has an arrow with the number 5, from its first operation to its second."""
     for rank in (0, 1):
         steps = [mark("drumline.step#2", 0, 50), mark("drumline.end", 50, 50), entry("aten::mm", 0, 30)]
-        write_rank(tmp_path, rank, [*steps, *arrows])
-    analyse(tmp_path)
+        arrows = [
+            {"ph": phase, "id": 5, "pid": 7, "tid": 1, "ts": at * MS, "name": "fwdbwd", "cat": "fwdbwd", "bp": "e"}
+            for phase, at in (("s", 2), ("f", 42))
+        ]
+        write_rank(run, rank, [*steps, entry("MmBackward0", 40, 45), *arrows])
+    analyse(run)
+
+
+def test_flows_of_two_ranks_do_not_meet(tmp_path: Path) -> None:
+    ranks_with_flows(tmp_path)
     assert processes_of(tmp_path / "profile/merged.trace.json.gz") == ["rank 0 on a", "rank 1 on a"]
     assert len({one["id"] for one in merged(tmp_path) if one["ph"] in "sf"}) == 2
+
+
+def test_a_kernel_ends_where_the_next_of_its_stream_begins() -> None:
+    kernels = [{**entry("mm", *times, "kernel"), "pid": 0, "tid": 7} for times in ((0, 10), (9, 12), (12, 15))]
+    elsewhere = {**entry("mm", 2, 11, "kernel"), "pid": 0, "tid": 8}
+    found = [one for one in renumbered([*kernels, elsewhere], 0, "a", 0.0) if one["ph"] == "X"]
+    assert [(one["ts"] / MS, one["dur"] / MS) for one in found] == [(0, 9), (9, 3), (12, 3), (2, 9)]
