@@ -18,6 +18,7 @@ from drumline.checkpoint.catalog import explain_os_error
 from drumline.config.schema import Config
 from drumline.data.sharding import Cursor, plan_step
 from drumline.distributed.failure import Failure, summary
+from drumline.distributed.shards import own_part
 from drumline.engine.evaluation import evaluate
 from drumline.engine.job import Job, Progress
 from drumline.engine.output import screen
@@ -177,15 +178,15 @@ def _leave_out(report: traceback.TracebackException) -> int:
 def out_of_memory(error: torch.OutOfMemoryError, ddp: DDPManager, config: Config, job: Job | None) -> TrainingError:
     """The same error, with the setting that makes the model, a step or an evaluation need less memory. `job`: None
     while it is built."""
-    peak = ""
+    peak, used = "", 0
     if ddp.device.type == "cuda":
         used, total = torch.cuda.max_memory_reserved(ddp.device), torch.cuda.mem_get_info(ddp.device)[1]
         peak = f"; the most that this rank has held is {memory_size(used)} of {memory_size(total)}"
     functions = {frame.name for frame in traceback.extract_tb(error.__traceback__)}
-    if job is None or TrainStep._update.__name__ in functions:
-        next_step = _hold_less(config.dist.mode, ddp.world_size)
-    elif evaluate.__name__ in functions:
+    if job is not None and evaluate.__name__ in functions:
         next_step = f"--train.eval_batch_size {max(1, config.train.eval_batch_size // 2)}, half of what it is"
+    elif job is None or TrainStep._update.__name__ in functions or (peak and _held(job) > used / 2):
+        next_step = _hold_less(config.dist.mode, ddp.world_size)
     else:
         next_step = _compute_less(job, config)
     return TrainingError(
@@ -202,6 +203,14 @@ def _hold_less(mode: str, world_size: int) -> str:
         f"--dist.mode fsdp{on_several}, which shards the model and the optimizer's state over the ranks (drumline plan "
         "TASK shows what each mode needs)"
     )
+
+
+def _held(job: Job) -> int:
+    """Bytes of the parameters, their gradients and the optimizer's state, of which a smaller batch changes nothing."""
+    held = [tensor for state in job.optimizer.state.values() for tensor in state.values() if torch.is_tensor(tensor)]
+    for parameter in job.model.parameters():
+        held += [parameter] if parameter.grad is None else [parameter, parameter.grad]
+    return sum(own_part(tensor).nbytes for tensor in held)
 
 
 def _compute_less(job: Job, config: Config) -> str:
