@@ -73,15 +73,18 @@ def test_time_is_counted_by_phase_and_tells_when_the_present_one_began(tmp_path:
     writer = HeartbeatWriter(path)
     for phase in (Phase.DATA, Phase.FORWARD) * 500:
         writer.mark(phase)
+    slept = time.monotonic_ns()
     time.sleep(0.02)
     marked = time.monotonic_ns()
     writer.mark(Phase.SAVE)
     ended = time.monotonic_ns()
     beat = beat_of(path)
     assert len(beat.spent_ns) == len(Phase)
-    assert beat.spent_ns[Phase.FORWARD] > 0.02e9 > beat.spent_ns[Phase.DATA] > 0
+    # By the clock, not by 0.02 s: on a busy machine this process may be paused in any phase, for longer than that. A
+    # microsecond for what adding floats loses.
+    assert beat.spent_ns[Phase.FORWARD] >= marked - slept - 1000
+    assert 0 < beat.spent_ns[Phase.DATA] <= slept - begun + 1000
     assert beat.spent_ns[Phase.SAVE] == beat.spent_ns[Phase.OPTIMIZER] == 0
-    # A microsecond for what adding floats loses.
     assert marked - 1000 <= beat.since_ns <= ended + 1000
     assert sum(beat.spent_ns) <= ended - begun + 1000
 
