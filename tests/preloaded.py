@@ -6,6 +6,7 @@ import ctypes
 import gc
 import importlib
 import mmap
+import weakref
 from pathlib import Path
 
 MODULES = (
@@ -45,6 +46,9 @@ def use_large_pages() -> None:
                 advise(page, LARGE_PAGE, MADV_COLLAPSE)
 
 
+# At its exit a process would take back all that torch has registered with its dispatcher, operator by operator.
+for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+    finalizer.atexit = False
 # In a fork the collector would look at all of it, and each page that it looks at would be copied.
 gc.collect()
 gc.freeze()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import atexit
 import gc
 import importlib
-import json
+import marshal
 import os
 import runpy
 import selectors
@@ -133,7 +133,7 @@ def _start(connection: socket.socket, selector: selectors.BaseSelector, program:
                 key.fileobj.close()  # type: ignore[attr-defined]
         selector.close()
         connection.close()
-        _become(json.loads(text), files, program)
+        _become(marshal.loads(text), files, program)
     for file in files:
         os.close(file)
     if pid is None:  # it was ended before it had said what it stands for
