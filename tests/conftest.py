@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Set
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ HAS_LISTS = Path("/proc/thread-self/children").exists()
 # A sidecar stays for some seconds after ranks that failed, for what is still to be said of them.
 PATIENCE_S = 10.0
 COLLECT_S = 60.0
+STARTS_PROCESSES = {"cli", "multinode", "multiproc"}  # folders
 
 
 def child_processes() -> set[int]:
@@ -88,7 +90,7 @@ def _state_and_parent(entry: Path) -> list[str]:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Four processes of this suite share two cores: threads of torch would mostly wait for each other, and do so busily.
+# Six processes of this suite share two cores: threads of torch would mostly wait for each other, and do so busily.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A property is tried with a few examples each time; `make soak-properties` tries many.
@@ -126,6 +128,38 @@ def pytest_collection(session: pytest.Session) -> None:
         deadline = time.monotonic() + COLLECT_S
         while not collected.exists() and time.monotonic() < deadline:
             time.sleep(0.05)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """pytest-xdist cuts the list into one part for each worker, and who is done takes from the end of another's part.
+    So each part begins with its share of the tests that start processes, and no long one is left for the end. Each
+    worker begins at another place of its share: some wait for a network while others compute."""
+    if num_workers := getattr(config, "workerinput", {}).get("workercount"):
+        shares = _shares([item for item in items if STARTS_PROCESSES.intersection(item.path.parts)], num_workers)
+        others = [item for item in items if not STARTS_PROCESSES.intersection(item.path.parts)]
+        if max(map(len, shares)) <= len(items) // num_workers:
+            sizes = [(len(items) + number) // num_workers for number in range(num_workers)]
+            rest = iter(others)
+            items[:] = [
+                item
+                for share, size in zip(shares, sizes, strict=True)
+                for item in [*share, *islice(rest, size - len(share))]
+            ]
+
+
+def _shares(items: list[pytest.Item], num_workers: int) -> list[list[pytest.Item]]:
+    """The tests, dealt out; those of a module that share a fixture stay together."""
+    groups: dict[object, list[pytest.Item]] = {}
+    for item in items:
+        scopes = {fixture.scope for fixtures in item._fixtureinfo.name2fixturedefs.values() for fixture in fixtures}  # type: ignore[attr-defined]
+        groups.setdefault(item.path if "module" in scopes else item, []).append(item)
+    shares = []
+    for number in range(num_workers):
+        mine = list(groups.values())[number::num_workers]
+        begin = len(mine) * number // num_workers
+        shares.append([item for group in mine[begin:] + mine[:begin] for item in group])
+    return shares
 
 
 def _collected(config: pytest.Config) -> Path | None:
