@@ -74,6 +74,7 @@ class Node:
         data = load(TEMPLATE.read_text())["Resources"]["LaunchTemplate"]["Properties"]["LaunchTemplateData"]
         text, _ = data["UserData"]["Fn::Base64"]["Fn::Sub"]
         for name, value in {**VALUES, **changes}.items():
+            assert f"${{{name}}}" in text, "without it the nodes do not wait for what it names"
             text = text.replace(f"${{{name}}}", value)
         assert "${" not in text, "CloudFormation would look for a parameter"
         (self.folder / "user-data").write_text(text)
