@@ -13,7 +13,10 @@ _BAD_CREDENTIALS = {
     *("AuthFailure", "ExpiredToken", "ExpiredTokenException", "InvalidClientTokenId", "RequestExpired"),
     *("SignatureDoesNotMatch", "UnrecognizedClientException", "InvalidAccessKeyId"),
 }
-_BUSY = {"Throttling", "ThrottlingException", "RequestLimitExceeded", "TooManyRequestsException"}
+_BUSY = {
+    *("Throttling", "ThrottlingException", "RequestLimitExceeded", "TooManyRequestsException"),
+    *("InternalError", "ServiceUnavailable", "Unavailable", "503"),
+}
 _MAX_ATTEMPTS = 8
 # The price list is served by a few regions only.
 PRICES_REGION = "us-east-1"
@@ -39,7 +42,9 @@ class Account:
         if service not in self._clients:
             from botocore.config import Config
 
-            config = Config(retries={"mode": "standard", "max_attempts": _MAX_ATTEMPTS}, user_agent_extra="drumline")
+            config = Config(
+                retries={"mode": "standard", "total_max_attempts": _MAX_ATTEMPTS}, user_agent_extra="drumline"
+            )
             region = PRICES_REGION if service == "pricing" else self.region
             self._clients[service] = self._session.client(service, region_name=region, config=config)
         return self._clients[service]
@@ -78,7 +83,10 @@ def _refused(error: Mapping[str, str], right: str, region: str) -> AwsError:
     elif code == "OptInRequired":
         what, step = f"the account has not enabled {right}", f"enable it, and the region {region}, in the console"
     elif code in _BUSY:
-        what, step = f"AWS still throttles {right} after {_MAX_ATTEMPTS} attempts", "run the same command again later"
+        what, step = (
+            f"AWS is too busy for {right} ({code}), after {_MAX_ATTEMPTS} attempts",
+            "run the same command again later",
+        )
     else:
         what, step = f"AWS refused {right}: {message} ({code})", "correct what it names; docs/aws.md has common cases"
     return AwsError(what, next_step=step, code=code)

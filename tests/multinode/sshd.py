@@ -42,11 +42,11 @@ class SshDaemons:
         self.folder.mkdir()
         self.config = self.folder / "config"
         self.known_hosts = self.folder / "known_hosts"
-        user_key = _make_key(self.folder / "user")
+        user_key = make_key(self.folder / "user")
         self.config.write_text(CLIENT.format(key=_quoted(user_key), known=_quoted(self.known_hosts)))
         with self.known_hosts.open("w") as known:
             for host in bed:
-                public = _public(_make_key(self.folder / host.name))
+                public = _public(make_key(self.folder / host.name))
                 known.write(f"{host.name},{host.address} {public}\n")
         self.jobs = {host.name: self.serve(host) for host in bed}
 
@@ -68,7 +68,7 @@ class SshDaemons:
         return [tool("ssh"), "-F", str(self.config), host, *words]
 
 
-def _make_key(path: Path) -> Path:
+def make_key(path: Path) -> Path:
     words = [tool("ssh-keygen"), "-q", "-t", "ed25519", "-N", "", "-C", "testbed", "-f", str(path)]
     subprocess.run(words, check=True, stdin=subprocess.DEVNULL)
     return path

@@ -24,6 +24,7 @@ from drumline.aws.stack import find_stack, parameters_of
 from drumline.aws.teardown import take_down
 from drumline.cli import aws_command
 from drumline.errors import UsageError
+from tests.store_server import Proxy
 
 # moto warns of what it leaves out; conftest.py names it.
 pytestmark = pytest.mark.filterwarnings("ignore:Tried to parse", "ignore:.*utcnow", "ignore::ResourceWarning")
@@ -331,3 +332,20 @@ def test_many_network_cards_get_a_nat_gateway_and_no_public_address(cloud: Accou
     bring_up(cloud, plan, quiet)
     assert len(gateways(cloud)) == 1
     assert [one.public_address for one in nodes_of(cloud, "t")] == [None]
+
+
+def test_a_busy_endpoint_is_asked_again(
+    server: str, account: Account, session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A real connection to a server that answers 503 first, and then to one that does so for ever."""
+    refusals = [503]
+    with Proxy(server, lambda method, path: refusals.pop() if refusals else None) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        found = Account(session, account.region).all("ec2", "describe_subnets", "Subnets")
+        assert (len(proxy.requests), bool(found)) == (2, True)
+        monkeypatch.setattr("drumline.aws.account._MAX_ATTEMPTS", 2)
+        proxy.requests.clear()
+        proxy.fault = lambda method, path: 503
+        with pytest.raises(AwsError, match=r"AWS is too busy for ec2:DescribeSubnets \(503\), after 2 attempts"):
+            Account(session, account.region).call("ec2", "describe_subnets")
+        assert len(proxy.requests) == 2

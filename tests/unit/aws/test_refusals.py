@@ -56,7 +56,7 @@ def test_a_missing_right_is_named(account: Account, stub: Stub) -> None:
         ),
         (
             "RequestLimitExceeded",
-            "AWS still throttles ec2:DescribeImages after 8 attempts",
+            "AWS is too busy for ec2:DescribeImages (RequestLimitExceeded), after 8 attempts",
             "run the same command again later",
         ),
         (

@@ -1,0 +1,193 @@
+"""`drumline aws launch` with real ssh: hosts of a testbed are the instances that a moto server started.
+
+moto gives instances the addresses of their subnet in order, so the hosts have them too. Each host boots with the user
+data that AWS has for it; stand-ins are there for apt, pip, systemd, the metadata service and the NFS mount. On them
+`ubuntu` is another name of root, because the files of the test belong to root. What moto lacks (prices, quotas, wait
+conditions): tests/unit/aws/conftest.py.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.multinode.hosts import Host, Testbed
+from tests.multinode.needs import tool
+from tests.multinode.processes import wait_until
+from tests.multinode.sshd import SERVER, make_key
+
+pytest.importorskip("moto", reason="pip install 'drumline[dev]' brings it")
+ROOT = Path(__file__).parents[2]
+ACCOUNT = {
+    "AWS_ENDPOINT_URL": "http://127.0.0.1:5000",
+    "AWS_ACCESS_KEY_ID": "test",
+    "AWS_SECRET_ACCESS_KEY": "test",
+    "AWS_CONFIG_FILE": "/dev/null",
+    "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
+    "AWS_EC2_METADATA_DISABLED": "true",
+    "PYTHONPATH": str(ROOT),
+    "PYTHONWARNINGS": "ignore",
+}
+# Runs where the user sits: makes the cluster, or replaces a node as AWS does; shows the nodes.
+AWS = """
+import base64, json, sys
+from pathlib import Path
+from drumline.aws import cluster_plan, prices
+from drumline.aws.account import connect
+from drumline.aws.cluster_creation import bring_up
+from drumline.aws.cluster_nodes import nodes_of
+from drumline.aws.cluster_settings import ClusterSettings
+account = connect("us-east-1", None)
+ec2 = lambda operation, **given: account.call("ec2", operation, **given)
+verb, *given = sys.argv[1:]
+if verb == "up":
+    vpc = ec2("create_vpc", CidrBlock="10.77.0.0/16")["Vpc"]["VpcId"]
+    place = {"CidrBlock": "10.77.0.0/24", "AvailabilityZone": "us-east-1a"}
+    subnet = ec2("create_subnet", VpcId=vpc, **place)["Subnet"]["SubnetId"]
+    image = ec2("register_image", Name="image", Architecture="x86_64", RootDeviceName="/dev/sda1")["ImageId"]
+    ec2("create_key_pair", KeyName="laptop")
+    text = cluster_plan.TEMPLATE.read_text().replace("RetainExceptOnCreate", "Retain")
+    cluster_plan.TEMPLATE = Path(given[0])
+    cluster_plan.TEMPLATE.write_text(text.replace("!GetAtt MountTarget.IpAddress", "!Ref MountTarget"))
+    prices.listed_price = lambda *_, **__: 1.0
+    cluster_plan.check_quota = cluster_plan.check_install = lambda *_: "not asked"
+    named = {"name": "t", "type": "c5.large", "ami": image, "key": "laptop", "subnet": subnet}
+    settings = ClusterSettings(region="us-east-1", install="drumline==0.1.0", **named)
+    bring_up(account, cluster_plan.make_plan(account, settings), lambda text: None)
+if verb == "replace":
+    (found,) = account.call("autoscaling", "describe_auto_scaling_instances", InstanceIds=given)["AutoScalingInstances"]
+    assert found["HealthStatus"] == "Unhealthy", "launch has not reported it"
+    ec2("terminate_instances", InstanceIds=given)
+template = ec2("describe_launch_templates")["LaunchTemplates"][0]["LaunchTemplateId"]
+data = ec2("describe_launch_template_versions", LaunchTemplateId=template)["LaunchTemplateVersions"][0]
+nodes = [[node.id, node.address] for node in nodes_of(account, "t")]
+print(json.dumps([nodes, base64.b64decode(data["LaunchTemplateData"]["UserData"]).decode()]))
+"""
+# A node before it boots: disks of its own, and `ubuntu`.
+DISKS = """
+set -e
+for folder in /opt /mnt /var/log; do mount -t tmpfs tmpfs $folder; done
+for name in passwd shadow fstab; do mount --bind {folder}/$name /etc/$name; done
+"""
+STAND_INS = {
+    "apt-get": "true",
+    "systemctl": "true",
+    "sudo": 'exec "$@"',
+    "mount": "exec /bin/mount --bind {shared} /mnt/shared",
+    "curl": """
+case "$*" in
+  *api/token*) echo token ;;
+  *meta-data/instance-id*) echo {instance} ;;
+  *-T*) cp /run/drumline-report {folder}/report ;;
+esac""",
+    "python3": """
+mkdir -p /opt/drumline/bin
+printf '#!/bin/sh\\nexit 0\\n' > /opt/drumline/bin/pip
+printf '#!/bin/sh\\nexec {python} "$@"\\n' > /opt/drumline/bin/python
+chmod 755 /opt/drumline/bin/*""",
+}
+# Slow until it is told otherwise, so that a node can be lost in the middle.
+TASK = """
+import time
+from pathlib import Path
+from tests.jobs import Classify, Loss
+
+class Slow(Classify):
+    def loss(self, model, batch) -> Loss:
+        if not Path("hurry").exists():
+            time.sleep(0.3)
+        return super().loss(model, batch)
+"""
+
+
+class Cloud:
+    """The account on the desk, and the hosts that its instances are."""
+
+    def __init__(self, bed: Testbed, folder: Path) -> None:
+        self.bed, self.folder, self.desk = bed, folder, bed["desk"]
+        for name in ("home/.ssh", "shared", "job"):
+            (folder / name).mkdir(parents=True)
+        self.key = make_key(folder / "laptop")
+        (folder / "home/.ssh/config").write_text(f"UserKnownHostsFile {folder}/known_hosts\nIdentitiesOnly yes\n")
+        # ssh takes ~ from here, not from HOME.
+        (folder / "passwd").write_text(f"root:x:0:0::{folder}/home:/bin/bash\n")
+        assert self.desk.run("mount", "--bind", str(folder / "passwd"), "/etc/passwd").returncode == 0
+        server = self.desk.start(sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "5000")
+        server.wait_for("Running on")
+
+    def aws(self, *words: str) -> tuple[list[list[str]], str]:
+        """The nodes (id, address), and their user data."""
+        done = self.desk.run(sys.executable, "-c", AWS, *words, env=ACCOUNT, timeout_s=100)
+        assert done.returncode == 0, done.stderr[-3000:]
+        nodes, user_data = json.loads(done.stdout.splitlines()[-1])
+        return nodes, user_data
+
+    def boot(self, instance: str, address: str, user_data: str) -> Host:
+        host = next(host for host in self.bed if host.address == address)
+        programs = host.folder / "bin"
+        programs.mkdir()
+        for name, text in STAND_INS.items():
+            given = {"shared": self.folder / "shared", "folder": host.folder, "python": host.python}
+            for key, value in {**given, "instance": instance}.items():
+                text = text.replace(f"{{{key}}}", str(value))
+            (programs / name).write_text(f"#!/bin/bash\n{text}\n")
+            (programs / name).chmod(0o755)
+        (host.folder / "passwd").write_text(Path("/etc/passwd").read_text() + "ubuntu:x:0:0::/:/bin/bash\n")
+        (host.folder / "shadow").write_text("ubuntu:*:19000:0:99999:7:::\n")
+        (host.folder / "fstab").touch()
+        assert host.run("bash", "-c", DISKS.format(folder=host.folder)).returncode == 0
+        (host.folder / "user-data").write_text(user_data)
+        path = f"{programs}:/usr/sbin:/usr/bin:/sbin:/bin"
+        done = host.run("bash", str(host.folder / "user-data"), env={"PATH": path, "PYTHONPATH": str(ROOT)})
+        assert json.loads((host.folder / "report").read_text())["Status"] == "SUCCESS", done.stdout + done.stderr
+        key, public = make_key(host.folder / "host_key"), self.key.with_suffix(".pub")
+        server = SERVER.format(address=host.address, key=key, authorized=public)
+        (host.folder / "sshd_config").write_text(f"{server}SetEnv PATH={path}\n")
+        host.start(tool("sshd"), "-D", "-e", "-f", str(host.folder / "sshd_config")).wait_for("Server listening")
+        return host
+
+
+def checkpoints(cloud: Cloud) -> list[int]:
+    found = (cloud.folder / "shared/runs/Slow/checkpoints").glob("step-*")
+    return sorted(int(number[1]) for path in found if (number := re.fullmatch(r"step-(\d+)", path.name)))
+
+
+def test_a_lost_node_is_replaced_and_the_run_resumes(make_testbed: Callable[..., Testbed], tmp_path: Path) -> None:
+    # AWS keeps the first addresses of a subnet for itself, and one is that of the volume.
+    names = ("desk", "router", "resolver", "volume", "node-5", "node-6", "node-7")
+    cloud = Cloud(make_testbed(*names, warm=True), tmp_path / "cloud")
+    nodes, user_data = cloud.aws("up", str(tmp_path / "cluster.yaml"))
+    (first, _), (lost, lost_address) = nodes
+    stays, leaves = (cloud.boot(node, address, user_data) for node, address in nodes)
+    job_folder = cloud.folder / "job"
+    (job_folder / "slow.py").write_text(TASK)
+    job = cloud.desk.start(
+        *(cloud.desk.python, "-m", "drumline", "aws", "launch", "--name", "t", "--region", "us-east-1"),
+        *("--identity", str(cloud.key), "--no-sync", "--procs", "1", "--lost-after", "5", "--max-restarts", "0"),
+        *("slow.py:Slow", "--train.steps", "40", "--train.batch_size", "8", "--checkpoint.every_steps", "4"),
+        *("--dist.device", "cpu", "--log.display", "plain"),
+        env={**ACCOUNT, "GLOO_SOCKET_IFNAME": "eth0"},
+        cwd=job_folder,
+    )
+    wait_until(lambda: len(checkpoints(cloud)) > 0 or not job.is_running(), "a checkpoint", timeout_s=120)
+    assert job.is_running(), job.text()
+    leaves.power_off()
+    job.wait_for(f"{lost_address} ({lost}) does not answer: asking AWS to replace it", timeout_s=120)
+    # What AWS does with an unhealthy instance; moto only notes that it is.
+    (kept, _), (new, new_address) = cloud.aws("replace", lost)[0]
+    assert kept == first, "the others stay"
+    cloud.boot(new, new_address, user_data)
+    (job_folder / "hurry").touch()
+    code, text = job.wait(timeout_s=150), job.text()
+    assert code == 0, text[-3000:]
+    assert f"AWS took back {lost_address}; waiting for its replacement, then the run resumes" in text
+    assert checkpoints(cloud)[-1] == 40
+    assert "2 links, 2 fine" in text, "doctor did not check the pairs"
+    resumed = re.search(rf"\[{stays.address} 0\] .* resumed at step (\d+) from /mnt/shared/runs/Slow/", text)
+    assert resumed is not None, "rank 0 is not on the node that stayed, or started over"
+    assert 0 < int(resumed[1]) < 40
