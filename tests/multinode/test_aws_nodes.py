@@ -157,6 +157,8 @@ def checkpoints(cloud: Cloud) -> list[int]:
     return sorted(int(number[1]) for path in found if (number := re.fullmatch(r"step-(\d+)", path.name)))
 
 
+@pytest.mark.timeout(400)
+@pytest.mark.slow
 def test_a_lost_node_is_replaced_and_the_run_resumes(make_testbed: Callable[..., Testbed], tmp_path: Path) -> None:
     # AWS keeps the first addresses of a subnet for itself, and one is that of the volume.
     names = ("desk", "router", "resolver", "volume", "node-5", "node-6", "node-7")
