@@ -12,6 +12,7 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -31,6 +32,8 @@ MAX_CALLS = 48
 NUM_COLLECTIVES = 16
 # NCCL has a recorder of its own; the other one has gloo's collectives. The only use of these private functions.
 RECORDERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
+# `fully_shard` calls variants of these: `_all_gather_base`, `reduce_scatter_tensor_coalesced`.
+SHARDED = re.compile(r"^_?(all_gather|reduce_scatter)_\w+$")
 
 
 def write_report(folder: Path, rank: int, number: int) -> None:
@@ -121,6 +124,7 @@ def latest_collectives(entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]
         number, name = entry["process_group"]
         group = str(number if name in ("", "undefined") else name)  # a number where the user gave no name
         backend, _, op = str(entry["profiling_name"]).rpartition(":")
+        op = SHARDED.sub(r"\1", op)
         record = {
             "number": int(entry["collective_seq_id"]),
             "op": op,

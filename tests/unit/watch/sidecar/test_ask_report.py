@@ -82,15 +82,19 @@ def test_groups_and_backends_are_distinguished() -> None:
         entry(40, "nccl:broadcast", default, state="started", retired=False),
         entry(41, "gloo:all_reduce", default, state="scheduled", retired=True),
         entry(42, "gloo:barrier", own, state="scheduled", retired=False),
-        {**entry(43, "nccl:send", own, state="scheduled", retired=False), "is_p2p": True},
+        entry(43, "nccl:_all_gather_base", own, state="scheduled", retired=False),
+        entry(44, "nccl:_reduce_scatter_base", own, state="scheduled", retired=False),
+        {**entry(45, "nccl:send", own, state="scheduled", retired=False), "is_p2p": True},
     ]
     records = latest_collectives(reversed(entries))
-    assert [record["number"] for record in records] == [*range(41 - NUM_COLLECTIVES, 43)]
-    assert [(one["group"], one["op"], one["is_done"]) for one in records[-4:]] == [
+    assert [record["number"] for record in records] == [*range(41 - NUM_COLLECTIVES, 45)]
+    assert [(one["group"], one["op"], one["is_done"]) for one in records[-6:]] == [
         ("default_pg of nccl", "all_reduce", True),
         ("default_pg of nccl", "broadcast", False),
         ("default_pg of gloo", "all_reduce", True),
-        ("1", "barrier", False),
+        ("1 of gloo", "barrier", False),
+        ("1 of nccl", "all_gather", False),
+        ("1 of nccl", "reduce_scatter", False),
     ]
 
 
