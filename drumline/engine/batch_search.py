@@ -21,7 +21,7 @@ from drumline.data.stream_loader import StreamLoader
 from drumline.distributed.collectives import gather_json
 from drumline.distributed.wrap import has_batchnorm
 from drumline.engine.job import Job, build_job
-from drumline.engine.optimizer import LearningRates
+from drumline.engine.learning_rates import LearningRates
 from drumline.engine.steps.eager import TrainStep
 from drumline.errors import TrainingError, UsageError
 from drumline.manager import DDPManager

@@ -42,16 +42,10 @@ from drumline.engine.evaluation_job import (
     make_eval_loaders,
     set_arithmetic,
 )
+from drumline.engine.finite_steps import FiniteSteps
+from drumline.engine.learning_rates import LearningRates, peak_rate
 from drumline.engine.model_setup import plan_sharding, set_up_model
-from drumline.engine.optimizer import (
-    FiniteSteps,
-    LearningRates,
-    check_own_optimizer,
-    find_uncapturable,
-    group_settings,
-    make_optimizer,
-    peak_rate,
-)
+from drumline.engine.optimizer import check_own_optimizer, find_uncapturable, group_settings, make_optimizer
 from drumline.engine.task_metrics import make_metrics
 from drumline.errors import UsageError, log
 from drumline.manager import DDPManager

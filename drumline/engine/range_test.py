@@ -17,7 +17,7 @@ from drumline.distributed.collectives import all_sum
 from drumline.distributed.determinism import explain_refused_kernels
 from drumline.engine.initial_weights import load_initial_weights
 from drumline.engine.job import Job, build_job, check_streams
-from drumline.engine.optimizer import LearningRates
+from drumline.engine.learning_rates import LearningRates
 from drumline.engine.steps.choice import make_step
 from drumline.engine.steps.warm_up import warm_up
 from drumline.engine.train import explain_out_of_memory

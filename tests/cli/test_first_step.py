@@ -20,7 +20,7 @@ NOT_NEEDED = {
 }  # fmt: skip
 # Without torch, when a test gets a Python that has it.
 COLD = sys.executable
-MAX_MODULES_TO_THE_FIRST_STEP = 68
+MAX_MODULES_TO_THE_FIRST_STEP = 70
 # Runs a command, and prints which modules of ours had a function called before the first optimizer.step returned, and
 # in the end which modules are loaded.
 TRACE_CALLS = """

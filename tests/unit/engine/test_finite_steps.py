@@ -12,7 +12,7 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from drumline.checkpoint.finite import largest
 from drumline.distributed.wrap import LiveBuffers
-from drumline.engine.optimizer import FiniteSteps
+from drumline.engine.finite_steps import FiniteSteps
 from drumline.metrics.meters import Meter
 
 CPU = torch.device("cpu")
