@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from drumline.errors import DrumlineError
-from drumline.scale.advice import Advice, advice_lines, advise
+from drumline.scale.advice import advise
+from drumline.scale.bottleneck import Advice, advice_lines
 from drumline.scale.profile_result import PROFILE_FILE, PROFILE_FOLDER, ProfileResult, read_profile
 from drumline.scale.profile_words import words_of
 from drumline.terminal import print_message, show_lines

@@ -14,7 +14,7 @@ from typing import Any
 from drumline.audit.killed_run import Leg, RunFailedError, run_to_the_end
 from drumline.engine.run_folder import RunFolder
 from drumline.metrics.events import read_events
-from drumline.scale.advice import Advice, flags_of
+from drumline.scale.bottleneck import Advice, flags_of
 from drumline.text import latency, plural
 
 ROUNDS = 3

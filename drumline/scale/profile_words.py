@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from drumline.scale.advice import Advice, Bottleneck, advise
+from drumline.scale.advice import advise
+from drumline.scale.bottleneck import Advice, Bottleneck
 from drumline.scale.profile_result import PART_NAMES, PARTS, Bucket, ProfileResult, bus_bytes_per_s
 from drumline.terminal import one_line
 from drumline.text import bit_rate, file_size, named_ranks, plural

@@ -10,7 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from drumline.scale.advice import Advice, advice_lines, advise, flags_of
+from drumline.scale.advice import advise
+from drumline.scale.bottleneck import Advice, advice_lines, flags_of
 from drumline.scale.bucket_plan import ReadyBucket, ReduceCost, exposed_by_cap, exposed_s, fit_costs, planned
 from drumline.scale.profile_result import (
     PARTS,

@@ -9,8 +9,8 @@ import pytest
 
 from drumline.audit.killed_run import Leg, RunFailedError
 from drumline.scale import advice_trial
-from drumline.scale.advice import Advice
 from drumline.scale.advice_trial import AdviceTrial, ShortRuns, trial_lines, try_advice
+from drumline.scale.bottleneck import Advice
 
 
 def advice(settings: Mapping[str, str] | None, saved_s: tuple[float, float, float] = (0.04, 0.05, 0.03)) -> Advice:
