@@ -66,8 +66,11 @@ def measure_use(config: Config, task_class: type[Task], ddp: DDPManager, *, most
 
 
 def use_findings(use: ParameterUse, config: Config, *, task: str) -> list[Finding]:
-    """What must be set, or need not be; nothing where no rank waits for gradients of others."""
-    faults = _faults(use, config) if trains_with_ddp(config.dist) else ()
+    """What must be set, or need not be; nothing where no rank waits for gradients of others. A sharded model only needs
+    all ranks to use the same parameters."""
+    is_sharded = config.dist.mode not in ("ddp", "auto")
+    is_checked = trains_with_ddp(config.dist) or (is_sharded and not use.is_static)
+    faults = _faults(use, config) if is_checked else ()
     return [Finding.of_fault(CHECK, task, fault) for fault in faults]
 
 

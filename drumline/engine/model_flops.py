@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,18 +38,27 @@ class ModelFlops:
 
 
 def count_flops(
-    compute_loss: Callable[[], Tensor], parameters: Iterable[nn.Parameter], *, num_samples: int, num_tokens: int | None
+    compute_loss: Callable[[], Tensor],
+    parameters: Iterable[nn.Parameter] | None,
+    *,
+    num_samples: int,
+    num_tokens: int | None,
 ) -> ModelFlops | None:
     """Count one pass; None: it has operations whose FLOPs are unknown, or none. No `.grad` is touched and no gradient
-    hook of DDP is called. The caller restores what `compute_loss` changes. Raises if the pass fails, or if a part of
-    the backward pass is out of reach (reentrant checkpointing)."""
+    hook of DDP is called, unless `parameters` is None: then the backward pass is a usual one. The caller restores what
+    `compute_loss` changes. Raises if the pass fails, or if a part of the backward pass is out of reach (reentrant
+    checkpointing)."""
     searches, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False  # not for so small a batch
     try:
         with _FlopCounter() as counter:
             total = compute_loss()
             counter.is_backward = True
-            trained = [one for one in parameters if one.requires_grad]
-            gradients = torch.autograd.grad(total, trained, allow_unused=True)
+            gradients: Sequence[Tensor | None] = ()
+            if parameters is None:
+                total.backward()  # type: ignore[no-untyped-call]
+            else:
+                trained = [one for one in parameters if one.requires_grad]
+                gradients = torch.autograd.grad(total, trained, allow_unused=True)
     finally:
         torch.backends.cudnn.benchmark = searches
     if any(one is None for one in gradients) and any(issubclass(type(one), BackwardCFunction) for one in graph(total)):

@@ -9,6 +9,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch.utils import _pytree as pytree
 from drumline.checkpoint.state import capture_rng, restore_rng
 from drumline.config.schema import Config, DistConfig
 from drumline.distributed.collectives import gather_json
+from drumline.distributed.shards import is_shard
 from drumline.distributed.wrap import LiveBuffers
 from drumline.engine.job import Job
 from drumline.engine.model_flops import ModelFlops, count_flops, graph
@@ -43,11 +45,9 @@ def warm_up(job: Job, config: Config, *, note: Callable[[str], None]) -> ModelFl
     job.heartbeat.mark(Phase.START)
     few, size = next_samples(job, FEW_SAMPLES)
     if job.is_sharded:
-        # A parameter in the graph is the gathered one, not the model's: neither the FLOPs of the backward pass nor
-        # unused parameters can be found with the model's.
         with torch.no_grad():
             check_few_samples(job, few, size)
-        return None
+        return warm_up_shards(job, config.dist, note=note)
     flops, uses_all = count_few_samples(job, few, size)
     check_few_samples(job, few, size)
     check_unused(job, config, uses_all=uses_all, note=note)
@@ -105,7 +105,7 @@ def check_unused(job: Job, config: Config, *, uses_all: bool, note: Callable[[st
 
 def trains_with_ddp(dist: DistConfig) -> bool:
     """Whether several ranks would; the same on all ranks, also where one is a node, and so a replica, of its own."""
-    return dist.mode == "ddp" and (dist.sync == "step" or dist.sync_within == "node")
+    return dist.mode in ("ddp", "auto") and (dist.sync == "step" or dist.sync_within == "node")
 
 
 def without_gradient(job: Job, task: Task, batch: Any) -> list[str]:
@@ -144,9 +144,14 @@ def next_samples(job: Job, most: int) -> tuple[Any, int]:
     """Collective: at most so many samples of the next batch, and their number, which is the same on all ranks: the loss
     may call a collective. 0: the batch cannot be cut."""
     few = job.loader.preview(most)
-    rows = {leaf.shape[0] if leaf.dim() else 0 for leaf in pytree.tree_leaves(few) if isinstance(leaf, Tensor)}
-    size = min(gather_json(min(rows.pop() if len(rows) == 1 else 0, most), device=job.ddp.device))
+    size = min(gather_json(min(_num_rows(few), most), device=job.ddp.device))
     return _cut(few, size), size
+
+
+def _num_rows(batch: Any) -> int:
+    """The samples of a batch; 0: unknown."""
+    rows = {leaf.shape[0] if leaf.dim() else 0 for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)}
+    return rows.pop() if len(rows) == 1 else 0
 
 
 def _cut(batch: Any, size: int) -> Any:
@@ -189,6 +194,67 @@ def _count(job: Job, batch: Any, size: int, *, is_training: bool) -> tuple[Model
         tokens = task.num_tokens(batch)
         flops = count_flops(compute_loss, job.model.parameters(), num_samples=size, num_tokens=tokens)
     return flops, not unreached
+
+
+def warm_up_shards(job: Job, dist: DistConfig, *, note: Callable[[str], None]) -> ModelFlops | None:
+    """Collective: a forward and a backward pass of a sharded model on the next micro-batch, as in the first step.
+    Returns its FLOPs. Ranks that use different parameters would reduce gradients of different sizes, so they stop
+    between the two passes."""
+    job.heartbeat.mark(Phase.START)
+    batch = job.loader.preview()
+    with dry_run(job) as task:
+
+        def compute_loss() -> Tensor:
+            with job.autocast, _gathered(job.model) as gathered:
+                total: Tensor = job.applied(loss_function(task), batch).total
+            if not dist.find_unused_parameters:
+                reached = {id(getattr(node, "variable", None)) for node in graph(total)}
+                _check_same_use(job, sorted(name for name, one in gathered.items() if id(one) not in reached))
+            return total
+
+        size, tokens = _num_rows(batch), task.num_tokens(batch)
+        try:
+            flops = count_flops(compute_loss, None, num_samples=size, num_tokens=tokens)
+        except RuntimeError as error:
+            if OUTSIDE_FORWARD not in str(error):
+                raise
+            return None  # the first step reports it
+    unused = [name for name, one in job.model.named_parameters() if one.requires_grad and one.grad is None]
+    if unused and job.ddp.is_main_process():
+        note(f"the loss does not use these parameters, which are not trained: {join_names(unused, most=NAMED)}")
+    job.model.zero_grad(set_to_none=True)
+    return flops if size else None
+
+
+@contextmanager
+def _gathered(model: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """The trained parameters with which the forward pass of a sharded model computes, by name: they are whole while
+    their block is called, and the model's own are not in the graph."""
+    found: dict[str, Tensor] = {}
+
+    def keep(block: nn.Module, _: Any, *, prefix: str) -> None:
+        named = block.named_parameters(prefix)
+        found.update((name, one) for name, one in named if one.requires_grad and not is_shard(one))
+
+    blocks = ((name, one) for name, one in model.named_modules() if hasattr(one, "set_requires_gradient_sync"))
+    handles = [block.register_forward_pre_hook(partial(keep, prefix=name)) for name, block in blocks]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _check_same_use(job: Job, mine: list[str]) -> None:
+    """Collective: stop a run whose ranks use different parameters. `mine`: those that this rank does not use."""
+    hosts, found = zip(*gather_json([job.ddp.host, mine], device=job.ddp.device), strict=True)
+    if any(names != found[0] for names in found):
+        texts = [join_names(names, most=NAMED) or "none" for names in found]
+        raise UsageError(
+            f"the parameters that the loss does not use differ across ranks: {by_rank(texts, hosts)}",
+            next_step="use them in every batch, freeze them (requires_grad=False), or set "
+            "--dist.find_unused_parameters (drumline doctor TASK tries several)",
+        )
 
 
 def check_few_samples(job: Job, once: Any, size: int) -> None:

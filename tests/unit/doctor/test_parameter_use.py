@@ -65,6 +65,16 @@ FREEZE = "freeze them (requires_grad=False), or set "
             "ranks would wait for gradients",
             "set --dist.find_unused_parameters in place of --dist.static_graph",
         ),
+        *(
+            (
+                SOMETIMES,
+                Config(dist=DistConfig(mode=mode)),  # type: ignore[arg-type]
+                "problem: mine: batches use different parameters: a (unused in 8 of 8) and b (unused in 3 of 8); "
+                "several ranks would wait for gradients",
+                "set --dist.find_unused_parameters",
+            )
+            for mode in ("auto", "zero1", "fsdp", "hsdp")
+        ),
     ],
 )
 def test_what_has_to_be_set(use: ParameterUse, config: Config, line: str, fix: str) -> None:
@@ -79,7 +89,8 @@ def test_what_has_to_be_set(use: ParameterUse, config: Config, line: str, fix: s
         (ALL, STATIC),
         (NEVER, STATIC),
         (SOMETIMES, FINDS),
-        (SOMETIMES, DistConfig(mode="fsdp")),
+        (NEVER, DistConfig(mode="fsdp")),
+        (SOMETIMES, DistConfig(mode="fsdp", find_unused_parameters=True)),
         (SOMETIMES, DistConfig(sync="local:8")),
     ],
 )
