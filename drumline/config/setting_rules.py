@@ -152,8 +152,8 @@ RULES = (
     ),
     Rule(
         ("dist.mode", "train.step"),
-        lambda mode, step: mode != "ddp" and step not in (None, "eager"),
-        "a sharded model gathers its parameters between operations: it needs --train.step eager",
+        lambda mode, step: mode != "ddp" and step not in (None, "eager", "compile"),
+        "a sharded model gathers its parameters between operations: it needs --train.step eager or compile",
     ),
     Rule(
         ("dist.mode", "train.memory_format"),

@@ -11,6 +11,7 @@ from drumline.config.schema import Config, DistConfig, sync_interval
 from drumline.distributed.meta_init import ModuleInit, check_can_initialize
 from drumline.distributed.outer_sync import ReplicaGroups, make_replica_groups
 from drumline.distributed.sharded_model import ShardingPlan
+from drumline.engine.compiled_blocks import compile_blocks
 from drumline.engine.evaluation_job import is_channels_last
 from drumline.errors import UsageError
 from drumline.manager import DDPManager
@@ -63,6 +64,8 @@ def set_up_model(
     if on_model is not None:
         on_model(model)
     recompute_blocks(model, config.model.activation_checkpointing, config.dist.wrap or ())
+    if plan is not None and config.train.step == "compile":
+        compile_blocks(model, config.dist.wrap or ())
     if plan is None:
         if prepare is not None:
             prepare(model.named_modules())

@@ -1,16 +1,18 @@
 """`--dist.mode` on NCCL ranks that share one GPU: every mode trains as ddp, in fp32, bf16 and fp16; a killed run
-resumes bit for bit; modes and numbers of ranks change between starts; optimizer state may be in the host's memory."""
+resumes bit for bit; a stopped one is named; modes and numbers of ranks change between starts; optimizer state may be in
+the host's memory; blocks are compiled."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.gpu.test_nccl_ranks import OWN_HOSTS, Command, losses, pid_of, run, running, train
+from tests.gpu.test_nccl_ranks import HOST, OWN_HOSTS, Command, losses, pid_of, run, running, train
 from tests.jobs import assert_same_bits, newest
 
 pytestmark = [pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"), pytest.mark.nccl_ranks]
@@ -130,3 +132,23 @@ def test_a_model_without_memory_begins_with_the_same_weights_in_every_mode(folde
     for mode in MODES:
         train_in(folder, mode, mode, "--dist.meta_init")
         assert losses(folder, mode) == pytest.approx(losses(folder, "ddp"), rel=1e-4), mode
+
+
+@pytest.mark.parametrize("mode", MODES[1:])
+def test_a_stopped_rank_is_named_with_what_the_others_wait_in(folder: Path, mode: str) -> None:
+    shards = ("--dist.shard_ranks", "2") if mode == "hsdp" else ()
+    words = ("--run", "stopped", "--dist.mode", mode, *shards, "--train.steps", "100000", "--watch.on_hang", "stop")
+    with running(folder, "train", "tasks.py:Words", "--procs", "2", "--max-restarts", "0", *words) as command:
+        command.wait_for(r"saved step 16 ")
+        os.kill(pid_of(folder, "stopped", 1), signal.SIGSTOP)
+        assert command.finish() != 0, command.output
+    waits = r"1 rank is blocked in (all_gather|reduce_scatter|all_reduce|broadcast) #\d+"
+    assert re.search(rf"rank 1 on {re.escape(HOST)} is stopped by a signal.*{waits}", command.output), command.output
+
+
+@pytest.mark.parametrize("mode", MODES[1:])
+def test_blocks_are_compiled(folder: Path, mode: str) -> None:
+    train_in(folder, mode, "eager")
+    command = train_in(folder, mode, "compile", "--train.step", "compile")
+    assert "operation by operation" not in command.output, command.output
+    assert losses(folder, "compile") == pytest.approx(losses(folder, "eager"), rel=1e-3)

@@ -6,8 +6,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -31,6 +32,7 @@ from tests.multiproc.test_resume import interrupted_at
 from tests.ranks import RanksFailed, run_ranks
 
 MODES = ("ddp", "zero1", "fsdp", "hsdp")
+WRAP = {"fsdp": ("Residual",), "hsdp": ("60",)}
 EVERY_STEP = CheckpointConfig(every_steps=1, every_epochs=0, keep_last=50, keep_best=0)
 ADAM = OptimConfig(name="adamw", lr=0.01, schedule="constant", clip_norm=0.1)
 
@@ -121,9 +123,11 @@ def test_fsdp_and_hsdp_train_as_ddp_does_on_four_ranks(tmp_path: Path) -> None:
 
 
 def assert_trains_as_ddp(world_size: int, modes: Sequence[str], folder: Path, **settings: Any) -> None:
-    """With accumulation, clipping, an uneven last batch and evaluations of 6 batches, on the same samples."""
+    """With accumulation, clipping, an uneven last batch and evaluations of 6 batches, on the same samples. Blocks are
+    found by default, by their class, and by their size (a block has 70 parameters)."""
     config = config_of(accumulate=2, checkpoint=CheckpointConfig(), **settings)
-    train_each_on(world_size, *((in_mode(mode, config), NoBuffers, folder / mode) for mode in ("ddp", *modes)))
+    jobs = {mode: in_mode(mode, config, wrap=WRAP.get(mode)) for mode in ("ddp", *modes)}
+    train_each_on(world_size, *((job, NoBuffers, folder / mode) for mode, job in jobs.items()))
     expected = newest(folder / "ddp")
     assert expected.documents["model"] == {"aliases": {"again.weight": "tied.weight"}}
     for mode in modes:
@@ -139,9 +143,69 @@ def assert_trains_as_ddp(world_size: int, modes: Sequence[str], folder: Path, **
             ours, theirs = ([event[name] for event in events_of(one, kind)] for one in (run, folder / "ddp"))
             assert theirs
             assert ours == pytest.approx(theirs, rel=1e-9), f"{kind} {name} of {mode}"
+        ours, theirs = (flops_per_sample(one) for one in (run, folder / "ddp"))
+        assert ours == pytest.approx(theirs, rel=1e-6), "of the whole model, and not of a shard"
         (last,) = {event["path"] for event in events_of(run, "checkpoint")[-1:]}
         written = {path.name for path in Path(last).glob("*-part-*")}
         assert len({name.rpartition("-")[2] for name in written}) == (2 if mode == "hsdp" else world_size)
+
+
+def flops_per_sample(run: Path) -> list[float]:
+    found = [event["tflop_per_s"] / event["samples_per_s"] * 1e12 for event in events_of(run, "train")]
+    assert found
+    assert min(found) > 0
+    return found
+
+
+class Branching(Awkward):
+    """One layer, which is in no block, is used by some ranks only."""
+
+    def __init__(self, users: Sequence[int]) -> None:
+        super().__init__()
+        self.users = users
+        self.extra = nn.Linear(6, 6)
+        for block in self.blocks:
+            block.norm = nn.LayerNorm(7)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(self.extra(inputs) if torch.distributed.get_rank() in self.users else inputs)
+
+
+class UsedByNone(Shardable):
+    users: ClassVar[tuple[int, ...]] = ()
+
+    def model(self) -> nn.Module:
+        return Branching(self.users).double()
+
+
+class UsedByOne(UsedByNone):
+    users = (1,)
+
+
+def unused_in_modes(config: Config, folder: Path) -> str:
+    """Returns the error of the job whose ranks use different parameters."""
+    for mode in MODES[:3]:
+        train_here(in_mode(mode, config, find_unused_parameters=True), UsedByOne, folder / f"one-{mode}")
+    train_here(in_mode("fsdp", config), UsedByNone, folder / "none")
+    with pytest.raises(UsageError) as caught:
+        train_here(in_mode("fsdp", config), UsedByOne, folder / "refused")
+    assert caught.value.next_step is not None
+    assert "or set --dist.find_unused_parameters" in caught.value.next_step
+    return caught.value.what
+
+
+def test_parameters_that_not_all_ranks_use_are_named_before_the_first_step(tmp_path: Path) -> None:
+    """As in ddp they need `find_unused_parameters`; those that no rank uses need nothing."""
+    optim = replace(ADAM, weight_decay=0.0)
+    for what in run_ranks(2, unused_in_modes, config_of(steps=3, optim=optim), tmp_path):
+        assert what.startswith("the parameters that the loss does not use differ across ranks: "), what
+        assert "extra.bias and extra.weight" in what
+    assert not list((tmp_path / "refused" / "checkpoints").glob("*"))
+    for mode in MODES[1:3]:
+        assert_close(newest(tmp_path / f"one-{mode}"), newest(tmp_path / "one-ddp"), rtol=1e-9, atol=1e-10)
+    notes = [event["message"] for event in events_of(tmp_path / "none", "note")]
+    expected = "the loss does not use these parameters, which are not trained: extra.weight and extra.bias"
+    assert notes.count(expected) == 1, notes
 
 
 def test_killed_and_resumed_is_bit_identical(tmp_path: Path) -> None:
@@ -203,21 +267,59 @@ class Gpt(WeighTokens):
 
 
 def test_a_gpt_trains_as_with_ddp_in_each_precision(tmp_path: Path) -> None:
+    assert_gpt_trains(tmp_path, fp32=("fsdp",), bf16=("zero1",), policy="every:2")
+
+
+def assert_gpt_trains(folder: Path, *, fp32: Sequence[str], bf16: Sequence[str], policy: bool | str) -> None:
     """In fp32 built without memory, with activations computed again; in bf16 also gathered and reduced in it."""
     saves = CheckpointConfig()
     settings = {"epochs": 2, "batch_size": 8, "optim": replace(ADAM, clip_norm=1.0), "checkpoint": saves}
     whole, rounded = config_of(**settings), config_of(**settings, precision="bf16")
-    whole = replace(whole, model=replace(whole.model, activation_checkpointing="every:2"))
-    jobs = {f"{mode}-fp32": in_mode(mode, whole, meta_init=True) for mode in ("ddp", "fsdp")}
+    whole = replace(whole, model=replace(whole.model, activation_checkpointing=policy))
+    jobs = {f"{mode}-fp32": in_mode(mode, whole, meta_init=True) for mode in ("ddp", *fp32)}
     jobs["ddp-bf16"] = in_mode("ddp", rounded)
-    jobs |= {f"{mode}-bf16": in_mode(mode, rounded, shard_dtype="bf16") for mode in ("zero1",)}
-    train_each_on(2, *((job, Gpt, tmp_path / name) for name, job in jobs.items()))
+    jobs |= {f"{mode}-bf16": in_mode(mode, rounded, shard_dtype="bf16") for mode in bf16}
+    train_each_on(2, *((job, Gpt, folder / name) for name, job in jobs.items()))
     for name in jobs:
         expected, found = (
-            [event["loss"] for event in events_of(tmp_path / run, "train")] for run in (f"ddp-{name[-4:]}", name)
+            [event["loss"] for event in events_of(folder / run, "train")] for run in (f"ddp-{name[-4:]}", name)
         )
         assert found == pytest.approx(expected, rel=1e-5 if name.endswith("fp32") else 0.02), name
-    assert newest(tmp_path / "zero1-bf16").tensors["model"]["blocks.0.mlp_in.weight"].dtype is torch.float32
+    for mode in bf16:
+        assert newest(folder / f"{mode}-bf16").tensors["model"]["blocks.0.mlp_in.weight"].dtype is torch.float32
+
+
+def compiled_and_not(config: Config, modes: Sequence[str], folder: Path) -> list[int]:
+    """Train in each mode; how often torch has compiled something. Not by inductor, which takes longer."""
+    counts = []
+    for mode in modes:
+        eager = in_mode(mode, config, meta_init=True)
+        train_here(eager, Gpt, folder / mode / "eager")
+        usual, torch.compile = torch.compile, partial(torch.compile, backend="aot_eager")  # type: ignore[assignment]
+        train_here(replace(eager, train=replace(eager.train, step="compile")), Gpt, folder / mode / "compile")
+        torch.compile = usual
+        from torch._dynamo.utils import counters
+
+        assert not counters["graph_break"], counters
+        counts.append(counters["stats"]["unique_graphs"])
+        torch._dynamo.reset()
+    return counts
+
+
+def assert_compiles(folder: Path, modes: Sequence[str], policy: bool | str) -> None:
+    config = config_of(epochs=2, batch_size=8, optim=replace(ADAM, clip_norm=1.0), checkpoint=CheckpointConfig())
+    config = replace(config, model=replace(config.model, activation_checkpointing=policy))
+    for counts in run_ranks(2, compiled_and_not, config, modes, folder):
+        assert counts[0] in (1, 2, 3), "the three blocks share their graphs; a short batch needs one of its own"
+    for mode in modes:
+        eager, compiled = (newest(folder / mode / step) for step in ("eager", "compile"))
+        for one in (eager, compiled):
+            one.documents["progress"].pop("facts")
+        assert_close(compiled, eager, rtol=1e-4, atol=1e-5)
+
+
+def test_blocks_are_compiled_before_they_are_sharded(tmp_path: Path) -> None:
+    assert_compiles(tmp_path, ("fsdp",), policy=False)
 
 
 class NotFinite(NoBuffers):

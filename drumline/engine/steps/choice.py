@@ -11,19 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from drumline.config.schema import Config
 from drumline.data.loader import Step
 from drumline.distributed.collectives import all_sum, broadcast_json
+from drumline.engine.compiled_blocks import compiled
 from drumline.engine.job import Job
 from drumline.engine.optimizer import set_capturable
 from drumline.engine.run_folder import write_whole
 from drumline.engine.steps.compilation import compile_before
-from drumline.engine.steps.eager import AnyStep, LossFunction, LossParts, TrainStep, loss_function
+from drumline.engine.steps.eager import AnyStep, TrainStep, loss_function
 from drumline.engine.steps.elastic import ElasticStep
 from drumline.engine.steps.graph import GraphStep
-from drumline.errors import TrialError, UsageError, log
+from drumline.errors import TrialError, UsageError
 from drumline.manager import DDPManager
 from drumline.text import duration
 from drumline.untrusted import read_regular
@@ -66,7 +67,8 @@ def make_step(
     settings: dict[str, Any] = {"clip_norm": config.optim.clip_norm, "sends_buffers": config.dist.broadcast_buffers}
     kinds: dict[str, Callable[[], AnyStep]] = {
         "eager": lambda: TrainStep(job, **settings),
-        "compile": lambda: CompiledStep(job, note=note, **settings),
+        # The blocks of a sharded model are compiled already (`compile_blocks`).
+        "compile": lambda: TrainStep(job, **settings) if job.is_sharded else CompiledStep(job, note=note, **settings),
     }
     is_gpu, uncapturable = job.ddp.device.type == "cuda", job.uncapturable or uncaptured
     if is_gpu and uncapturable is None:
@@ -260,31 +262,3 @@ class CompiledStep:
             self._is_compiled = True
         inner(step)
         self.grad_norm = inner.grad_norm
-
-
-def compiled(function: LossFunction) -> LossFunction:
-    """The function, compiled when it is first called; if that fails, it runs uncompiled, with a warning."""
-    from torch._functorch import config as functorch_config  # a slow import that few runs need
-
-    # The backward pass too: otherwise torch compiles it in the first backward pass, too late to fall back.
-    early = "force_non_lazy_backward_lowering"
-    if hasattr(functorch_config, early):
-        setattr(functorch_config, early, True)
-    compiled_function = torch.compile(function)
-    is_off = False
-
-    def parts(model: nn.Module, batch: Any) -> LossParts:
-        nonlocal is_off
-        if not is_off:
-            try:
-                return compiled_function(model, batch)
-            except torch._dynamo.exc.TorchDynamoException as error:
-                is_off = True
-                lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [repr(error)]
-                reason = next((line for line in lines if "Error" in line or "compiler" in line), lines[0])
-                log.warning(
-                    f"steps are not compiled but run operation by operation, because torch.compile failed: {reason}"
-                )
-        return function(model, batch)
-
-    return parts

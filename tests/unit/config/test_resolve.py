@@ -240,9 +240,9 @@ BROKEN_RULES = [
         "dist.mode = 'zero1' (--dist.mode), dist.static_graph = true (--dist.static_graph)",
     ),
     (
-        ["--dist.mode", "hsdp", "--train.step", "compile"],
-        "a sharded model gathers its parameters between operations: it needs --train.step eager: "
-        "dist.mode = 'hsdp' (--dist.mode), train.step = 'compile' (--train.step)",
+        ["--dist.mode", "hsdp", "--train.step", "graph"],
+        "a sharded model gathers its parameters between operations: it needs --train.step eager or compile: "
+        "dist.mode = 'hsdp' (--dist.mode), train.step = 'graph' (--train.step)",
     ),
     (
         ["--dist.mode", "fsdp", "--train.memory_format", "channels_last"],
