@@ -213,6 +213,7 @@ def auto_on_gpu(
         optimizer=optimizer,
         model=torch.nn.Identity(),
         applied=None,
+        is_sharded=False,
         heartbeat=None,
         group_settings=group_settings(optimizer),
     )
