@@ -119,11 +119,11 @@ def test_a_stream_of_shards_continues_where_its_state_was_taken(tmp_path: Path) 
         assert len(samples) == 1000
         assert samples not in orders, "each round has its own order"
         orders.append(samples)
-        for taken in (0, 3, 500, 997, 1000):  # 500: at the end of a shard, 1000: at the very end
-            first, second = stream(paths), stream(paths)
-            first.set_epoch(epoch)
-            before = list(islice(first, taken))
-            second.set_epoch(epoch)
-            second.load_state_dict(first.state_dict())
-            assert len(before) == taken
-            assert [(point.tolist(), label) for point, label in second] == samples[taken:]
+    for taken in (0, 3, 500, 997, 1000):  # 500: at the end of a shard, 1000: at the very end
+        first, second = stream(paths), stream(paths)
+        first.set_epoch(epoch)
+        before = list(islice(first, taken))
+        second.set_epoch(epoch)
+        second.load_state_dict(first.state_dict())
+        assert len(before) == taken
+        assert [(point.tolist(), label) for point, label in second] == samples[taken:]
