@@ -17,6 +17,7 @@ from drumline.config import Layers
 from drumline.config.schema import Config
 from drumline.engine.batch_search import BatchSearch, search_batch
 from drumline.engine.job import make_manager
+from drumline.engine.local_data import with_local_data
 from drumline.engine.mode_choice import settle_mode
 from drumline.engine.range_test import SAFETY, RangeOptions, RangeTest, measure_range
 from drumline.manager import DDPManager
@@ -39,7 +40,7 @@ def run_rank(verb: str, task: str, layers: Layers, own: Mapping[str, Any]) -> in
         config = resolve_task(task, task_class, layers)
         ddp = make_manager(config, task)
         find = _find_lr if verb == "find-lr" else _find_batch
-        return ddp, lambda: find(settle_mode(config, task_class, ddp), task_class, ddp, own)
+        return ddp, lambda: find(settle_mode(with_local_data(config, ddp), task_class, ddp), task_class, ddp, own)
 
     return as_rank(prepare)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from drumline.cli.report_command import report_at_end
@@ -12,6 +13,7 @@ from drumline.config import Layers
 from drumline.distributed.failure import summary
 from drumline.engine.failure_report import report_failure
 from drumline.engine.job import Progress, make_manager
+from drumline.engine.local_data import with_local_data
 from drumline.engine.output import start_clock
 from drumline.engine.preemption import Preemption
 from drumline.engine.run_context import RunRequest
@@ -42,7 +44,9 @@ def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequ
         if config.dist.mode == "auto":
             from drumline.engine.mode_choice import settle_mode  # few runs need it
 
-            config = settle_mode(config, task_class, ddp, lambda text: print_message(f"note: {text}"))
+            local = with_local_data(config, ddp)
+            settled = settle_mode(local, task_class, ddp, lambda text: print_message(f"note: {text}"))
+            config = replace(settled, data=config.data)
         preemption.join(ddp, progress)
         request = RunRequest(task, config, folder, fresh, tuple(argv))
         code = train(request, task_class, ddp, progress, preemption, clock)

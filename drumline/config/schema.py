@@ -106,7 +106,10 @@ class DataConfig:
     """`digits`, `cifar10`, `image_folder`, `tokens`, `synthetic_images`, `synthetic_tokens`, or your own
     dataset: `path/to/file.py:ClassName`."""
     dir: str | None = None
-    """Folder (or file) that holds the data, such as a shared volume. Also read from DATASET_DIR."""
+    """Folder (or file) that holds the data, such as a shared volume. Also read from DATASET_DIR. A folder in an object
+    store (`s3://bucket/folder`) is copied to each machine once."""
+    cache: str | None = None
+    """Where such copies are kept on each machine [~/.cache/drumline/data]."""
     augment: bool = False
     """Random crop and flip of training images, seeded by (seed, epoch, sample index)."""
     image_size: Count = 32

@@ -9,6 +9,8 @@ import os
 import time
 from dataclasses import asdict, dataclass, field
 
+import torch.distributed as dist
+
 from drumline.errors import Place
 from drumline.launch.rank_environment import FailureRecord
 from drumline.net.sealed_store import SealedStore
@@ -16,6 +18,7 @@ from drumline.processes import parent_of
 
 FIRST = "failure/first"
 CLAIM_WAIT_S = 2.0
+_POLL_S = 0.05
 # How long to wait for a failed rank's report, which may be slow on a busy machine.
 REPORT_WAIT_S = 10.0
 
@@ -97,3 +100,20 @@ def _wait_for_claim(store: SealedStore) -> Failure | None:
             return Failure(**{**claim, **places})
         time.sleep(0.02)
     return None
+
+
+def wait_for_ranks(store: SealedStore, what: str, rank: int, world_size: int, *, limit_s: float) -> list[int]:
+    """Wait through the store until every rank has come to this call: a collective would time out while one of them
+    works for long. Those that have not after this limit; a DistStoreError as soon as a rank has failed."""
+    here, keys = store.under(what), [str(number) for number in range(world_size)]
+    deadline = time.monotonic() + limit_s
+    here.set(keys[rank], "done")
+    while not here.check(keys if rank == 0 else ["all"]):
+        if store.check([FIRST]):
+            raise dist.DistStoreError(f"another rank failed ({what})")
+        if time.monotonic() > deadline:
+            return [number for number, key in enumerate(keys) if not here.check([key])]
+        time.sleep(max(_POLL_S, world_size / 1000))  # the store answers all ranks
+    if rank == 0:
+        here.set("all", "done")
+    return []

@@ -11,6 +11,7 @@ from itertools import islice
 from drumline.config.schema import Config
 from drumline.doctor.finding import Fault, Finding
 from drumline.engine.job import build_job
+from drumline.engine.local_data import with_local_data
 from drumline.engine.range_test import endless
 from drumline.engine.steps.warm_up import dry_run, trains_with_ddp, without_gradient
 from drumline.engine.train import explain_out_of_memory
@@ -50,6 +51,7 @@ class ParameterUse:
 def measure_use(config: Config, task_class: type[Task], ddp: DDPManager, *, most: int) -> ParameterUse:
     """Run this many micro-batches through loss and backward pass, in training mode. The weights stay as they are.
     Random numbers continue from batch to batch, as in a run: a model may leave out layers at random."""
+    config = with_local_data(config, ddp)
     job = build_job(config, task_class(config), ddp, step="eager")
     unused: Counter[str] = Counter()
     try:

@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from drumline.data.evaluation_loader import EvaluationLoader
 from drumline.distributed.collectives import check_same, gather_json, gather_on_main
 from drumline.engine.evaluation_job import EvaluationJob, build_evaluation_job
+from drumline.engine.local_data import with_local_data
 from drumline.engine.saved_run import SavedRun, evaluation_data, restore_for_evaluation
 from drumline.errors import UsageError
 from drumline.manager import DDPManager
@@ -35,7 +36,7 @@ Encoder = Callable[[Any, int], bytes]
 def predict_run(saved: SavedRun, ddp: DDPManager, data: str | None, *, encode: Encoder) -> Iterator[bytes]:
     """Collective: the encoded predictions of every batch, in order, on rank 0; the others get none. With the weights
     that the run evaluates with (of EMA, for example). `data`: as for `evaluation_data`."""
-    task = saved.task(saved.config)
+    task = saved.task(with_local_data(saved.config, ddp))
     dataset = prediction_data(task, data, warns=ddp.is_main_process())
     job = build_evaluation_job(saved.config, task, ddp, {"": dataset}, has_metrics=False)
     try:

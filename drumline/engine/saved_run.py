@@ -23,6 +23,7 @@ from drumline.data.dataset import is_stream
 from drumline.engine.evaluation import evaluate
 from drumline.engine.evaluation_job import EvaluationJob, build_evaluation_job, evaluation_facts, evaluation_sets
 from drumline.engine.exported_weights import weights_in
+from drumline.engine.local_data import with_local_data
 from drumline.engine.resume import check_contents
 from drumline.engine.run_folder import RunFolder
 from drumline.engine.task_hooks import HOOKS_FILE, hooks_before_evaluation, make_hooks
@@ -160,7 +161,7 @@ def _are_own(sets: Mapping[str, Any], task: Task) -> bool:
 
 def evaluate_run(saved: SavedRun, ddp: DDPManager, data: str | None = None) -> dict[str, Any]:
     """Collective: evaluate the checkpoint as the run itself does it. `data`: as for `evaluation_data`."""
-    task = saved.task(saved.config)
+    task = saved.task(with_local_data(saved.config, ddp))
     if not (sets := evaluation_data(task, data, warns=ddp.is_main_process())):
         raise UsageError(
             f"{saved.task.__name__} has no evaluation data",

@@ -21,6 +21,7 @@ from drumline.engine.balance import make_balance
 from drumline.engine.failure_report import is_own, out_of_memory
 from drumline.engine.initial_weights import load_initial_weights
 from drumline.engine.job import Job, Progress, build_job, check_streams, choose_batch, choose_step, count_steps
+from drumline.engine.local_data import with_local_data
 from drumline.engine.loop import Loop, between_steps
 from drumline.engine.non_finite import NonFinite
 from drumline.engine.output import StartClock, WatchNotices, divert_output, open_reporter, report_end, report_start
@@ -76,9 +77,10 @@ def train(
         if found is None and config.model.init is not None:
             begin = partial(load_initial_weights, config.model, ddp=ddp, report=reporter.report)
         step = choose_step(config, ddp.device, saved)
+        local = with_local_data(config, ddp)
         built = partial(clock.mark, "data")
         with explain_out_of_memory(config, ddp):
-            job = build_job(config, task_class(config), ddp, batch, step=step, on_data=built, on_model=begin)
+            job = build_job(local, task_class(local), ddp, batch, step=step, on_data=built, on_model=begin)
         stack.callback(job.close)
         clock.mark("model")
 

@@ -34,8 +34,8 @@ def corrupt(where: str, reason: str) -> StoreError:
 class Backend(Protocol):
     """One kind of store. Its methods raise whatever its library raises, and `explain` puts that into words."""
 
-    def sizes(self, under: str) -> Iterator[tuple[str, int]]:
-        """The objects whose names begin with `under/`, or all."""
+    def entries(self, under: str) -> Iterator[tuple[str, int, str]]:
+        """The objects whose names begin with `under/`, or all: name, size, and a tag that changes with the content."""
 
     def put(self, name: str, source: Path | bytes) -> None:
         """Upload a whole object."""

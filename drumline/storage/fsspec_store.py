@@ -10,6 +10,9 @@ from pathlib import Path
 from drumline.errors import MissingExtraError, UsageError, did_you_mean
 from drumline.storage.backend import PIECE_BYTES, StoreError
 
+# What kinds of stores call it.
+_TAGS = ("ETag", "etag", "md5Hash", "mtime", "last_modified", "LastModified", "created")
+
 
 class FsspecBackend:
     """A folder of a file system of fsspec."""
@@ -34,11 +37,12 @@ class FsspecBackend:
         except Exception as error:
             raise self.explain(error, url) from error
 
-    def sizes(self, under: str) -> Iterator[tuple[str, int]]:
+    def entries(self, under: str) -> Iterator[tuple[str, int, str]]:
         with suppress(FileNotFoundError):
             folder = self._path(under)
             for path, entry in self._files.find(folder, detail=True).items():
-                yield path.removeprefix(self._root).lstrip("/"), entry["size"]
+                tag = next((str(entry[name]) for name in _TAGS if entry.get(name)), "")
+                yield path.removeprefix(self._root).lstrip("/"), entry["size"], tag
 
     def put(self, name: str, source: Path | bytes) -> None:
         if isinstance(source, Path):

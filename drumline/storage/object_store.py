@@ -10,7 +10,7 @@ import errno
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -63,8 +63,12 @@ class ObjectStore:
     def sizes(self, under: str = "") -> dict[str, int]:
         """The size of every object whose name begins with `under/`. A name that is no relative path is left out, so
         that a file of that name is always below the folder that it is fetched to."""
+        return {name: size for name, (size, _) in self.tags(under).items()}
+
+    def tags(self, under: str = "") -> dict[str, tuple[int, str]]:
+        """The same with a tag of the store for each, which changes with the content."""
         with self._explained(under):
-            return {name: size for name, size in self._backend.sizes(under) if _is_relative(name)}
+            return {name: (size, tag) for name, size, tag in self._backend.entries(under) if _is_relative(name)}
 
     def put(self, name: str, source: Path | bytes) -> None:
         """Upload a whole object, in place of an earlier one. On S3 a reader sees all of it or nothing."""
@@ -92,17 +96,25 @@ class ObjectStore:
                 raise corrupt(self._where(name), f"it has more than {most:,} bytes")
         return bytes(content)
 
-    def fetch(self, name: str, to: Path, *, size: int | None = None, checksum: str | None = None) -> None:
+    def fetch(
+        self,
+        name: str,
+        to: Path,
+        *,
+        size: int | None = None,
+        checksum: str | None = None,
+        on_piece: Callable[[], None] = lambda: None,
+    ) -> str:
         """Download an object to a file, which appears when it is complete, on disk, and has this size and blake3
-        checksum. Nothing is left of a download that fails."""
-        for delay_s in (*RETRY_AFTER_S, None):
+        checksum; returns the latter. Nothing is left of a download that fails. `on_piece`: called as data arrives."""
+        for delay_s in RETRY_AFTER_S:
             try:
-                self._fetch(name, to, size, checksum)
-                return
+                return self._fetch(name, to, size, checksum, on_piece)
             except StoreError as error:
-                if delay_s is None or not error.may_pass:
+                if not error.may_pass:
                     raise
                 time.sleep(delay_s)
+        return self._fetch(name, to, size, checksum, on_piece)
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete objects; one that is missing is no error."""
@@ -116,7 +128,7 @@ class ObjectStore:
         with self._explained():
             self._backend.delete_unfinished()
 
-    def _fetch(self, name: str, to: Path, size: int | None, checksum: str | None) -> None:
+    def _fetch(self, name: str, to: Path, size: int | None, checksum: str | None, on_piece: Callable[[], None]) -> str:
         digest, count = blake3(), 0
         try:
             with replacing(to) as file:
@@ -124,9 +136,11 @@ class ObjectStore:
                     file.write(chunk)
                     digest.update(chunk)
                     count += len(chunk)
+                    on_piece()
                 file.flush()
                 os.fsync(file.fileno())
                 self._compare(name, size, checksum, count, digest.hexdigest())
+            return digest.hexdigest()
         except OSError as error:
             is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             reason = "the disk is full" if is_full else error.strerror

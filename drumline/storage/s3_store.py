@@ -54,11 +54,11 @@ class S3Backend:
         # Few threads: an upload leaves the processor to training.
         self._transfer = TransferConfig(max_concurrency=2, multipart_threshold=64 << 20, multipart_chunksize=32 << 20)
 
-    def sizes(self, under: str) -> Iterator[tuple[str, int]]:
+    def entries(self, under: str) -> Iterator[tuple[str, int, str]]:
         prefix = f"{self._prefix}{under}/" if under else self._prefix
         for page in self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix):
             for entry in page.get("Contents", ()):
-                yield entry["Key"].removeprefix(self._prefix), entry["Size"]
+                yield entry["Key"].removeprefix(self._prefix), entry["Size"], str(entry.get("ETag", ""))
 
     def put(self, name: str, source: Path | bytes) -> None:
         key = self._prefix + name

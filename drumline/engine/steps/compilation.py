@@ -12,12 +12,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from drumline.data.loader import Step
 from drumline.distributed.collectives import gather_json
-from drumline.distributed.failure import FIRST
+from drumline.distributed.failure import wait_for_ranks
 from drumline.engine.job import Job
 from drumline.engine.run_context import RunContext
 from drumline.engine.steps import eager
@@ -28,7 +27,6 @@ from drumline.watch.heartbeat import COMPILE_FACTOR, Phase
 
 FIRST_STEPS = 5
 """Shapes that vary lead to a second, more general compilation in the first steps, which is usual."""
-_POLL_S = 0.05
 _AFTER_BREAK = re.compile(r"^torch_dynamo_resume_in_(.+)_at_\d+$")
 _ID = re.compile(r"^[\[\]!\d/_]+: ")
 
@@ -85,22 +83,12 @@ def _wait_for_ranks(job: Job) -> None:
     ddp, store = job.ddp, job.ddp._connection.store
     assert store is not None
     job.heartbeat.mark(Phase.COMPILED)
-    here = store.under(f"compiled/{job.heartbeat.step}")
     limit_s = COMPILE_FACTOR * ddp._train_timeout_s  # the watchdog, which names the rank, acts before
-    deadline, keys = time.monotonic() + limit_s, [str(rank) for rank in range(ddp.world_size)]
-    here.set(keys[ddp.rank], "done")
-    while not here.check(keys if ddp.is_main_process() else ["all"]):
-        if store.check([FIRST]):
-            raise dist.DistStoreError("another rank failed before it had compiled")
-        if time.monotonic() > deadline:
-            missing = [rank for rank, key in enumerate(keys) if not here.check([key])]
-            raise TrainingError(
-                f"{named_ranks(missing)} did not finish torch.compile within {duration(limit_s)}",
-                next_step="use --train.step eager, or raise --dist.train_timeout_s: the limit is a multiple of it",
-            )
-        time.sleep(max(_POLL_S, ddp.world_size / 1000))  # the store answers all ranks
-    if ddp.is_main_process():
-        here.set("all", "done")
+    if missing := wait_for_ranks(store, f"compiled/{job.heartbeat.step}", ddp.rank, ddp.world_size, limit_s=limit_s):
+        raise TrainingError(
+            f"{named_ranks(missing)} did not finish torch.compile within {duration(limit_s)}",
+            next_step="use --train.step eager, or raise --dist.train_timeout_s: the limit is a multiple of it",
+        )
 
 
 def find_difference(everyone: Sequence[Mapping[str, Any]]) -> str | None:

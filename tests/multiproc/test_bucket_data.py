@@ -1,0 +1,58 @@
+"""`--data.dir s3://...` on two ranks of one machine: one copies, the other waits, both train on the copy."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("boto3", reason="pip install 'drumline[dev]' brings it")
+
+from torch.utils.data import Dataset, TensorDataset
+
+from drumline.config.schema import Config
+from tests.jobs import Classify, make_config, train_here
+from tests.ranks import RanksFailed, run_ranks
+from tests.store_server import BUCKET, Proxy, empty_bucket, environment, moto_server
+
+
+class FromFolder(Classify):
+    """Reads its points from `data.dir`, as a user's task does."""
+
+    def train_data(self) -> Dataset[Any]:
+        import torch
+
+        inputs = torch.from_numpy(np.load(Path(self.config.data.dir or "", "points.npy")))
+        return TensorDataset(inputs, (inputs.sum(1) > 0).long())
+
+
+def train_from_bucket(url: str, config: Config, run: Path) -> int:
+    os.environ.update(environment(url))
+    return train_here(config, FromFolder, run).step
+
+
+@pytest.mark.world_size(2)
+def test_one_rank_copies_and_both_train(tmp_path: Path) -> None:
+    config = make_config(epochs=1)
+    config = replace(config, data=replace(config.data, dir=f"s3://{BUCKET}/points", cache=str(tmp_path / "cache")))
+    with moto_server() as server, Proxy(server) as proxy:
+        client = empty_bucket(server)
+        np.save(tmp_path / "points.npy", np.random.default_rng(1).normal(size=(37, 6)))
+        client.upload_file(str(tmp_path / "points.npy"), BUCKET, "points/points.npy")
+        # Slow enough that the other rank waits for it.
+        proxy.fault = lambda method, path: 0.5 if path.endswith("points.npy") else None
+        assert run_ranks(2, train_from_bucket, proxy.url, config, tmp_path / "run") == [5, 5]
+        again = replace(config, train=replace(config.train, epochs=2))
+        assert run_ranks(2, train_from_bucket, proxy.url, again, tmp_path / "run") == [10, 10]
+        asked = [path for method, path in proxy.requests if path.endswith("points.npy")]
+        assert len(asked) == 1, "each start, or each rank, has fetched it"
+
+        missing = replace(config, data=replace(config.data, dir="s3://no-such/points"))
+        with pytest.raises(RanksFailed) as failed:
+            run_ranks(2, train_from_bucket, proxy.url, missing, tmp_path / "other")
+        assert "DataError: data.dir: there is no bucket no-such" in failed.value.errors[0]
+        assert 1 in failed.value.errors, "the other rank waits for ever"

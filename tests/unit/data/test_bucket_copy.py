@@ -1,0 +1,200 @@
+"""`--data.dir s3://...` on a real S3 endpoint (moto over HTTP): fetched once, checked at every start, complete or not
+used."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("boto3", reason="pip install 'drumline[dev]' brings it")
+
+from drumline.data import bucket_copy
+from drumline.data.bucket_copy import BucketCopy
+from drumline.errors import DataError, UsageError
+from drumline.storage import object_store, s3_store
+from drumline.storage.backend import StoreError
+from tests.multinode.needs import missing
+from tests.store_server import BUCKET, Proxy, empty_bucket, environment, moto_server, use_endpoint
+
+URL = f"s3://{BUCKET}/digits"
+CONTENT = {"train/0/a.png": b"a" * 100, "train/1/b.png": b"b" * 200, "eval/0/c.png": b"", "labels": b"0 1"}
+
+
+@pytest.fixture(scope="module", name="server")
+def start_server() -> Iterator[str]:
+    with moto_server() as url:
+        yield url
+
+
+@pytest.fixture(name="client")
+def make_client(server: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    use_endpoint(monkeypatch, server)
+    monkeypatch.setattr(object_store, "RETRY_AFTER_S", (0.01, 0.01))
+    monkeypatch.setattr(s3_store, "MAX_ATTEMPTS", 1)
+    client = empty_bucket(server)
+    for name, content in CONTENT.items():
+        client.put_object(Bucket=BUCKET, Key=f"digits/{name}", Body=content)
+    client.put_object(Bucket=BUCKET, Key="digits-other/x", Body=b"x")
+    return client
+
+
+@pytest.fixture(name="proxy")
+def make_proxy(server: str, client: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    with Proxy(server) as proxy:
+        use_endpoint(monkeypatch, proxy.url)
+        yield proxy
+
+
+def copy(tmp_path: Path, **more: Any) -> BucketCopy:
+    return BucketCopy(url=URL, cache=tmp_path / "cache", **more)
+
+
+def files(one: BucketCopy) -> dict[str, bytes]:
+    found = (path for path in one.folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(one.folder)): path.read_bytes() for path in found}
+
+
+def fetched(proxy: Proxy) -> list[str]:
+    """The objects that were asked for since the last call."""
+    names = [path.partition("/digits/")[2] for method, path in proxy.requests if method == "GET"]
+    proxy.requests.clear()
+    return sorted(name for name in names if name)
+
+
+def test_data_is_copied_once(proxy: Proxy, tmp_path: Path) -> None:
+    said: list[str] = []
+    one = copy(tmp_path, report=said.append)
+    one.update()
+    assert files(one) == CONTENT
+    assert said == [f"copying 303 B (4 objects) from {URL} to {one.folder}"]
+    assert fetched(proxy) == sorted(CONTENT)
+    copy(tmp_path, report=said.append).update()
+    assert fetched(proxy) == []
+    assert len(said) == 1
+
+
+def test_what_changed_is_fetched_again_and_what_is_gone_is_removed(client: Any, proxy: Proxy, tmp_path: Path) -> None:
+    one = copy(tmp_path)
+    one.update()
+    client.put_object(Bucket=BUCKET, Key="digits/labels", Body=b"1 0")  # of the same size
+    client.put_object(Bucket=BUCKET, Key="digits/train/1/d.png", Body=b"d")
+    client.delete_object(Bucket=BUCKET, Key="digits/eval/0/c.png")
+    (one.folder / "train/0/a.png").write_bytes(b"x" * 100)  # of the same size too
+    (one.folder / "train/0/.a.png.partial").touch()
+    os.utime(one.folder / "train/1/b.png", (5, 5))  # other times, the same bytes
+    fetched(proxy)
+    one.update()
+    assert fetched(proxy) == ["labels", "train/0/a.png", "train/1/d.png"]
+    wanted = {**CONTENT, "labels": b"1 0", "train/1/d.png": b"d"}
+    assert files(one) == {name: content for name, content in wanted.items() if name != "eval/0/c.png"}
+    assert not (one.folder / "eval").exists()
+    one.update()
+    assert fetched(proxy) == []
+
+
+def test_an_interrupted_copy_continues(proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bucket_copy, "NUM_THREADS", 1)
+    proxy.fault = lambda method, path: "cut" if path.endswith("b.png") else None
+    one = copy(tmp_path)
+    with pytest.raises(StoreError, match=f"{URL}/train/1/b.png is unreachable: the connection failed or was cut"):
+        one.update()
+    assert not (one.folder / "train/1/b.png").exists()
+    first = set(fetched(proxy)) - {"train/1/b.png"}
+    assert first, "nothing came before the fault"
+    proxy.fault = lambda method, path: None
+    one.update()
+    assert files(one) == CONTENT
+    assert set(fetched(proxy)) == CONTENT.keys() - first
+
+
+@pytest.mark.parametrize("record", ["", "[]", '{"labels": 3}', "\ufffd"])
+def test_a_record_that_cannot_be_read_fetches_everything(proxy: Proxy, tmp_path: Path, record: str) -> None:
+    one = copy(tmp_path)
+    one.update()
+    (one.folder.parent / "record.json").write_text(record)
+    fetched(proxy)
+    one.update()
+    assert fetched(proxy) == sorted(CONTENT)
+
+
+def test_two_jobs_on_a_machine_copy_one_after_the_other(
+    proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bucket_copy, "POLL_S", 0.05)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hold(method: str, path: str) -> None:
+        if path.endswith("labels"):
+            begun.set()
+            go_on.wait(60)
+
+    proxy.fault = hold
+    first = threading.Thread(target=copy(tmp_path).update)
+    first.start()
+    assert begun.wait(60)
+    marks: list[str] = []
+
+    def alive() -> None:
+        marks.append("alive")
+        go_on.set()
+
+    second = copy(tmp_path, report=marks.append, alive=alive)
+    second.update()
+    first.join()
+    assert marks[:2] == [f"waiting for another process that copies {URL} on this machine", "alive"]
+    assert fetched(proxy) == sorted(CONTENT), "something was fetched twice"
+    assert files(second) == CONTENT
+
+
+def test_refusals(client: Any, tmp_path: Path) -> None:
+    with pytest.raises(DataError) as error:
+        BucketCopy(url="s3://no-such/digits", cache=tmp_path).update()
+    assert (error.value.what, error.value.next_step) == (
+        "data.dir: there is no bucket no-such",
+        "correct the name, or make it: aws s3 mb s3://no-such",
+    )
+    with pytest.raises(DataError) as error:
+        BucketCopy(url=f"s3://{BUCKET}/digit", cache=tmp_path).update()
+    assert (error.value.what, error.value.next_step) == (
+        f"data.dir: there are no objects below s3://{BUCKET}/digit/",
+        "name the folder that holds the data, as in s3://bucket/folder",
+    )
+    with pytest.raises(UsageError, match="s3:// names no bucket"):
+        BucketCopy(url="s3://", cache=tmp_path).update()
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match=r"cannot be copied to .*: .*\n?.*"):
+        BucketCopy(url=URL, cache=tmp_path / "file").update()
+
+
+# On a disk of its own: tmpfs in a mount namespace.
+FULL = """
+import sys
+from pathlib import Path
+from drumline.data.bucket_copy import BucketCopy
+from drumline.errors import DataError
+try:
+    BucketCopy(url=sys.argv[1], cache=Path(sys.argv[2])).update()
+except DataError as error:
+    print(error.what, error.next_step, sep="\\n")
+"""
+
+
+def test_data_that_does_not_fit_is_refused_before_it_is_fetched(server: str, client: Any, tmp_path: Path) -> None:
+    if why := missing():
+        pytest.skip(why)
+    client.put_object(Bucket=BUCKET, Key="digits/large", Body=bytes(2 << 20))
+    script = f'mount -t tmpfs -o size=1m tmpfs {tmp_path} && exec "$@"'
+    command = ["unshare", "--mount", "bash", "-c", script, "bash", sys.executable, "-c", FULL, URL, str(tmp_path)]
+    variables = {**os.environ, **environment(server)}
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
+    what, step = done.stdout.splitlines()
+    assert what.startswith(f"data.dir: 2.1 MB (5 objects) of {URL} do not fit into {tmp_path}/bucket-digits-")
+    assert what.endswith(" are free there")
+    assert step == "free some space, or give a folder on a larger disk with --data.cache"
