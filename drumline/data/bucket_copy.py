@@ -155,7 +155,7 @@ class BucketCopy:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Another job on this machine may be copying the same data."""
-        with (self._place / "lock").open("w") as file:
+        with (self._place / "lock").open("wb") as file:
             has_waited = False
             while True:
                 try:
