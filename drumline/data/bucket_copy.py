@@ -9,10 +9,11 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 from blake3 import blake3
@@ -27,6 +28,8 @@ from drumline.untrusted import make_own_folder, parse_json, read_regular, replac
 NUM_THREADS = 8
 POLL_S, RECORD_EVERY_S = 1.0, 10.0
 MOST_RECORD_BYTES = 1 << 30
+Objects = Mapping[str, tuple[int, str]]
+"""The size and the tag of each object that the store has."""
 Record = dict[str, list[object]]
 """Of each object that was fetched: its size, the store's tag, the blake3 checksum, and when the file was written."""
 
@@ -72,55 +75,38 @@ class BucketCopy:
         record = self._record()
         record = {name: record[name] for name in wanted if name in record and self._is_here(name, record, wanted)}
         self._remove_others(wanted)
-        missing = {name: size for name, (size, _) in wanted.items() if name not in record}
-        if not missing:
-            return
-        total, free = sum(missing.values()), shutil.disk_usage(self._place).free
+        missing = [name for name in wanted if name not in record]
+        total, free = sum(wanted[name][0] for name in missing), shutil.disk_usage(self._place).free
         amount = f"{file_size(total)} ({plural(len(missing), 'object')})"
         if total > free:
             raise DataError(
                 f"data.dir: {amount} of {self.url} do not fit into {self._place}: {file_size(free)} are free there",
                 next_step="free some space, or give a folder on a larger disk with --data.cache",
             )
-        self.report(f"copying {amount} from {self.url} to {self.folder}")
-        try:
+        if missing:
+            self.report(f"copying {amount} from {self.url} to {self.folder}")
             self._fetch(store, missing, wanted, record)
-        finally:
-            self._write(record)  # also after a failure: the next start continues from here
 
-    def _fetch(
-        self, store: ObjectStore, missing: Mapping[str, int], wanted: Mapping[str, tuple[int, str]], record: Record
-    ) -> None:
-        pieces, seen, recorded_at = [0], 0, time.monotonic()
-
-        def fetch(name: str) -> str:
+    def _fetch(self, store: ObjectStore, names: Sequence[str], wanted: Objects, record: Record) -> None:
+        def fetch(name: str) -> tuple[str, int]:
             to = self.folder / name
             to.parent.mkdir(parents=True, exist_ok=True)
+            return store.fetch(name, to, size=wanted[name][0]), to.stat().st_mtime_ns
 
-            def count() -> None:
-                pieces[0] += 1
-
-            return store.fetch(name, to, size=missing[name], on_piece=count)
-
-        pool = ThreadPoolExecutor(NUM_THREADS)
+        pool, written_at = ThreadPoolExecutor(NUM_THREADS), time.monotonic()
         try:
-            pending = {pool.submit(fetch, name): name for name in missing}
-            while pending:
-                done, _ = wait(pending, timeout=POLL_S, return_when=FIRST_COMPLETED)
-                for future in done:
-                    name = pending.pop(future)
-                    written_at = (self.folder / name).stat().st_mtime_ns if future.exception() is None else 0
-                    record[name] = [*wanted[name], future.result(), written_at]
-                if pieces[0] != seen:
-                    seen = pieces[0]
-                    self.alive()
-                if time.monotonic() - recorded_at > RECORD_EVERY_S:
+            for name, future in [(name, pool.submit(fetch, name)) for name in names]:
+                while not wait([future], timeout=POLL_S).done:
+                    self.alive()  # a download that hangs ends by its own time limits
+                record[name] = [*wanted[name], *future.result()]
+                if time.monotonic() - written_at > RECORD_EVERY_S:
                     self._write(record)
-                    recorded_at = time.monotonic()
+                    written_at = time.monotonic()
         finally:
             pool.shutdown(cancel_futures=True)
+            self._write(record)  # also after a failure: the next start continues from here
 
-    def _is_here(self, name: str, record: Record, wanted: Mapping[str, tuple[int, str]]) -> bool:
+    def _is_here(self, name: str, record: Record, wanted: Objects) -> bool:
         """Whether the file is the one that was fetched, and the object has not changed since."""
         size, tag, checksum, written_at = record[name]
         path = self.folder / name
@@ -131,7 +117,7 @@ class BucketCopy:
         record[name] = [size, tag, checksum, path.stat().st_mtime_ns]
         return blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest() == checksum
 
-    def _remove_others(self, wanted: Mapping[str, object]) -> None:
+    def _remove_others(self, wanted: Objects) -> None:
         """What the store no longer has: a dataset may read every file of its folder."""
         for folder, _, names in os.walk(self.folder, topdown=False):
             for path in (Path(folder, name) for name in names):
@@ -156,15 +142,13 @@ class BucketCopy:
     def _locked(self) -> Iterator[None]:
         """Another job on this machine may be copying the same data."""
         with (self._place / "lock").open("wb") as file:
-            has_waited = False
-            while True:
+            for attempt in count():
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
-                    if not has_waited:
+                    if attempt == 0:
                         self.report(f"waiting for another process that copies {self.url} on this machine")
-                    has_waited = True
                     self.alive()
                     time.sleep(POLL_S)
             yield

@@ -10,7 +10,7 @@ import errno
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -96,25 +96,17 @@ class ObjectStore:
                 raise corrupt(self._where(name), f"it has more than {most:,} bytes")
         return bytes(content)
 
-    def fetch(
-        self,
-        name: str,
-        to: Path,
-        *,
-        size: int | None = None,
-        checksum: str | None = None,
-        on_piece: Callable[[], None] = lambda: None,
-    ) -> str:
+    def fetch(self, name: str, to: Path, *, size: int | None = None, checksum: str | None = None) -> str:
         """Download an object to a file, which appears when it is complete, on disk, and has this size and blake3
-        checksum; returns the latter. Nothing is left of a download that fails. `on_piece`: called as data arrives."""
+        checksum, which is returned. Nothing is left of a download that fails."""
         for delay_s in RETRY_AFTER_S:
             try:
-                return self._fetch(name, to, size, checksum, on_piece)
+                return self._fetch(name, to, size, checksum)
             except StoreError as error:
                 if not error.may_pass:
                     raise
                 time.sleep(delay_s)
-        return self._fetch(name, to, size, checksum, on_piece)
+        return self._fetch(name, to, size, checksum)
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete objects; one that is missing is no error."""
@@ -128,7 +120,7 @@ class ObjectStore:
         with self._explained():
             self._backend.delete_unfinished()
 
-    def _fetch(self, name: str, to: Path, size: int | None, checksum: str | None, on_piece: Callable[[], None]) -> str:
+    def _fetch(self, name: str, to: Path, size: int | None, checksum: str | None) -> str:
         digest, count = blake3(), 0
         try:
             with replacing(to) as file:
@@ -136,7 +128,6 @@ class ObjectStore:
                     file.write(chunk)
                     digest.update(chunk)
                     count += len(chunk)
-                    on_piece()
                 file.flush()
                 os.fsync(file.fileno())
                 self._compare(name, size, checksum, count, digest.hexdigest())

@@ -33,40 +33,48 @@ ACCOUNT = {
     "PYTHONPATH": str(ROOT),
     "PYTHONWARNINGS": "ignore",
 }
-# Runs where the user sits: makes the cluster, or replaces a node as AWS does; shows the nodes.
+# Runs where the user sits: a moto server, with a cluster. Replaces the node that a file names, as AWS does.
 AWS = """
-import base64, json, sys
+import base64, json, sys, time
 from pathlib import Path
+from moto.server import ThreadedMotoServer
 from drumline.aws import cluster_plan, prices
 from drumline.aws.account import connect
 from drumline.aws.cluster_creation import bring_up
 from drumline.aws.cluster_nodes import nodes_of
 from drumline.aws.cluster_settings import ClusterSettings
-account = connect("us-east-1", None)
+ThreadedMotoServer("127.0.0.1", 5000, verbose=False).start()
+account, template, lost = connect("us-east-1", None), Path(sys.argv[1]), Path(sys.argv[2])
 ec2 = lambda operation, **given: account.call("ec2", operation, **given)
-verb, *given = sys.argv[1:]
-if verb == "up":
-    vpc = ec2("create_vpc", CidrBlock="10.77.0.0/16")["Vpc"]["VpcId"]
-    place = {"CidrBlock": "10.77.0.0/24", "AvailabilityZone": "us-east-1a"}
-    subnet = ec2("create_subnet", VpcId=vpc, **place)["Subnet"]["SubnetId"]
-    image = ec2("register_image", Name="image", Architecture="x86_64", RootDeviceName="/dev/sda1")["ImageId"]
-    ec2("create_key_pair", KeyName="laptop")
-    text = cluster_plan.TEMPLATE.read_text().replace("RetainExceptOnCreate", "Retain")
-    cluster_plan.TEMPLATE = Path(given[0])
-    cluster_plan.TEMPLATE.write_text(text.replace("!GetAtt MountTarget.IpAddress", "!Ref MountTarget"))
-    prices.listed_price = lambda *_, **__: 1.0
-    cluster_plan.check_quota = cluster_plan.check_install = lambda *_: "not asked"
-    named = {"name": "t", "type": "c5.large", "ami": image, "key": "laptop", "subnet": subnet}
-    settings = ClusterSettings(region="us-east-1", install="drumline==0.1.0", **named)
-    bring_up(account, cluster_plan.make_plan(account, settings), lambda text: None)
-if verb == "replace":
-    (found,) = account.call("autoscaling", "describe_auto_scaling_instances", InstanceIds=given)["AutoScalingInstances"]
-    assert found["HealthStatus"] == "Unhealthy", "launch has not reported it"
-    ec2("terminate_instances", InstanceIds=given)
-template = ec2("describe_launch_templates")["LaunchTemplates"][0]["LaunchTemplateId"]
-data = ec2("describe_launch_template_versions", LaunchTemplateId=template)["LaunchTemplateVersions"][0]
-nodes = [[node.id, node.address] for node in nodes_of(account, "t")]
-print(json.dumps([nodes, base64.b64decode(data["LaunchTemplateData"]["UserData"]).decode()]))
+
+def show():
+    print("nodes", json.dumps([[node.id, node.address] for node in nodes_of(account, "t")]), flush=True)
+
+vpc = ec2("create_vpc", CidrBlock="10.77.0.0/16")["Vpc"]["VpcId"]
+place = {"CidrBlock": "10.77.0.0/24", "AvailabilityZone": "us-east-1a"}
+subnet = ec2("create_subnet", VpcId=vpc, **place)["Subnet"]["SubnetId"]
+image = ec2("register_image", Name="image", Architecture="x86_64", RootDeviceName="/dev/sda1")["ImageId"]
+ec2("create_key_pair", KeyName="laptop")
+text = cluster_plan.TEMPLATE.read_text().replace("RetainExceptOnCreate", "Retain")
+cluster_plan.TEMPLATE = template
+template.write_text(text.replace("!GetAtt MountTarget.IpAddress", "!Ref MountTarget"))
+prices.listed_price = lambda *_, **__: 1.0
+cluster_plan.check_quota = cluster_plan.check_install = lambda *_: "not asked"
+named = {"name": "t", "type": "c5.large", "ami": image, "key": "laptop", "subnet": subnet}
+settings = ClusterSettings(region="us-east-1", install="drumline==0.1.0", **named)
+bring_up(account, cluster_plan.make_plan(account, settings), lambda text: None)
+made = ec2("describe_launch_templates")["LaunchTemplates"][0]["LaunchTemplateId"]
+data = ec2("describe_launch_template_versions", LaunchTemplateId=made)["LaunchTemplateVersions"][0]
+template.with_name("user-data").write_bytes(base64.b64decode(data["LaunchTemplateData"]["UserData"]))
+show()
+while not lost.exists():
+    time.sleep(0.2)
+ids = [lost.read_text()]
+(found,) = account.call("autoscaling", "describe_auto_scaling_instances", InstanceIds=ids)["AutoScalingInstances"]
+assert found["HealthStatus"] == "Unhealthy", "launch has not reported it"
+ec2("terminate_instances", InstanceIds=ids)
+show()
+time.sleep(1000)
 """
 # A node before it boots: disks of its own, and `ubuntu`.
 DISKS = """
@@ -117,17 +125,21 @@ class Cloud:
         # ssh takes ~ from here, not from HOME.
         (folder / "passwd").write_text(f"root:x:0:0::{folder}/home:/bin/bash\n")
         assert self.desk.run("mount", "--bind", str(folder / "passwd"), "/etc/passwd").returncode == 0
-        server = self.desk.start(sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "5000")
-        server.wait_for("Running on")
+        words = (str(folder / "cluster.yaml"), str(folder / "lost"))
+        self._account = self.desk.start(sys.executable, "-c", AWS, *words, env=ACCOUNT)
 
-    def aws(self, *words: str) -> tuple[list[list[str]], str]:
-        """The nodes (id, address), and their user data."""
-        done = self.desk.run(sys.executable, "-c", AWS, *words, env=ACCOUNT, timeout_s=100)
-        assert done.returncode == 0, done.stderr[-3000:]
-        nodes, user_data = json.loads(done.stdout.splitlines()[-1])
-        return nodes, user_data
+    def nodes(self, times: int) -> list[list[str]]:
+        """Their ids and addresses, once the account has shown them so often."""
+        wait_until(lambda: self._account.text().count("nodes [") == times, "the nodes", timeout_s=100)
+        return list(json.loads(self._account.text().splitlines()[-1].removeprefix("nodes ")))
 
-    def boot(self, instance: str, address: str, user_data: str) -> Host:
+    def replace(self, instance: str) -> list[list[str]]:
+        """What AWS does with an unhealthy instance; moto only notes that it is. Then its nodes."""
+        (self.folder / "id").write_text(instance)
+        (self.folder / "id").rename(self.folder / "lost")
+        return self.nodes(2)
+
+    def boot(self, instance: str, address: str) -> Host:
         host = next(host for host in self.bed if host.address == address)
         programs = host.folder / "bin"
         programs.mkdir()
@@ -141,9 +153,8 @@ class Cloud:
         (host.folder / "shadow").write_text("ubuntu:*:19000:0:99999:7:::\n")
         (host.folder / "fstab").touch()
         assert host.run("bash", "-c", DISKS.format(folder=host.folder)).returncode == 0
-        (host.folder / "user-data").write_text(user_data)
         path = f"{programs}:/usr/sbin:/usr/bin:/sbin:/bin"
-        done = host.run("bash", str(host.folder / "user-data"), env={"PATH": path, "PYTHONPATH": str(ROOT)})
+        done = host.run("bash", str(self.folder / "user-data"), env={"PATH": path, "PYTHONPATH": str(ROOT)})
         assert json.loads((host.folder / "report").read_text())["Status"] == "SUCCESS", done.stdout + done.stderr
         key, public = make_key(host.folder / "host_key"), self.key.with_suffix(".pub")
         server = SERVER.format(address=host.address, key=key, authorized=public)
@@ -163,9 +174,8 @@ def test_a_lost_node_is_replaced_and_the_run_resumes(make_testbed: Callable[...,
     # AWS keeps the first addresses of a subnet for itself, and one is that of the volume.
     names = ("desk", "router", "resolver", "volume", "node-5", "node-6", "node-7")
     cloud = Cloud(make_testbed(*names, warm=True), tmp_path / "cloud")
-    nodes, user_data = cloud.aws("up", str(tmp_path / "cluster.yaml"))
-    (first, _), (lost, lost_address) = nodes
-    stays, leaves = (cloud.boot(node, address, user_data) for node, address in nodes)
+    (first, first_address), (lost, lost_address) = cloud.nodes(1)
+    stays, leaves = cloud.boot(first, first_address), cloud.boot(lost, lost_address)
     job_folder = cloud.folder / "job"
     (job_folder / "slow.py").write_text(TASK)
     job = cloud.desk.start(
@@ -180,10 +190,9 @@ def test_a_lost_node_is_replaced_and_the_run_resumes(make_testbed: Callable[...,
     assert job.is_running(), job.text()
     leaves.power_off()
     job.wait_for(f"{lost_address} ({lost}) does not answer: asking AWS to replace it", timeout_s=120)
-    # What AWS does with an unhealthy instance; moto only notes that it is.
-    (kept, _), (new, new_address) = cloud.aws("replace", lost)[0]
+    (kept, _), (new, new_address) = cloud.replace(lost)
     assert kept == first, "the others stay"
-    cloud.boot(new, new_address, user_data)
+    cloud.boot(new, new_address)
     (job_folder / "hurry").touch()
     code, text = job.wait(timeout_s=150), job.text()
     assert code == 0, text[-3000:]
