@@ -77,7 +77,7 @@ def train(
         if found is None and config.model.init is not None:
             begin = partial(load_initial_weights, config.model, ddp=ddp, report=reporter.report)
         step = choose_step(config, ddp.device, saved)
-        local = with_local_data(config, ddp)
+        local = config if config.data.dir is None else with_local_data(config, ddp)
         built = partial(clock.mark, "data")
         with explain_out_of_memory(config, ddp):
             job = build_job(local, task_class(local), ddp, batch, step=step, on_data=built, on_model=begin)

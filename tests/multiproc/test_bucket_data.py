@@ -15,6 +15,8 @@ pytest.importorskip("boto3", reason="pip install 'drumline[dev]' brings it")
 from torch.utils.data import Dataset, TensorDataset
 
 from drumline.config.schema import Config
+from drumline.engine.saved_run import evaluate_run, open_run
+from drumline.manager import DDPManager
 from tests.jobs import Classify, make_config, train_here
 from tests.ranks import RanksFailed, run_ranks
 from tests.store_server import BUCKET, Proxy, empty_bucket, environment, moto_server
@@ -29,10 +31,18 @@ class FromFolder(Classify):
         inputs = torch.from_numpy(np.load(Path(self.config.data.dir or "", "points.npy")))
         return TensorDataset(inputs, (inputs.sum(1) > 0).long())
 
+    eval_data = train_data
+
 
 def train_from_bucket(url: str, config: Config, run: Path) -> int:
     os.environ.update(environment(url))
     return train_here(config, FromFolder, run).step
+
+
+def evaluate_from_bucket(url: str, run: Path) -> int:
+    os.environ.update(environment(url))
+    with DDPManager(device="cpu") as ddp:
+        return int(evaluate_run(open_run(run, "last", task=FromFolder), ddp)["samples"])
 
 
 @pytest.mark.world_size(2)
@@ -48,6 +58,7 @@ def test_one_rank_copies_and_both_train(tmp_path: Path) -> None:
         assert run_ranks(2, train_from_bucket, proxy.url, config, tmp_path / "run") == [5, 5]
         again = replace(config, train=replace(config.train, epochs=2))
         assert run_ranks(2, train_from_bucket, proxy.url, again, tmp_path / "run") == [10, 10]
+        assert run_ranks(1, evaluate_from_bucket, proxy.url, tmp_path / "run") == [37]
         asked = [path for method, path in proxy.requests if path.endswith("points.npy")]
         assert len(asked) == 1, "each start, or each rank, has fetched it"
 
