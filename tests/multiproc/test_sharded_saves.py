@@ -50,7 +50,6 @@ def test_saves_that_follow_each_other_closely_have_the_parts_of_their_own_step(t
         assert_same_bits(waited, beside)
     skipped = [event for event in events_of(tmp_path / "skips", "note") if "skipped the save" in event["message"]]
     saved = [event["step"] for event in events_of(tmp_path / "skips", "checkpoint")]
-    assert skipped, "a save that is due while rank 1 still writes"
     assert saved[-1] == 4
     assert len(saved) + len(skipped) == 4
     # A save that was skipped has left nothing behind, and those that were not are complete on both ranks.
