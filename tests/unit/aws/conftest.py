@@ -36,6 +36,7 @@ PRICE = {
     }
 }
 MANY = 60
+SECRET = "the-secret-of-this-account"
 # To make a client takes longer than most tests: they are shared.
 OFFLINE: dict[str, Any] = {}
 ONLINE: dict[str, Any] = {}
@@ -45,7 +46,7 @@ ONLINE: dict[str, Any] = {}
 def make_session() -> Any:
     """One for all tests: it keeps what it has read of botocore's large files."""
     boto3 = pytest.importorskip("boto3", reason=WHY)
-    return boto3.Session(aws_access_key_id="test", aws_secret_access_key="test")
+    return boto3.Session(aws_access_key_id="test", aws_secret_access_key=SECRET)
 
 
 @pytest.fixture(name="account")
@@ -57,7 +58,7 @@ def make_account(session: Any, monkeypatch: pytest.MonkeyPatch) -> Account:
         monkeypatch.setenv(name, "/dev/null")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     found = Account(session, REGION)
     found._clients = OFFLINE

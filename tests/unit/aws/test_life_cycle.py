@@ -25,6 +25,7 @@ from drumline.aws.teardown import take_down
 from drumline.cli import aws_command
 from drumline.errors import UsageError
 from tests.store_server import Proxy
+from tests.unit.aws.conftest import SECRET
 
 # moto warns of what it leaves out; conftest.py names it.
 pytestmark = pytest.mark.filterwarnings("ignore:Tried to parse", "ignore:.*utcnow", "ignore::ResourceWarning")
@@ -87,7 +88,9 @@ class Shell:
         self._capsys.readouterr()
         made = self._made if verb in ("plan", "up") else []
         assert aws_command.run([verb, "--region", self.account.region, "--name", "t", *made, *flags]) == 0
-        return self._capsys.readouterr().out.splitlines()
+        out, err = self._capsys.readouterr()
+        assert SECRET not in out + err
+        return out.splitlines()
 
 
 def test_a_cluster_from_nothing_to_nothing(
@@ -109,6 +112,8 @@ def test_a_cluster_from_nothing_to_nothing(
     assert len(nodes) == 2
     first = find_stack(cloud, "drumline-t")
     assert first is not None
+    template = cloud.call("cloudformation", "get_template", StackName="drumline-t")["TemplateBody"]
+    assert SECRET not in f"{first} {template}", "nodes have a role, and no keys"
     volume = next(one["FileSystemId"] for one in cloud.all("efs", "describe_file_systems", "FileSystems"))
     assert [one["Encrypted"] for one in cloud.all("efs", "describe_file_systems", "FileSystems")] == [True]
     disks = cloud.all("ec2", "describe_volumes", "Volumes")
