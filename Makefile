@@ -86,6 +86,9 @@ bench-sync: .venv/ready tools ## what --dist.sync does to bytes, steps a second 
 bench-large: .venv/ready ## memory and time of a GPT that does not fit in ddp, in every mode, over 4 ranks on one large GPU
 	$(BIN)/python -m benchmarks.large_gpt
 
+bench-lost: .venv/ready ## a node is killed: steps lost and seconds paused where the others continue, and where all restart
+	$(BIN)/python -m benchmarks.lost_nodes
+
 bench-scale: .venv/ready tools ## how far predictions of steps are from steps over slow links between hosts: the table of docs/scaling.md
 	$(BIN)/python -m benchmarks.scale_grid
 
@@ -124,6 +127,9 @@ soak-forks: .venv/ready ## thousands of DataLoader workers forked right after br
 soak-modes: .venv/ready ## every --dist.mode against ddp, killed in each, and resumed from each in every other
 	$(BIN)/python -m pytest --quiet --timeout 1800 tests/sharded_soak.py
 
+soak-replicas: .venv/ready ## nodes that are lost at every bad moment, while the others continue and they join again
+	$(BIN)/python -m pytest --quiet --timeout 1800 tests/lost_nodes_soak.py
+
 soak-properties: .venv/ready ## every property test with 1,000 examples
 	$(BIN)/python -m pytest --quiet --numprocesses 4 --dist worksteal --timeout 1800 --hypothesis-profile soak -m hypothesis
 
@@ -133,4 +139,4 @@ soak-demo: .venv/ready ## run the demo to its end: does it reach its accuracy?
 clean: ## remove what the targets above made
 	rm -rf .venv .venv-newest runs build *.egg-info $(LINT)/build $(LINT)/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo check quick docs tools test bench bench-gpu bench-data compare bench-exact bench-doctor bench-preflight bench-watch bench-comm bench-balance bench-sync bench-large bench-scale bench-lint bench-profile bench-overhead soak-profile soak-exact soak-modes soak-properties soak-demo soak-restarts soak-faults soak-storm soak-calm soak-forks test-newest clean
+.PHONY: help setup demo check quick docs tools test bench bench-gpu bench-data compare bench-exact bench-doctor bench-preflight bench-watch bench-comm bench-balance bench-sync bench-lost bench-large bench-scale bench-lint bench-profile bench-overhead soak-profile soak-exact soak-modes soak-replicas soak-properties soak-demo soak-restarts soak-faults soak-storm soak-calm soak-forks test-newest clean

@@ -24,6 +24,7 @@ from benchmarks.in_memory import MINI_RESNET, WORK, InMemoryTask
 from benchmarks.ways.ours import engine_steps
 from drumline.data.ledger import Ledger
 from drumline.data.sharding import Cursor, Sharding, plan_epoch
+from drumline.engine.job import Progress
 from drumline.engine.saver import LedgerFile
 from drumline.manager import DDPManager
 
@@ -58,7 +59,7 @@ def time_save(ddp: DDPManager, rounds: int) -> float:
         for step in range(1, rounds + 2):  # the first one makes the file
             file.ledger.add(plan)
             started = time.perf_counter()
-            file.gather(step=step, device=ddp.device)
+            file.gather(Progress(step), device=ddp.device)
             file.flush()
             times.append(time.perf_counter() - started)
         file.close()

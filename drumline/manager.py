@@ -37,6 +37,7 @@ from drumline.distributed.collectives import all_sum, check_same, check_same_wei
 from drumline.distributed.failure import Failure, summary
 from drumline.distributed.group import choose_backend, choose_device
 from drumline.distributed.sharded_model import shard_model
+from drumline.distributed.start.live_nodes import LiveNodes
 from drumline.distributed.start.rank_facts import rank_facts
 from drumline.distributed.start.rank_rendezvous import NodeService, Rendezvous
 from drumline.distributed.wrap import explain_unused, small_batch_warning, unwrap_model, wrap_model
@@ -90,12 +91,12 @@ class DDPManager:
         self._sharding: Sharding | None = None
         self._pid = os.getpid()
 
-    def setup(self) -> bool:
+    def setup(self, _live: LiveNodes | None = None) -> bool:
         """Collective: take this rank's device, join the other ranks, seed. False: this process runs alone."""
         if self._device is not None:
             raise UsageError("DDPManager.setup() was called twice", next_step="call cleanup() in between")
         self._pid = os.getpid()
-        topology = topology_from(os.environ)
+        topology = topology_from(os.environ) if _live is None else _live.topology()
         self._topology = self._connection.topology = topology or Topology()
         if self._threads is not None:
             torch.set_num_threads(self._threads)
@@ -107,7 +108,7 @@ class DDPManager:
         self._device = choose_device(self._wanted_device, local_rank=self._topology.local_rank)
         with self._connection.node_watch(self._watch, run=self._run, environment=os.environ) as node:
             if topology is not None:
-                self._connection.rendezvous = self._join(topology, self._device, node)
+                self._connection.rendezvous = self._join(topology, node, _live)
             if node is not None:
                 self._connection.start_watchdog(node, self._watch, sign=self._versions)
         determinism.seed_shared(self._seed)
@@ -402,7 +403,8 @@ class DDPManager:
         yield
         self._connection.heartbeat.mark(Phase.USER)
 
-    def _join(self, topology: Topology, device: torch.device, node: NodeService | None) -> Rendezvous:
+    def _join(self, topology: Topology, node: NodeService | None, live: LiveNodes | None) -> Rendezvous:
+        device = self.device
         backend = choose_backend(self._wanted_backend, device=device)
         own = {
             "number of ranks": topology.world_size,
@@ -424,6 +426,7 @@ class DDPManager:
             facts=facts,
             environment=os.environ,
             service=node,
+            live=live,
         )
 
     def _versions(self) -> Hashable:

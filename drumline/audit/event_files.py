@@ -48,7 +48,7 @@ class Attempt:
     @property
     def resumed(self) -> int | None:
         """The step that it resumed from; None: it did not resume, or ended before that."""
-        resume = self.last_of("resume")
+        resume = self.last_of("resume", "regrouped")
         return None if resume is None else resume.step
 
     @property

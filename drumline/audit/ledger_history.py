@@ -29,6 +29,8 @@ class LedgerStart:
     samples: int | None
     """None: a stream of unknown length."""
     seed: int
+    lost: tuple[tuple[int, int, int], ...] = field(default=(), kw_only=True)
+    """What was lost with nodes that the others continued without: a rank, and its first and last step."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ def read_history(path: Path, section: Section) -> History:
         if isinstance(entry, LedgerStart):
             _add_start(history, entry, section, where)
         else:
-            _add_range(history, entry, section, where)
+            _add_range(history, entry, section, where, is_saved=not line.record.get("unsaved"))
     return history
 
 
@@ -97,7 +99,7 @@ def _entry(line: int, record: dict[str, Any], history: History) -> LedgerStart |
     if kind == "start":
         counts = _numbers(record, "step", "epoch", "position", "world_size", "batch_size")
         samples = [None] if record.get("samples") is None else _numbers(record, "samples")
-        return LedgerStart(line, *counts, *samples, *_numbers(record, "seed", least=None))
+        return LedgerStart(line, *counts, *samples, *_numbers(record, "seed", least=None), lost=_lost(record))
     if kind != "steps":
         raise ValueError(f"its kind is {kind!r}, which this version of Drumline does not know")
     if not history.starts:
@@ -114,6 +116,14 @@ def _entry(line: int, record: dict[str, Any], history: History) -> LedgerStart |
         if num_steps(runs) != last - first + 1:
             raise ValueError(f"damaged: {span(first, last, 'step')}, but rank {rank} has {num_steps(runs)}")
     return StepRange(line, first, last, entries, history.starts[-1])
+
+
+def _lost(record: dict[str, Any]) -> tuple[tuple[int, int, int], ...]:
+    found = record.get("lost", [])
+    for one in found if isinstance(found, list) else [found]:
+        if not isinstance(one, list) or [type(number) for number in one] != [int] * 3 or not 0 <= one[1] <= one[2]:
+            raise ValueError(f"damaged: lost is {found!r}")
+    return tuple((rank, first, last) for rank, first, last in found)
 
 
 def _numbers(record: dict[str, Any], *names: str, least: int | None = 0) -> list[int]:
@@ -135,7 +145,7 @@ def _add_start(history: History, start: LedgerStart, section: Section, where: st
     ]
 
 
-def _add_range(history: History, steps: StepRange, section: Section, where: str) -> None:
+def _add_range(history: History, steps: StepRange, section: Section, where: str, *, is_saved: bool) -> None:
     expected = history.last_step + 1
     if len(steps.ranks) != steps.start.world_size:
         section.problem(where, f"{len(steps.ranks)} ranks, but the job had {steps.start.world_size}")
@@ -144,4 +154,5 @@ def _add_range(history: History, steps: StepRange, section: Section, where: str)
     elif steps.first < expected:
         section.problem(where, f"recorded twice: {span(steps.first, min(expected - 1, steps.last), 'step')}")
     history.ranges.append(steps)
-    history.saves[-1].append(steps.last)
+    if is_saved:
+        history.saves[-1].append(steps.last)

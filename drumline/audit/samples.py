@@ -94,7 +94,8 @@ def check_samples(path: Path, section: Section, checkpoints: list[SavedPosition]
         if right > left + 1:
             section.problem(FILE, f"{span(left + 2, right, 'epoch')} missing")
     _check_positions(pieces, history, section, checkpoints)
-    _summarise_samples(pieces, history, section)
+    num_lost = _count_lost(history, section)
+    _summarise_samples(pieces, history, section, num_lost)
     return history
 
 
@@ -270,7 +271,23 @@ def _check_positions(pieces: list[EpochPiece], history: History, section: Sectio
             section.problem(FILE, what)
 
 
-def _summarise_samples(pieces: list[EpochPiece], history: History, section: Section) -> None:
+def _count_lost(history: History, section: Section) -> int:
+    """The samples that were trained on, or assigned, and are in no weights: a node was lost, and others continued."""
+    total = 0
+    for start in history.starts:
+        for rank, first, last in start.lost:
+            count = 0
+            for steps in history.ranges:
+                for begin, runs in _blocks(steps) if rank < len(steps.ranks) and steps.start is not start else ():
+                    low, high = max(first, begin), min(last, begin + runs[rank].steps - 1)
+                    count += max(0, high - low + 1) * (runs[rank].high - runs[rank].low)
+            what = f"{plural(count, 'sample')} of {span(first, last, 'step')} were lost with rank {rank}"
+            section.note(f"{FILE}, line {start.line}", f"{what}, which the others continued without")
+            total += count
+    return total
+
+
+def _summarise_samples(pieces: list[EpochPiece], history: History, section: Section, num_lost: int) -> None:
     for before, now in pairwise(history.starts):
         if before.samples != now.samples:
             sizes = f"{_describe_samples(before)} before step {now.step + 1:,}, {_describe_samples(now)} after"
@@ -287,7 +304,8 @@ def _summarise_samples(pieces: list[EpochPiece], history: History, section: Sect
     is_ended = last.high == last.start.samples
     so_far = "" if is_ended else f", {last.high:,} of epoch {last.epoch + 1} so far"
     length = "a stream of unknown length" if last.start.samples is None else _describe_samples(last.start)
-    once = "" if section.problems else ", each exactly once"
+    but = f" but for {plural(num_lost, 'sample')} lost with a node" if num_lost else ""
+    once = "" if section.problems else f", each exactly once{but}"
     worlds = list(dict.fromkeys(start.world_size for start in history.starts))
     section.summary = (
         f"{plural(last.epoch + is_ended, 'epoch')} of {length}{so_far}{once}; {plural(history.last_step, 'step')} in "

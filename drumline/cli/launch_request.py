@@ -55,8 +55,11 @@ class LaunchRequest:
                     f"--{name} is a flag of the launch, but is given after the task's name",
                     next_step=f"drumline launch --{name} N {self.target}",
                 )
-        train_command.settle_before_torch(self.target, flags)
-        return replace(program, run=str(train_command.run_folder(flags, self.target)))
+        layers = train_command.settle_before_torch(self.target, flags)
+        given = [layer.settings["dist.on_lost_node"].value for layer in layers if "dist.on_lost_node" in layer.settings]
+        return replace(
+            program, run=str(train_command.run_folder(flags, self.target)), continues=given[:1] == ["continue"]
+        )
 
     @cached_property
     def profile(self) -> tuple[str, ...]:

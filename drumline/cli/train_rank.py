@@ -10,22 +10,27 @@ from pathlib import Path
 
 from drumline.cli.report_command import report_at_end
 from drumline.config import Layers
+from drumline.config.schema import Config
 from drumline.distributed.failure import summary
+from drumline.distributed.start.live_nodes import LiveNodes
+from drumline.distributed.start.node_group import NodesChanged, Redirected
 from drumline.engine.failure_report import report_failure
 from drumline.engine.job import Progress, make_manager
+from drumline.engine.kept_state import KeptState
 from drumline.engine.local_data import with_local_data
-from drumline.engine.output import start_clock
+from drumline.engine.output import StartClock, start_clock
 from drumline.engine.preemption import Preemption
 from drumline.engine.run_context import RunRequest
 from drumline.engine.train import train
-from drumline.errors import ExitCode
+from drumline.errors import ExitCode, PreflightError
 from drumline.launch.startup import interrupted, load_compiler_late
-from drumline.launch.topology import topology_from
+from drumline.launch.topology import Topology, topology_from
 from drumline.manager import DDPManager
 from drumline.metrics.trackers.tracking import has_unfinished_tracker
 from drumline.tasks.built_in import load_task, resolve_task
 from drumline.terminal import print_message
-from drumline.watch.failure_kind import failure_kind
+from drumline.watch.failure_kind import FailureKind, failure_kind
+from drumline.watch.heartbeat import Phase
 
 
 def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequence[str]) -> int:
@@ -37,19 +42,32 @@ def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequ
         task_class = load_task(task)
         config = resolve_task(task, task_class, layers)
         clock = start_clock(os.environ, is_alone=topology is None)
-        ddp = make_manager(config, task, run=folder)
-        ddp.setup()
-        load_compiler_late()
-        clock.mark("rendezvous")
-        if config.dist.mode == "auto":
-            from drumline.engine.mode_choice import settle_mode  # few runs need it
+        live = live_nodes(topology, config)
+        kept: KeptState | None = None
+        while True:
+            ddp = make_manager(config, task, run=folder)
+            try:
+                ddp.setup(live)
+                load_compiler_late()
+                clock.mark("rendezvous")
+                if config.dist.mode == "auto":
+                    from drumline.engine.mode_choice import settle_mode  # few runs need it
 
-            local = with_local_data(config, ddp)
-            settled = settle_mode(local, task_class, ddp, lambda text: print_message(f"note: {text}"))
-            config = replace(settled, data=config.data)
-        preemption.join(ddp, progress)
-        request = RunRequest(task, config, folder, fresh, tuple(argv))
-        code = train(request, task_class, ddp, progress, preemption, clock)
+                    local = with_local_data(config, ddp)
+                    settled = settle_mode(local, task_class, ddp, lambda text: print_message(f"note: {text}"))
+                    config = replace(settled, data=config.data)
+                preemption.join(ddp, progress)
+                starts_over = fresh and (live is None or live.latest.generation == 0)
+                request = RunRequest(task, config, folder, starts_over, tuple(argv))
+                code = train(request, task_class, ddp, progress, preemption, clock, live, kept)
+                break
+            except (NodesChanged, Redirected, PreflightError, RuntimeError) as change:
+                if live is None or not live.continues_after(change, has_state=kept is not None):
+                    raise
+                kept = change.kept if isinstance(change, NodesChanged) else kept
+                if not enter_next_group(change, live, ddp):
+                    return ExitCode.SUCCESS
+                clock = StartClock()
     except KeyboardInterrupt as error:
         ddp._connection.heartbeat.fail(summary(error), failure_kind(error))
         if ddp._connection.store is None:  # among several ranks the launcher reports it, once
@@ -63,7 +81,10 @@ def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequ
             report_at_end(folder)
         exit_now(failed)
     preemption.close()
-    is_clean, is_main = ddp.cleanup(), topology is None or topology.rank == 0
+    if live is not None:
+        live.close()
+    is_main = ddp.is_main_process()
+    is_clean = ddp.cleanup()
     if is_main and config.log.profile is not None and code == ExitCode.SUCCESS:
         from drumline.cli.profile_report import report_profile
 
@@ -73,6 +94,31 @@ def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequ
     if not is_clean or has_unfinished_tracker():
         exit_now(code)
     return code
+
+
+def live_nodes(topology: Topology | None, config: Config) -> LiveNodes | None:
+    """None: a lost node restarts all."""
+    if topology is None or config.dist.on_lost_node == "restart" or topology.world_size == topology.local_world_size:
+        return None
+    return LiveNodes(
+        topology,
+        patience_s=config.dist.train_timeout_s,
+        is_lost_peer=lambda error: failure_kind(error) is FailureKind.LOST_PEER,
+    )
+
+
+def enter_next_group(change: BaseException, live: LiveNodes, ddp: DDPManager) -> bool:
+    """Leave the group that broke or has to grow, or that never was, and agree on the next. False: the run has ended
+    without this node."""
+    ddp._connection.heartbeat.mark(Phase.LEFT)  # no failure, for the sidecar
+    live.leave()
+    ddp.cleanup(broken=True)
+    if not isinstance(change, Redirected):
+        live.regroup()
+    elif live.join(change) is None:
+        print_message(f"node {live.number} did not join again: the run has ended")
+        return False
+    return True
 
 
 def exit_now(code: int) -> None:

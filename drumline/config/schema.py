@@ -295,6 +295,9 @@ class DistConfig:
     outer_dtype: Literal["fp32", "bf16", "int8"] = "fp32"
     """dist.sync: how what has changed is sent. `bf16`, `int8`: rounded, 2 bytes or 1 for each parameter in place of 4;
     what rounding leaves out is added the next time."""
+    on_lost_node: Literal["restart", "continue"] = "restart"
+    """When a node is lost. `restart`: all ranks resume from the newest checkpoint. `continue`: with dist.sync, or
+    with hsdp, the others continue without it, and it joins again from their memory."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -114,6 +114,12 @@ RULES = (
         "--checkpoint.writers one",
     ),
     Rule(
+        ("dist.on_lost_node", "dist.sync", "dist.mode"),
+        lambda lost, sync, mode: lost == "continue" and not has_rounds(sync) and mode != "hsdp",
+        "the others can continue without a node only if each node has a whole replica: it needs --dist.sync local:H or "
+        "diloco:H, or --dist.mode hsdp",
+    ),
+    Rule(
         ("dist.sync", "dist.sync_parts"),
         lambda sync, parts: (sync_interval(sync) or parts) < parts,
         "each part needs a step of its own between two rounds: more parts than steps",

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 
+from drumline.distributed.start.live_nodes import JOIN_S, LiveNodes
 from drumline.distributed.start.rank_rendezvous import NodeService, Rendezvous, join_rendezvous
 from drumline.distributed.start.rank_store import open_store
 from drumline.distributed.start.reachability import check_reachability
@@ -86,14 +87,20 @@ def join_group(
     facts: Mapping[str, Mapping[str, Any]],
     environment: Mapping[str, str],
     service: NodeService | None = None,
+    live: LiveNodes | None = None,
 ) -> Rendezvous:
     """Collective: join all other ranks. The returned store still works when the group is broken.
 
     `facts`: what must be the same on all ranks (`rank_facts`). `environment`: names the backend's network.
-    `service`: what else runs once on each node.
+    `service`: what else runs once on each node. `live`: the nodes, where those that are left continue without a lost
+    one; then raises Redirected if they train already.
     """
+    if live is not None and not live.is_new:
+        start_timeout_s = JOIN_S
     deadline = time.monotonic() + start_timeout_s
     store = open_store(topology, timeout_s=start_timeout_s)
+    if live is not None and not live.is_new:
+        store = store.under(f"group-{live.latest.generation}")
     try:
         rendezvous = join_rendezvous(
             store,
@@ -104,6 +111,7 @@ def join_group(
             gpu=nccl_gpu(device, environment) if backend == "nccl" else None,
             environment=environment,
             service=service,
+            check=None if live is None else live.check_start,
         )
         if len(rendezvous.nodes) > 1:
             rendezvous = check_reachability(
@@ -126,6 +134,8 @@ def join_group(
     # The first collective makes the connections, so it is part of the start.
     dist.all_reduce(torch.zeros(1, device=device if backend == "nccl" else "cpu"))
     set_timeout(train_timeout_s)
+    if live is not None:
+        live.begin(rendezvous)
     return rendezvous
 
 

@@ -71,9 +71,12 @@ class ReplicaGroups:
         return tensor
 
 
-def make_replica_groups(replicas: Sequence[Sequence[int]], *, timeout_s: float) -> ReplicaGroups | None:
-    """Collective: the groups of these replicas, each given by its ranks; None if there is one replica only."""
-    if len(replicas) < 2:
+def make_replica_groups(
+    replicas: Sequence[Sequence[int]], *, timeout_s: float, may_grow: bool = False
+) -> ReplicaGroups | None:
+    """Collective: the groups of these replicas, each given by its ranks; None if there is one replica only, unless
+    others may join it."""
+    if len(replicas) < 2 and not may_grow:
         return None
     ordered = sorted(tuple(sorted(one)) for one in replicas)
     leaders = tuple(one[0] for one in ordered)
@@ -92,19 +95,21 @@ class SyncedPart:
         self.parameters, self._plan, self._groups = dict(parameters), plan, groups
         self._tensors = [one.detach() for one in parameters.values()]
         self._dtype = reduce(torch.promote_types, (one.dtype for one in self._tensors), torch.float32)
-        self.shared = self._own()
+        self.shared = self.own()
         self.momentum = torch.zeros_like(self.shared) if plan.momentum else None
         self.sum = None if groups.across is None else DeltaSum(self.shared, plan.wire, groups.across)
         self.began_at: int | None = None
         """The step of the round in progress."""
         self.begun = self.shared.new_empty(0)
         """This rank's own weights when it began."""
+        self.finished_at = 0
+        """The step after which the latest round began that has ended."""
 
-    def start(self, step: int) -> None:
-        """Collective: send how far the own weights are from the shared ones."""
-        self.began_at, self.begun = step, self._own()
+    def start(self, step: int, weight: float | None = None) -> None:
+        """Collective: send how far the own weights are from the shared ones. `weight`: of this replica in the mean."""
+        self.began_at, self.begun = step, self.own()
         if self.sum is not None:
-            self.sum.start((self.shared - self.begun).mul_(self._groups.weight))
+            self.sum.start((self.shared - self.begun).mul_(self._groups.weight if weight is None else weight))
 
     def advance(self) -> None:
         """Collective: half of the way."""
@@ -123,6 +128,7 @@ class SyncedPart:
             torch._foreach_add_(self._tensors, self._like_own(self.shared - self.begun))
         else:
             self.use_shared()
+        self.finished_at = self.began_at or 0
         self.began_at, self.begun = None, self.shared.new_empty(0)
 
     def use_shared(self) -> None:
@@ -146,7 +152,8 @@ class SyncedPart:
         views = self.by_name(flat).values()
         return [view.to(one.dtype) for view, one in zip(views, self._tensors, strict=True)]
 
-    def _own(self) -> Tensor:
+    def own(self) -> Tensor:
+        """A copy of the own weights, as one vector."""
         return torch.cat([one.reshape(-1).to(self._dtype) for one in self._tensors])
 
 
@@ -221,6 +228,55 @@ class OuterSync:
         if self._sends_buffers:
             found |= {f"buffer/{number}": one for number, one in enumerate(self._shared_buffers)}
         return found
+
+    # A group of replicas that changes: the next one continues from what each rank has in memory.
+
+    @property
+    def finished_at(self) -> list[int]:
+        """For each part, the step of its latest round: replicas with the same ones have the same shared weights."""
+        return [part.finished_at for part in self._parts]
+
+    def pending(self, step: int, *, is_last: bool) -> list[int]:
+        """The parts whose round after this step, or an earlier one, has not ended."""
+        return [
+            number
+            for number, part in enumerate(self._parts)
+            if part.began_at is not None or (part.finished_at < step and (is_last or self.plan.is_due(number, step)))
+        ]
+
+    def own_state(self) -> dict[str, Any]:
+        """What this replica has to itself, without what is being sent, on the host. Not collective."""
+        return {
+            "weights": [part.own().cpu() for part in self._parts],
+            "begun": [None if part.began_at is None else part.begun.cpu() for part in self._parts],
+            "buffers": [one.cpu().clone() for one in self._buffers.now()],
+            "finished_at": self.finished_at,
+        }
+
+    @torch.no_grad()
+    def load_own_state(self, own: Mapping[str, Any] | None, finished_at: Sequence[int]) -> None:
+        """Continue with what a replica had to itself (None: a new one, with the shared weights), where the latest
+        rounds of all are these. For one that it did not see the end of, it keeps the steps since then."""
+        for number, part in enumerate(self._parts):
+            if own is not None:
+                weights, begun = own["weights"][number].to(part.shared), own["begun"][number]
+                if own["finished_at"][number] < finished_at[number]:
+                    weights = part.shared if begun is None else weights + (part.shared - begun.to(part.shared))
+                part.put_back(part.by_name(weights).values())
+            part.finished_at = finished_at[number]
+        if own is not None:
+            pairs = zip(own["buffers"], self._buffers.now(), strict=True)
+            self._buffers.put_back([one.to(now.device) for one, now in pairs])
+        self.is_shared = False
+
+    @torch.no_grad()
+    def repeat(self, pending: Sequence[int], step: int, *, weight: float, is_last: bool) -> None:
+        """Collective: begin these parts' rounds anew, and end them if training does not continue meanwhile."""
+        due = [self._parts[number] for number in pending]
+        for part in due:
+            part.start(step, weight)
+        for part in due if is_last or not self.plan.overlap else ():
+            self._finish(part, step)
 
     # Checkpoints: the model's file has the shared weights.
 

@@ -14,6 +14,7 @@ from dataclasses import asdict
 import torch
 
 from drumline.distributed.collectives import all_sum
+from drumline.distributed.start.node_group import NodesChanged
 from drumline.engine.data_advice import DataAdvice
 from drumline.engine.evaluation import evaluate, numbers
 from drumline.engine.job import Progress
@@ -71,6 +72,21 @@ class FirstStep(Action):
         if context.job.ddp.device.type == "cuda":
             torch.cuda.synchronize(context.job.ddp.device)
         self._callback()
+
+
+class LeaveGroup(Action):
+    """Not collective: the group of nodes ends after this step."""
+
+    name, interval = "leave_group", 0
+
+    def __init__(self, is_due: Callable[[], bool], keep: Callable[[], object]) -> None:
+        self._is_due, self._keep = is_due, keep
+
+    def due(self, step: int) -> bool:
+        return self._is_due()
+
+    def run(self, context: RunContext) -> None:
+        raise NodesChanged(self._keep())
 
 
 class AfterStep(Action):

@@ -3,7 +3,7 @@ device. What the loop does about them is in `non_finite.py`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 import torch.distributed as dist
@@ -67,6 +67,9 @@ class FiniteSteps:
         if self.skips or scaler is not None:
             begin_momentum(optimizer, (one for group in optimizer.param_groups for one in group["params"]))
 
+    agree: Callable[[], None] | None = None
+    """Collective, before an update: whether all ranks have their gradients, where others may continue without one."""
+
     def begin(self) -> None:
         """A step begins."""
         if self.skips:
@@ -110,6 +113,8 @@ class FiniteSteps:
 
     def update(self) -> None:
         """The optimizer's step, unless it is skipped. On a GPU fused optimizers skip it themselves."""
+        if self.agree is not None:
+            self.agree()
         if self._scaler is not None:
             skipped = self._left_out_by(self._scaler) if self.skips else None
             self._scaler.step(self._optimizer)

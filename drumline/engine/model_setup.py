@@ -81,7 +81,8 @@ def _make_groups(dist: DistConfig, model: nn.Module, ddp: DDPManager) -> Replica
     if not sync_interval(dist.sync) or (rendezvous := ddp._connection.rendezvous) is None:
         return None
     replicas = rendezvous.nodes if dist.sync_within == "node" else [(rank,) for rank in range(ddp.world_size)]
-    groups = make_replica_groups(replicas, timeout_s=ddp._train_timeout_s)
+    may_grow = dist.on_lost_node == "continue"
+    groups = make_replica_groups(replicas, timeout_s=ddp._train_timeout_s, may_grow=may_grow)
     for name, module in model.named_modules():
         if groups is not None and isinstance(module, nn.SyncBatchNorm):
             raise UsageError(

@@ -42,6 +42,7 @@ _screen: TextIO | None = None
 def divert_output(path: Path) -> None:
     """Redirect everything that this process prints, including C++ libraries, to a file; `screen` is for failures."""
     global _screen
+    undo_divert()
     sys.stdout.flush()
     sys.stderr.flush()
     _screen = os.fdopen(os.dup(2), "w", encoding=sys.stderr.encoding, errors="backslashreplace")
@@ -49,6 +50,18 @@ def divert_output(path: Path) -> None:
     os.dup2(target, 1)
     os.dup2(target, 2)
     os.close(target)
+
+
+def undo_divert() -> None:
+    """This process shows the run from now on."""
+    global _screen
+    if _screen is not None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.dup2(_screen.fileno(), 1)
+        os.dup2(_screen.fileno(), 2)
+        _screen.close()
+        _screen = None
 
 
 def screen() -> TextIO:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from drumline.checkpoint import state
@@ -16,7 +17,9 @@ from drumline.checkpoint.optimizer_state import load_optimizer_state, optimizer_
 from drumline.checkpoint.rank_states import sent_state
 from drumline.checkpoint.store import Snapshot
 from drumline.data.loader import Step
+from drumline.distributed.collectives import all_sum
 from drumline.distributed.outer_sync import OuterSync
+from drumline.distributed.start.live_nodes import LiveNodes
 from drumline.engine.job import Job
 from drumline.engine.run_context import RunContext
 from drumline.engine.steps.eager import AnyStep
@@ -30,8 +33,9 @@ _NOT_A_LEADER: dict[str, Any] = {"dict": []}
 class SyncedStep:
     """A step of a replica, and the rounds after it."""
 
-    def __init__(self, inner: AnyStep, sync: OuterSync, context: RunContext) -> None:
-        self._inner, self._sync, self._progress = inner, sync, context.progress
+    def __init__(self, inner: AnyStep, sync: OuterSync, context: RunContext, live: LiveNodes | None = None) -> None:
+        self._inner, self._sync, self._progress, self._live = inner, sync, context.progress, live
+        self._device = context.job.ddp.device
         self._heartbeat, self._total_steps = context.job.heartbeat, context.total_steps
         self.grad_norm: Tensor | None = None
 
@@ -41,7 +45,58 @@ class SyncedStep:
         self.grad_norm = self._inner.grad_norm
         self._heartbeat.mark(BACKWARD)  # where the watchdog expects a rank to wait for others
         number = self._progress.step + 1
-        self._sync.after_step(number, is_last=number >= self._total_steps)
+        if self._live is None:
+            self._sync.after_step(number, is_last=number >= self._total_steps)
+        else:
+            self._live.ends = self._synchronize(number, self._live)
+
+    def _synchronize(self, number: int, live: LiveNodes) -> bool:
+        """Collective: the rounds after this step. Returns whether the group of nodes ends after it: one is lost, or
+        joins. The step itself is done, and counts."""
+        try:
+            if live.is_broken:
+                return True
+            self._sync.after_step(number, is_last=number >= self._total_steps)
+            if self._sync.finished_at[-1] + self._sync.plan.overlap != number or number >= self._total_steps:
+                return False
+            # All ranks at the same step, whenever each has heard of the node that waits.
+            return bool(all_sum(torch.tensor([float(live.has_joiner)], device=self._device)).item())
+        except RuntimeError as error:
+            if not live.is_lost(error):
+                raise
+            return True
+
+
+class AgreedStep:
+    """A step of replicas that reduce their gradients in every step, and continue without a lost node (hsdp): no rank
+    updates its shards before all have their gradients, so a step that fails has changed nothing."""
+
+    def __init__(self, inner: AnyStep, live: LiveNodes, context: RunContext) -> None:
+        self._inner, self._live, self._progress = inner, live, context.progress
+        self._every, self._total_steps = context.config.log.every_steps, context.total_steps
+        self._flag = torch.zeros(1, device=context.job.ddp.device)
+        self.grad_norm: Tensor | None = None
+        context.job.finite.agree = self._agree
+
+    def __call__(self, step: Step) -> None:
+        """Collective: one optimizer step."""
+        self._inner(step)
+        self.grad_norm = self._inner.grad_norm
+        number = self._progress.step + 1
+        try:
+            if number % self._every == 0 and number < self._total_steps:
+                self._live.ends = bool(self._vote(float(self._live.has_joiner)))
+        except RuntimeError as error:  # the step is done, and counts
+            if not self._live.is_lost(error):
+                raise
+        self._live.ends |= self._live.is_broken
+
+    def _agree(self) -> None:
+        self._vote(0.0)
+
+    def _vote(self, value: float) -> float:
+        """Collective: the sum over all ranks."""
+        return all_sum(self._flag.fill_(value)).item()
 
 
 def replica_state(job: Job) -> dict[str, Any] | None:

@@ -282,7 +282,7 @@ def restore(job: Job, path: Path, hooks: TaskHooks | None = None, *, with_optimi
     if job.sync is not None:
         restore_replica(job, job.sync, snapshot, replicas, with_optimizer=with_optimizer)
     if with_optimizer:
-        _use_own_settings(job, saved.get("group_state"))
+        use_own_settings(job, saved.get("group_state"))
     if job.ddp.is_main_process() and "measured" in saved:
         with state.translated("progress"):
             job.meter.put(**saved["measured"])
@@ -314,7 +314,7 @@ def _read_own_shards(job: Job, path: Path) -> store.Snapshot:
     return snapshot
 
 
-def _use_own_settings(job: Job, group_state: list[list[str]] | None) -> None:
+def use_own_settings(job: Job, group_state: list[list[str]] | None) -> None:
     """Give the optimizer the settings of this start, but for what it had changed itself. Its rate is set before each
     step. None: a checkpoint of an earlier version, which did not record it."""
     groups = job.optimizer.param_groups

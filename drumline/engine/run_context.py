@@ -26,6 +26,7 @@ FREE_TO_CHANGE = (
     "dist.device",  # platform_facts has it
     "dist.threads",
     "dist.same_code",
+    "dist.on_lost_node",
     "dist.start_timeout_s",
     "dist.train_timeout_s",
     "data.dir",

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
@@ -30,6 +30,7 @@ from drumline.checkpoint.retention import is_best, prune
 from drumline.checkpoint.state import gather_rng
 from drumline.checkpoint.store import WritingRank, flush_folder
 from drumline.data.ledger import Ledger, num_steps, to_json
+from drumline.data.sharding import Cursor, Sharding, plan_step
 from drumline.distributed.collectives import all_sum, gather_json
 from drumline.distributed.wrap import LiveBuffers
 from drumline.engine.job import Job, Progress
@@ -56,18 +57,24 @@ class LedgerFile:
         {"kind":"steps","first":1,"last":23,"ranks":[[[0,0,32,64,22],[0,1408,1423,29,1]],[[0,32,64,64,22],...]]}
 
     A start has the step that it resumes from: later steps in lines above it were repeated and do not count. A save adds
-    about 45 bytes, and 25 for each rank, or 50 if an epoch ended since the last save."""
+    about 45 bytes, and 25 for each rank, or 50 if an epoch ended since the last save. Where nodes continue without a
+    lost one, the steps since the last save are `unsaved`, and the start after them has what was `lost`: ranks, each
+    with the first and last step whose samples are in no weights."""
 
     def __init__(self, path: Path | None) -> None:
         self.ledger = Ledger()
         """This rank's entries since the last save."""
+        self.since: dict[str, Any] = {}
+        """The first step that is not written yet, and its cursor."""
         self._path = path
         self._lines: JsonLines | None = None
         self._waiting: list[str] = []
 
-    def start(self, context: RunContext) -> None:
-        """Record that the job starts from this step."""
+    def start(self, context: RunContext, before: Sequence[Mapping[str, Any] | None] = ()) -> None:
+        """Record that the job starts from this step. `before`: what each rank keeps of the group before this one."""
         job, train, progress = context.job, context.config.train, context.progress
+        self.since = {"first": progress.step + 1, "cursor": asdict(progress.cursor)}
+        lost = self._end_group(before, progress.step, job.loader.num_samples)
         record = {
             "kind": "start",
             "step": progress.step,
@@ -78,13 +85,43 @@ class LedgerFile:
             "seed": train.seed,
             "shards": train.shards if train.exact == "elastic" else None,
             "time": round(time.time(), 3),
+            **({"lost": lost} if lost else {}),
         }
         self._write(record)
 
-    def gather(self, *, step: int, device: torch.device) -> None:
+    def _end_group(
+        self, before: Sequence[Mapping[str, Any] | None], step: int, length: int | None
+    ) -> list[tuple[int, int, int]]:
+        """Write what the ranks of the group before covered since the last save. Which samples that were follows from
+        the cursor, also for a rank that is lost. Returns which steps of which ranks are lost."""
+        known = [one for one in before if one is not None]
+        if not known or length is None:
+            return []
+        since = max((one["ledger"] for one in known), key=lambda one: int(one["first"]))
+        first, world_size = since["first"], since["world_size"]
+        ranks = []
+        for rank in range(world_size):
+            sharding = Sharding(
+                batch_size=since["batch_size"], rank=rank, world_size=world_size, accumulate=since["accumulate"]
+            )
+            covered, cursor = Ledger(), Cursor(**since["cursor"])
+            for _ in range(first, step + 1):
+                plan = plan_step(cursor, length=length, sharding=sharding)
+                covered.add(plan)
+                cursor = plan.next_cursor
+            ranks.append(to_json(covered.take()))
+        if step >= first:
+            self._write({"kind": "steps", "first": first, "last": step, "ranks": ranks, "unsaved": True})
+        in_weights = {one["ledger"]["rank"]: one["step"] for one in known}
+        round_at = min(max(one["finished_at"] for one in known))
+        ends = [(rank, in_weights.get(rank, round_at)) for rank in range(world_size)]
+        return [(rank, end + 1, step) for rank, end in ends if end < step]
+
+    def gather(self, progress: Progress, *, device: torch.device) -> None:
         """Collective: write what all ranks have covered up to this step. Call `flush` before the checkpoint."""
-        runs = self.ledger.take()
+        step, runs = progress.step, self.ledger.take()
         ranks = gather_json(to_json(runs), device=device)
+        self.since = {"first": step + 1, "cursor": asdict(progress.cursor)}
         if runs:
             self._write({"kind": "steps", "first": step - num_steps(runs) + 1, "last": step, "ranks": ranks})
 
@@ -180,8 +217,17 @@ def _gather_rank_states(job: Job) -> store.Snapshot:
 class Saver:
     """Writes the checkpoints of a run, one at a time, and before each the sample ledger."""
 
-    def __init__(self, context: RunContext, *, facts: Mapping[str, Any], check_state: Callable[[], str | None]) -> None:
-        """`check_state`, collective: the first tensor that is not finite, if there is one; or an error."""
+    def __init__(
+        self,
+        context: RunContext,
+        *,
+        facts: Mapping[str, Any],
+        check_state: Callable[[], str | None],
+        before: Sequence[Mapping[str, Any] | None] = (),
+    ) -> None:
+        """`check_state`, collective: the first tensor that is not finite, if there is one; or an error. `before`: what
+        each rank keeps of the group before this one."""
+        self._before = before
         self._job, self._context = context.job, context
         self._root, self._settings = context.folder.checkpoints, context.config.checkpoint
         self._facts, self._check_state = facts, check_state
@@ -194,10 +240,15 @@ class Saver:
         self._held: object = None
         self._paused_at = self._paused_s = 0.0
 
+    @property
+    def unsaved(self) -> dict[str, Any]:
+        """The first step since the last save, and its cursor."""
+        return self._ledger_file.since
+
     def __enter__(self) -> Self:
         """Collective: choose the ranks that write."""
         ddp, who = self._job.ddp, self._settings.writers
-        self._ledger_file.start(self._context)
+        self._ledger_file.start(self._context, self._before)
         num_shards = 1 if self._job.sharded is None else self._job.sharded.plan.num_shards
         if (who != "one" or num_shards > 1) and ddp.world_size > 1:
             assert ddp._connection.store is not None
@@ -230,7 +281,7 @@ class Saver:
     def save(self, progress: Progress, metrics: Mapping[str, float]) -> None:
         """Collective: copy what is to be saved, and start to write it."""
         # First: a checkpoint must never contain steps that the ledger lacks.
-        self._ledger_file.gather(step=progress.step, device=self._job.ddp.device)
+        self._ledger_file.gather(progress, device=self._job.ddp.device)
         if self._job.sync is None:
             LiveBuffers(self._job.model).broadcast()
         about = {"metrics": dict(metrics), "non_finite": self._check_state()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -16,17 +16,28 @@ from drumline.config.config_file import to_toml
 from drumline.config.schema import Config
 from drumline.distributed.collectives import gather_json
 from drumline.distributed.determinism import explain_refused_kernels
-from drumline.engine.actions import FirstStep
+from drumline.distributed.start.live_nodes import LiveNodes
+from drumline.distributed.start.node_group import NodesChanged
+from drumline.engine.actions import FirstStep, LeaveGroup
 from drumline.engine.balance import make_balance
 from drumline.engine.failure_report import is_own, out_of_memory
 from drumline.engine.initial_weights import load_initial_weights
 from drumline.engine.job import Job, Progress, build_job, check_streams, choose_batch, choose_step, count_steps
+from drumline.engine.kept_state import KeptState, check_continues, keep_state, meet, report_regrouped, restore_kept
 from drumline.engine.local_data import with_local_data
 from drumline.engine.loop import Loop, between_steps
 from drumline.engine.non_finite import NonFinite
-from drumline.engine.output import StartClock, WatchNotices, divert_output, open_reporter, report_end, report_start
+from drumline.engine.output import (
+    StartClock,
+    WatchNotices,
+    divert_output,
+    open_reporter,
+    report_end,
+    report_start,
+    undo_divert,
+)
 from drumline.engine.preemption import Preemption, report_preemption, watching_for_notice
-from drumline.engine.replica_state import SyncedStep
+from drumline.engine.replica_state import AgreedStep, SyncedStep
 from drumline.engine.resume import begin_launch, find_newest, report_recovery, report_resume, resume
 from drumline.engine.run_context import RunContext, RunRequest, facts_of
 from drumline.engine.run_folder import RunFolder, locked, set_aside, write_whole
@@ -54,9 +65,12 @@ def train(
     progress: Progress,
     preemption: Preemption | None = None,
     clock: StartClock | None = None,
+    live: LiveNodes | None = None,
+    kept: KeptState | None = None,
 ) -> ExitCode:
     """Collective: train to the last step, or until the run is preempted. The caller can read `progress` meanwhile;
-    `clock` has run since the command."""
+    `clock` has run since the command. `live`: raise NodesChanged when a node is lost, or joins; the next call
+    continues from what was `kept`."""
     config, folder = request.config, RunFolder(request.run)
     clock, preemption = clock or StartClock(), preemption or Preemption()
     with ExitStack() as stack, _failure_in_heartbeat(ddp):
@@ -65,16 +79,20 @@ def train(
         if ddp.is_main_process() and not task_class.__module__.startswith("drumline."):
             for message in uncalled_methods(task_class):
                 reporter.report("warning", message=message)
-        failure = begin_launch(folder, ddp)
+        continues = live is not None and live.latest.generation > 0
+        meeting = meet(kept, ddp, is_sharded=config.dist.mode == "hsdp") if continues else None
+        failure = None if continues else begin_launch(folder, ddp)
         stack.enter_context(watching_for_notice(config.watch.notice, ddp, preemption))
-        found = find_newest(ddp, folder.checkpoints)
+        found = None if continues else find_newest(ddp, folder.checkpoints)
         saved = None if found is None else found.facts
+        if meeting is not None:
+            saved = meeting.furthest["facts"]
         clock.mark("folder")
 
         # Data, model and optimizer, compared across ranks.
         batch = choose_batch(config.train, world_size=ddp.world_size, saved=saved)
         begin = None
-        if found is None and config.model.init is not None:
+        if saved is None and config.model.init is not None:
             begin = partial(load_initial_weights, config.model, ddp=ddp, report=reporter.report)
         step = choose_step(config, ddp.device, saved)
         local = config if config.data.dir is None else with_local_data(config, ddp)
@@ -86,6 +104,8 @@ def train(
 
         # The run's position, and its last step.
         at = Progress() if found is None else found.progress
+        if meeting is not None:
+            at = meeting.progress
         total_steps = count_steps(job, config.train, at)
         hooks = None
         if task_class.hooks is not Task.hooks:
@@ -94,6 +114,10 @@ def train(
         facts = facts_of(request, job, before=saved, step=at.step)
         if found is not None:
             resume(context, found)
+        if meeting is not None:
+            restore_kept(context, meeting, kept)
+        elif live is not None:
+            check_continues(job)
         clock.mark("checkpoint")
 
         # Records of this start in the folder.
@@ -112,7 +136,8 @@ def train(
         notices = WatchNotices(ddp._connection.watch_folder if ddp.is_main_process() else None)
         non_finite = NonFinite(context)
         balance = None if config.data.balance == "off" else make_balance(context, non_finite, facts, saved)
-        saver = Saver(context, facts=facts, check_state=non_finite.check_state)
+        before = [] if meeting is None else meeting.states
+        saver = Saver(context, facts=facts, check_state=non_finite.check_state, before=before)
         preemption.is_writing = lambda: saver.writer.is_busy
         with explain_refused_kernels(), explain_out_of_memory(config, ddp, job), saver:
             if at.step < context.total_steps:
@@ -123,13 +148,16 @@ def train(
             else:
                 context.note(f"{_finish(progress)}; raise train.epochs or train.steps, or start a new one with --fresh")
             clock.mark("warm-up")
-            train_step, trace = _make_step(context, facts, stack)
+            train_step, trace = _make_step(context, facts, stack, live)
             profiled = None if config.log.profile is None else ProfiledStep(train_step, context)
-            first_step = FirstStep(partial(_after_first_step, context, facts, clock, failure))
+            first_step = FirstStep(partial(_after_first_step, context, facts, clock, failure, live, kept))
             actions = between_steps(
                 context, train_step, first_step, non_finite, notices, trace, saver, preemption, balance
             )
-            with _failure_in_hooks(context):
+            if live is not None:
+                live.guard_connections()
+                actions.insert(0, LeaveGroup(lambda: live.ends, partial(keep_state, context, facts, saver)))
+            with _failure_in_hooks(context), _lost_node_ends_group(live, partial(keep_state, context, facts, saver)):
                 context.call_hooks("start")
                 if hooks is not None:
                     hooks.capture()  # what cannot be saved is refused before the first step
@@ -172,6 +200,17 @@ def _failure_in_hooks(context: RunContext) -> Iterator[None]:
 
 
 @contextmanager
+def _lost_node_ends_group(live: LiveNodes | None, keep: Callable[[], KeptState]) -> Iterator[None]:
+    """Between steps: where a collective fails because a node is lost, keep what this rank has."""
+    try:
+        yield
+    except RuntimeError as error:
+        if live is None or not live.is_lost(error):
+            raise
+        raise NodesChanged(keep()) from error
+
+
+@contextmanager
 def explain_out_of_memory(config: Config, ddp: DDPManager, job: Job | None = None) -> Iterator[None]:
     """Name the setting that needs less memory. `job`: None while it is built."""
     try:
@@ -195,6 +234,7 @@ def _open_folder(
         # A launcher that restarts a failed job passes the same flags: --fresh must not start a new run.
         if request.fresh and not ddp.is_restart:
             moved_to = set_aside(folder)
+        undo_divert()  # another rank may have been the first before
         folder.make()
         stack.enter_context(locked(folder))
     ddp.barrier()
@@ -227,7 +267,9 @@ def _write_environment(context: RunContext) -> list[dict[str, Any]]:
     return ranks
 
 
-def _make_step(context: RunContext, facts: dict[str, Any], stack: ExitStack) -> tuple[AnyStep, TracedStep | None]:
+def _make_step(
+    context: RunContext, facts: dict[str, Any], stack: ExitStack, live: LiveNodes | None
+) -> tuple[AnyStep, TracedStep | None]:
     """Collective: the step; if it is traced, also as a TracedStep."""
     job, is_auto = context.job, context.job.step == "auto"
     hooks = [] if context.hooks is None else context.hooks.hooks
@@ -248,7 +290,9 @@ def _make_step(context: RunContext, facts: dict[str, Any], stack: ExitStack) -> 
         note=context.note,
     )
     if job.sync is not None:
-        step = SyncedStep(step, job.sync, context)
+        step = SyncedStep(step, job.sync, context, live)
+    elif live is not None:
+        step = AgreedStep(step, live, context)
     if not context.config.log.trace:
         return step, None
     traced = TracedStep(step, context)
@@ -258,7 +302,12 @@ def _make_step(context: RunContext, facts: dict[str, Any], stack: ExitStack) -> 
 
 
 def _after_first_step(
-    context: RunContext, facts: Mapping[str, Any], clock: StartClock, failure: Mapping[str, Any] | None
+    context: RunContext,
+    facts: Mapping[str, Any],
+    clock: StartClock,
+    failure: Mapping[str, Any] | None,
+    live: LiveNodes | None,
+    kept: KeptState | None,
 ) -> None:
     """Write the settings of the run and their history. Not before the first step: a refused start changes nothing."""
     folder, step = context.folder, context.progress.step
@@ -269,6 +318,9 @@ def _after_first_step(
             write_whole(folder.settings_history, "".join(f"{json.dumps(one)}\n" for one in facts["history"]))
         else:  # the changes belonged to steps that were lost
             folder.settings_history.unlink(missing_ok=True)
-    clock.report(context.reporter, step=step)
+    if live is not None and live.latest.generation > 0:
+        report_regrouped(context, live.latest, kept)
+    else:
+        clock.report(context.reporter, step=step)
     if failure is not None:
         report_recovery(failure, context.reporter, step=step)

@@ -82,6 +82,8 @@ class Program:
     """The run folder of a task, as its settings name it; None where they were not read."""
     can_resume: bool = True
     """Whether the same command resumes a task: not so an evaluation."""
+    continues: bool = False
+    """Whether the ranks of other nodes continue without those of a lost one, as far as the settings were read."""
 
     def python_arguments(self) -> list[str]:
         if self.profile:

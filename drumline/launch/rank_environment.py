@@ -17,6 +17,8 @@ from drumline.net.secrets import derived, secret_from
 from drumline.untrusted import parse_json, replace_text
 
 RESTARTED = "DRUMLINE_RESTARTED"
+# Tells one start of a node's ranks from any other.
+NODE_START = "DRUMLINE_NODE_START"
 LOGS_SHOWN = "DRUMLINE_LOGS_SHOWN"
 """Set if the launcher also shows what ranks other than 0 write to their logs in the run folder."""
 FAILURE_FILE = "DRUMLINE_FAILURE_FILE"

@@ -223,6 +223,7 @@ class _LateCompiler(LateModule):
         self.left_out: list[tuple[Callable[..., Any], bool]] = []
         self.graph_break = lambda msg="": None  # there is no graph
         self.utils = _LateCompilerUtils(self)
+        self.trace_rules = _LateTraceRules(self)
 
     def disable(self, function: Any = None, recursive: bool = True, **more: Any) -> Any:
         """torch's own functions ask with `wrapping=False`, and keep the answer where it can be corrected later."""
@@ -254,3 +255,16 @@ class _LateCompilerUtils(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._compiler.load().utils, name)
+
+
+class _LateTraceRules(ModuleType):
+    """Its `trace_rules`: a second process group clears their cache, which is empty then."""
+
+    def __init__(self, compiler: _LateCompiler) -> None:
+        super().__init__(f"{COMPILER}.trace_rules")
+        self._compiler = compiler
+
+    def clear_lru_cache(self) -> None: ...
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._compiler.load().trace_rules, name)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from drumline.errors import PreflightError, UsageError
-from drumline.launch.rank_environment import RESTARTED
+from drumline.launch.rank_environment import NODE_START, RESTARTED
 from drumline.net.secrets import secret_from
 
 NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -36,6 +36,8 @@ class Topology:
     """torchrun's agent runs the store; otherwise rank 0 does."""
     node_names: tuple[str, ...] = ()
     """The hosts in the order of their ranks, if the launcher sets them and all have the same number of ranks."""
+    node_start: str = ""
+    """Tells this start of the node's ranks from any other, if the launcher sets it."""
     secret: str | None = field(default=None, repr=False)
     """The secret that all ranks were given, or None (`net/secrets.py`)."""
 
@@ -84,6 +86,7 @@ def topology_from(environment: Mapping[str, str]) -> Topology | None:
         is_restart=variables.get("TORCHELASTIC_RESTART_COUNT", "0") != "0" or variables.get(RESTARTED) == "1",
         agent_hosts_store=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         secret=secret_from(variables),
+        node_start=variables.get(NODE_START, ""),
         node_names=tuple(filter(None, variables.get("DRUMLINE_NODE_NAMES", "").split(","))),
     )
 

@@ -186,7 +186,7 @@ def event_line(event: Event) -> str | None:
             by, rank = event["signal"], f"rank {event['about_rank']} on {event['about_host']}"
             cause = f"{by} to {rank}" if by.startswith("SIG") else f"{by} (seen by {rank})"
             return f"preempted by {cause}: saved step {event['step']}; rerun the same command to resume"
-        case "note" | "straggler" | "stall":
+        case "note" | "straggler" | "stall" | "regrouped":
             return str(event["message"])
         case "warning":
             return f"warning: {event['message']}"

@@ -11,6 +11,8 @@ event has `time` (Unix seconds), `number` (from 0 in each process: a gap is a lo
 | `resume`     | epoch, path: the checkpoint that the run resumes from                                         |
 | `recovered`  | cause, about_rank, about_host: the fault before the restart; seconds from it to the first     |
 |              | step, seconds_to_diagnosis, lost_steps: steps that were repeated (null: unknown)              |
+| `regrouped`  | nodes: those that train from this step on (`dist.on_lost_node`), lost, joined: since the step |
+|              | before, seconds from the end of the last group to the first step of this one, message         |
 | `first_step` | seconds from the command (since: `command`), or from the start of this rank if that is not    |
 |              | known or the run was restarted (since: `rank`); parts: the seconds of each part of the start  |
 | `train`      | epoch, loss, lr, samples_per_s, tokens_per_s, tflop_per_s, mfu, data_share,                   |
@@ -58,8 +60,8 @@ from typing import Any, BinaryIO, Literal, NamedTuple, Self
 from drumline.untrusted import open_append, open_regular, parse_json
 
 Kind = Literal[
-    "start", "resume", "recovered", "first_step", "train", "phases", "evaluation", "logged", "checkpoint", "note",
-    "warning", "error", "straggler", "stall", "preempted", "end"
+    "start", "resume", "recovered", "regrouped", "first_step", "train", "phases", "evaluation", "logged", "checkpoint",
+    "note", "warning", "error", "straggler", "stall", "preempted", "end"
 ]  # fmt: skip
 Event = Mapping[str, Any]
 Sink = Callable[[Event], None]

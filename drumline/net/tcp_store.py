@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from collections.abc import Collection, Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -70,17 +71,30 @@ def _reached_address(host: str, port: int) -> str:
         return host
 
 
-def break_dead_connections(port: int, *, after_s: int) -> None:
-    """Close this process's connections to that port when the peer sends nothing for so long. Otherwise an operation of
-    the store would wait forever: a host that loses its power does not close its connections."""
-    if not OPEN_FILES.is_dir():
-        return
-    for number in [int(entry.name) for entry in OPEN_FILES.iterdir() if _is_socket(entry)]:
+def break_dead_connections(port: int | None, *, after_s: int, address: str | None = None) -> None:
+    """Close this process's connections to that port, or address, when the peer sends nothing for so long. Otherwise an
+    operation of the store would wait forever: a host that loses its power does not close its connections."""
+    for connection, peer in _connections():
+        if (port is None or peer[1] == port) and (address is None or peer[0] == address):
+            _break_after(connection, after_s)
+
+
+def close_connections(addresses: Collection[str], *, but: Collection[int]) -> None:
+    """Shut down this process's connections with these addresses, except those that have one of these ports."""
+    for connection, peer in _connections():
+        if peer[0] in addresses and peer[1] not in but and connection.getsockname()[1] not in but:
+            connection.shutdown(socket.SHUT_RDWR)
+
+
+def _connections() -> Iterator[tuple[socket.socket, tuple[str, int]]]:
+    """This process's connections, each with its peer; an OSError of the caller's block skips it."""
+    entries = OPEN_FILES.iterdir() if OPEN_FILES.is_dir() else ()
+    for number in [int(entry.name) for entry in entries if _is_socket(entry)]:
         # A listed descriptor may be closed by now, or not be a connection. The copy shares the original's options.
         with contextlib.suppress(OSError), socket.fromfd(number, socket.AF_INET, socket.SOCK_STREAM) as connection:
             peer = connection.getpeername()
-            if isinstance(peer, tuple) and peer[1] == port:
-                _break_after(connection, after_s)
+            if isinstance(peer, tuple):
+                yield connection, (str(peer[0]), int(peer[1]))
 
 
 def _is_socket(entry: Path) -> bool:

@@ -10,7 +10,7 @@ import json
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -77,12 +77,14 @@ def join_rendezvous(
     gpu: str | None = None,
     environment: Mapping[str, str] | None = None,
     service: NodeService | None = None,
+    check: Callable[[SealedStore], None] | None = None,
 ) -> Rendezvous:
     """Collective: wait until every rank has joined, and compare what they are about to run.
 
-    `gpu`: the one that this rank must have to itself. `environment`: tells which network to use.
+    `gpu`: the one that this rank must have to itself. `environment`: tells which network to use. `check`: called often
+    while it waits; what it raises ends that.
     """
-    rank = _Joining(store, topology, timeout_s, facts or {})
+    rank = _Joining(store, topology, timeout_s, facts or {}, check)
     rank.card |= {"gpu": gpu, "address": outward_address(environment or {}, topology.master_addr)}
     if service is not None and topology.local_rank == 0:
         rank.card["service"] = outcome(service.prepare, host=topology.host)
@@ -107,8 +109,16 @@ def join_rendezvous(
 class _Joining:
     """What one rank does to join."""
 
-    def __init__(self, store: SealedStore, topology: Topology, timeout_s: float, facts: Facts) -> None:
+    def __init__(
+        self,
+        store: SealedStore,
+        topology: Topology,
+        timeout_s: float,
+        facts: Facts,
+        check: Callable[[SealedStore], None] | None,
+    ) -> None:
         self.store, self.topology, self.timeout_s = store, topology, timeout_s
+        self.check = check or (lambda store: None)
         self.facts = json.dumps(facts, sort_keys=True)
         self.name = secrets.token_hex(4)
         """Tells this process, in this start, from any other."""
@@ -137,6 +147,7 @@ class _Joining:
             current = self.store.compare_set(CURRENT, "", opened)
             if current != opened.encode() and (other := document(current, host=str)):
                 raise _duplicate(self.topology, other["host"])
+            self.check(self.store)
             self._wait()
         cards = self._cards()
         names = {rank: [card["name"], card["host"]] for rank, card in cards.items()}
@@ -153,6 +164,7 @@ class _Joining:
         """On the other ranks: enter whatever rendezvous is the current one, until one has this rank on its list."""
         other = None
         while True:
+            self.check(self.store)
             if current := document(self.store.peek(CURRENT) or b"", namespace=str):
                 self._enter(current["namespace"])
                 if found := self.part.peek(JOINED):

@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
+from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import LogsSpecs, SignalException, Std
 from torch.distributed.elastic.multiprocessing.api import LogsDest, _terminate_process_handler
@@ -31,13 +31,13 @@ from torch.distributed.launcher.api import LaunchConfig
 from drumline.errors import DrumlineError, ExitCode
 from drumline.launch import rank_environment
 from drumline.launch.node.node_rendezvous import NodeRendezvous
-from drumline.launch.node.open_rendezvous import SingleNodeRendezvous, address_of, open_rendezvous
+from drumline.launch.node.open_rendezvous import OwnRendezvous, SingleNodeRendezvous, address_of, open_rendezvous
 from drumline.launch.node.rank_logs import failure_time, rank_output
 from drumline.launch.node.watch_folder import DIAGNOSIS_S, SidecarDiagnosis, WatchFolder
 from drumline.launch.node_plan import NodePlan, Program, Supervision
 from drumline.launch.rank_environment import FailureRecord, read_failure
 from drumline.launch.startup import ENDING_SIGNALS, SAME_SIGNAL_S, process_start
-from drumline.net.secrets import SECRET_ENV
+from drumline.net.secrets import SECRET_ENV, new_secret
 from drumline.processes import has_signal, read_status
 from drumline.terminal import print_message
 from drumline.text import how_it_ended
@@ -134,6 +134,16 @@ class NodeAgent(LocalElasticAgent):
                     break
         self._remaining_restarts = max(0, most - nodes.restarts_used)
 
+    def _assign_worker_ranks(self, *args: Any, **kwargs: Any) -> list[Worker]:
+        """Where each node counts its ranks by itself, those of the nodes before it come first."""
+        workers: list[Worker] = super()._assign_worker_ranks(*args, **kwargs)
+        if isinstance(self.rendezvous, OwnRendezvous):
+            node, size = self.rendezvous.node, len(workers)
+            for worker in workers:
+                worker.global_rank = worker.role_rank = node.node_rank * size + worker.local_rank
+                worker.world_size = worker.role_world_size = node.num_nodes * size
+        return workers
+
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         if self.preempt_signal:  # it came during the rendezvous
             raise Preempted(was_reported=False)
@@ -161,6 +171,7 @@ class NodeAgent(LocalElasticAgent):
             rank_environment.COMMAND_START: f"{process_start():.2f}" if is_first else "",
             rank_environment.LOGS_SHOWN: "1" if self.is_task and is_remote else "",
             SECRET_ENV: self.rendezvous.ranks_secret,
+            rank_environment.NODE_START: new_secret()[:16],
         }
         if (folder := self.watch.begin(self.files.num_starts)) is not None:
             variables |= {rank_environment.WATCH_FOLDER: str(folder), **(script.variables() if script else {})}
@@ -177,6 +188,8 @@ class NodeAgent(LocalElasticAgent):
         count = f"restart {most - self._remaining_restarts} of {most}"
         why = count if self._failed else self.rendezvous.restart_reason
         how = "they resume from the newest checkpoint" if self.is_task else "the script starts from the beginning"
+        if isinstance(self.rendezvous, OwnRendezvous):
+            how = "they join the other nodes after a round, or resume from the newest checkpoint"
         print_message(f"restarting the ranks ({why}); {how}")
         # torchrun's own count excludes a restart that another node caused.
         os.environ[rank_environment.RESTARTED] = "1"
@@ -371,7 +384,7 @@ def run_agent(
     """Run the ranks of this node to their end; raises Preempted, or SignalException when this process must exit."""
     # torch's knowledge of this machine: which cores are near which GPU.
     config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=num_procs)
-    rendezvous = open_rendezvous(node, supervision.secret)
+    rendezvous = open_rendezvous(node, supervision.secret, continues=program.continues)
     spec = WorkerSpec(
         role=config.role,
         local_world_size=num_procs,

@@ -24,7 +24,7 @@ from drumline.launch.node_plan import KEEP_ALIVE_ATTEMPTS, OWN_STORE_ENV, RUN_ID
 from drumline.net.dial import CLOSED_S, OPEN_RENDEZVOUS, Reason, WaitNotice, explained, explained_closed, wait_for_port
 from drumline.net.interfaces import LOOPBACK, own_address
 from drumline.net.sealed_store import SealedStore
-from drumline.net.secrets import SECRET_ENV, new_secret
+from drumline.net.secrets import SECRET_ENV, derived, new_secret
 from drumline.net.tcp_store import (
     break_dead_connections,
     listen_for_store,
@@ -100,10 +100,34 @@ class SingleNodeRendezvous(RendezvousHandler):
         return True
 
 
-def open_rendezvous(node: NodePlan, secret: str | None) -> SingleNodeRendezvous | NodeRendezvous:
-    """The rendezvous of this node's job; node 0 runs its store. `secret`: the one that all nodes were given."""
+class OwnRendezvous(SingleNodeRendezvous):
+    """For a node whose ranks find those of the others themselves (`--dist.on_lost_node continue`): its launcher never
+    waits for another, and restarts no ranks because of one."""
+
+    def __init__(self, node: NodePlan, secret: str | None) -> None:
+        super().__init__()
+        self.node, self._secret = node, secret
+
+    @property
+    def use_agent_store(self) -> bool:
+        return False
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        own = super().next_rendezvous()
+        self.ranks_secret = "" if self._secret is None else derived(self._secret, "ranks of nodes that continue")
+        host, _, port = self.node.endpoint.rpartition(":")
+        return RendezvousInfo(own.store, 0, 1, RendezvousStoreInfo(host, int(port)))
+
+
+def open_rendezvous(
+    node: NodePlan, secret: str | None, *, continues: bool = False
+) -> SingleNodeRendezvous | NodeRendezvous:
+    """The rendezvous of this node's job; node 0 runs its store. `secret`: the one that all nodes were given.
+    `continues`: its ranks do not need those of other nodes."""
     if node.num_nodes == 1:
         return SingleNodeRendezvous()
+    if continues:
+        return OwnRendezvous(node, secret)
     if node.node_rank > 0:
         # A controller that reached all hosts knows that they are up.
         are_up = node.job and not node.may_shrink

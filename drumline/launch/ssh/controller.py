@@ -151,7 +151,7 @@ class Controller:
             self._started(frame["world_size"])
         elif kind == "ended" and frame["code"] and not self.is_ending:
             self._agent_failed(remote, frame["code"])
-        elif kind == "failed" and not frame["restarts_left"]:
+        elif kind == "failed" and not frame["restarts_left"] and not self.job.program.continues:
             settle_s = SETTLE_S + (DIAGNOSIS_S if frame.get("is_watched") else 0)
             self._later(settle_s, self._end, self.job.grace_s)
         elif kind == "diagnosis":
@@ -190,7 +190,7 @@ class Controller:
 
     def _agent_failed(self, remote: Remote, code: int) -> None:
         """A signal that ended the agent, as when its host is shut down, affects only that host."""
-        by_signal = code < 0 or code == ExitCode.INTERRUPTED
+        by_signal = code < 0 or code == ExitCode.INTERRUPTED or self.job.program.continues
         if by_signal and self._continues_without(remote, f"the job was ended on {remote.name}"):
             return
         self.ended_first = self.ended_first or remote
@@ -228,8 +228,9 @@ class Controller:
     def _continues_without(self, remote: Remote, why: str) -> bool:
         """Whether the other hosts are enough; if so, that is reported."""
         left = [other for other in self.remaining if (other.is_running or other.code == 0) and other is not remote]
-        least = self.job.min_nodes
-        if least is None or remote is self.remotes[0] or self.is_ending or len(left) < least:
+        least = 1 if self.job.program.continues else self.job.min_nodes
+        is_needed = remote is self.remotes[0] and not self.job.program.continues
+        if least is None or is_needed or self.is_ending or len(left) < least:
             return False
         self.dropped.append(remote)
         names = ", ".join(other.name for other in left if other.is_running)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from drumline.config.schema import WatchConfig
 from drumline.errors import PreflightError
-from drumline.launch.node.watch_folder import MEMORY, PREFIX, hold, make_memory_folder
+from drumline.launch.node.watch_folder import DIAGNOSIS, MEMORY, PREFIX, hold, make_memory_folder
 from drumline.launch.rank_environment import WITHOUT_WATCH, WatchSettings, sidecar_secret
 from drumline.launch.topology import Topology
 from drumline.net.interfaces import LOOPBACK, interface_towards, interfaces
@@ -63,6 +63,8 @@ class NodeWatch:
 
     def prepare(self) -> dict[str, Any]:
         self._folder = make_watch_folder(self._given)
+        with contextlib.suppress(OSError):  # of a node that was lost, and that this group continues without
+            (self._folder / DIAGNOSIS).unlink()
         if self._given is None:
             with contextlib.suppress(OSError):  # if this rank is killed while it waits, the next job removes the folder
                 self._lock = hold(self._folder)

@@ -353,3 +353,18 @@ def test_no_ledger_and_one_that_cannot_be_read(tmp_path: Path) -> None:
     assert (part.summary, part.problems) == ("not recorded", [])
     assert check_samples(tmp_path, part, []) is None
     assert [str(problem) for problem in part.problems] == ["ledger.jsonl: cannot be read: Is a directory"]
+
+
+def test_samples_that_were_lost_with_a_node_are_counted(tmp_path: Path) -> None:
+    job = Job(37, 8)
+    job.attempt(2, 4)
+    job.lines[-1]["unsaved"] = True
+    job.attempt(1, 6, lost=[[1, 3, 4]])
+    part = job.check(tmp_path)
+    assert part.problems == []
+    assert [str(note) for note in part.notes] == [
+        "ledger.jsonl, line 4: 8 samples of steps 3 to 4 were lost with rank 1, which the others continued without"
+    ]
+    assert ", each exactly once but for 8 samples lost with a node; 10 steps in 2 starts" in part.summary
+    job.lines[3]["lost"] = [[1, 4, 3]]
+    assert job.texts(tmp_path)[0] == "ledger.jsonl, line 4: damaged: lost is [[1, 4, 3]]"

@@ -175,6 +175,12 @@ BROKEN_RULES = [
         "train.exact = 'elastic' (--train.exact)",
     ),
     (
+        ["--dist.on_lost_node", "continue"],
+        "the others can continue without a node only if each node has a whole replica: it needs --dist.sync local:H or "
+        "diloco:H, or --dist.mode hsdp: dist.on_lost_node = 'continue' (--dist.on_lost_node), "
+        "dist.sync = 'step' (default), dist.mode = 'ddp' (default)",
+    ),
+    (
         ["--dist.sync", "local:8", "--dist.comm", "bf16"],
         "dist.comm compresses gradients, which are not sent between rounds; give --dist.outer_dtype in its place: "
         "dist.sync = 'local:8' (--dist.sync), "

@@ -129,3 +129,20 @@ def test_what_was_on_its_way_is_sent_again_in_other_parts(
     assert job.shared() == {0, 8}
     job.train(12, 13, is_last=True)
     assert job.own() == job.shared() == {13}
+
+
+def test_a_replica_that_missed_the_end_of_a_round_keeps_its_steps_since() -> None:
+    groups = ReplicaGroups(members=(0,), leaders=(0, 1), within=None, across=None, weight=0.5)
+    model = nn.Linear(2, 1, bias=False)
+    sync = OuterSync(model, SyncPlan(every=4, overlap=2), groups, sends_buffers=False)
+    begun, own, shared = torch.tensor([1.0, 1.0]), torch.tensor([3.0, 1.5]), torch.tensor([10.0, 20.0])
+    for finished, expected in ((0, own), (4, shared + own - begun)):  # after the round at step 4 had begun
+        with torch.no_grad():
+            model.weight.copy_(shared)  # from the rank that has seen its end
+        sync.load_outer_state({})
+        kept = {"weights": [own], "begun": [begun], "buffers": [], "finished_at": [0]}
+        sync.load_own_state(kept, [finished])
+        assert model.weight.flatten().tolist() == expected.tolist()
+        assert sync.finished_at == [finished]
+    assert sync.pending(4, is_last=False) == []
+    assert sync.pending(8, is_last=False) == sync.pending(5, is_last=True) == [0]

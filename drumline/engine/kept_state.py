@@ -1,0 +1,299 @@
+"""What a rank keeps in memory when the group of nodes changes (`--dist.on_lost_node continue`), and how the next group
+continues from it.
+
+All ranks of the next group compare how far they are. The furthest one is the source: a node that joins gets the run's
+state from it, and a replica that did not see the end of a round the shared weights. Nothing is read from a disk.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from drumline.checkpoint import state
+from drumline.checkpoint.state import capture_rng, restore_rng
+from drumline.checkpoint.store import Snapshot
+from drumline.data.sharding import Cursor, Sharding
+from drumline.distributed.collectives import gather_json
+from drumline.distributed.outer_sync import OuterSync
+from drumline.distributed.shards import like_shard, own_part, sharded_parameters
+from drumline.distributed.start.node_group import NodeGroup
+from drumline.engine.job import Job, Progress
+from drumline.engine.optimizer import group_state
+from drumline.engine.replica_state import OUTER_FILE
+from drumline.engine.resume import use_own_settings
+from drumline.engine.run_context import RunContext
+from drumline.engine.saver import Saver
+from drumline.errors import TrainingError, UsageError
+from drumline.manager import DDPManager
+from drumline.text import duration, join_names
+
+SHARED_FILES = ("model", OUTER_FILE)
+
+
+@dataclass(frozen=True)
+class KeptState:
+    """Of one rank, on the host."""
+
+    progress: Progress
+    facts: Mapping[str, Any]
+    snapshot: Snapshot
+    """The shared weights, this rank's optimizer, hooks and progress."""
+    own: Mapping[str, Any]
+    """What its replica has to itself."""
+    pending: list[int]
+    rng: Tensor
+    ledger: Mapping[str, Any]
+    """Since the last save: `first` step, its `cursor`, and how batches were split (`rank`, `world_size`, ...)."""
+    left_at: float = field(default_factory=time.monotonic)
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """What the ranks of the next group have found out about each other."""
+
+    states: list[Mapping[str, Any] | None]
+    """By rank; None: it has just joined."""
+    num_shards: int
+    """How many ranks hold one model: rank r has what the rank r + num_shards has. 1: each has a whole one."""
+
+    def source_of(self, rank: int) -> int:
+        """The rank that is furthest among those that hold the same."""
+        known = [(_place(one), -other) for other, one in enumerate(self.states) if one is not None]
+        same = [(place, other) for place, other in known if -other % self.num_shards == rank % self.num_shards]
+        if not same or max(same)[0] < max(known)[0]:
+            raise TrainingError(
+                f"shard {rank % self.num_shards} of step {max(known)[0][1]} is lost: no node has it",
+                next_step="nothing: the launchers restart all ranks from the newest checkpoint",
+            )
+        return -max(same)[1]
+
+    @property
+    def furthest(self) -> Mapping[str, Any]:
+        found = self.states[self.source_of(0)]
+        assert found is not None
+        return found
+
+    @property
+    def progress(self) -> Progress:
+        at = self.furthest
+        return Progress(at["step"], Cursor(**at["cursor"]), at["saved_step"], metrics=at["metrics"])
+
+    def lacks(self, rank: int) -> str:
+        """What this rank needs from its source: `all`, the `shared` weights, or nothing."""
+        mine = self.states[rank]
+        if mine is None:
+            return "all"
+        is_behind = mine["finished_at"] != self.furthest["finished_at"]
+        return ("all" if self.num_shards > 1 else "shared") if is_behind else ""
+
+
+def _place(one: Mapping[str, Any]) -> tuple[list[int], int]:
+    return one["finished_at"], one["step"]
+
+
+def check_continues(job: Job) -> None:
+    """Refuse what could not continue without a node."""
+    size = job.ddp.local_world_size
+    if job.sharded is not None and job.sharded.plan.num_shards != size:
+        raise UsageError(
+            f"--dist.on_lost_node continue needs a whole model on each node, and {job.sharded.plan.num_shards} ranks "
+            f"hold one, with {size} on a node",
+            next_step=f"set --dist.shard_ranks {size}, or leave it out; or --dist.on_lost_node restart",
+        )
+    if job.loader.stream_state() is not None:
+        raise UsageError(
+            "--dist.on_lost_node continue cannot give a lost node's samples to the others: the training data is a "
+            "stream with a state of its own on each rank",
+            next_step="use data with indices, or a plain iterable; or --dist.on_lost_node restart",
+        )
+
+
+def keep_state(context: RunContext, facts: Mapping[str, Any], saver: Saver) -> KeptState:
+    """Not collective: other ranks are lost."""
+    job, progress, sync = context.job, context.progress, context.job.sync
+    # Sharded replicas are the same after every step.
+    own = {"finished_at": [progress.step]} if sync is None else sync.own_state()
+    rng = capture_rng(job.ddp.device)
+    with job.shared_weights():
+        of_hooks = Snapshot({}, {}) if context.hooks is None else context.hooks.capture()
+        snapshot = state.capture(
+            job.model,
+            job.optimizer,
+            scaler=job.scaler,
+            progress={
+                "group_state": group_state(job.optimizer, job.group_settings),
+                "measured": {"sums": job.meter.peek().tolist(), "names": job.meter.names},
+                "stop_asked": None if context.hooks is None else context.hooks.run.stop_reason,
+            },
+        )
+        live = {**snapshot.tensors, **of_hooks.tensors, OUTER_FILE: {} if sync is None else sync.outer_state()}
+        tensors = {
+            file: {name: own_part(one).detach().cpu().clone() for name, one in some.items()}
+            for file, some in live.items()
+        }
+    return KeptState(
+        progress=replace(progress),
+        facts=dict(facts),
+        # As JSON, which is copied, and is what another rank would get.
+        snapshot=Snapshot(dict(tensors), json.loads(json.dumps({**snapshot.documents, **of_hooks.documents}))),
+        own=own,
+        pending=[] if sync is None else sync.pending(progress.step, is_last=progress.step >= context.total_steps),
+        rng=rng,
+        ledger={**saver.unsaved, **_split(job.loader.sharding)},
+    )
+
+
+def meet(kept: KeptState | None, ddp: DDPManager, *, is_sharded: bool) -> Meeting:
+    """Collective: compare how far the ranks of this group are. `is_sharded`: the ranks of a node hold one model."""
+    mine = None
+    if kept is not None:
+        at = kept.progress
+        mine = {
+            "step": at.step,
+            "cursor": asdict(at.cursor),
+            "saved_step": at.saved_step,
+            "metrics": at.metrics,
+            "finished_at": kept.own["finished_at"],
+            "pending": kept.pending,
+            "ledger": kept.ledger,
+            "facts": kept.facts,
+        }
+    return Meeting(gather_json(mine, device=ddp.device), ddp.local_world_size if is_sharded else 1)
+
+
+def restore_kept(context: RunContext, meeting: Meeting, kept: KeptState | None) -> None:
+    """Collective: continue with the job that was built for this group, and repeat a round that did not end."""
+    job = context.job
+    snapshot = _as_shards(_send_what_is_lacking(meeting, kept, job), job)
+    saved = state.restore(snapshot, job.model, job.optimizer, scaler=job.scaler)
+    use_own_settings(job, saved.get("group_state"))
+    progress = meeting.progress
+    for name in ("step", "cursor", "saved_step", "metrics"):
+        setattr(context.progress, name, getattr(progress, name))
+    job.loader.cursor = progress.cursor
+    if context.hooks is not None:
+        context.hooks.restore(snapshot)
+        context.hooks.run.stop_reason = saved.get("stop_asked")
+    if kept is not None:
+        job.meter.put(**saved["measured"])
+        restore_rng(kept.rng, job.ddp.device)
+    if job.sync is not None:
+        _restore_replica(context, job.sync, meeting, kept, snapshot.tensors.get(OUTER_FILE, {}))
+
+
+def _restore_replica(
+    context: RunContext, sync: OuterSync, meeting: Meeting, kept: KeptState | None, outer: Mapping[str, Tensor]
+) -> None:
+    rank, furthest = context.job.ddp.rank, meeting.furthest
+    sync.load_outer_state(outer)
+    sync.load_own_state(None if kept is None else kept.own, furthest["finished_at"])
+    contributors = [other for other, one in enumerate(meeting.states) if one is not None]
+    if furthest["pending"]:
+        size = len(sync.groups.members)
+        weight = size / len(contributors) if rank in contributors else 0.0
+        step = context.progress.step
+        sync.repeat(furthest["pending"], step, weight=weight, is_last=step >= context.total_steps)
+
+
+def report_regrouped(context: RunContext, group: NodeGroup, kept: KeptState | None) -> None:
+    """After the first step of a group: who was lost or joined, and for how long this rank was paused."""
+    paused_s = None if kept is None else time.monotonic() - kept.left_at
+    step = context.progress.step - 1
+    texts = []
+    if gone := [one for one in group.lost if one not in group.joined]:
+        texts.append(
+            f"{join_names(list(gone))} {'was' if len(gone) == 1 else 'were'} lost by step {step}; the others continue"
+        )
+    if group.joined:
+        again = "joined" if not set(group.joined) & set(group.lost) else "was lost and joined again"
+        texts.append(f"{join_names(list(group.joined))} {again} after step {step}, from the memory of the others")
+    paused = "" if paused_s is None else f" (paused {duration(paused_s)})"
+    context.reporter.report(
+        "regrouped",
+        step=step,
+        lost=list(group.lost),
+        joined=list(group.joined),
+        nodes=[str(one) for one in group.members],
+        seconds=paused_s,
+        message=f"{'; '.join(texts)}{paused}",
+    )
+
+
+def _send_what_is_lacking(meeting: Meeting, kept: KeptState | None, job: Job) -> Snapshot:
+    """Collective: from its source to each rank that lacks something, one after the other."""
+    rank, snapshot = job.ddp.rank, None if kept is None else kept.snapshot
+    device = job.ddp.device if job.ddp.backend == "nccl" else torch.device("cpu")
+    for other in range(len(meeting.states)):
+        source = meeting.source_of(other)
+        if not (what := meeting.lacks(other)) or rank not in (other, source):
+            continue
+        if rank == source:
+            assert snapshot is not None
+            files = {name: some for name, some in snapshot.tensors.items() if what == "all" or name in SHARED_FILES}
+            documents = snapshot.documents if what == "all" else {}
+            _send(Snapshot(files, documents), other, device)
+        else:
+            received = _receive(source, device)
+            mine = snapshot or Snapshot({}, {})
+            snapshot = Snapshot({**mine.tensors, **received.tensors}, {**mine.documents, **received.documents})
+    assert snapshot is not None
+    return snapshot
+
+
+def _as_shards(snapshot: Snapshot, job: Job) -> Snapshot:
+    """What belongs to a sharded parameter and has the shape of this rank's part (weights, an optimizer's state) as a
+    shard."""
+    parameters = {} if job.sharded is None else sharded_parameters(job.model)
+
+    def shard(name: str, part: Tensor) -> Tensor:
+        parameter = next((parameters[word] for word in (name, *name.split("/")) if word in parameters), None)
+        if parameter is None or own_part(parameter).shape != part.shape:
+            return part
+        return like_shard(parameter, part.to(own_part(parameter).device))
+
+    tensors = {file: {name: shard(name, one) for name, one in some.items()} for file, some in snapshot.tensors.items()}
+    return Snapshot(dict(tensors), snapshot.documents)
+
+
+def _send(snapshot: Snapshot, to: int, device: torch.device) -> None:
+    shapes = {
+        file: {name: [str(one.dtype).removeprefix("torch."), list(one.shape)] for name, one in some.items()}
+        for file, some in snapshot.tensors.items()
+    }
+    text = torch.frombuffer(bytearray(json.dumps([shapes, snapshot.documents]).encode()), dtype=torch.uint8)
+    dist.send(torch.tensor([text.numel()], device=device), to)
+    dist.send(text.to(device), to)
+    for some in snapshot.tensors.values():
+        for one in some.values():
+            if one.numel():
+                dist.send(one.to(device).contiguous().reshape(-1).view(torch.uint8), to)
+
+
+def _receive(source: int, device: torch.device) -> Snapshot:
+    size = torch.zeros(1, dtype=torch.int64, device=device)
+    dist.recv(size, source)
+    text = torch.empty(int(size), dtype=torch.uint8, device=device)
+    dist.recv(text, source)
+    shapes, documents = json.loads(text.cpu().numpy().tobytes())
+    tensors: dict[str, Mapping[str, Tensor]] = {}
+    for file, some in shapes.items():
+        found = {}
+        for name, (dtype, shape) in some.items():
+            one = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
+            if one.numel():
+                dist.recv(one.reshape(-1).view(torch.uint8), source)
+            found[name] = one.cpu()
+        tensors[file] = found
+    return Snapshot(tensors, documents)
+
+
+def _split(sharding: Sharding) -> dict[str, int]:
+    return {name: getattr(sharding, name) for name in ("rank", "world_size", "batch_size", "accumulate")}

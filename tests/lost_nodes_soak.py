@@ -1,0 +1,155 @@
+"""Nodes that are lost at every bad moment, while the others continue (`make soak-replicas`)."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.live_jobs import LIMIT_S, Nodes, nodes
+from tests.ranks import free_port
+
+STREAMED = ("--dist.sync", "diloco:6", "--dist.sync_parts", "2", "--dist.sync_overlap", "2")
+
+
+@pytest.mark.parametrize("arguments", [(), STREAMED, ("--dist.outer_dtype", "int8")], ids=["plain", "parts", "int8"])
+def test_killed_between_the_halves_of_a_round(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    with nodes(tmp_path, 3, *arguments) as job:
+        job.hold(2, "exchange")
+        job.start(0, 1, 2)
+        job.held(2, "exchange")
+        job.kill(2)
+        job.finish(0, 1)
+    (lost,) = job.events("regrouped")
+    assert lost["step"] in (3, 5)
+    assert len(lost["nodes"]) == 2
+
+
+def test_two_of_three_killed_at_once(tmp_path: Path) -> None:
+    with nodes(tmp_path, 3) as job:
+        for number in (1, 2):
+            job.hold(number, 13)
+        job.start(0, 1, 2)
+        for number in (1, 2):
+            job.held(number, 13)
+        job.kill(1, 2)
+        job.finish(0)
+    assert len(job.events("regrouped")[-1]["nodes"]) == 1
+    assert job.events("end")[0]["step"] == 40
+
+
+def test_the_first_node_is_lost_and_joins_again(tmp_path: Path) -> None:
+    with nodes(tmp_path, 3, "--checkpoint.every_steps", "10", "--train.steps", "200") as job:
+        job.hold(0, 13)
+        go = [job.hold(number, 22) for number in (1, 2)]
+        job.start(0, 1, 2)
+        job.held(0, 13)
+        job.kill(0)
+        for number in (1, 2):
+            job.held(number, 22)
+        (job.run / "hold-0-13").unlink()
+        job.start(0)
+        job.until_printed("node 0 waits to join node 1 (")
+        time.sleep(1)
+        for release in go:
+            release()
+        job.finish(0, 1, 2)
+        assert job.events("end")[-1]["host"]
+    assert [len(one["nodes"]) for one in job.events("regrouped")] == [2, 3]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_killed_while_it_joins(tmp_path: Path, seed: int) -> None:
+    """At once, or at some moment until it trains."""
+    with nodes(tmp_path, 3, "--train.steps", "60") as job:
+        job.hold(2, 13)
+        go = [job.hold(number, 22) for number in (0, 1)]
+        job.start(0, 1, 2)
+        job.held(2, 13)
+        job.kill(2)
+        for number in (0, 1):
+            job.held(number, 22)
+        (job.run / "hold-2-13").unlink()
+        job.start(2)
+        job.until_printed("node 2 waits to join")
+        for release in go:
+            release()
+        time.sleep(random.Random(seed).uniform(0, 1.5))
+        job.kill(2)
+        job.finish(0, 1)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_kills(tmp_path: Path, seed: int) -> None:
+    """Any node but one at a time, again and again; each is started again."""
+    draw = random.Random(seed)
+    with nodes(tmp_path, 3, "--train.steps", "3000", "--checkpoint.every_steps", "50") as job:
+        job.start(0, 1, 2)
+        job.until(lambda: bool(job.events("train")), "the first log line")
+        for _ in range(5):
+            time.sleep(draw.uniform(0.3, 2.0))
+            number = draw.randrange(3)
+            count = len(job.events("regrouped"))
+            job.kill(number)
+            job.start(number)
+            job.until(lambda: len(job.events("regrouped")) > count, "another group")  # noqa: B023
+            job.until(lambda: len(job.events("regrouped")[-1]["nodes"]) == 3, "three nodes")
+        job.finish(0, 1, 2)
+
+
+def test_replicas_of_sharded_models(tmp_path: Path) -> None:
+    """hsdp: the step that fails is repeated by the others, and a node that joins gets the shards of another."""
+    flags = ("--dist.mode", "hsdp", "--dist.sync", "step", "--optim.name", "adamw", "--train.steps", "300")
+    with nodes(tmp_path, 3, *flags, per_node=2) as job:
+        job.hold(4, 13)
+        go = [job.hold(rank, 22) for rank in range(4)]
+        job.start(0, 1, 2)
+        job.held(4, 13)
+        job.kill(2)
+        for rank in range(4):
+            job.held(rank, 22)
+        (job.run / "hold-4-13").unlink()
+        job.start(2)
+        job.until_printed("node 2 waits to join node 0 (")
+        time.sleep(1)
+        for release in go:
+            release()
+        job.finish(0, 1, 2)
+    lost, joined = job.events("regrouped")
+    assert (lost["step"], len(lost["nodes"])) == (13, 2)
+    assert len(joined["nodes"]) == 3
+    assert job.events("end")[0]["metrics"]["accuracy"] > 0.8
+
+
+def test_real_launchers_of_nodes_with_two_ranks(tmp_path: Path) -> None:
+    """kill -9 of a rank: its launcher restarts the ranks of that node alone, and they join the others."""
+    job, port = Nodes(tmp_path, 3), free_port()
+    words = ["--dist.sync_within", "node", "--train.steps", "400", "--watch.sidecar", "auto"]
+    launchers = []
+    for number in range(3):
+        command = [
+            sys.executable, "-m", "drumline", "launch", "--nodes", "3", "--node-rank", str(number), "--procs", "2",
+            "--master", f"127.0.0.1:{port}", "tests/live_jobs.py:Held", "--run", str(job.run), *words,
+            "--dist.on_lost_node", "continue",
+        ]  # fmt: skip
+        with (tmp_path / f"output-{number}").open("w") as output:
+            environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "DRUMLINE_SECRET": "0123456789abcdef" * 2}
+            launchers.append(subprocess.Popen(command, stdout=output, stderr=output, env=environment))
+    try:
+        job.until(lambda: bool(job.events("train")), "the first log line")
+        before = {rank: job.pid(rank) for rank in range(6)}
+        os.kill(before[3], signal.SIGKILL)
+        job.until(lambda: any(one["joined"] for one in job.events("regrouped")), "the node joins again")
+        assert [launcher.wait(LIMIT_S) for launcher in launchers] == [0, 0, 0], job.output()
+    finally:
+        for launcher in launchers:
+            launcher.kill()
+    after = {rank: job.pid(rank) for rank in range(6)}
+    assert [rank for rank in before if before[rank] != after[rank]] == [2, 3]
+    assert "restarting the ranks (restart 1 of 3); they join the other nodes after a round" in job.output()

@@ -1,0 +1,210 @@
+"""Nodes agree on who is left, in real stores of one process; a lost one is let in again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+from drumline.distributed.start import live_nodes
+from drumline.distributed.start.live_nodes import REDIRECT, LiveNodes
+from drumline.distributed.start.node_group import NodeGroup, Redirected
+from drumline.distributed.start.rank_rendezvous import Rendezvous
+from drumline.distributed.start.rank_store import host_store
+from drumline.errors import PreflightError, TrainingError
+from drumline.launch.topology import Topology
+from drumline.net.sealed_store import SealedStore
+from drumline.watch.failure_kind import FailureKind, failure_kind
+from tests.ranks import free_port
+
+SECRET = "0123456789abcdef" * 2
+
+
+def live(topology: Topology, *, patience_s: float) -> LiveNodes:
+    return LiveNodes(
+        topology, patience_s=patience_s, is_lost_peer=lambda error: failure_kind(error) is FailureKind.LOST_PEER
+    )
+
+
+@pytest.fixture(autouse=True)
+def keep_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One process plays all nodes here, and would close the connections of all of them."""
+    monkeypatch.setattr(live_nodes, "close_connections", lambda addresses, but: None)
+
+
+def together(*calls: Callable[[], Any]) -> list[Any]:
+    """All at once; their results or errors."""
+    results: list[Any] = [None] * len(calls)
+
+    def run(place: int) -> None:
+        try:
+            results[place] = calls[place]()
+        except BaseException as error:
+            results[place] = error
+
+    threads = [threading.Thread(target=run, args=(place,), daemon=True) for place in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    return results
+
+
+class Bed:
+    """Nodes of one rank each, in one group."""
+
+    def __init__(self, count: int, patience_s: float = 30.0) -> None:
+        self.count, self.port, self.patience_s = count, free_port(), patience_s
+        base, _ = host_store("127.0.0.1", self.port, timeout_s=30)
+        self.rendezvous = Rendezvous(
+            store=SealedStore(base, SECRET, "drumline/start"),
+            nodes=tuple((rank,) for rank in range(count)),
+            hosts=("vm",) * count,
+            addresses=("127.0.0.1",) * count,
+            services=({},) * count,
+        )
+        self.nodes = [self.new(number) for number in range(count)]
+        # Each with a connection of its own: one that waits in a shared one would block the others.
+        each = [replace(self.rendezvous, store=self.rendezvous.store.clone()) for _ in self.nodes]
+        together(*(partial(one.begin, rendezvous) for one, rendezvous in zip(self.nodes, each, strict=True)))
+
+    def new(self, number: int) -> LiveNodes:
+        topology = Topology(number, self.count, 0, 1, "127.0.0.1", self.port, secret=SECRET)
+        return live(topology, patience_s=self.patience_s)
+
+    def kill(self, *numbers: int) -> None:
+        """As far as the others see: their stores do not know them any more."""
+        for number in numbers:
+            own = self.nodes[number]._own
+            assert own is not None
+            own.set("process", "another")
+
+
+def test_the_rest_agrees_and_ranks_have_no_gap() -> None:
+    bed = Bed(3)
+    bed.kill(1)
+    first, last = together(bed.nodes[0].regroup, bed.nodes[2].regroup)
+    assert [(one.rank, one.world_size) for one in (first, last)] == [(0, 2), (1, 2)]
+    assert (last.master_addr, last.master_port) == (first.master_addr, first.master_port) == ("127.0.0.1", bed.port)
+    group = bed.nodes[2].latest
+    assert (group.generation, [one.number for one in group.members]) == (1, [0, 2])
+    assert [one.startswith("node 1 (") for one in group.lost] == [True]
+    assert bed.nodes[0].latest == group
+
+
+def test_the_next_node_decides_when_the_first_is_lost() -> None:
+    bed = Bed(3)
+    bed.kill(0)
+    second, third = together(bed.nodes[1].regroup, bed.nodes[2].regroup)
+    assert [one.rank for one in (second, third)] == [0, 1]
+    assert second.master_port == third.master_port != bed.port
+
+
+def test_one_node_that_notices_tells_the_others() -> None:
+    bed = Bed(3)
+    bed.kill(2)
+    assert not bed.nodes[1].is_broken
+    alone = threading.Thread(target=bed.nodes[0].regroup, daemon=True)
+    alone.start()
+    while not bed.nodes[1].is_broken:
+        alone.join(0.05)
+    bed.nodes[1].regroup()
+    alone.join(30)
+    assert [one.number for one in bed.nodes[0].latest.members] == [0, 1]
+
+
+def test_a_node_that_was_too_late_is_told_to_start_again() -> None:
+    bed = Bed(2, patience_s=0.3)
+    assert bed.nodes[0].regroup().world_size == 1
+    with pytest.raises(TrainingError) as refused:
+        bed.nodes[1].regroup()
+    assert "the other nodes continue without node 1 (" in str(refused.value)
+    assert "), which did not answer in time" in str(refused.value)
+    assert refused.value.next_step == "nothing: its launcher starts it again, and it joins them"
+
+
+def test_a_node_is_let_in_with_the_next_group(capfd: pytest.CaptureFixture[str]) -> None:
+    bed = Bed(2)
+    store = SealedStore(host_store("127.0.0.1", bed.port, timeout_s=30)[0], SECRET)
+    told = Redirected(store.get(REDIRECT))
+    bed.kill(1)
+    again = bed.new(1)
+
+    def lead() -> Any:
+        while not bed.nodes[0].has_joiner:
+            live_nodes.time.sleep(0.02)
+        return bed.nodes[0].regroup()
+
+    joined, first = together(lambda: again.join(told), lead)
+    assert (joined.rank, joined.world_size, first.rank, first.world_size) == (1, 2, 0, 2)
+    assert [one.startswith("node 1 (") for one in (*again.latest.lost, *again.latest.joined)] == [True, True]
+    assert "node 1 waits to join node 0 (" in capfd.readouterr().err
+
+
+def test_a_node_that_waits_learns_of_the_end() -> None:
+    bed = Bed(2)
+    store = SealedStore(host_store("127.0.0.1", bed.port, timeout_s=30)[0], SECRET)
+    told = Redirected(store.get(REDIRECT))
+    bed.kill(1)
+    assert together(lambda: bed.new(1).join(told), bed.nodes[0].close) == [None, None]
+
+
+def test_nobody_is_left_to_join() -> None:
+    bed = Bed(2)
+    store = SealedStore(host_store("127.0.0.1", bed.port, timeout_s=30)[0], SECRET)
+    told = Redirected(store.get(REDIRECT))
+    bed.kill(0, 1)
+    with pytest.raises(TrainingError) as refused:
+        bed.new(1).join(told)
+    assert "node 1 cannot join: none of the nodes that train answers" in str(refused.value)
+    assert refused.value.next_step is not None
+    assert "check that they reach each other on all ports" in refused.value.next_step
+
+
+def test_the_smaller_part_of_a_cut_network_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    bed = Bed(3)
+    bed.kill(1, 2)
+    monkeypatch.setattr(live_nodes, "probe", lambda one: "silent")  # the route is cut: no host refuses anything
+    for node in bed.nodes:
+        node._others.clear()
+    with pytest.raises(TrainingError) as refused:
+        bed.nodes[0].regroup()
+    text = str(refused.value)
+    assert text.startswith("node 1 (")
+    assert " cannot be reached, and may continue without node 0 (" in text
+    assert "check the network between them" in str(refused.value.next_step)
+    bed = Bed(2)
+    bed.kill(1)
+    assert bed.nodes[0].regroup().world_size == 1  # of two, the first
+
+
+def test_a_node_comes_with_all_of_its_ranks() -> None:
+    topology = Topology(0, 4, 0, 2, "127.0.0.1", free_port(), node_start="once", secret=SECRET)
+    first, other = (live(topology, patience_s=0.3), live(replace(topology, rank=1, local_rank=1), patience_s=30))
+    first._host("127.0.0.1", 0)
+    first.latest = other.latest = NodeGroup(0, (first._me(),))
+    with pytest.raises(TrainingError, match="a rank of node 0 did not leave its group in time"):
+        first.regroup()
+    first._patience_s, other._own = 30, other._connect(first._me())
+    assert [(one.rank, one.world_size) for one in together(first.regroup, other.regroup)] == [(0, 2), (1, 2)]
+
+
+def test_which_errors_lead_to_another_group() -> None:
+    lost = RuntimeError("[/x/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1")
+    one = live(Topology(1, 2, 0, 1), patience_s=1)
+    assert not one.is_lost(RuntimeError("shapes do not match"))
+    assert one.is_lost(lost)
+    assert not one.continues_after(PreflightError("late"), has_state=True)  # the first group: its start has failed
+    one.latest = NodeGroup(1, ())
+    assert one.continues_after(PreflightError("late"), has_state=True)
+    with pytest.raises(TrainingError, match="node 1 lost another node while it joined") as refused:
+        one.continues_after(PreflightError("late"), has_state=False)
+    assert refused.value.next_step == "nothing: its launcher starts it again"
+    assert one.continues_after(Redirected(b""), has_state=False)
+    assert NodeGroup.decode(b"[]") is None
+    assert NodeGroup.decode(b'{"generation": 1, "members": [{"a": 1}], "lost": [], "joined": []}') is None

@@ -1,0 +1,40 @@
+"""A launcher whose ranks find those of other nodes themselves waits for no other launcher."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from drumline.cli.launch_request import LaunchRequest
+from drumline.launch.node.open_rendezvous import OwnRendezvous, SingleNodeRendezvous, open_rendezvous
+from drumline.launch.node_plan import NodePlan
+
+CONTINUE = ["--dist.sync", "diloco:5", "--dist.on_lost_node", "continue"]
+
+
+def test_each_node_starts_alone_and_all_ranks_have_one_secret() -> None:
+    nodes = [NodePlan(num_nodes=2, node_rank=rank, endpoint="192.0.2.1:29500") for rank in range(2)]
+    opened = [open_rendezvous(node, "0123456789abcdef", continues=True) for node in nodes]
+    infos = [one.next_rendezvous() for one in opened]  # 192.0.2.1 is nobody: it would wait for that
+    assert [(info.rank, info.world_size) for info in infos] == [(0, 1), (0, 1)]
+    places = [info.bootstrap_store_info for info in infos]
+    assert [(place.master_addr, place.master_port) for place in places] == [("192.0.2.1", 29500)] * 2
+    assert opened[0].ranks_secret == opened[1].ranks_secret != ""
+    assert not any(one.use_agent_store or one.num_nodes_waiting() for one in opened)
+    without = open_rendezvous(nodes[0], None, continues=True)
+    without.next_rendezvous()
+    assert without.ranks_secret == ""
+    alone = open_rendezvous(NodePlan(), None, continues=True)
+    assert isinstance(alone, SingleNodeRendezvous)
+    assert not isinstance(alone, OwnRendezvous)
+
+
+def test_the_launcher_reads_the_setting_from_flags_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert LaunchRequest({}, "digits", CONTINUE).program().continues
+    assert not LaunchRequest({}, "digits", CONTINUE[:2]).program().continues
+    Path("mine.toml").write_text('[dist]\nsync = "local:5"\non_lost_node = "continue"\n')
+    assert LaunchRequest({}, "digits", ["--config", "mine.toml"]).program().continues
+    back = ["--config", "mine.toml", "--dist.on_lost_node", "restart"]
+    assert not LaunchRequest({}, "digits", back).program().continues
