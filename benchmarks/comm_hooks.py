@@ -91,17 +91,19 @@ def train(bed: Any, run: Path, words: list[str], *, steps: int) -> tuple[float, 
     return sent / 1e6, seconds * 1e3, loss
 
 
-def train_on_hosts(bed: Any, run: Path, words: list[str], *, steps: int) -> tuple[list[tuple[float, int]], float]:
-    """Train on all hosts of a testbed, with one rank each: the time and the bytes that the first host has sent after
-    each step, and the loss at the end."""
+def train_on_hosts(
+    bed: Any, run: Path, words: list[str], *, steps: int, task: str | None = None
+) -> tuple[list[tuple[float, int]], float]:
+    """Train `CountedText`, or this task, on all hosts of a testbed, with one rank each: the time and the bytes that the
+    first host has sent after each step, and the loss at the end."""
     given = ["--train.steps", str(steps), "--run", str(run), *words]
     jobs = []
     for rank, host in enumerate(bed.hosts):
         own = {"RANK": str(rank), "WORLD_SIZE": str(len(bed.hosts)), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
         master = {"MASTER_ADDR": bed.hosts[0].address, "MASTER_PORT": PORT, "GLOO_SOCKET_IFNAME": "eth0"}
         environment = {**own, **master, "PYTHONPATH": str(ROOT)}
-        task = f"{Path(__file__)}:CountedText"
-        jobs.append(host.start(sys.executable, "-m", "drumline", "train", task, *given, env=environment))
+        trained = task or f"{Path(__file__)}:CountedText"
+        jobs.append(host.start(sys.executable, "-m", "drumline", "train", trained, *given, env=environment))
     codes = [job.wait(timeout_s=3600) for job in jobs]
     if any(codes):
         raise SystemExit("\n".join(job.text() for job in jobs))
