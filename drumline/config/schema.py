@@ -288,9 +288,9 @@ class DistConfig:
     """dist.sync: the model is sent in this many parts, each at a different step of the H."""
     sync_overlap: CountOrZero = 0
     """dist.sync: for how many steps training continues while a part is sent; at most H / dist.sync_parts."""
-    outer_lr: Positive = 0.7
+    outer_lr: Positive = 0.9
     """diloco: the rate of the outer optimizer."""
-    outer_momentum: Annotated[float, Bounds(low=0, high=1)] = 0.9
+    outer_momentum: Annotated[float, Bounds(low=0, high=1)] = 0.5
     """diloco: the momentum of the outer optimizer."""
     outer_dtype: Literal["fp32", "bf16", "int8"] = "fp32"
     """dist.sync: how what has changed is sent. `bf16`, `int8`: rounded, 2 bytes or 1 for each parameter in place of 4;

@@ -84,7 +84,8 @@ def by_hand(config: Config, every: int, parts: list[list[int]], overlap: int) ->
         optimizer = torch.optim.SGD(own, lr=0.1, momentum=0.9)
         shared = [one.detach().clone() for one in own]
         is_local = config.dist.sync.startswith("local")
-        outer = torch.optim.SGD(shared, lr=0.7, momentum=0.9, nesterov=True)
+        settings = config.dist
+        outer = torch.optim.SGD(shared, lr=settings.outer_lr, momentum=settings.outer_momentum, nesterov=True)
         if is_local:
             outer = torch.optim.SGD(shared, lr=1.0)
         sent: dict[int, tuple[int, list[Tensor], list[Tensor]]] = {}
