@@ -74,7 +74,7 @@ bench-watch: .venv/ready ## what the watchdog costs: a heartbeat, the heartbeats
 	$(BIN)/python -m benchmarks.heartbeats
 	$(BIN)/python -m benchmarks.script_steps
 
-bench-comm: .venv/ready tools ## what --dist.comm does to bytes, time and loss on a link of 25 Mbit/s
+bench-comm: .venv/ready tools ## what --dist.comm does to bytes, time and loss on links of 25 and 100 Mbit/s
 	$(BIN)/python -m benchmarks.comm_hooks
 
 bench-balance: .venv/ready ## what --data.balance auto brings with one of two ranks at half speed

@@ -113,7 +113,7 @@ def train_on_hosts(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mbit", default="25", help="the link, in Mbit/s; several with commas [25]")
+    parser.add_argument("--mbit", default="25,100", help="the links, in Mbit/s [25,100]")
     parser.add_argument("--steps", type=int, default=100, help="optimizer steps of each row [100]")
     options = parser.parse_args()
     from tests.multinode.hosts import Testbed
