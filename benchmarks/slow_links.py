@@ -1,11 +1,12 @@
 """What `--dist.sync` does to bytes, steps a second and the loss on slow links between two hosts, with one rank each.
 
-    make bench-sync         (or: python -m benchmarks.slow_links --mbit 10,100 --seeds 0; as root, on Linux)
+    make bench-sync         (or: python -m benchmarks.slow_links --mbit 10,100 --seeds ''; as root, on Linux)
 
 The hosts are network namespaces of this machine. On each link a job with as many parameters as a small GPT trains for
-some rounds; its compute is replayed as timed waits, so that two cores, and what else runs on them, hardly change the
-result. Bytes are what an interface has sent. `compute` is the length of a step of the same job without any round and
-without a limit, as a fraction of the length of the row's: the mean over a round, the median over rounds.
+some rounds; its compute is replayed as timed waits, so that two cores, and what else runs on them, change the result
+less. Bytes are what an interface has sent. `compute` is the length of a row's steps in which nothing is sent, as a
+fraction of the length of all of its steps, which other programs slow down alike; for plain DDP, which has no such
+steps, it is the length of the other rows'.
 
 The loss does not depend on the link. So each row trains a real GPT on text to the end, without a limit, on the same
 samples, once for each seed; the loss is that of the evaluation at the end.
@@ -18,9 +19,9 @@ import os
 import platform
 import statistics
 import tempfile
-from itertools import pairwise
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,21 +30,26 @@ from benchmarks.comm_hooks import CountedText, train_on_hosts
 from benchmarks.scale_replay import BACKWARD, FORWARD, LAYERS, TimedLayer
 from drumline import Loss
 
-ALONE = ["--dist.sync", "local:1000000"]
 COMPUTE_S = 0.08
 """Of a step: what half a batch of 8 x 64 takes with the GPT of `make bench-comm` on one of our cores."""
-PARAMETERS = 828_544
-PLAIN_STEPS, FIRST, ROUNDS = 6, 3, 3
-TEXT = ["--model.layers", "2", "--model.width", "64", "--optim.lr", "4e-3", "--optim.warmup_steps", "50"]
+PARAMETERS, NUM_LAYERS = 828_544, 4
+PLAIN_STEPS, FIRST, ROUNDS = 12, 3, 3
+TEXT = {
+    "--model.layers": "2",
+    "--model.width": "64",
+    "--train.batch_size": "32",
+    "--optim.lr": "4e-3",
+    "--optim.warmup_steps": "50",
+}
 
 
 class WaitingText(CountedText):
     """A model of as many parameters as the GPT of `make bench-comm`, whose steps wait instead of computing."""
 
     def model(self) -> nn.Module:
-        layers = [TimedLayer(PARAMETERS // LAYERS) for _ in range(LAYERS)]
-        for layer in layers:
-            layer.step_s = COMPUTE_S / (FORWARD + BACKWARD)
+        layers = [TimedLayer(PARAMETERS // NUM_LAYERS) for _ in range(NUM_LAYERS)]
+        for layer in layers:  # a few long waits: each ends late on a busy machine
+            layer.step_s = COMPUTE_S / (FORWARD + BACKWARD) * LAYERS / NUM_LAYERS
         return nn.Sequential(*layers)
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
@@ -64,61 +70,91 @@ def rows(every: int, overlap: int) -> dict[str, list[str]]:
     }
 
 
-def measure(mbit: float | None, words: list[str], *, first: int, round_steps: int) -> tuple[float, float]:
-    """Bytes and seconds of a step: the mean over a round of so many steps, the median over rounds after the first
-    steps."""
-    last = first + ROUNDS * round_steps
-    noted, _ = _train(mbit, f"{Path(__file__)}:WaitingText", words, steps=last + 2)  # then there is one more round
-    ends = [noted[number] for number in range(first, last + 1, round_steps)]
-    seconds = statistics.median(end[0] - begin[0] for begin, end in pairwise(ends))
-    return (ends[-1][1] - ends[0][1]) / (last - first), seconds / round_steps
+def measure(mbit: float, words: list[str], *, first: int, steps: int, between: Callable[[int], bool]) -> Row:
+    """The means over `steps` steps after the first ones. `between`: whether nothing is sent in the step of a number."""
+    noted, _ = _train(mbit, words, steps=first + steps + 2, task=f"{Path(__file__)}:WaitingText")
+    seconds = {step: noted[step - 1][0] - noted[step - 2][0] for step in range(first + 1, first + steps + 1)}
+    free = [length for step, length in seconds.items() if between(step)]
+    sent = noted[first + steps - 1][1] - noted[first - 1][1]
+    return Row(sent / steps, statistics.fmean(seconds.values()), statistics.fmean(free) if free else None)
 
 
-def _train(mbit: float | None, task: str | None, words: list[str], *, steps: int) -> Any:
+class Row(NamedTuple):
+    """Of a step: the bytes sent, the seconds, and the seconds of those steps in which nothing is sent."""
+
+    sent: float
+    seconds: float
+    free_s: float | None
+
+
+def _train(
+    mbit: float | None, words: list[str], *, steps: int, task: str | None = None, run: Path | None = None
+) -> Any:
     from tests.multinode.hosts import Testbed
 
     with tempfile.TemporaryDirectory() as scratch, Testbed(Path(scratch) / "bed", ["a", "b"]) as bed:
         for host in bed.hosts if mbit else ():
             host.set_bandwidth(mbit)
-        return train_on_hosts(bed, Path(scratch) / "run", words, steps=steps, task=task)
+        return train_on_hosts(bed, run or Path(scratch) / "run", words, steps=steps, task=task)
 
 
 def show_links(found: dict[str, list[str]], mbits: list[float], own: list[str], every: int) -> None:
     """A table for each link."""
-    _, alone_s = measure(None, [*ALONE, *own], first=FIRST, round_steps=every)
-    print(f"a step without communication: {alone_s * 1e3:.1f} ms", flush=True)
     for mbit in mbits:
         print(f"{mbit:g} Mbit/s".ljust(28), "kB a step   fewer   steps/s   compute", flush=True)
-        plain = 0.0
+        measured = {}
         for name, words in found.items():
-            first, length = (FIRST, PLAIN_STEPS) if "step" in words else (every + FIRST, every)
-            sent, took = measure(mbit, [*words, *own], first=first, round_steps=length)
-            plain = plain or sent
-            figures = f"{sent / 1e3:>9.1f} {plain / sent:>6.0f}x {1 / took:>9.2f} {alone_s / took:>8.0%}"
-            print(f"{name:<28} {figures}", flush=True)
+            flags = dict(zip(words[::2], words[1::2], strict=True))
+            apart = every // int(flags.get("--dist.sync_parts", 1))
+            last = int(flags.get("--dist.sync_overlap", 0))
+            is_plain = "step" in words
+            measured[name] = measure(
+                mbit,
+                [*words, *own],
+                first=FIRST if is_plain else every + FIRST,
+                steps=PLAIN_STEPS if is_plain else ROUNDS * every,
+                between=lambda step, apart=apart, last=last, plain=is_plain: not plain and step % apart > last,
+            )
+        plain = next(iter(measured.values()))
+        alone_s = statistics.fmean(row.free_s for row in measured.values() if row.free_s)
+        for name, row in measured.items():
+            figures = f"{row.sent / 1e3:>9.1f} {plain.sent / row.sent:>6.0f}x {1 / row.seconds:>9.2f}"
+            print(f"{name:<28} {figures} {(row.free_s or alone_s) / row.seconds:>8.0%}", flush=True)
 
 
-def show_losses(found: dict[str, list[str]], own: list[str], *, steps: int, seeds: int) -> None:
+def show_losses(found: dict[str, list[str]], own: list[str], *, steps: int, base_steps: int, seeds: list[int]) -> None:
     """The loss of each row and seed, and how much higher it is than the first row's of the same seed."""
-    print(f"GPT 2 layers of 64 on text, batch 8 x 64, {steps} steps", flush=True)
-    plain: list[float] = []
-    for name, words in found.items():
-        losses = []
-        for seed in range(seeds):
-            losses.append(_train(None, None, [*words, *own, *TEXT, "--train.seed", str(seed)], steps=steps)[1])
-        plain = plain or losses
-        higher = [loss / other - 1 for loss, other in zip(losses, plain, strict=True)]
+    begin = f"the weights after {base_steps} steps of DDP" if base_steps else "random weights"
+    print(
+        f"GPT 2 layers of 64 on text, batch {TEXT['--train.batch_size']} x 64, {steps} steps from {begin}", flush=True
+    )
+    text = [word for pair in TEXT.items() for word in pair]
+    losses: dict[str, list[float]] = {name: [] for name in found}
+    with tempfile.TemporaryDirectory() as scratch:
+        for seed in seeds:
+            base, given = Path(scratch) / str(seed), [*text, *own, "--train.seed", str(seed)]
+            if base_steps:
+                _train(None, [*given, "--optim.schedule", "constant"], steps=base_steps, run=base)
+                # With samples in a different order.
+                given = [*text, *own, "--train.seed", str(1000 + seed), "--model.init", str(base)]
+            for name, words in found.items():
+                losses[name].append(_train(None, [*given, *words], steps=steps)[1])
+                print(f"  seed {seed}: {name:<28} {losses[name][-1]:.4f}", flush=True)
+    plain = next(iter(losses.values()))
+    for name, ends in losses.items():
+        higher = [loss / other - 1 for loss, other in zip(ends, plain, strict=True)]
         spread = f"{statistics.fmean(higher):+.1%} ({min(higher):+.1%} to {max(higher):+.1%})"
-        print(f"{name:<28} loss {', '.join(f'{loss:.4f}' for loss in losses)}  {spread}", flush=True)
+        print(f"{name:<28} loss {statistics.fmean(ends):.4f}  {spread}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mbit", default="10,100", help="the links, in Mbit/s; empty: none [10,100]")
-    parser.add_argument("--steps", type=int, default=4000, help="optimizer steps to the loss [4000]")
-    parser.add_argument("--seeds", type=int, default=3, help="how often each row trains to the loss [3]")
+    parser.add_argument("--steps", type=int, default=1500, help="optimizer steps to the loss [1500]")
+    parser.add_argument("--base-steps", type=int, default=0, help="begin with weights after as many steps of DDP [0]")
+    parser.add_argument("--seeds", default="0,1,2", help="each row trains to the loss with each of these [0,1,2]")
     parser.add_argument("--every", type=int, default=30, help="steps between two rounds [30]")
-    parser.add_argument("--overlap", type=int, default=15, help="steps while a part is sent, in the last row [15]")
+    parser.add_argument("--overlap", type=int, default=5, help="steps while a part is sent, in the last row [5]")
     parser.add_argument("--rows", default="", help="only rows with this text in their name, and the first")
     parser.add_argument("--flags", default="", help="more flags for every row")
     options = parser.parse_args()
@@ -132,7 +168,8 @@ def main() -> None:
     if options.mbit:
         show_links(found, [float(one) for one in options.mbit.split(",")], own, options.every)
     if options.seeds:
-        show_losses(found, own, steps=options.steps, seeds=options.seeds)
+        seeds = [int(one) for one in options.seeds.split(",")]
+        show_losses(found, own, steps=options.steps, base_steps=options.base_steps, seeds=seeds)
 
 
 if __name__ == "__main__":
