@@ -142,6 +142,7 @@ def _device_idles(result: ProfileResult) -> Iterator[Advice]:
     syncs = [one for one in result.syncs if (one.source, one.call) != ("unknown", "cudaEventSynchronize")]
     blocked = sum(sync.seconds for sync in syncs)
     gained = min(idle, blocked)
+    can_capture = result.settings.get("dist.mode", "ddp") == "ddp"  # no sharded model
     if gained > max(MIN_GAIN * step_s, idle / 4):
         lines = ", ".join(f"{one.source} ({one.call}, {one.calls:.3g} times)" for one in syncs[:3])
         yield Advice(
@@ -153,7 +154,7 @@ def _device_idles(result: ProfileResult) -> Iterator[Advice]:
             derivation=f"the device is busy for {latency(step_s - idle)} and the host for "
             f"{latency(step_s - blocked)}: the longer remains",
         )
-    elif result.settings.get("train.step") not in ("graph", "compiled_graph"):
+    elif result.settings.get("train.step") not in ("graph", "compiled_graph") and can_capture:
         compiled = 'capture the step: torch.compile(mode="reduce-overhead")'
         yield Advice(
             bottleneck="launches",

@@ -210,6 +210,7 @@ def test_gaps_without_syncs_are_captured_in_a_graph() -> None:
     assert (first(result).bottleneck, first(result).settings) == ("launches", {"train.step": "graph"})
     assert "torch.compile" in first(as_script(result)).remedy
     assert advise(replace(result, settings={"train.step": "graph"})) == ()
+    assert advise(replace(result, settings={"dist.mode": "fsdp"})) == (), "a sharded model cannot be captured"
     assert advise(replace(result, device="cpu")) == ()
 
 
