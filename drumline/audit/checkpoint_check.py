@@ -15,6 +15,8 @@ from drumline.errors import CheckpointError
 from drumline.text import file_size, join_names
 
 Progress = Callable[[str], None]
+Verify = Callable[[Path], Manifest]
+"""Compares a checkpoint with its manifest: `catalog.verify`, or that of a mirror."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,9 @@ class SavedPosition:
     """Saved by `ddp.checkpoint`, which knows no position."""
 
 
-def check_checkpoints(root: Path, section: Section, progress: Progress) -> list[SavedPosition]:
+def check_checkpoints(
+    root: Path, section: Section, progress: Progress, verify: Verify = catalog.verify
+) -> list[SavedPosition]:
     """Read all checkpoints; returns the positions of the complete ones, in the order of their steps."""
     try:
         steps = catalog.list_steps(root)
@@ -42,7 +46,7 @@ def check_checkpoints(root: Path, section: Section, progress: Progress) -> list[
     for number, step in enumerate(steps, start=1):
         path = root / catalog.folder_name(step)
         progress(f"checkpoint {number} of {len(steps)}: {path.name}")
-        if (found := _check(path, section)) is not None:
+        if (found := _check(path, section, verify)) is not None:
             complete[path] = found
     for name in sorted(filter(catalog.HIDDEN_NAME.fullmatch, names)):
         section.note(f"{root.name}/{name}", "left by a save that did not finish; the next save deletes it")
@@ -61,11 +65,11 @@ def check_checkpoints(root: Path, section: Section, progress: Progress) -> list[
     return [position for position in positions if position is not None]
 
 
-def _check(path: Path, section: Section) -> Manifest | None:
+def _check(path: Path, section: Section, verify: Verify) -> Manifest | None:
     where = f"{path.parent.name}/{path.name}"
     for is_last_try in (False, True):
         try:
-            found = catalog.verify(path)
+            found = verify(path)
             others = sorted({file.name for file in path.iterdir()} - found.files.keys() - {FILE_NAME})
         except (CorruptCheckpointError, OSError) as error:
             # A running job may remove or replace a checkpoint while it is read.

@@ -9,11 +9,18 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from drumline.audit.checkpoint_check import Progress, check_checkpoints, check_newest_save, check_saves_are_reported
+from drumline.audit.checkpoint_check import (
+    Progress,
+    Verify,
+    check_checkpoints,
+    check_newest_save,
+    check_saves_are_reported,
+)
 from drumline.audit.event_check import check_events
 from drumline.audit.ledger_history import FILE
 from drumline.audit.samples import check_samples
 from drumline.audit.section import Remark, Section
+from drumline.checkpoint import catalog
 from drumline.engine.run_folder import RunFolder, job_at_work
 from drumline.errors import UsageError, did_you_mean
 from drumline.untrusted import DOCUMENT_BYTES, TEXT_BYTES, parse_json, parse_toml, read_regular
@@ -23,7 +30,7 @@ OWN_LOOP = "saved by ddp.checkpoint: a loop of your own records no samples, even
 
 @dataclass(frozen=True)
 class RunReport:
-    run: Path
+    run: Path | str
     sections: list[Section]
     job_at_work: str | None
     """The job that is training in it, if any: then it was checked as far as it was written."""
@@ -39,14 +46,15 @@ class RunReport:
         return [note for section in self.sections for note in section.notes]
 
 
-def verify_run(run: Path, progress: Progress) -> RunReport:
-    """Check everything in a run folder; changes nothing."""
+def verify_run(run: Path, progress: Progress, mirror: Verify | None = None) -> RunReport:
+    """Check everything in a run folder; changes nothing. `mirror`: reads the checkpoints from an object store, where a
+    job may be training."""
     folder = RunFolder(run)
     holder = job_at_work(folder)
-    is_at_work = holder is not None
+    is_at_work = holder is not None or mirror is not None
     checkpoints, samples, events, settings = map(Section, ("checkpoints", "samples", "events", "settings"))
     # In this order, because a running job continues to write: the ledger before a checkpoint, events after both.
-    saved = check_checkpoints(folder.checkpoints, checkpoints, progress)
+    saved = check_checkpoints(folder.checkpoints, checkpoints, progress, mirror or catalog.verify)
     last = max((position.step for position in saved if position.is_finite), default=None)
     if saved and all(position.in_own_loop for position in saved):
         checkpoints.note(folder.checkpoints.name, OWN_LOOP)

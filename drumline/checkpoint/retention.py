@@ -4,29 +4,49 @@ NaN deletes no finite one."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 from drumline.checkpoint import catalog, store
 from drumline.checkpoint.manifest import CorruptCheckpointError, Manifest
 
+Key = TypeVar("Key")
+
 
 def prune(
-    root: Path, *, keep_last: int, keep_best: int, metric: str, higher_is_better: bool, newest: Path
+    root: Path,
+    *,
+    keep_last: int,
+    keep_best: int,
+    metric: str,
+    higher_is_better: bool,
+    newest: Path,
+    may_remove: Callable[[int], bool] = lambda step: True,
 ) -> list[Path]:
-    """Remove all but the newest `keep_last` and the best `keep_best` finite ones, and `newest`, which is valid."""
+    """Remove all but the newest `keep_last` and the best `keep_best` finite ones, and `newest`, which is valid. One of
+    a step that `may_remove` refuses is left for a later call."""
     # A corrupt checkpoint that is newer than any valid one is kept for the user: its step will be written again.
     newest_step = catalog.check_sizes(newest).step
     folders = [root / catalog.folder_name(step) for step in catalog.list_steps(root) if step <= newest_step]
     complete = _complete(folders)
-    finite = [path for path in complete if complete[path].non_finite is None]
-    last = sorted(finite, key=lambda path: -complete[path].step)[:keep_last]
-    keep = {newest, *last, *_ranked(complete, metric, higher_is_better)[:keep_best]}
-    removed = [path for path in folders if path not in keep]
+    keep = {newest} | kept(
+        complete, keep_last=keep_last, keep_best=keep_best, metric=metric, higher_is_better=higher_is_better
+    )
+    removed = [path for path in folders if path not in keep and may_remove(int(path.name.removeprefix("step-")))]
     for path in removed:
         store.remove(path)
     return removed
+
+
+def kept(
+    complete: Mapping[Key, Manifest], *, keep_last: int, keep_best: int, metric: str, higher_is_better: bool
+) -> set[Key]:
+    """Which of these checkpoints are kept: the last and the best of those that are finite."""
+    finite = [key for key in complete if complete[key].non_finite is None]
+    last = sorted(finite, key=lambda key: -complete[key].step)[:keep_last]
+    return {*last, *ranked(complete, metric, higher_is_better)[:keep_best]}
 
 
 def is_best(root: Path, metrics: Mapping[str, float], *, metric: str, higher_is_better: bool) -> bool:
@@ -48,8 +68,8 @@ def best(root: Path, *, metric: str, higher_is_better: bool) -> int | None:
 
 def _best(root: Path, metric: str, higher_is_better: bool) -> Manifest | None:
     complete = _complete([root / catalog.folder_name(step) for step in catalog.list_steps(root)])
-    ranked = _ranked(complete, metric, higher_is_better)
-    return complete[ranked[0]] if ranked else None
+    order = ranked(complete, metric, higher_is_better)
+    return complete[order[0]] if order else None
 
 
 def _complete(folders: list[Path]) -> dict[Path, Manifest]:
@@ -61,12 +81,12 @@ def _complete(folders: list[Path]) -> dict[Path, Manifest]:
     return found
 
 
-def _ranked(complete: Mapping[Path, Manifest], metric: str, higher_is_better: bool) -> list[Path]:
+def ranked(complete: Mapping[Key, Manifest], metric: str, higher_is_better: bool) -> list[Key]:
     """The evaluated ones, best first; the newer first if equal."""
     sign = -1.0 if higher_is_better else 1.0
     scores = {
-        path: (sign * found.metrics[metric], -found.step)
-        for path, found in complete.items()
+        key: (sign * found.metrics[metric], -found.step)
+        for key, found in complete.items()
         if found.non_finite is None and math.isfinite(found.metrics.get(metric, math.nan))
     }
-    return sorted(scores, key=lambda path: scores[path])
+    return sorted(scores, key=lambda key: scores[key])

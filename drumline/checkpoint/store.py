@@ -120,7 +120,7 @@ def write(
         record = Manifest(step, created, {name: float(value) for name, value in metrics.items()}, files, non_finite)
         write_file(partial / manifest.FILE_NAME, [manifest.render(record)])
         flush_folder(partial)
-        _put_in_place(partial, final)
+        put_in_place(partial, final)
     except BaseException as error:
         if others is not None:
             others.cancel()
@@ -196,7 +196,8 @@ def remove(path: Path) -> None:
         raise CheckpointError(what, next_step=next_step) from error
 
 
-def _put_in_place(partial: Path, final: Path) -> None:
+def put_in_place(partial: Path, final: Path) -> None:
+    """Give a complete checkpoint its name, in place of an earlier one of the same step."""
     # A folder cannot be renamed over another one. Between the two renames the earlier one is still found:
     # `newest_valid` knows its hidden name.
     replaced = hidden_folder(final, "replaced")

@@ -17,6 +17,7 @@ from drumline.errors import ConfigError, ExitCode, UsageError
 from drumline.launch.node_plan import NodePlan, Program, Supervision
 from drumline.launch.startup import INTERRUPTED_EARLY, default_procs, interruptible, loading
 from drumline.launch.topology import topology_from
+from drumline.storage.object_store import is_store_url
 from drumline.terminal import show
 
 CHECKPOINT_FLAG: FlagTable = {"which": (str, "best | last | STEP", "The checkpoint [best, by the task's metric].")}
@@ -56,7 +57,8 @@ def flags_for_run(verb: str, flags: Flags, own_flags: FlagTable, usage: str) -> 
         raise ConfigError(flags.layer.problems, next_step=f"read drumline {verb} --help")
     if not flags.positional:
         raise UsageError("no RUN was given", next_step=f"give a run folder, as in: drumline {verb} runs/digits")
-    find_run(Path(flags.positional[0]))
+    if not (verb == "export" and is_store_url(flags.positional[0])):
+        find_run(Path(flags.positional[0]))
     return flags
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from drumline.cli.evaluate_command import CHECKPOINT_FLAG, flags_for_run
 from drumline.config import FlagTable, read_flags
 from drumline.errors import ExitCode, UsageError
 from drumline.launch.startup import interruptible, loading
+from drumline.storage.object_store import is_store_url
 from drumline.terminal import show_lines
 
 ENDING = ".safetensors"
@@ -25,7 +27,8 @@ usage: drumline export RUN [--best | --which last|STEP] [--ema] --to FILE [--for
 
 Writes the weights of a checkpoint to one safetensors file, which torch's load_state_dict and transformers read: by the
 names of the model's state_dict, a tied weight under each of its names. A model card of the task, the metrics and the
-settings is written beside it, with the ending .md. It does not import the task's code.
+settings is written beside it, with the ending .md. It does not import the task's code. RUN may be in an object store:
+s3://bucket/prefix.
 """
 
 
@@ -47,9 +50,11 @@ def run(argv: Sequence[str]) -> int:
     check_new(to, card, force=flags.own.get("force", False))
     with interruptible("interrupted"), loading():
         from drumline.engine.exported_weights import export_weights
-        from drumline.engine.saved_run import find_checkpoint
-    checkpoint = find_checkpoint(Path(flags.positional[0]), which)
-    summary = export_weights(checkpoint, to, card, averaged=flags.own.get("ema", False))
+        from drumline.engine.saved_run import fetched_run, find_checkpoint
+    name = flags.positional[0]
+    with fetched_run(name, which) if is_store_url(name) else nullcontext(Path(name)) as folder:
+        checkpoint = find_checkpoint(folder, which)
+        summary = export_weights(checkpoint, to, card, averaged=flags.own.get("ema", False))
     show_lines([summary, f"  {to}", f"  {card}"])
     return ExitCode.SUCCESS
 

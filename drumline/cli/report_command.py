@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from drumline.audit.verify import find_run
+from drumline.checkpoint.mirrored_run import opened_run
 from drumline.config import FlagTable, read_flags
 from drumline.engine.run_status import RunStatusReader
 from drumline.errors import ConfigError, ExitCode, UsageError
+from drumline.storage.object_store import is_store_url
 from drumline.terminal import print_message, show, show_lines
 
 REPORT_FILE = "report.html"
@@ -20,9 +23,9 @@ usage: drumline report RUN [RUN ...] [--to FILE]
 
 Writes one HTML file that needs no network: result, goodput, curves, faults and restarts, a map of slow ranks by time,
 the time of a step, environment and settings. Several runs are shown side by side, with what differs. `drumline train`
-writes RUN/report.html at its end.
+writes RUN/report.html at its end. RUN may be in an object store: s3://bucket/prefix.
 
-  --to FILE   where to write it [RUN/report.html; of several runs report.html]
+  --to FILE   where to write it [RUN/report.html; of several runs, or one in an object store, report.html]
   --live      serve the page while the run is training, on 127.0.0.1, updated every 5 s, until it ends or Ctrl-C
   --help      this text
 """
@@ -41,20 +44,31 @@ def run(argv: Sequence[str]) -> int:
         raise ConfigError(flags.layer.problems, next_step="read drumline report --help")
     if not names:
         raise UsageError("no RUN was given", next_step="give a run folder, as in: drumline report runs/digits")
-    folders = [find_run(Path(name)) for name in names]
+    is_local = not any(map(is_store_url, names))
     if given.get("live"):
-        if len(folders) > 1 or given.get("to"):
-            raise UsageError("--live serves one run, and writes no file", next_step="give one RUN, and no --to")
-        return _serve(folders[0])
+        if len(names) > 1 or given.get("to") or not is_local:
+            what = "--live serves one run folder, and writes no file"
+            raise UsageError(what, next_step="give one RUN of this machine, and no --to")
+        return _serve(find_run(Path(names[0])))
     from drumline.report.page import write_report
 
-    to = Path(given.get("to") or (folders[0] / REPORT_FILE if len(folders) == 1 else REPORT_FILE))
-    try:
-        write_report(folders, to)
-    except OSError as error:
-        raise UsageError(f"{to} could not be written: {error.strerror}", next_step="choose a file with --to") from error
+    with ExitStack() as stack:
+        folders = [_fetched(name, stack) if is_store_url(name) else find_run(Path(name)) for name in names]
+        to = Path(given.get("to") or (folders[0] / REPORT_FILE if len(names) == 1 and is_local else REPORT_FILE))
+        try:
+            write_report(folders, to)
+        except OSError as error:
+            what = f"{to} could not be written: {error.strerror}"
+            raise UsageError(what, next_step="choose a file with --to") from error
     show_lines([f"report: {to}"])
     return ExitCode.SUCCESS
+
+
+def _fetched(url: str, stack: ExitStack) -> Path:
+    """A copy of the run's records, without its checkpoints."""
+    run, folder = stack.enter_context(opened_run(url))
+    list(run.fetch_files(folder))
+    return folder
 
 
 def _serve(folder: Path) -> int:

@@ -5,20 +5,23 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from drumline.audit.checkpoint_check import Progress
 from drumline.audit.verify import RunReport, find_run, verify_run
+from drumline.checkpoint.mirrored_run import opened_run
 from drumline.config import FlagTable, read_flags
 from drumline.errors import ConfigError, ExitCode, UsageError
+from drumline.storage.object_store import is_store_url
 from drumline.terminal import one_line, show, show_progress
 from drumline.text import plural
 
 HELP = """\
 usage: drumline verify RUN [RUN ...] [--json]
 
-Checks run folders, and changes nothing in them:
+Checks run folders, or runs in an object store (s3://bucket/prefix), and changes nothing in them:
 
   checkpoints  every byte of each against the checksums of its manifest, and that it is finite (no NaN or
                infinity); the one saved last is there
@@ -50,9 +53,11 @@ def run(argv: Sequence[str]) -> int:
         raise ConfigError(flags.layer.problems, next_step="read drumline verify --help")
     if not flags.positional:
         raise UsageError("no RUN was given", next_step="give a run folder, as in: drumline verify runs/digits")
-    folders = [find_run(Path(name)) for name in flags.positional]
+    names = [name if is_store_url(name) else find_run(Path(name)) for name in flags.positional]
     progress = show_progress if sys.stderr.isatty() else lambda text: None
-    reports = [verify_run(folder, progress) for folder in folders]
+    reports = [
+        _verify_mirror(name, progress) if isinstance(name, str) else verify_run(name, progress) for name in names
+    ]
     progress("")
     is_valid = not any(report.problems for report in reports)
     if flags.own.get("json"):
@@ -60,6 +65,13 @@ def run(argv: Sequence[str]) -> int:
     else:
         show("\n\n".join(map(_as_text, reports)))
     return ExitCode.SUCCESS if is_valid else ExitCode.SOMETHING_WRONG
+
+
+def _verify_mirror(url: str, progress: Progress) -> RunReport:
+    """Its checkpoints are read, but not kept: the disk need not have room for them."""
+    with opened_run(url) as (run, folder):
+        run.fetch_outline(folder)
+        return replace(verify_run(folder, progress, run.verify), run=url)
 
 
 def _as_text(report: RunReport) -> str:

@@ -320,6 +320,12 @@ class CheckpointConfig:
     writers: Literal["one", "nodes", "ranks"] = "one"
     """Who writes a checkpoint. `one`: rank 0. `nodes`, `ranks`: the first rank of each node, or every rank, writes a
     part; the run folder must then be on a volume that all nodes share."""
+    mirror: str | None = None
+    """An object store that gets a copy of each checkpoint, in the background: `s3://bucket/prefix`, or another address
+    that fsspec knows. A run whose folder has no checkpoint resumes from there. Credentials are those that the store's
+    own tools find."""
+    mirror_wait_s: Positive = 300.0
+    """How long a run that has ended waits for the last copy."""
 
 
 @dataclass(frozen=True, kw_only=True)

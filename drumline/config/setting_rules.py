@@ -37,6 +37,11 @@ RULES = (
         "the batch size is not set; give --train.batch_size or --train.batch_size_per_rank",
     ),
     Rule(
+        ("checkpoint.mirror",),
+        lambda url: url is not None and "://" not in url,
+        "the mirror is an address such as s3://bucket/prefix; that of a folder is file:///path",
+    ),
+    Rule(
         ("train.accumulate", "train.batch_size"),
         lambda accumulate, batch: batch is not None and accumulate > batch,
         "a batch cannot be cut into more micro-batches than it has samples",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from drumline.checkpoint import catalog, state, store
-from drumline.checkpoint.retention import best
+from drumline.checkpoint.mirrored_run import CHECKPOINTS, object_name, opened_run
+from drumline.checkpoint.retention import best, ranked
 from drumline.config import Layers
 from drumline.config.fields import annotation_of
 from drumline.config.flags import Layer, Setting, check_layer
@@ -32,6 +33,7 @@ from drumline.manager import DDPManager
 from drumline.metrics.events import read_events
 from drumline.tasks.base import Task
 from drumline.tasks.built_in import dataset_for, load_task, resolve_task
+from drumline.untrusted import parse_json
 from drumline.user_code import is_class_spec
 
 
@@ -91,6 +93,29 @@ def find_checkpoint(run: Path, which: str | int) -> Path:
     catalog.verify(path)
     check_contents(path)
     return path
+
+
+@contextmanager
+def fetched_run(url: str, which: str | int) -> Iterator[Path]:
+    """A temporary folder with the checkpoint `best`, `last` or of a step of a run in an object store, for
+    `find_checkpoint`."""
+    with opened_run(url) as (run, folder):
+        found, root = run.checkpoints(), folder / CHECKPOINTS
+        complete = found.complete
+        if which == "last":
+            run.restore_newest(found, root)
+        elif which == "best" and complete:
+            newest = max(complete, key=lambda step: (complete[step].non_finite is None, step))
+            facts = parse_json(run.store.read(object_name(newest, "progress.json"), most=catalog.MAX_DOCUMENT_BYTES))
+            order = ranked(complete, str(facts["facts"]["best_metric"]), bool(facts["facts"]["higher_is_better"]))
+            step = order[0] if order else newest  # find_checkpoint explains that none was evaluated
+            run.fetch_checkpoint(step, complete[step], root)
+        elif str(which).isdecimal() and int(which) in complete:
+            run.fetch_checkpoint(int(which), complete[int(which)], root)
+        else:
+            steps = ", ".join(map(str, complete)) or "none"
+            raise UsageError(f"{url} has no checkpoint {which}", next_step=f"choose last, or one of its steps: {steps}")
+        yield folder
 
 
 def _best_step(run: RunFolder, newest: Path) -> int:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any, Self
 
@@ -34,6 +35,7 @@ from drumline.data.sharding import Cursor, Sharding, plan_step
 from drumline.distributed.collectives import all_sum, gather_json
 from drumline.distributed.wrap import LiveBuffers
 from drumline.engine.job import Job, Progress
+from drumline.engine.mirroring import make_mirror, retention_of
 from drumline.engine.optimizer import group_state
 from drumline.engine.replica_state import OUTER_FILE, REPLICAS_FILE, replica_state
 from drumline.engine.run_context import RunContext
@@ -46,6 +48,8 @@ DATA_FILE = "data"
 """The file and document of a dataset's own state."""
 COMM_FILE = "comm"
 """The file and document of `Job.comm`."""
+LEAVING_S = 20.0
+"""How long a run that is preempted or has failed waits for its mirror: most launchers kill their ranks after 30 s."""
 _STATE_NAMES = {DATA_FILE: "the state_dict() of the training data"}
 
 
@@ -235,6 +239,7 @@ class Saver:
         self._ledger_file = LedgerFile(context.folder.ledger if ddp.is_main_process() else None)
         self.ledger = self._ledger_file.ledger
         """What this rank has trained on since the last save: the loop adds to it."""
+        self._mirror = make_mirror(context) if ddp.is_main_process() else None
         self._background = BackgroundSaver(self._root, WritingRank(ddp.rank, ddp.host), ddp.device, prune=self._prune)
         self.writer = self._background.writer
         self._held: object = None
@@ -327,6 +332,18 @@ class Saver:
             log.warning(also)
         finally:
             self._ledger_file.close()
+            self._finish_mirror(has_failed=error is not None)
+
+    def _finish_mirror(self, *, has_failed: bool) -> None:
+        if self._mirror is not None:
+            self._job.heartbeat.mark(Phase.SAVE)
+            is_leaving = has_failed or self._context.progress.is_stopping
+            self._mirror.finish(min(self._settings.mirror_wait_s, LEAVING_S if is_leaving else inf))
+
+    def close(self) -> None:
+        """Mirror the events of the end of the run, too."""
+        if self._mirror is not None:
+            self._mirror.close(LEAVING_S)
 
     def _complete(self, gathered: GatheredState) -> None:
         """On rank 0, in the writer's thread, before the checkpoint is written."""
@@ -334,12 +351,7 @@ class Saver:
         self._ledger_file.flush()
 
     def _prune(self, newest: Path) -> None:
-        task, keep = self._job.task, self._settings
-        prune(
-            self._root,
-            newest=newest,
-            keep_last=keep.keep_last,
-            keep_best=keep.keep_best,
-            metric=task.best_metric,
-            higher_is_better=task.higher_is_better,
-        )
+        if self._mirror is not None:
+            self._mirror.saved(newest)
+        else:
+            prune(self._root, newest=newest, **retention_of(self._context))

@@ -26,6 +26,7 @@ from drumline.engine.job import Job, Progress, build_job, check_streams, choose_
 from drumline.engine.kept_state import KeptState, check_continues, keep_state, meet, report_regrouped, restore_kept
 from drumline.engine.local_data import with_local_data
 from drumline.engine.loop import Loop, between_steps
+from drumline.engine.mirroring import refuse_used_mirror, restore_from_mirror
 from drumline.engine.non_finite import NonFinite
 from drumline.engine.output import (
     StartClock,
@@ -138,6 +139,7 @@ def train(
         balance = None if config.data.balance == "off" else make_balance(context, non_finite, facts, saved)
         before = [] if meeting is None else meeting.states
         saver = Saver(context, facts=facts, check_state=non_finite.check_state, before=before)
+        stack.callback(saver.close)
         preemption.is_writing = lambda: saver.writer.is_busy
         with explain_refused_kernels(), explain_out_of_memory(config, ddp, job), saver:
             if at.step < context.total_steps:
@@ -233,10 +235,12 @@ def _open_folder(
     if ddp.is_main_process():
         # A launcher that restarts a failed job passes the same flags: --fresh must not start a new run.
         if request.fresh and not ddp.is_restart:
+            refuse_used_mirror(request)
             moved_to = set_aside(folder)
         undo_divert()  # another rank may have been the first before
         folder.make()
         stack.enter_context(locked(folder))
+    restored = restore_from_mirror(request, folder, ddp)
     ddp.barrier()
     if not ddp.is_main_process():
         folder.make()
@@ -244,6 +248,8 @@ def _open_folder(
     reporter = stack.enter_context(open_reporter(request.config, folder, ddp, progress))
     if moved_to is not None:
         reporter.report("note", message=f"moved the earlier run to {moved_to}")
+    for kind, message in restored:
+        reporter.report(kind, message=message)
     return reporter
 
 

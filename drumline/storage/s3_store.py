@@ -51,8 +51,8 @@ class S3Backend:
             self._client = boto3.Session().client("s3", config=config)
         except Exception as error:  # a profile that does not exist, an endpoint that is no URL
             raise self.explain(error, f"s3://{bucket}") from error
-        # Few threads: an upload leaves the processor to training.
-        self._transfer = TransferConfig(max_concurrency=2, multipart_threshold=64 << 20, multipart_chunksize=32 << 20)
+        # In the caller's thread alone: it leaves the processor to training, and threads of a pool delay an exit.
+        self._transfer = TransferConfig(use_threads=False, multipart_threshold=64 << 20, multipart_chunksize=32 << 20)
 
     def entries(self, under: str) -> Iterator[tuple[str, int, str]]:
         prefix = f"{self._prefix}{under}/" if under else self._prefix

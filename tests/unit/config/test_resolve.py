@@ -92,6 +92,11 @@ def test_none_for_one_member_of_a_pair_leaves_the_other_alone(read: Read) -> Non
 
 BROKEN_RULES = [
     (
+        ["--checkpoint.mirror", "/mnt/copies"],
+        "the mirror is an address such as s3://bucket/prefix; that of a folder is file:///path: "
+        "checkpoint.mirror = '/mnt/copies' (--checkpoint.mirror)",
+    ),
+    (
         ["--train.epochs", "none"],
         "the length of the run is not set; give --train.epochs or --train.steps: train.epochs = none (--train.epochs)",
     ),

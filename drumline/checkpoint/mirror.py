@@ -1,0 +1,269 @@
+"""Copies the checkpoints of a run to an object store, in a thread, after each save; and restores a run from there.
+
+One upload runs at a time; when saves come faster, the newest is next. The manifest is uploaded last, after the store
+has confirmed every other object. A store that fails never stops the run: there is a warning, and it is tried again
+after growing pauses, and at each save. Retention is the same on both sides; a local checkpoint is removed only when it,
+or a newer one, is in the store, unless the disk has no room for more.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from drumline.checkpoint import catalog, manifest
+from drumline.checkpoint.manifest import CorruptCheckpointError, Manifest
+from drumline.checkpoint.mirrored_run import CHECKPOINTS, RUN_FILES, RUN_FOLDERS, MirroredRun, object_name
+from drumline.errors import CheckpointError, DrumlineError, UsageError, log
+from drumline.storage.backend import StoreError
+from drumline.text import duration, file_size
+from drumline.untrusted import make_own_folder, parse_json, read_regular, replace_text
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 120.0
+PROGRESS_S = 10.0
+MARKER = "mirror.json"
+"""In the run folder: the address of its mirror, so that no other run's checkpoints are replaced or deleted."""
+MAX_FILE_BYTES = 1 << 30
+# With room for fewer checkpoints on the disk, a local one is removed although it is not mirrored.
+_ROOM_FOR = 3
+
+
+class Mirror:
+    """Of one run folder, on rank 0."""
+
+    def __init__(
+        self,
+        run: MirroredRun,
+        folder: Path,
+        *,
+        keeps: Callable[[Mapping[int, Manifest]], set[int]],
+        prune: Callable[[Path, Callable[[int], bool]], object],
+        note: Callable[[str], None],
+    ) -> None:
+        """`keeps`: which of these steps retention keeps. `prune(newest, may_remove)` removes local checkpoints."""
+        self._run, self._store, self._folder, self._root = run, run.store, folder, folder / CHECKPOINTS
+        self._keeps, self._prune, self._note = keeps, prune, note
+        self._complete: dict[int, Manifest] | None = None  # in the store; None: not listed yet
+        self._newest_safe = -1
+        self._sent: dict[str, tuple[int, int]] = {}
+        self._doing, self._failure = "", ""
+        self._has_given_up = self._is_closed = False
+        self._pruning = threading.Lock()
+        self._changing = threading.Lock()
+        self._wake, self._is_current = threading.Event(), threading.Event()
+        # A daemon: an endpoint that does not answer must not keep a run that has ended from exiting.
+        self._thread = threading.Thread(target=self._work, name="drumline-mirror", daemon=True)
+
+    def saved(self, newest: Path) -> None:
+        """A checkpoint is complete: have it uploaded, and remove local ones that are not kept. Never waits for the
+        store."""
+        self._start()
+        self._prune_local(newest)
+
+    def finish(self, limit_s: float) -> None:
+        """Wait until everything is uploaded, and report how far it is; after this time report what is not mirrored."""
+        if self._has_given_up:
+            return
+        self._start()  # for the newest events
+        deadline = time.monotonic() + limit_s
+        while not self._is_current.wait(min(PROGRESS_S, max(0.0, deadline - time.monotonic()))):
+            state = self._failure or self._doing or "listing it"
+            if time.monotonic() >= deadline:
+                self._has_given_up = True
+                missing = ", ".join(map(str, sorted(self._missing(dict(complete_in(self._root))))))
+                what = f"step {missing} of this run is" if missing else "the newest events of this run are"
+                log.warning(f"{what} not mirrored in {self._store} after {duration(limit_s)}: {state}")
+                return
+            self._tell(f"waiting for the mirror {self._store}: {state}")
+
+    def close(self, limit_s: float) -> None:
+        """Upload the last events, and end the thread."""
+        self.finish(limit_s)
+        self._is_closed = True
+        self._wake.set()
+        if not self._has_given_up:
+            self._thread.join()
+
+    def _start(self) -> None:
+        with self._changing:
+            self._is_current.clear()
+            self._wake.set()
+        if not self._thread.is_alive():
+            self._thread.start()
+
+    def _work(self) -> None:
+        pause_s = FIRST_PAUSE_S
+        while True:
+            self._wake.wait(pause_s if self._failure else None)
+            self._wake.clear()
+            if self._is_closed:
+                return
+            try:
+                self._synchronize()
+            except (DrumlineError, OSError) as error:
+                self._report_failure(error)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                continue
+            if self._failure:
+                self._tell(f"the mirror {self._store} works again")
+            self._failure, pause_s = "", FIRST_PAUSE_S
+            with self._changing:
+                if not self._wake.is_set():
+                    self._is_current.set()
+
+    def _tell(self, message: str) -> None:
+        if not self._has_given_up:  # the run may have closed its files
+            self._note(message)
+
+    def _report_failure(self, error: DrumlineError | OSError) -> None:
+        """Once, until it works again."""
+        what = error.what if isinstance(error, DrumlineError) else f"{error.filename}: {error.strerror}"
+        if not self._failure and not self._has_given_up:
+            failed = CheckpointError(
+                f"the mirror failed: {what}; training continues, and it is tried again",
+                next_step=getattr(error, "next_step", None),
+            )
+            log.warning(failed)
+        self._failure = what
+
+    def _synchronize(self) -> None:
+        if self._complete is None:
+            found = self._run.checkpoints()
+            claim(self._run, self._folder, is_empty=not (found.complete or found.corrupt))
+            with suppress(StoreError):  # a right that nothing else needs
+                self._store.delete_unfinished()
+            self._complete = found.complete
+        while missing := self._missing(local := dict(complete_in(self._root))):
+            self._upload(max(missing), local[max(missing)], self._complete)
+        self._newest_safe = max(local, default=-1)
+        self._put_files()
+        self._remove_remote(self._complete, newest=self._newest_safe)
+        if local:
+            try:
+                self._prune_local(self._root / catalog.folder_name(max(local)))
+            except CheckpointError as error:
+                log.warning(error)
+
+    def _missing(self, local: Mapping[int, Manifest]) -> set[int]:
+        """The steps that are kept here, and are not in the store, or with other content."""
+        stored = self._complete or {}
+        wanted = self._keeps(local) | {max(local)} if local else set()
+        return {step for step in wanted if step not in stored or stored[step].files != local[step].files}
+
+    def _upload(self, step: int, found: Manifest, complete: dict[int, Manifest]) -> None:
+        path, began, done = self._root / catalog.folder_name(step), time.monotonic(), 0
+        total = file_size(sum(record.size for record in found.files.values()))
+        try:
+            if complete.pop(step, None) is not None:  # the same step was saved again: incomplete from here on
+                self._store.delete([object_name(step, manifest.FILE_NAME)])
+            for name, record in found.files.items():
+                self._doing = f"step {step}, {file_size(done)} of {total}"
+                if catalog.checksum_of(path / name) != record.blake3:
+                    raise CorruptCheckpointError(path, f"{name}: its checksum differs from the manifest's")
+                self._store.put(object_name(step, name), path / name)
+                self._store.check(object_name(step, name), size=record.size, checksum=record.blake3)
+                done += record.size
+            self._store.put(object_name(step, manifest.FILE_NAME), manifest.render(found))
+        except (OSError, StoreError):
+            if path.is_dir():
+                raise
+            return  # retention has removed it meanwhile
+        finally:
+            self._doing = ""
+        complete[step] = found
+        self._tell(f"mirrored step {step} to {self._store} ({total} in {duration(time.monotonic() - began)})")
+
+    def _put_files(self) -> None:
+        """Upload the small files of the run that have changed; of one that is being written, the complete lines."""
+        for path in self._files():
+            name, found = path.relative_to(self._folder).as_posix(), path.stat()
+            if self._sent.get(name) == (state := (found.st_size, found.st_mtime_ns)):
+                continue
+            content = read_regular(path, most=MAX_FILE_BYTES)
+            self._store.put(name, content[: content.rfind(b"\n") + 1] if path.suffix == ".jsonl" else content)
+            self._sent[name] = state
+
+    def _files(self) -> Iterator[Path]:
+        yield from (path for name in RUN_FILES if (path := self._folder / name).is_file())
+        for folder, ending in RUN_FOLDERS.items():
+            yield from sorted((self._folder / folder).glob(f"*{ending}"))
+
+    def _remove_remote(self, complete: dict[int, Manifest], *, newest: int) -> None:
+        """Retention in the store; and what belongs to no complete checkpoint is deleted, such as a killed upload."""
+        keep = self._keeps(complete) | {newest}
+        for step in complete.keys() - keep:
+            self._store.delete([object_name(step, manifest.FILE_NAME)])  # first: from here on it is incomplete
+            del complete[step]
+        names = set(self._store.sizes(CHECKPOINTS))
+        expected = {
+            object_name(step, name) for step in complete for name in (*complete[step].files, manifest.FILE_NAME)
+        }
+        corrupt = {name.rpartition("/")[0] for name in names - expected if name.endswith(f"/{manifest.FILE_NAME}")}
+        self._store.delete(name for name in names - expected if name.rpartition("/")[0] not in corrupt)
+
+    def _prune_local(self, newest: Path) -> None:
+        size = sum(record.size for record in catalog.check_sizes(newest).files.values())
+        is_short = shutil.disk_usage(self._root).free < _ROOM_FOR * size
+        with self._pruning:
+            self._prune(newest, lambda step: step <= self._newest_safe or is_short)
+
+
+def restore_run(run: MirroredRun, folder: Path) -> tuple[str, list[str]]:
+    """Before a run starts: if its folder has no checkpoint, fetch the newest one of its mirror, and its records; of a
+    restore that fails nothing is left. Returns a note, if it did, and why newer ones were skipped."""
+    records: list[Path] = []
+    has_local, began = any(True for _ in complete_in(folder / CHECKPOINTS)), time.monotonic()
+    try:
+        found = run.checkpoints()
+        is_empty = not (found.complete or found.corrupt)
+        if has_local or is_empty:
+            claim(run, folder, is_empty=is_empty)
+            return "", []
+        records.extend(run.fetch_files(folder))
+        _write_marker(run, folder)
+        step, skipped = run.restore_newest(found, folder / CHECKPOINTS)  # last: it makes the run folder one to resume
+    except DrumlineError as error:
+        for path in records:
+            path.unlink(missing_ok=True)
+        if not isinstance(error, StoreError):
+            raise
+        if has_local:  # the thread that uploads warns of it
+            return "", []
+        error.what = f"the mirror may have a checkpoint to resume from, but cannot be read: {error.what}"
+        raise
+    return f"restored step {step} from {run.store} in {duration(time.monotonic() - began)}", skipped
+
+
+def complete_in(root: Path) -> Iterator[tuple[int, Manifest]]:
+    """The checkpoints of a folder whose files all have their sizes."""
+    for step in catalog.list_steps(root):
+        with suppress(CorruptCheckpointError):
+            yield step, catalog.check_sizes(root / catalog.folder_name(step))
+
+
+def claim(run: MirroredRun, folder: Path, *, is_empty: bool) -> None:
+    """Refuse a mirror that holds the checkpoints of another run."""
+    marker = folder / MARKER
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        if parse_json(read_regular(marker))["url"] == run.store.url:
+            return
+    if not is_empty:
+        raise UsageError(
+            f"{run.store} has checkpoints, and they are not of the run in {folder}",
+            next_step="give --checkpoint.mirror a prefix of its own, or resume from there in an empty --run DIR",
+        )
+    _write_marker(run, folder)
+
+
+def _write_marker(run: MirroredRun, folder: Path) -> None:
+    try:
+        make_own_folder(folder, follow_links=True)
+        replace_text(folder / MARKER, json.dumps({"url": run.store.url}) + "\n")
+    except OSError as error:
+        reason, next_step = catalog.explain_os_error(error, folder=folder)
+        raise CheckpointError(f"{folder / MARKER} could not be written: {reason}", next_step=next_step) from error

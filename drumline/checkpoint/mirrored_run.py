@@ -1,0 +1,179 @@
+"""A run in an object store: which checkpoints are complete there, and how they and the run's small files are fetched.
+
+The names are those of the run folder: `checkpoints/step-NNNNNNNN/FILE`, `events/rank-NNNNN.jsonl`. A checkpoint is
+complete when its manifest is there, which is uploaded last. It only reads, and needs no torch; `mirror` uploads.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from drumline.checkpoint import catalog, manifest
+from drumline.checkpoint.manifest import CorruptCheckpointError, Manifest
+from drumline.errors import CheckpointError, UsageError, as_list
+from drumline.storage.backend import StoreError
+from drumline.storage.object_store import ObjectStore, open_store
+from drumline.untrusted import make_own_folder
+
+CHECKPOINTS = "checkpoints"
+RUN_FILES = ("config.toml", "environment.json", "ledger.jsonl", "settings-history.jsonl")
+RUN_FOLDERS = {"events": ".jsonl", "diagnoses": ".json"}
+"""Folders of a run whose files with this ending are mirrored."""
+
+
+class MirroredCheckpoints(NamedTuple):
+    """What a listing shows."""
+
+    complete: dict[int, Manifest]
+    corrupt: dict[int, str]
+    """The manifest is there, but cannot be read: the reason."""
+    others: dict[int, list[str]]
+    """Names of objects that no manifest names: an upload that has not finished, or was killed."""
+
+
+class MirroredRun:
+    """The run under a URL."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self.store = store
+
+    def has_any(self) -> bool:
+        """Whether there is anything of a run."""
+        return any(name in RUN_FILES or name.startswith((CHECKPOINTS, *RUN_FOLDERS)) for name in self.store.sizes())
+
+    def checkpoints(self) -> MirroredCheckpoints:
+        """Lists, and reads the manifests."""
+        names: dict[int, list[str]] = {}
+        for name in self.store.sizes(CHECKPOINTS):
+            folder, _, file = name.removeprefix(f"{CHECKPOINTS}/").partition("/")
+            if (named := catalog.STEP_NAME.fullmatch(folder)) and manifest.NAME.fullmatch(file):
+                names.setdefault(int(named[1]), []).append(file)
+        found = MirroredCheckpoints({}, {}, {})
+        for step, files in sorted(names.items()):
+            own = {manifest.FILE_NAME}
+            if manifest.FILE_NAME in files:
+                try:
+                    read = manifest.parse(self.store.read(object_name(step, manifest.FILE_NAME)))
+                    if read.step != step:
+                        raise ValueError(f"it belongs to step {read.step}")
+                    found.complete[step] = read
+                    own |= read.files.keys()
+                except ValueError as error:
+                    found.corrupt[step] = f"{manifest.FILE_NAME}: {error}"
+                    continue
+            if others := [object_name(step, file) for file in files if file not in own]:
+                found.others[step] = others
+        return found
+
+    def restore_newest(self, found: MirroredCheckpoints, root: Path) -> tuple[int, list[str]]:
+        """Fetch the newest complete checkpoint into a folder of checkpoints, every byte compared with the manifest: a
+        corrupt one is skipped for the one before it, and one that is not finite for one that is. Returns its step, and
+        why others were skipped."""
+        skipped = [self._skipped(step, reason) for step, reason in sorted(found.corrupt.items(), reverse=True)]
+        newest_first = sorted(found.complete, key=lambda step: (found.complete[step].non_finite is None, step))
+        for step in reversed(newest_first):
+            try:
+                self.fetch_checkpoint(step, found.complete[step], root)
+                return step, skipped
+            except StoreError as error:
+                if error.kind not in ("corrupt", "missing"):
+                    raise
+                skipped.append(self._skipped(step, error.what))
+        raise CheckpointError(
+            as_list(f"no checkpoint in {self.store} can be restored", skipped),
+            next_step="restore one from a backup, or start a new run with another --checkpoint.mirror",
+        )
+
+    def fetch_checkpoint(self, step: int, found: Manifest, root: Path) -> Path:
+        """Fetch a checkpoint into a hidden folder, which gets its name when it is complete; nothing is left of one that
+        fails."""
+        from drumline.checkpoint import store  # it loads torch
+
+        final = root / catalog.folder_name(step)
+        partial = store.hidden_folder(final, "partial")
+        try:
+            store.make_folder(root)
+            store.delete_folder(partial)
+            partial.mkdir()
+            for name, record in found.files.items():
+                self.store.fetch(object_name(step, name), partial / name, size=record.size, checksum=record.blake3)
+            store.write_file(partial / manifest.FILE_NAME, [manifest.render(found)])
+            store.flush_folder(partial)
+            store.put_in_place(partial, final)
+        except BaseException as error:
+            with suppress(OSError):
+                store.delete_folder(partial)
+            cause = error.__cause__ if isinstance(error, StoreError) and error.kind == "disk" else error
+            if not isinstance(cause, OSError):
+                raise
+            needed = sum(record.size for record in found.files.values())
+            reason, next_step = catalog.explain_os_error(cause, folder=root, needed=needed)
+            what = f"step {step} of {self.store} could not be restored to {root}: {reason}"
+            raise CheckpointError(what, next_step=next_step) from error
+        return final
+
+    def verify(self, path: Path) -> Manifest:
+        """Like `catalog.verify`, for a checkpoint whose manifest alone is in this folder: its objects are read from the
+        store."""
+        found = manifest.read(path)
+        for name, record in found.files.items():
+            try:
+                self.store.check(
+                    object_name(found.step, name), size=record.size, checksum=record.blake3, reads_all=True
+                )
+            except StoreError as error:
+                if error.kind not in ("corrupt", "missing"):
+                    raise
+                raise CorruptCheckpointError(path, error.what) from error
+        return found
+
+    def fetch_outline(self, folder: Path) -> None:
+        """Fetch the run's small files, and of each checkpoint its manifest and position. What a killed upload left
+        becomes a folder with a hidden name, as a killed save leaves one."""
+        deque(self.fetch_files(folder), maxlen=0)
+        root = folder / CHECKPOINTS
+        found = self.checkpoints()
+        for step in {*found.complete, *found.corrupt}:
+            (root / catalog.folder_name(step)).mkdir(parents=True)
+            for name in (manifest.FILE_NAME, f"progress{catalog.DOCUMENT}"):
+                try:
+                    self.store.fetch(object_name(step, name), root / catalog.folder_name(step) / name)
+                except StoreError as error:
+                    if error.kind != "missing":
+                        raise
+        for step in found.others.keys() - found.complete.keys():
+            (root / f".{catalog.folder_name(step)}.partial").mkdir(parents=True)
+
+    def fetch_files(self, folder: Path) -> Iterator[Path]:
+        """Fetch the run's small files that the folder does not have, one after the other."""
+        for name in self.store.sizes():
+            parts = name.split("/")
+            is_own = name in RUN_FILES or (len(parts) == 2 and name.endswith(RUN_FOLDERS.get(parts[0], "/")))
+            if is_own and not (folder / name).exists():
+                make_own_folder((folder / name).parent)
+                self.store.fetch(name, folder / name)
+                yield folder / name
+
+    def _skipped(self, step: int, reason: str) -> str:
+        return f"step {step} of {self.store} was skipped: {reason}"
+
+
+def object_name(step: int, file: str) -> str:
+    return f"{CHECKPOINTS}/{catalog.folder_name(step)}/{file}"
+
+
+@contextmanager
+def opened_run(url: str) -> Iterator[tuple[MirroredRun, Path]]:
+    """The run under a URL, and a temporary folder with the last part of its name, to fetch it to."""
+    run = MirroredRun(open_store(url))
+    if not run.has_any():
+        raise UsageError(f"there is no run in {url}", next_step="give the address that --checkpoint.mirror had")
+    with TemporaryDirectory(prefix="drumline-") as temporary:
+        folder = Path(temporary, run.store.url.rpartition("/")[2])
+        folder.mkdir()
+        yield run, folder

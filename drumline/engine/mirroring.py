@@ -1,0 +1,74 @@
+"""The mirror of a run (`--checkpoint.mirror`): restored from at the start, made for the saver on rank 0."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
+from typing import Any, Literal
+
+from drumline.checkpoint.mirror import Mirror, restore_run
+from drumline.checkpoint.mirrored_run import MirroredRun
+from drumline.checkpoint.retention import kept, prune
+from drumline.distributed.collectives import broadcast_json
+from drumline.engine.run_context import RunContext, RunRequest
+from drumline.engine.run_folder import RunFolder
+from drumline.errors import UsageError
+from drumline.manager import DDPManager
+from drumline.storage.object_store import open_store
+
+Message = tuple[Literal["note", "warning"], str]
+# Other ranks wait in one collective after another, so that a long download meets no timeout.
+POLL_S = 2.0
+
+
+def retention_of(context: RunContext) -> dict[str, Any]:
+    """Which checkpoints are kept, as arguments of `prune` and `kept`."""
+    task, settings = context.job.task, context.config.checkpoint
+    return {
+        "keep_last": settings.keep_last,
+        "keep_best": settings.keep_best,
+        "metric": task.best_metric,
+        "higher_is_better": task.higher_is_better,
+    }
+
+
+def make_mirror(context: RunContext) -> Mirror | None:
+    """On rank 0, which sees the files of all ranks that write."""
+    if (url := context.config.checkpoint.mirror) is None:
+        return None
+    retention, root = retention_of(context), context.folder.checkpoints
+    return Mirror(
+        MirroredRun(open_store(url)),
+        context.folder.path,
+        keeps=partial(kept, **retention),
+        prune=lambda newest, may_remove: prune(root, newest=newest, may_remove=may_remove, **retention),
+        note=context.note,
+    )
+
+
+def refuse_used_mirror(request: RunRequest) -> None:
+    """For --fresh: what an earlier run has mirrored is neither resumed nor deleted."""
+    if (url := request.config.checkpoint.mirror) is not None and (run := MirroredRun(open_store(url))).has_any():
+        raise UsageError(
+            f"--fresh starts a new run, and the mirror {run.store} holds an earlier one",
+            next_step="give --checkpoint.mirror another prefix, or delete what is there",
+        )
+
+
+def restore_from_mirror(request: RunRequest, folder: RunFolder, ddp: DDPManager) -> list[Message]:
+    """Collective: if the run folder has no checkpoint, rank 0 fetches the newest one of the mirror. Returns what to
+    report, on rank 0."""
+    if (url := request.config.checkpoint.mirror) is None:
+        return []
+    if not ddp.is_main_process():
+        while not broadcast_json(None, device=ddp.device):
+            pass
+        return []
+    with ThreadPoolExecutor(1, "drumline-restore") as beside:
+        work = beside.submit(restore_run, MirroredRun(open_store(url)), folder.path)
+        while not wait([work], timeout=POLL_S).done:
+            broadcast_json(False, device=ddp.device)
+        note, warnings = work.result()
+    broadcast_json(True, device=ddp.device)
+    messages: list[Message] = [("warning", text) for text in warnings]
+    return [*messages, ("note", note)] if note else messages

@@ -1,0 +1,429 @@
+"""The mirror of a run folder in a real S3 endpoint (moto over HTTP), and behind a proxy that is slow or fails."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from drumline.checkpoint import catalog, mirror, store
+from drumline.checkpoint.mirror import Mirror, restore_run
+from drumline.checkpoint.mirrored_run import MirroredRun, object_name
+from drumline.checkpoint.retention import kept, prune
+from drumline.errors import CheckpointError, UsageError
+from drumline.storage import object_store, s3_store
+from drumline.storage.backend import StoreError
+from drumline.storage.object_store import open_store
+from tests.store_server import BUCKET, Proxy, empty_bucket, environment, moto_server, objects, use_endpoint
+
+URL = f"s3://{BUCKET}/runs/a"
+LIMIT_S = 60.0
+PARTS = ("model.safetensors", "optimizer.safetensors", "progress.json")
+
+
+@pytest.fixture(scope="module", name="server")
+def start_server() -> Iterator[str]:
+    with moto_server() as url:
+        yield url
+
+
+@pytest.fixture(name="client")
+def make_client(server: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    use_endpoint(monkeypatch, server)
+    monkeypatch.setattr(object_store, "RETRY_AFTER_S", (0.01, 0.01))
+    monkeypatch.setattr(s3_store, "MAX_ATTEMPTS", 1)
+    monkeypatch.setattr(mirror, "FIRST_PAUSE_S", 0.2)
+    return empty_bucket(server)
+
+
+class Folder:
+    """A run folder that is saved to and mirrored, as the saver of a run does it."""
+
+    def __init__(self, folder: Path, *, keep_last: int = 2, keep_best: int = 0, url: str = URL) -> None:
+        self.path, self.root, self.notes = folder, folder / "checkpoints", list[str]()
+        self.root.mkdir(parents=True, exist_ok=True)
+        keep: dict[str, Any] = {"keep_last": keep_last, "keep_best": keep_best}
+        keep |= {"metric": "loss", "higher_is_better": False}
+        self.run = MirroredRun(open_store(url))
+        self.mirror = Mirror(
+            self.run,
+            folder,
+            keeps=partial(kept, **keep),
+            prune=lambda newest, may_remove: prune(self.root, newest=newest, may_remove=may_remove, **keep),
+            note=self.notes.append,
+        )
+
+    def save(self, step: int, *, value: float | None = None, size: int = 4, **metrics: float) -> Path:
+        path = write(self.root, step, value=value, size=size, **metrics)
+        self.mirror.saved(path)
+        return path
+
+    def close(self, limit_s: float = LIMIT_S) -> None:
+        self.mirror.close(limit_s)
+
+    @property
+    def steps(self) -> list[int]:
+        return catalog.list_steps(self.root)
+
+    @property
+    def mirrored(self) -> list[int]:
+        return sorted(self.run.checkpoints().complete)
+
+
+def write(root: Path, step: int, *, value: float | None = None, size: int = 4, **metrics: float) -> Path:
+    weights = torch.full((size,), float(step if value is None else value))
+    tensors = {"model": {"w": weights}, "optimizer": {"m": weights}}
+    return store.write(root, step, tensors=tensors, documents={"progress": {"step": step}}, metrics=metrics)
+
+
+def wait_until(is_done: Callable[[], object]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not is_done():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+# Uploads
+
+
+def test_a_save_is_mirrored_with_the_manifest_last(
+    client: Any, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run" / "events").mkdir(parents=True)
+    (tmp_path / "run" / "events" / "rank-00000.jsonl").write_text('{"kind":"start"}\n{"kind":"tr')
+    (tmp_path / "run" / "config.toml").write_text("x = 1\n")
+    with Proxy(server) as proxy:
+        use_endpoint(monkeypatch, proxy.url)
+        folder = Folder(tmp_path / "run")
+        path = folder.save(7)
+        folder.close()
+    for file in path.iterdir():
+        body = client.get_object(Bucket=BUCKET, Key=f"runs/a/checkpoints/step-00000007/{file.name}")["Body"]
+        assert body.read() == file.read_bytes()
+    put = [path.rpartition("/")[2] for method, path in proxy.requests if method == "PUT"]
+    assert put.index("manifest.json") == 3
+    assert set(put[:3]) == set(PARTS)
+    events = client.get_object(Bucket=BUCKET, Key="runs/a/events/rank-00000.jsonl")["Body"].read()
+    assert events == b'{"kind":"start"}\n'  # complete lines
+    assert "runs/a/config.toml" in objects(client)
+    assert [note.partition(" (")[0] for note in folder.notes] == [f"mirrored step 7 to {URL}"]
+
+
+def test_when_saves_pile_up_the_newest_is_next(
+    client: Any, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = threading.Event()
+
+    def hold(method: str, path: str) -> None:
+        if method == "PUT":
+            gate.wait(LIMIT_S)
+
+    with Proxy(server, hold) as proxy:
+        use_endpoint(monkeypatch, proxy.url)
+        folder = Folder(tmp_path)
+        folder.save(1)
+        wait_until(lambda: any("step-00000001" in path for method, path in proxy.requests if method == "PUT"))
+        for step in (2, 3, 4):
+            folder.save(step)  # returns while the endpoint does not answer
+        assert folder.steps == [1, 2, 3, 4]  # nothing is removed before it, or a newer one, is in the store
+        gate.set()
+        folder.close()
+        assert folder.steps == folder.mirrored == [3, 4]
+        uploaded = [note.split()[2] for note in folder.notes if note.startswith("mirrored")]
+        assert uploaded == ["1", "4", "3"]
+
+
+def test_a_step_that_is_saved_again_replaces_the_earlier_one(client: Any, tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.save(1, value=1.0)
+    folder.mirror.finish(LIMIT_S)
+    folder.save(1, value=2.0)
+    folder.close()
+    restored = tmp_path / "other"
+    restore_run(folder.run, restored)
+    assert torch.equal(store.read(restored / "checkpoints/step-00000001").tensors["model"]["w"], torch.full((4,), 2.0))
+
+
+def test_a_file_that_became_corrupt_here_is_not_mirrored(
+    client: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = Folder(tmp_path)
+    path = write(folder.root, 1)
+    content = bytearray((path / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    (path / "model.safetensors").write_bytes(content)
+    folder.mirror.saved(path)
+    folder.close(1.0)
+    assert folder.mirrored == []
+    assert "model.safetensors: its checksum differs from the manifest's" in caplog.text
+
+
+# Endpoints that fail
+
+
+@pytest.mark.parametrize("fault", [503, 500, "close"])
+def test_a_failing_endpoint_is_reported_once_and_tried_again(
+    client: Any,
+    server: str,
+    fault: int | str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with Proxy(server, lambda method, path: fault) as proxy:
+        use_endpoint(monkeypatch, proxy.url)
+        folder = Folder(tmp_path, keep_last=1)
+        for step in (1, 2, 3):
+            folder.save(step)
+        wait_until(lambda: len(proxy.requests) >= 3)
+        assert folder.steps == [1, 2, 3]
+        warnings = [record.getMessage() for record in caplog.records if record.name == "drumline"]
+        assert len(warnings) == 1
+        assert warnings[0].startswith(f"the mirror failed: {URL}")
+        assert "training continues, and it is tried again. Try: " in warnings[0]
+        proxy.fault = lambda method, path: None
+        folder.close()
+        assert folder.steps == folder.mirrored == [3]
+        assert f"the mirror {URL} works again" in folder.notes
+
+
+def test_an_endpoint_that_is_slow_does_not_delay_a_save(
+    client: Any, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At the end the run waits, reports how far it is, and after a limit what is not mirrored."""
+    monkeypatch.setattr(mirror, "PROGRESS_S", 0.2)
+    gate = threading.Event()
+
+    def hold(method: str, path: str) -> None:
+        if method == "PUT" and path.endswith("optimizer.safetensors"):
+            gate.wait(LIMIT_S)
+
+    with Proxy(server, hold) as proxy:
+        use_endpoint(monkeypatch, proxy.url)
+        folder = Folder(tmp_path)
+        folder.save(1)
+        wait_until(lambda: any(path.endswith("optimizer.safetensors") for _, path in proxy.requests))
+        folder.mirror.finish(1.0)
+        assert folder.notes
+        assert folder.notes[0].startswith(f"waiting for the mirror {URL}: step 1, ")
+        assert f"step 1 of this run is not mirrored in {URL} after 1.0 s: step 1, " in caplog.text
+        count = len(folder.notes)
+        folder.close()  # does not wait again
+        gate.set()
+        wait_until(lambda: folder.mirrored == [1])
+        assert len(folder.notes) == count  # the files of a run that has ended are closed
+
+
+def test_without_a_store_the_disk_does_not_fill_up(
+    small_disk: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, client: Any
+) -> None:
+    use_endpoint(monkeypatch, "http://127.0.0.1:9")
+    folder = Folder(small_disk("size=2m") / "run", keep_last=1)
+    for step in range(1, 9):
+        folder.save(step, size=40_000)  # 320 kB each
+    assert folder.steps[-1] == 8
+    assert len(folder.steps) > 1
+    folder.close(0.1)
+
+
+# Retention
+
+
+def test_retention_is_the_same_on_both_sides(client: Any, tmp_path: Path) -> None:
+    client.put_object(Bucket=BUCKET, Key="runs/a/notes.txt", Body=b"of the user")
+    folder = Folder(tmp_path, keep_last=2, keep_best=1)
+    for step, loss in ((1, 0.5), (2, 0.1), (3, 0.4), (4, 0.3)):
+        folder.save(step, loss=loss)
+        folder.mirror.finish(LIMIT_S)
+    folder.close()
+    assert folder.steps == folder.mirrored == [2, 3, 4]
+    names = {name.split("/")[3] for name in objects(client) if "/checkpoints/" in name}
+    assert names == {"step-00000002", "step-00000003", "step-00000004"}
+    assert "runs/a/notes.txt" in objects(client)
+
+
+def test_the_best_in_the_mirror_stays_when_a_run_continues_elsewhere(client: Any, tmp_path: Path) -> None:
+    first = Folder(tmp_path / "a", keep_last=1, keep_best=1)
+    for step, loss in ((1, 0.1), (2, 0.9)):
+        first.save(step, loss=loss)
+        first.mirror.finish(LIMIT_S)
+    first.close()
+    restore_run(first.run, tmp_path / "b")
+    second = Folder(tmp_path / "b", keep_last=1, keep_best=1)
+    assert second.steps == [2]
+    second.save(3, loss=0.5)
+    second.close()
+    assert second.mirrored == [1, 3]
+
+
+def test_the_mirror_of_another_run_is_refused(client: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first = Folder(tmp_path / "a")
+    first.save(1)
+    first.close()
+    before = objects(client)
+    other = Folder(tmp_path / "b")
+    other.save(9)
+    other.close(1.0)
+    assert objects(client) == before
+    text = f"{URL} has checkpoints, and they are not of the run in {tmp_path / 'b'}"
+    assert text in caplog.text
+    with pytest.raises(UsageError, match=f"{text}\n  try: give --checkpoint.mirror a prefix of its own, or resume"):
+        restore_run(other.run, other.path)
+
+
+# Killed uploads
+
+UPLOAD = """
+import sys
+from pathlib import Path
+from tests.unit.checkpoint.test_mirror import Folder
+folder = Folder(Path(sys.argv[1]))
+folder.save(2)
+folder.close()
+"""
+
+
+def test_a_killed_upload_is_no_checkpoint_and_is_cleaned_up(client: Any, server: str, tmp_path: Path) -> None:
+    """The process is killed by SIGKILL while its second object is on its way."""
+    folder = Folder(tmp_path / "a")
+    folder.save(1)
+    folder.close()
+    reached, killed = threading.Event(), threading.Event()
+
+    def hold(method: str, path: str) -> Any:
+        if method == "PUT" and path.endswith("step-00000002/optimizer.safetensors"):
+            reached.set()
+            killed.wait(LIMIT_S)
+            return "close"
+        return None
+
+    with Proxy(server, hold) as proxy:
+        root = Path(__file__).parents[3]
+        variables = {**os.environ, **environment(proxy.url), "PYTHONPATH": f"{root}:{root}/packages/drumline-lint"}
+        process = subprocess.Popen([sys.executable, "-c", UPLOAD, str(folder.path)], env=variables, cwd=root)
+        assert reached.wait(LIMIT_S)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        killed.set()
+    assert object_name(2, "model.safetensors") in folder.run.store.sizes()
+    assert folder.mirrored == [1]
+    assert restore_run(folder.run, tmp_path / "b")[0].startswith(f"restored step 1 from {URL} in ")
+    elsewhere = Folder(tmp_path / "b")  # the host with step 2 is gone
+    elsewhere.save(3)
+    elsewhere.close()
+    names = {name.split("/")[1] for name in folder.run.store.sizes("checkpoints")}
+    assert names == {"step-00000001", "step-00000003"}
+
+
+# Restores
+
+
+def test_an_empty_folder_is_restored_to_the_bit(client: Any, tmp_path: Path) -> None:
+    (tmp_path / "a" / "events").mkdir(parents=True)
+    (tmp_path / "a" / "events" / "rank-00000.jsonl").write_text('{"kind":"start"}\n')
+    (tmp_path / "a" / "ledger.jsonl").write_text("{}\n")
+    folder = Folder(tmp_path / "a")
+    for step in (1, 2):
+        path = folder.save(step)
+    folder.close()
+    note, skipped = restore_run(folder.run, tmp_path / "b")
+    assert (note.partition(" in ")[0], skipped) == (f"restored step 2 from {URL}", [])
+    other = tmp_path / "b" / "checkpoints" / path.name
+    assert {file.name: file.read_bytes() for file in other.iterdir()} == {
+        file.name: file.read_bytes() for file in path.iterdir()
+    }
+    for record in ("ledger.jsonl", "events/rank-00000.jsonl", "mirror.json"):
+        assert (tmp_path / "b" / record).read_bytes() == (tmp_path / "a" / record).read_bytes()
+    assert restore_run(folder.run, tmp_path / "b") == ("", [])  # now it has one
+
+
+def corrupt(client: Any, key: str, content: bytes | None = None) -> None:
+    if content is None:
+        found = bytearray(client.get_object(Bucket=BUCKET, Key=key)["Body"].read())
+        found[-1] ^= 1
+        content = bytes(found)
+    client.put_object(Bucket=BUCKET, Key=key, Body=content)
+
+
+def test_a_corrupt_object_is_named_and_the_one_before_is_restored(client: Any, tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "a", keep_last=4)
+    for step in (1, 2, 3, 4):
+        folder.save(step)
+    folder.close()
+    corrupt(client, "runs/a/checkpoints/step-00000002/model.safetensors")
+    client.delete_object(Bucket=BUCKET, Key="runs/a/checkpoints/step-00000003/model.safetensors")
+    corrupt(client, "runs/a/checkpoints/step-00000004/manifest.json", b"{}")
+    note, skipped = restore_run(folder.run, tmp_path / "b")
+    assert note.startswith("restored step 1 from")
+    assert catalog.newest_valid(tmp_path / "b" / "checkpoints").path == tmp_path / "b/checkpoints/step-00000001"
+    assert skipped == [
+        f"step 4 of {URL} was skipped: manifest.json: its digest differs from its content",
+        f"step 3 of {URL} was skipped: there is no object {URL}/checkpoints/step-00000003/model.safetensors",
+        f"step 2 of {URL} was skipped: {URL}/checkpoints/step-00000002/model.safetensors is corrupt: its checksum "
+        "differs from the one that was recorded",
+    ]
+    corrupt(client, "runs/a/checkpoints/step-00000001/progress.json", b"[]")
+    with pytest.raises(CheckpointError, match=rf"no checkpoint in {URL} can be restored\n  - step 4 of ") as caught:
+        restore_run(folder.run, tmp_path / "c")
+    assert "try: restore one from a backup, or start a new run with another --checkpoint.mirror" in str(caught.value)
+
+
+def test_one_that_is_not_finite_is_restored_only_if_no_other_is(client: Any, tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "a", keep_last=4)
+    write(folder.root, 1)
+    tensors = {"model": {"w": torch.ones(1)}}
+    path = store.write(folder.root, 2, tensors=tensors, documents={}, metrics={"loss": 0.1}, non_finite="model/w")
+    folder.mirror.saved(path)
+    folder.close()
+    assert folder.mirrored == [1, 2]
+    assert restore_run(folder.run, tmp_path / "b")[0].startswith("restored step 1 ")
+
+
+def test_a_full_disk_leaves_nothing_of_a_restore(
+    client: Any, small_disk: Callable[[str], Path], tmp_path: Path
+) -> None:
+    (tmp_path / "ledger.jsonl").write_text("{}\n")
+    folder = Folder(tmp_path)
+    folder.save(1, size=400_000)
+    folder.close()
+    other = small_disk("size=1m") / "run"
+    with pytest.raises(CheckpointError) as caught:
+        restore_run(folder.run, other)
+    root = other / "checkpoints"
+    assert str(caught.value).startswith(
+        f"step 1 of {URL} could not be restored to {root}: the disk is full (3.2 MB needed, "
+    )
+    assert f"try: free some space on the disk of {root}" in str(caught.value)
+    assert [path for path in other.rglob("*") if path.is_file() and path.name != "mirror.json"] == []
+    assert list(root.iterdir()) == []
+
+
+def test_a_mirror_that_cannot_be_read_stops_a_start_without_a_checkpoint_only(
+    client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_endpoint(monkeypatch, "http://127.0.0.1:9")
+    run = MirroredRun(open_store(URL))
+    with pytest.raises(StoreError) as caught:
+        restore_run(run, tmp_path)
+    assert str(caught.value) == (
+        f"the mirror may have a checkpoint to resume from, but cannot be read: {URL}/checkpoints is unreachable: the "
+        "connection failed or was cut (127.0.0.1)\n  try: check the network, a proxy and AWS_ENDPOINT_URL"
+    )
+    write(tmp_path / "checkpoints", 1)
+    assert restore_run(run, tmp_path) == ("", [])
+
+
+@pytest.fixture(autouse=True)
+def _warnings(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
