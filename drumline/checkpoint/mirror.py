@@ -21,7 +21,7 @@ from drumline.checkpoint.manifest import CorruptCheckpointError, Manifest
 from drumline.checkpoint.mirrored_run import CHECKPOINTS, RUN_FILES, RUN_FOLDERS, MirroredRun, object_name
 from drumline.errors import CheckpointError, DrumlineError, UsageError, log
 from drumline.storage.backend import StoreError
-from drumline.text import duration, file_size
+from drumline.text import duration, file_size, join_names
 from drumline.untrusted import make_own_folder, parse_json, read_regular, replace_text
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 120.0
@@ -48,36 +48,46 @@ class Mirror:
         """`keeps`: which of these steps retention keeps. `prune(newest, may_remove)` removes local checkpoints."""
         self._run, self._store, self._folder, self._root = run, run.store, folder, folder / CHECKPOINTS
         self._keeps, self._prune, self._note = keeps, prune, note
-        self._complete: dict[int, Manifest] | None = None  # in the store; None: not listed yet
+        self._complete: dict[int, Manifest] = {}
+        """In the store, by step."""
         self._newest_safe = -1
         self._sent: dict[str, tuple[int, int]] = {}
-        self._doing, self._failure = "", ""
-        self._has_given_up = self._is_closed = False
+        self._doing, self._failure, self._can_recover = "", "", True
+        self._has_begun = self._has_given_up = self._is_closed = False
         self._pruning = threading.Lock()
         self._changing = threading.Lock()
         self._wake, self._is_current = threading.Event(), threading.Event()
         # A daemon: an endpoint that does not answer must not keep a run that has ended from exiting.
         self._thread = threading.Thread(target=self._work, name="drumline-mirror", daemon=True)
 
+    def start(self) -> None:
+        """Have everything uploaded that is not in the store."""
+        with self._changing:
+            self._is_current.clear()
+            self._wake.set()
+        if not self._thread.is_alive():
+            self._thread.start()
+
     def saved(self, newest: Path) -> None:
         """A checkpoint is complete: have it uploaded, and remove local ones that are not kept. Never waits for the
         store."""
-        self._start()
+        self.start()
         self._prune_local(newest)
 
     def finish(self, limit_s: float) -> None:
-        """Wait until everything is uploaded, and report how far it is; after this time report what is not mirrored."""
+        """Wait until everything is uploaded, and report how far it is. After this time, or if the store refuses, report
+        what is not mirrored."""
         if self._has_given_up:
             return
-        self._start()  # for the newest events
+        self.start()  # for the newest events
         deadline = time.monotonic() + limit_s
         while not self._is_current.wait(min(PROGRESS_S, max(0.0, deadline - time.monotonic()))):
             state = self._failure or self._doing or "listing it"
-            if time.monotonic() >= deadline:
+            if time.monotonic() >= deadline or not self._can_recover:
                 self._has_given_up = True
-                missing = ", ".join(map(str, sorted(self._missing(dict(complete_in(self._root))))))
-                what = f"step {missing} of this run is" if missing else "the newest events of this run are"
-                log.warning(f"{what} not mirrored in {self._store} after {duration(limit_s)}: {state}")
+                steps = sorted(self._missing(dict(complete_in(self._root))))
+                what = f"the checkpoint of step {join_names(steps)}" if steps else "the end of the run"
+                log.warning(f"{what} is not in the mirror {self._store}: {state}")
                 return
             self._tell(f"waiting for the mirror {self._store}: {state}")
 
@@ -89,13 +99,6 @@ class Mirror:
         if not self._has_given_up:
             self._thread.join()
 
-    def _start(self) -> None:
-        with self._changing:
-            self._is_current.clear()
-            self._wake.set()
-        if not self._thread.is_alive():
-            self._thread.start()
-
     def _work(self) -> None:
         pause_s = FIRST_PAUSE_S
         while True:
@@ -105,13 +108,13 @@ class Mirror:
                 return
             try:
                 self._synchronize()
-            except (DrumlineError, OSError) as error:
+            except Exception as error:  # whatever it is, it must not end the run
                 self._report_failure(error)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
                 continue
             if self._failure:
                 self._tell(f"the mirror {self._store} works again")
-            self._failure, pause_s = "", FIRST_PAUSE_S
+            self._failure, self._can_recover, pause_s = "", True, FIRST_PAUSE_S
             with self._changing:
                 if not self._wake.is_set():
                     self._is_current.set()
@@ -120,9 +123,10 @@ class Mirror:
         if not self._has_given_up:  # the run may have closed its files
             self._note(message)
 
-    def _report_failure(self, error: DrumlineError | OSError) -> None:
+    def _report_failure(self, error: Exception) -> None:
         """Once, until it works again."""
-        what = error.what if isinstance(error, DrumlineError) else f"{error.filename}: {error.strerror}"
+        what = error.what if isinstance(error, DrumlineError) else f"{type(error).__name__}: {error}"
+        self._can_recover = not isinstance(error, DrumlineError) or getattr(error, "may_pass", False)
         if not self._failure and not self._has_given_up:
             failed = CheckpointError(
                 f"the mirror failed: {what}; training continues, and it is tried again",
@@ -132,17 +136,18 @@ class Mirror:
         self._failure = what
 
     def _synchronize(self) -> None:
-        if self._complete is None:
-            found = self._run.checkpoints()
+        found = self._run.checkpoints()  # each time: someone else may have deleted some
+        self._complete = found.complete
+        if not self._has_begun:
             claim(self._run, self._folder, is_empty=not (found.complete or found.corrupt))
             with suppress(StoreError):  # a right that nothing else needs
                 self._store.delete_unfinished()
-            self._complete = found.complete
+            self._has_begun = True
         while missing := self._missing(local := dict(complete_in(self._root))):
-            self._upload(max(missing), local[max(missing)], self._complete)
+            self._upload(max(missing), local[max(missing)])
         self._newest_safe = max(local, default=-1)
         self._put_files()
-        self._remove_remote(self._complete, newest=self._newest_safe)
+        self._remove_remote(newest=self._newest_safe)
         if local:
             try:
                 self._prune_local(self._root / catalog.folder_name(max(local)))
@@ -151,16 +156,17 @@ class Mirror:
 
     def _missing(self, local: Mapping[int, Manifest]) -> set[int]:
         """The steps that are kept here, and are not in the store, or with other content."""
-        stored = self._complete or {}
+        stored = self._complete
         wanted = self._keeps(local) | {max(local)} if local else set()
         return {step for step in wanted if step not in stored or stored[step].files != local[step].files}
 
-    def _upload(self, step: int, found: Manifest, complete: dict[int, Manifest]) -> None:
+    def _upload(self, step: int, found: Manifest) -> None:
         path, began, done = self._root / catalog.folder_name(step), time.monotonic(), 0
         total = file_size(sum(record.size for record in found.files.values()))
         try:
-            if complete.pop(step, None) is not None:  # the same step was saved again: incomplete from here on
+            if step in self._complete:  # it was saved again: from here on it is incomplete
                 self._store.delete([object_name(step, manifest.FILE_NAME)])
+                del self._complete[step]
             for name, record in found.files.items():
                 self._doing = f"step {step}, {file_size(done)} of {total}"
                 if catalog.checksum_of(path / name) != record.blake3:
@@ -175,7 +181,7 @@ class Mirror:
             return  # retention has removed it meanwhile
         finally:
             self._doing = ""
-        complete[step] = found
+        self._complete[step] = found
         self._tell(f"mirrored step {step} to {self._store} ({total} in {duration(time.monotonic() - began)})")
 
     def _put_files(self) -> None:
@@ -193,8 +199,9 @@ class Mirror:
         for folder, ending in RUN_FOLDERS.items():
             yield from sorted((self._folder / folder).glob(f"*{ending}"))
 
-    def _remove_remote(self, complete: dict[int, Manifest], *, newest: int) -> None:
+    def _remove_remote(self, *, newest: int) -> None:
         """Retention in the store; and what belongs to no complete checkpoint is deleted, such as a killed upload."""
+        complete = self._complete
         keep = self._keeps(complete) | {newest}
         for step in complete.keys() - keep:
             self._store.delete([object_name(step, manifest.FILE_NAME)])  # first: from here on it is incomplete

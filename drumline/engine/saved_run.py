@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from drumline.checkpoint import catalog, state, store
-from drumline.checkpoint.mirrored_run import CHECKPOINTS, object_name, opened_run
+from drumline.checkpoint.mirrored_run import CHECKPOINTS, opened_run
 from drumline.checkpoint.retention import best, ranked
 from drumline.config import Layers
 from drumline.config.fields import annotation_of
@@ -33,7 +33,6 @@ from drumline.manager import DDPManager
 from drumline.metrics.events import read_events
 from drumline.tasks.base import Task
 from drumline.tasks.built_in import dataset_for, load_task, resolve_task
-from drumline.untrusted import parse_json
 from drumline.user_code import is_class_spec
 
 
@@ -102,14 +101,12 @@ def fetched_run(url: str, which: str | int) -> Iterator[Path]:
     with opened_run(url) as (run, folder):
         found, root = run.checkpoints(), folder / CHECKPOINTS
         complete = found.complete
-        if which == "last":
-            run.restore_newest(found, root)
-        elif which == "best" and complete:
-            newest = max(complete, key=lambda step: (complete[step].non_finite is None, step))
-            facts = parse_json(run.store.read(object_name(newest, "progress.json"), most=catalog.MAX_DOCUMENT_BYTES))
-            order = ranked(complete, str(facts["facts"]["best_metric"]), bool(facts["facts"]["higher_is_better"]))
-            step = order[0] if order else newest  # find_checkpoint explains that none was evaluated
-            run.fetch_checkpoint(step, complete[step], root)
+        if which in ("best", "last"):
+            newest, _ = run.restore_newest(found, root)
+            facts = catalog.read_document(root / catalog.folder_name(newest), "progress").get("facts", {})
+            order = ranked(complete, str(facts.get("best_metric")), bool(facts.get("higher_is_better")))
+            if which == "best" and order and order[0] != newest:
+                run.fetch_checkpoint(order[0], complete[order[0]], root)
         elif str(which).isdecimal() and int(which) in complete:
             run.fetch_checkpoint(int(which), complete[int(which)], root)
         else:

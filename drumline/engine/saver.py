@@ -48,8 +48,9 @@ DATA_FILE = "data"
 """The file and document of a dataset's own state."""
 COMM_FILE = "comm"
 """The file and document of `Job.comm`."""
-LEAVING_S = 20.0
-"""How long a run that is preempted or has failed waits for its mirror: most launchers kill their ranks after 30 s."""
+PREEMPTED_S, FAILED_S = 20.0, 5.0
+"""How long such a run waits for its mirror: most launchers kill their ranks after 30 s, and a failure is to be reported
+soon."""
 _STATE_NAMES = {DATA_FILE: "the state_dict() of the training data"}
 
 
@@ -261,6 +262,8 @@ class Saver:
                 who, ddp._connection.store, local_rank=ddp.get_local_rank(), num_shards=num_shards
             )
         self._background.rehearse()
+        if self._mirror is not None:
+            self._mirror.start()  # what an earlier start could not upload
         return self
 
     def prepare(self, step: int, metrics: Mapping[str, float], *, must_save: bool) -> bool:
@@ -337,13 +340,13 @@ class Saver:
     def _finish_mirror(self, *, has_failed: bool) -> None:
         if self._mirror is not None:
             self._job.heartbeat.mark(Phase.SAVE)
-            is_leaving = has_failed or self._context.progress.is_stopping
-            self._mirror.finish(min(self._settings.mirror_wait_s, LEAVING_S if is_leaving else inf))
+            limit_s = FAILED_S if has_failed else PREEMPTED_S if self._context.progress.is_stopping else inf
+            self._mirror.finish(min(self._settings.mirror_wait_s, limit_s))
 
     def close(self) -> None:
         """Mirror the events of the end of the run, too."""
         if self._mirror is not None:
-            self._mirror.close(LEAVING_S)
+            self._mirror.close(FAILED_S)
 
     def _complete(self, gathered: GatheredState) -> None:
         """On rank 0, in the writer's thread, before the checkpoint is written."""

@@ -1,10 +1,8 @@
-"""What a kind of store has to offer, and the error that its failures become."""
+"""What the kinds of stores share: the error that their failures become."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from drumline.errors import DrumlineError
 
@@ -29,28 +27,3 @@ class StoreError(DrumlineError):
 def corrupt(where: str, reason: str) -> StoreError:
     what = f"{where} is corrupt: {reason}"
     return StoreError(what, next_step="upload it again, or use an earlier copy", kind="corrupt")
-
-
-class Backend(Protocol):
-    """One kind of store. Its methods raise whatever its library raises, and `explain` puts that into words."""
-
-    def entries(self, under: str) -> Iterator[tuple[str, int, str]]:
-        """The objects whose names begin with `under/`, or all: name, size, and a tag that changes with the content."""
-
-    def put(self, name: str, source: Path | bytes) -> None:
-        """Upload a whole object."""
-
-    def has_checked(self, name: str, size: int) -> bool:
-        """Whether the object has this size, and the store compared a checksum when it received it."""
-
-    def chunks(self, name: str) -> Iterator[bytes]:
-        """The bytes of an object."""
-
-    def delete(self, names: list[str]) -> None:
-        """Delete objects; one that is missing is no error."""
-
-    def delete_unfinished(self) -> None:
-        """Delete parts of objects whose upload was killed."""
-
-    def explain(self, error: Exception, where: str) -> StoreError:
-        """An exception of these methods in words, without secrets."""

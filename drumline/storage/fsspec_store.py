@@ -15,7 +15,7 @@ _TAGS = ("ETag", "etag", "md5Hash", "mtime", "last_modified", "LastModified", "c
 
 
 class FsspecBackend:
-    """A folder of a file system of fsspec."""
+    """A folder of a file system of fsspec, with the methods of `S3Backend`."""
 
     def __init__(self, scheme: str, url: str) -> None:
         try:

@@ -17,7 +17,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from drumline.errors import DrumlineError, UsageError
-from drumline.storage.backend import Backend, StoreError, corrupt
+from drumline.storage.backend import StoreError, corrupt
 from drumline.storage.fsspec_store import FsspecBackend
 from drumline.storage.s3_store import S3Backend
 from drumline.untrusted import DOCUMENT_BYTES, replacing
@@ -53,7 +53,7 @@ class ObjectStore:
     """Objects by their names below the URL, such as `checkpoints/step-00000023/manifest.json`. Any thread may use
     it."""
 
-    def __init__(self, url: str, backend: Backend) -> None:
+    def __init__(self, url: str, backend: S3Backend | FsspecBackend) -> None:
         self.url = url
         self._backend = backend
 

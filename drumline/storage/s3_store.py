@@ -31,7 +31,7 @@ _OTHER_REGION = {"PermanentRedirect", "AuthorizationHeaderMalformed", "301"}
 
 
 class S3Backend:
-    """A bucket, or a prefix in one."""
+    """A bucket, or a prefix in one. Its methods raise what boto3 raises, and `explain` puts that into words."""
 
     def __init__(self, bucket: str, prefix: str) -> None:
         try:
@@ -55,6 +55,7 @@ class S3Backend:
         self._transfer = TransferConfig(use_threads=False, multipart_threshold=64 << 20, multipart_chunksize=32 << 20)
 
     def entries(self, under: str) -> Iterator[tuple[str, int, str]]:
+        """The objects whose names begin with `under/`, or all: name, size, and a tag that changes with the content."""
         prefix = f"{self._prefix}{under}/" if under else self._prefix
         for page in self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix):
             for entry in page.get("Contents", ()):
@@ -68,6 +69,7 @@ class S3Backend:
             self._client.upload_file(str(source), self._bucket, key, Config=self._transfer)
 
     def has_checked(self, name: str, size: int) -> bool:
+        """Whether the object has this size, and S3 compared a checksum when it received it."""
         found = self._client.head_object(Bucket=self._bucket, Key=self._prefix + name, ChecksumMode="ENABLED")
         return found["ContentLength"] == size and any(field.startswith("ChecksumCRC") for field in found)
 

@@ -132,7 +132,7 @@ def test_a_mirror_never_stops_a_run_but_a_start_that_might_lose_one(
     assert train_here(longer, Classify, tmp_path / "run").step == 10
     warnings = messages(tmp_path / "run", "warning")
     assert [text for text in warnings if text.startswith("the mirror failed: ")]
-    assert [text for text in warnings if text.startswith(f"step 10 of this run is not mirrored in {URL} after")]
+    assert [text for text in warnings if text.startswith(f"the checkpoint of step 10 is not in the mirror {URL}: ")]
     with pytest.raises(StoreError, match="the mirror may have a checkpoint to resume from, but cannot be read: "):
         train_here(config, Classify, tmp_path / "elsewhere")
 
