@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from drumline.checkpoint.mirror import Mirror, restore_run
 from drumline.checkpoint.mirrored_run import MirroredRun
@@ -21,22 +21,9 @@ Message = tuple[Literal["note", "warning"], str]
 POLL_S = 2.0
 
 
-def retention_of(context: RunContext) -> dict[str, Any]:
-    """Which checkpoints are kept, as arguments of `prune` and `kept`."""
-    task, settings = context.job.task, context.config.checkpoint
-    return {
-        "keep_last": settings.keep_last,
-        "keep_best": settings.keep_best,
-        "metric": task.best_metric,
-        "higher_is_better": task.higher_is_better,
-    }
-
-
-def make_mirror(context: RunContext) -> Mirror | None:
+def make_mirror(context: RunContext, url: str) -> Mirror:
     """On rank 0, which sees the files of all ranks that write."""
-    if (url := context.config.checkpoint.mirror) is None:
-        return None
-    retention, root = retention_of(context), context.folder.checkpoints
+    retention, root = context.retention, context.folder.checkpoints
     return Mirror(
         MirroredRun(open_store(url)),
         context.folder.path,
@@ -48,7 +35,7 @@ def make_mirror(context: RunContext) -> Mirror | None:
 
 def refuse_used_mirror(request: RunRequest) -> None:
     """For --fresh: what an earlier run has mirrored is neither resumed nor deleted."""
-    if (url := request.config.checkpoint.mirror) is not None and (run := MirroredRun(open_store(url))).has_any():
+    if (run := _run_of(request)).has_any():
         raise UsageError(
             f"--fresh starts a new run, and the mirror {run.store} holds an earlier one",
             next_step="give --checkpoint.mirror another prefix, or delete what is there",
@@ -58,17 +45,19 @@ def refuse_used_mirror(request: RunRequest) -> None:
 def restore_from_mirror(request: RunRequest, folder: RunFolder, ddp: DDPManager) -> list[Message]:
     """Collective: if the run folder has no checkpoint, rank 0 fetches the newest one of the mirror. Returns what to
     report, on rank 0."""
-    if (url := request.config.checkpoint.mirror) is None:
-        return []
     if not ddp.is_main_process():
         while not broadcast_json(None, device=ddp.device):
             pass
         return []
     with ThreadPoolExecutor(1, "drumline-restore") as beside:
-        work = beside.submit(restore_run, MirroredRun(open_store(url)), folder.path)
+        work = beside.submit(restore_run, _run_of(request), folder.path)
         while not wait([work], timeout=POLL_S).done:
             broadcast_json(False, device=ddp.device)
         note, warnings = work.result()
     broadcast_json(True, device=ddp.device)
     messages: list[Message] = [("warning", text) for text in warnings]
     return [*messages, ("note", note)] if note else messages
+
+
+def _run_of(request: RunRequest) -> MirroredRun:
+    return MirroredRun(open_store(str(request.config.checkpoint.mirror)))

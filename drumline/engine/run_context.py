@@ -211,6 +211,13 @@ class RunContext:
             progress.last_step = progress.step
         self.hooks.run.stop_reason = None
 
+    @property
+    def retention(self) -> dict[str, Any]:
+        """Which checkpoints are kept, as arguments of `prune` and `kept`."""
+        task, settings = self.job.task, self.config.checkpoint
+        best = {"metric": task.best_metric, "higher_is_better": task.higher_is_better}
+        return {"keep_last": settings.keep_last, "keep_best": settings.keep_best, **best}
+
     def note(self, message: str) -> None:
         """Log a note."""
         self.reporter.report("note", step=self.progress.step, message=message)

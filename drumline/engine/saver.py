@@ -18,7 +18,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -35,7 +35,6 @@ from drumline.data.sharding import Cursor, Sharding, plan_step
 from drumline.distributed.collectives import all_sum, gather_json
 from drumline.distributed.wrap import LiveBuffers
 from drumline.engine.job import Job, Progress
-from drumline.engine.mirroring import make_mirror, retention_of
 from drumline.engine.optimizer import group_state
 from drumline.engine.replica_state import OUTER_FILE, REPLICAS_FILE, replica_state
 from drumline.engine.run_context import RunContext
@@ -43,6 +42,9 @@ from drumline.engine.task_hooks import TaskHooks
 from drumline.errors import log
 from drumline.metrics.events import JsonLines
 from drumline.watch.heartbeat import Phase
+
+if TYPE_CHECKING:
+    from drumline.checkpoint.mirror import Mirror
 
 DATA_FILE = "data"
 """The file and document of a dataset's own state."""
@@ -240,7 +242,11 @@ class Saver:
         self._ledger_file = LedgerFile(context.folder.ledger if ddp.is_main_process() else None)
         self.ledger = self._ledger_file.ledger
         """What this rank has trained on since the last save: the loop adds to it."""
-        self._mirror = make_mirror(context) if ddp.is_main_process() else None
+        self._mirror: Mirror | None = None
+        if self._settings.mirror is not None and ddp.is_main_process():
+            from drumline.engine.mirroring import make_mirror  # few runs need it
+
+            self._mirror = make_mirror(context, self._settings.mirror)
         self._background = BackgroundSaver(self._root, WritingRank(ddp.rank, ddp.host), ddp.device, prune=self._prune)
         self.writer = self._background.writer
         self._held: object = None
@@ -357,4 +363,4 @@ class Saver:
         if self._mirror is not None:
             self._mirror.saved(newest)
         else:
-            prune(self._root, newest=newest, **retention_of(self._context))
+            prune(self._root, newest=newest, **self._context.retention)

@@ -26,7 +26,6 @@ from drumline.engine.job import Job, Progress, build_job, check_streams, choose_
 from drumline.engine.kept_state import KeptState, check_continues, keep_state, meet, report_regrouped, restore_kept
 from drumline.engine.local_data import with_local_data
 from drumline.engine.loop import Loop, between_steps
-from drumline.engine.mirroring import refuse_used_mirror, restore_from_mirror
 from drumline.engine.non_finite import NonFinite
 from drumline.engine.output import (
     StartClock,
@@ -232,15 +231,18 @@ def _open_folder(
 ) -> Reporter:
     """Collective: rank 0 creates and locks the folder; the others then write to log files in it, not to the screen."""
     moved_to = None
+    if has_mirror := request.config.checkpoint.mirror is not None:
+        from drumline.engine.mirroring import refuse_used_mirror, restore_from_mirror  # few runs need it
     if ddp.is_main_process():
         # A launcher that restarts a failed job passes the same flags: --fresh must not start a new run.
         if request.fresh and not ddp.is_restart:
-            refuse_used_mirror(request)
+            if has_mirror:
+                refuse_used_mirror(request)
             moved_to = set_aside(folder)
         undo_divert()  # another rank may have been the first before
         folder.make()
         stack.enter_context(locked(folder))
-    restored = restore_from_mirror(request, folder, ddp)
+    restored = restore_from_mirror(request, folder, ddp) if has_mirror else []
     ddp.barrier()
     if not ddp.is_main_process():
         folder.make()

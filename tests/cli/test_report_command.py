@@ -37,7 +37,7 @@ def test_a_report_is_written_where_it_was_asked_for(
         report_command.run([])
     with pytest.raises(UsageError, match="no job trains in a"):
         report_command.run(["--live", "a"])
-    with pytest.raises(UsageError, match="--live serves one run, and writes no file"):
+    with pytest.raises(UsageError, match="--live serves one run folder, and writes no file"):
         report_command.run(["--live", "a", "b"])
 
 

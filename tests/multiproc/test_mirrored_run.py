@@ -18,6 +18,7 @@ from drumline.cli import export_command, report_command, verify_command
 from drumline.config.schema import CheckpointConfig, Config, DistConfig
 from drumline.errors import UsageError
 from drumline.metrics.events import read_events
+from drumline.storage import s3_store
 from drumline.storage.backend import StoreError
 from drumline.tasks.base import Loss
 from tests.jobs import Classify, assert_same_bits, make_config, newest, train_each_on, train_here
@@ -127,8 +128,9 @@ def test_a_mirror_never_stops_a_run_but_a_start_that_might_lose_one(
     )
     assert catalog.list_steps(tmp_path / "run" / "checkpoints")  # it was not moved aside
     use_endpoint(monkeypatch, "http://127.0.0.1:9")
+    monkeypatch.setattr(s3_store, "MAX_ATTEMPTS", 1)
     longer = replace(config, train=replace(config.train, steps=10))
-    longer = replace(longer, checkpoint=replace(config.checkpoint, mirror_wait_s=0.5))
+    longer = replace(longer, checkpoint=replace(config.checkpoint, mirror_wait_s=3.0))
     assert train_here(longer, Classify, tmp_path / "run").step == 10
     warnings = messages(tmp_path / "run", "warning")
     assert [text for text in warnings if text.startswith("the mirror failed: ")]
