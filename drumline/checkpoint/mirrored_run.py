@@ -81,7 +81,7 @@ class MirroredRun:
                 self.fetch_checkpoint(step, found.complete[step], root)
                 return step, skipped
             except StoreError as error:
-                if error.kind not in ("corrupt", "missing"):
+                if not error.is_bad_copy:
                     raise
                 skipped.append(self._skipped(step, error.what))
         raise CheckpointError(
@@ -108,7 +108,7 @@ class MirroredRun:
         except BaseException as error:
             with suppress(OSError):
                 store.delete_folder(partial)
-            cause = error.__cause__ if isinstance(error, StoreError) and error.kind == "disk" else error
+            cause = error.__cause__ if isinstance(error, StoreError) and error.is_of_disk else error
             if not isinstance(cause, OSError):
                 raise
             needed = sum(record.size for record in found.files.values())
@@ -127,7 +127,7 @@ class MirroredRun:
                     object_name(found.step, name), size=record.size, checksum=record.blake3, reads_all=True
                 )
             except StoreError as error:
-                if error.kind not in ("corrupt", "missing"):
+                if not error.is_bad_copy:
                     raise
                 raise CorruptCheckpointError(path, error.what) from error
         return found
@@ -144,7 +144,7 @@ class MirroredRun:
                 try:
                     self.store.fetch(object_name(step, name), root / catalog.folder_name(step) / name)
                 except StoreError as error:
-                    if error.kind != "missing":
+                    if not error.is_bad_copy:
                         raise
         for step in found.others.keys() - found.complete.keys():
             (root / f".{catalog.folder_name(step)}.partial").mkdir(parents=True)

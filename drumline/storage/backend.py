@@ -23,6 +23,16 @@ class StoreError(DrumlineError):
         """Whether the same call may succeed later, without anything done about it."""
         return self.kind in ("unreachable", "busy")
 
+    @property
+    def is_bad_copy(self) -> bool:
+        """Whether this object is missing or corrupt, and another one may be used in its place."""
+        return self.kind in ("missing", "corrupt")
+
+    @property
+    def is_of_disk(self) -> bool:
+        """Whether the disk here refused; the OSError is its cause."""
+        return self.kind == "disk"
+
 
 def corrupt(where: str, reason: str) -> StoreError:
     what = f"{where} is corrupt: {reason}"
