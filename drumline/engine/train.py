@@ -75,11 +75,11 @@ def train(
     clock, preemption = clock or StartClock(), preemption or Preemption()
     with ExitStack() as stack, _failure_in_heartbeat(ddp):
         # The folder, the failure that ended the previous start, and the checkpoint to resume from.
-        reporter = _open_folder(request, folder, ddp, progress, stack)
+        continues = live is not None and live.latest.generation > 0
+        reporter = _open_folder(request, folder, ddp, progress, stack, restores=not continues)
         if ddp.is_main_process() and not task_class.__module__.startswith("drumline."):
             for message in uncalled_methods(task_class):
                 reporter.report("warning", message=message)
-        continues = live is not None and live.latest.generation > 0
         meeting = meet(kept, ddp, is_sharded=config.dist.mode == "hsdp") if continues else None
         failure = None if continues else begin_launch(folder, ddp)
         stack.enter_context(watching_for_notice(config.watch.notice, ddp, preemption))
@@ -227,11 +227,12 @@ def _finish(progress: Progress) -> str:
 
 
 def _open_folder(
-    request: RunRequest, folder: RunFolder, ddp: DDPManager, progress: Progress, stack: ExitStack
+    request: RunRequest, folder: RunFolder, ddp: DDPManager, progress: Progress, stack: ExitStack, *, restores: bool
 ) -> Reporter:
-    """Collective: rank 0 creates and locks the folder; the others then write to log files in it, not to the screen."""
+    """Collective: rank 0 creates and locks the folder; the others then write to log files in it, not to the screen.
+    `restores`: from the mirror, if the run has one and the folder no checkpoint."""
     moved_to = None
-    if has_mirror := request.config.checkpoint.mirror is not None:
+    if has_mirror := restores and request.config.checkpoint.mirror is not None:
         from drumline.engine.mirroring import refuse_used_mirror, restore_from_mirror  # few runs need it
     if ddp.is_main_process():
         # A launcher that restarts a failed job passes the same flags: --fresh must not start a new run.
