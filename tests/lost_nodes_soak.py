@@ -131,7 +131,7 @@ def test_real_launchers_of_nodes_with_two_ranks(tmp_path: Path) -> None:
     """kill -9 of a rank: its launcher restarts the ranks of that node alone, and they join the others."""
     job, port = Nodes(tmp_path, 3), free_port()
     words = ["--dist.sync_within", "node", "--train.steps", "400", "--watch.sidecar", "auto"]
-    launchers = []
+    launchers, go = [], [job.hold(rank, 100) for rank in (0, 1, 4, 5)]
     for number in range(3):
         command = [
             sys.executable, "-m", "drumline", "launch", "--nodes", "3", "--node-rank", str(number), "--procs", "2",
@@ -145,6 +145,10 @@ def test_real_launchers_of_nodes_with_two_ranks(tmp_path: Path) -> None:
         job.until(lambda: bool(job.events("train")), "the first log line")
         before = {rank: job.pid(rank) for rank in range(6)}
         os.kill(before[3], signal.SIGKILL)
+        job.until_printed("node 1 waits to join node 0 (")
+        time.sleep(1)
+        for release in go:
+            release()
         job.until(lambda: any(one["joined"] for one in job.events("regrouped")), "the node joins again")
         assert [launcher.wait(LIMIT_S) for launcher in launchers] == [0, 0, 0], job.output()
     finally:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import secrets
 import socket
 import threading
@@ -27,6 +28,7 @@ from drumline.launch.topology import Topology
 from drumline.net.dial import WaitNotice
 from drumline.net.sealed_store import SealedStore, document
 from drumline.net.tcp_store import break_dead_connections, close_connections, open_tcp_store
+from drumline.processes import EXITED, state_of
 from drumline.terminal import print_message
 from drumline.text import join_names
 
@@ -104,6 +106,8 @@ class LiveNodes:
             self._own = self._connect(me)
             if self._own is None:
                 raise dist.DistStoreError(f"the store of {me} is gone")
+        if not self.is_first:
+            self._own.set(f"pid/{topology.local_rank}", str(os.getpid()))
         self.is_broken = self.has_joiner = self.ends = False
         if self.is_first and self.number == self.latest.members[0].number:
             self._own.set(REDIRECT, self.latest.encode())
@@ -234,9 +238,15 @@ class LiveNodes:
         """A node is in a group with all of its ranks: where one has failed, its launcher ends the others."""
         others = [f"local/{self.latest.generation}/{rank}" for rank in range(1, self._given.local_world_size)]
         until = time.monotonic() + self._patience_s
+        pids = [f"pid/{rank}" for rank in range(1, self._given.local_world_size)]
         while others and not own.check(others):
-            if time.monotonic() > until:
-                raise TrainingError(f"a rank of node {self.number} did not leave its group in time")
+            has_exited = any(state_of(int(pid)) in EXITED for pid in own.there(pids).values())
+            if has_exited or time.monotonic() > until:
+                how = "has exited" if has_exited else "did not leave its group in time"
+                raise TrainingError(
+                    f"a rank of node {self.number} {how}; the other nodes continue without this one",
+                    next_step="nothing: its launcher starts it again, and it joins them",
+                )
             time.sleep(POLL_S)
 
     def _agree(self) -> NodeGroup:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -188,8 +189,15 @@ def test_a_node_comes_with_all_of_its_ranks() -> None:
     first, other = (live(topology, patience_s=0.3), live(replace(topology, rank=1, local_rank=1), patience_s=30))
     first._host("127.0.0.1", 0)
     first.latest = other.latest = NodeGroup(0, (first._me(),))
-    with pytest.raises(TrainingError, match="a rank of node 0 did not leave its group in time"):
+    with pytest.raises(TrainingError, match="a rank of node 0 did not leave its group in time; the other nodes contin"):
         first.regroup()
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    assert first._own is not None
+    first._own.set("pid/1", str(ended.pid))
+    with pytest.raises(TrainingError, match="a rank of node 0 has exited; the other nodes continue without this one"):
+        first.regroup()
+    first._own.delete_key("pid/1")
     first._patience_s, other._own = 30, other._connect(first._me())
     assert [(one.rank, one.world_size) for one in together(first.regroup, other.regroup)] == [(0, 2), (1, 2)]
 
