@@ -60,6 +60,7 @@ OF_HOST = {
     "state_dict", "is_contiguous", "get_device", "isfinite_all", "time", "perf_counter",
 }  # fmt: skip
 HOST_ATTRIBUTES = {"shape", "dtype", "device", "ndim", "requires_grad", "is_cuda", "layout", "names"}
+NAMED = ("named_parameters", "named_buffers", "named_modules", "named_children")
 MODELS = ("model", "net", "network", "ddp", "ddp_model", "criterion", "loss_fn", "loss_func", "classifier")
 
 
@@ -113,7 +114,8 @@ def _is_name_of_step(program: Program, name: ast.Name, depth: int) -> bool:
 
 
 def is_key(program: Program, name: ast.Name) -> bool:
-    """Whether a loop gives it the keys of a dict: `for k, v in d.items()`, `for k in d: d[k]`."""
+    """Whether a loop gives it the keys of a dict: `for k, v in d.items()`, `for k in d: d[k]`; or the names of a model's
+    parameters."""
     bindings = program.bindings(name)
     return bool(bindings) and all(one.kind == "each" and _gives_keys(one, name) for one in bindings)
 
@@ -122,7 +124,7 @@ def _gives_keys(binding: Binding, name: ast.Name) -> bool:
     over, path = binding.value, binding.path
     if isinstance(over, ast.Call) and last_name(over.func) == "enumerate" and over.args and path[:1] == (1,):
         over, path = over.args[0], path[1:]
-    if isinstance(over, ast.Call) and last_name(over.func) in ("items", "keys"):
+    if isinstance(over, ast.Call) and last_name(over.func) in ("items", "keys", *NAMED):
         return last_name(over.func) == "keys" or path[:1] == (0,)
     loop = parent_of(binding.node) if isinstance(binding.node, ast.comprehension) else binding.node
     if path or over is None or loop is None:
