@@ -114,8 +114,8 @@ def _is_name_of_step(program: Program, name: ast.Name, depth: int) -> bool:
 
 
 def is_key(program: Program, name: ast.Name) -> bool:
-    """Whether a loop gives it the keys of a dict: `for k, v in d.items()`, `for k in d: d[k]`; or the names of a model's
-    parameters."""
+    """Whether a loop gives it the keys of a dict: `for k, v in d.items()`, `for k in d: d[k]`; or the names of what
+    a model has."""
     bindings = program.bindings(name)
     return bool(bindings) and all(one.kind == "each" and _gives_keys(one, name) for one in bindings)
 
