@@ -18,7 +18,7 @@ from pathlib import Path
 
 from drumline.checkpoint import catalog, manifest
 from drumline.checkpoint.manifest import CorruptCheckpointError, Manifest
-from drumline.checkpoint.mirrored_run import CHECKPOINTS, RUN_FILES, RUN_FOLDERS, MirroredRun, object_name
+from drumline.checkpoint.mirrored_run import CHECKPOINTS, RUN_FILES, RUN_FOLDERS, MirroredRun, is_own_name, object_name
 from drumline.errors import CheckpointError, DrumlineError, UsageError, log
 from drumline.storage.backend import StoreError
 from drumline.text import duration, file_size, join_names
@@ -141,7 +141,7 @@ class Mirror:
         if not self._has_begun:
             claim(self._run, self._folder, is_empty=not (found.complete or found.corrupt))
             with suppress(StoreError):  # a right that nothing else needs
-                self._store.delete_unfinished()
+                self._store.delete_unfinished(CHECKPOINTS)
             self._has_begun = True
         while missing := self._missing(local := dict(complete_in(self._root))):
             self._upload(max(missing), local[max(missing)])
@@ -206,7 +206,7 @@ class Mirror:
         for step in complete.keys() - keep:
             self._store.delete([object_name(step, manifest.FILE_NAME)])  # first: from here on it is incomplete
             del complete[step]
-        names = set(self._store.sizes(CHECKPOINTS))
+        names = {name for name in self._store.sizes(CHECKPOINTS) if is_own_name(name)}  # others are not ours to delete
         expected = {
             object_name(step, name) for step in complete for name in (*complete[step].files, manifest.FILE_NAME)
         }

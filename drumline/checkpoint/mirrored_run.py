@@ -6,6 +6,7 @@ complete when its manifest is there, which is uploaded last. It only reads, and 
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -24,6 +25,7 @@ CHECKPOINTS = "checkpoints"
 RUN_FILES = ("config.toml", "environment.json", "ledger.jsonl", "settings-history.jsonl")
 RUN_FOLDERS = {"events": ".jsonl", "diagnoses": ".json"}
 """Folders of a run whose files with this ending are mirrored."""
+_OBJECT = re.compile(f"{CHECKPOINTS}/{catalog.STEP_NAME.pattern}/({manifest.NAME.pattern})")
 
 
 class MirroredCheckpoints(NamedTuple):
@@ -50,9 +52,8 @@ class MirroredRun:
         """Lists, and reads the manifests."""
         names: dict[int, list[str]] = {}
         for name in self.store.sizes(CHECKPOINTS):
-            folder, _, file = name.removeprefix(f"{CHECKPOINTS}/").partition("/")
-            if (named := catalog.STEP_NAME.fullmatch(folder)) and manifest.NAME.fullmatch(file):
-                names.setdefault(int(named[1]), []).append(file)
+            if named := _OBJECT.fullmatch(name):
+                names.setdefault(int(named[1]), []).append(named[2])
         found = MirroredCheckpoints({}, {}, {})
         for step, files in sorted(names.items()):
             own = {manifest.FILE_NAME}
@@ -165,6 +166,11 @@ class MirroredRun:
 
 def object_name(step: int, file: str) -> str:
     return f"{CHECKPOINTS}/{catalog.folder_name(step)}/{file}"
+
+
+def is_own_name(name: str) -> bool:
+    """Whether it may be an object of a checkpoint: people and other programs may keep more below the same address."""
+    return _OBJECT.fullmatch(name) is not None
 
 
 @contextmanager

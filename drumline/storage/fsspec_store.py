@@ -66,7 +66,7 @@ class FsspecBackend:
             with suppress(FileNotFoundError):
                 self._files.rm_file(self._path(name))
 
-    def delete_unfinished(self) -> None:
+    def delete_unfinished(self, under: str) -> None:
         """Nothing is known of them."""
 
     def explain(self, error: Exception, where: str) -> StoreError:

@@ -114,11 +114,11 @@ class ObjectStore:
             with self._explained(wanted[0]):
                 self._backend.delete(wanted)
 
-    def delete_unfinished(self) -> None:
+    def delete_unfinished(self, under: str = "") -> None:
         """Delete the parts of large objects whose upload was killed: they cost money and are in no listing. Call it
-        while nothing is being uploaded under this URL."""
-        with self._explained():
-            self._backend.delete_unfinished()
+        while nothing is being uploaded with a name that begins with `under/`."""
+        with self._explained(under):
+            self._backend.delete_unfinished(under)
 
     def _fetch(self, name: str, to: Path, size: int | None, checksum: str | None) -> str:
         digest, count = blake3(), 0

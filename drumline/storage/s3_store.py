@@ -56,8 +56,8 @@ class S3Backend:
 
     def entries(self, under: str) -> Iterator[tuple[str, int, str]]:
         """The objects whose names begin with `under/`, or all: name, size, and a tag that changes with the content."""
-        prefix = f"{self._prefix}{under}/" if under else self._prefix
-        for page in self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix):
+        pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=self._under(under))
+        for page in pages:
             for entry in page.get("Contents", ()):
                 yield entry["Key"].removeprefix(self._prefix), entry["Size"], str(entry.get("ETag", ""))
 
@@ -86,8 +86,9 @@ class S3Backend:
             if refused := answer.get("Errors"):
                 raise ClientError({"Error": refused[0]}, "DeleteObject")
 
-    def delete_unfinished(self) -> None:
-        pages = self._client.get_paginator("list_multipart_uploads").paginate(Bucket=self._bucket, Prefix=self._prefix)
+    def delete_unfinished(self, under: str) -> None:
+        listing = self._client.get_paginator("list_multipart_uploads")
+        pages = listing.paginate(Bucket=self._bucket, Prefix=self._under(under))
         for upload in [one for page in pages for one in page.get("Uploads", ())]:
             self._client.abort_multipart_upload(Bucket=self._bucket, Key=upload["Key"], UploadId=upload["UploadId"])
 
@@ -115,6 +116,9 @@ class S3Backend:
         if isinstance(error, exceptions.BotoCoreError | ValueError):
             return StoreError(f"{where}: {error}", next_step="correct the address, s3://bucket/prefix", kind="other")
         raise error
+
+    def _under(self, name: str) -> str:
+        return f"{self._prefix}{name}/" if name else self._prefix
 
     def _refused(self, error: Any, where: str) -> StoreError:
         answer = error.response.get("Error", {})

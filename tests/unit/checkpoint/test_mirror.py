@@ -271,6 +271,22 @@ def test_retention_is_the_same_on_both_sides(client: Any, tmp_path: Path) -> Non
     assert "runs/a/notes.txt" in objects(client)
 
 
+def test_what_the_mirror_did_not_make_is_not_deleted(client: Any, tmp_path: Path) -> None:
+    """Objects and unfinished uploads of others, also below an address that they use, too."""
+    others = ["checkpoints/epoch-3.pt", "checkpoints/step-5/model.pt", "checkpoints/step-00000009/notes/a.txt"]
+    for name in others:
+        client.put_object(Bucket=BUCKET, Key=name, Body=b"theirs")
+    own = "checkpoints/step-00000001/model.safetensors"
+    for key in ("other-job/model.pt", own):
+        client.create_multipart_upload(Bucket=BUCKET, Key=key)
+    folder = Folder(tmp_path, url=f"s3://{BUCKET}")
+    folder.save(1)
+    folder.close()
+    assert folder.mirrored == [1]
+    assert set(others) <= objects(client).keys()
+    assert [one["Key"] for one in client.list_multipart_uploads(Bucket=BUCKET)["Uploads"]] == ["other-job/model.pt"]
+
+
 def test_the_best_in_the_mirror_stays_when_a_run_continues_elsewhere(client: Any, tmp_path: Path) -> None:
     first = Folder(tmp_path / "a", keep_last=1, keep_best=1)
     for step, loss in ((1, 0.1), (2, 0.9)):
