@@ -106,7 +106,7 @@ class DDPManager:
         if self._captures:
             os.environ.setdefault(*group.NO_REGISTRATION)
         self._device = choose_device(self._wanted_device, local_rank=self._topology.local_rank)
-        with self._connection.node_watch(self._watch, run=self._run, environment=os.environ) as node:
+        with self._connection.node_watch(self._watch, run=self._run, environment=os.environ, live=_live) as node:
             if topology is not None:
                 self._connection.rendezvous = self._join(topology, node, _live)
             if node is not None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from drumline.config.schema import WatchConfig
 from drumline.distributed.failure import Failure, claim_failure, summary
+from drumline.distributed.start.live_nodes import LiveNodes
 from drumline.distributed.start.rank_rendezvous import Rendezvous
 from drumline.launch.rank_environment import watch_settings_from, write_failure
 from drumline.launch.topology import Topology
@@ -46,11 +47,13 @@ class JobConnection:
         return None if self._watched is None else self._watched.folder
 
     def node_watch(
-        self, config: WatchConfig, *, run: Path | None, environment: Mapping[str, str]
+        self, config: WatchConfig, *, run: Path | None, environment: Mapping[str, str], live: LiveNodes | None = None
     ) -> AbstractContextManager[NodeWatch | None]:
-        """For the rendezvous. None: this rank is not to be watched."""
+        """For the rendezvous. None: this rank is not to be watched. `live`: a lost node does not end the others."""
         if config.sidecar == "on" or (config.sidecar == "auto" and self.topology.world_size > 1):
-            return NodeWatch(self.topology, config, watch_settings_from(environment), run=run)
+            return NodeWatch(
+                self.topology, config, watch_settings_from(environment), run=run, continues=live is not None
+            )
         return nullcontext()
 
     def start_watchdog(self, node: NodeWatch, config: WatchConfig, *, sign: Callable[[], Hashable]) -> None:

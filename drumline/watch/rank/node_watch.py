@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 class NodeWatch:
     """A `NodeService`, and a context: what it made is removed when an error leaves that."""
 
-    def __init__(self, topology: Topology, watch: WatchConfig, given: WatchSettings, *, run: Path | None) -> None:
+    def __init__(
+        self, topology: Topology, watch: WatchConfig, given: WatchSettings, *, run: Path | None, continues: bool = False
+    ) -> None:
         self.rank, self._given = topology.rank, given.folder
         self._folder: Path | None = None
         self._lock: int | None = None
@@ -45,6 +47,7 @@ class NodeWatch:
             world_size=topology.world_size,
             run=None if run is None else str(run.absolute()),
             on_hang=watch.on_hang,
+            continues=continues,
             hang_s=watch.hang_s,
             slow_factor=watch.slow_factor,
             ras=given.ras,

@@ -190,6 +190,8 @@ class Leader:
         if alarm == "stall":
             diagnosis = self._watchdog.with_duration(diagnosis, ends_job=self.options.on_hang != "report")
         action = self.options.on_hang if alarm == "hang" else "none"
+        if alarm == "hang" and self.options.continues and diagnosis.cause is Cause.UNREACHABLE:
+            action = "report"  # its ranks leave the group themselves, and continue without the node
         message = diagnosis.sentence(alarm)
         if is_printed(diagnosis):
             self.reporter.print_alarm(alarm, message)

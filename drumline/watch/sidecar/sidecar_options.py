@@ -27,6 +27,7 @@ class SidecarOptions:
     world_size: int
     run: str | None = None  # the run folder, where diagnoses are written
     on_hang: str = "restart"
+    continues: bool = False  # whether ranks continue without a node that cannot be reached
     hang_s: float | None = None  # None: a rank that may still continue is reported, and never acted on
     slow_factor: float = 2.0
     secret: str = field(default="", repr=False)
