@@ -8,7 +8,6 @@ or a newer one, is in the store, unless the disk has no room for more.
 
 from __future__ import annotations
 
-import json
 import shutil
 import threading
 import time
@@ -16,21 +15,26 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from blake3 import blake3
+
 from drumline.checkpoint import catalog, manifest
 from drumline.checkpoint.manifest import CorruptCheckpointError, Manifest
+from drumline.checkpoint.mirror_owner import check_owner, claim, write_marker
 from drumline.checkpoint.mirrored_run import CHECKPOINTS, RUN_FILES, RUN_FOLDERS, MirroredRun, is_own_name, object_name
-from drumline.errors import CheckpointError, DrumlineError, UsageError, log
+from drumline.errors import CheckpointError, DrumlineError, log
 from drumline.storage.backend import StoreError
 from drumline.text import duration, file_size, join_names
-from drumline.untrusted import make_own_folder, parse_json, read_regular, replace_text
+from drumline.untrusted import read_regular
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 120.0
-PROGRESS_S = 10.0
-MARKER = "mirror.json"
-"""In the run folder: the address of its mirror, so that no other run's checkpoints are replaced or deleted."""
+POLL_S, PROGRESS_S = 1.0, 10.0
 MAX_FILE_BYTES = 1 << 30
 # With room for fewer checkpoints on the disk, a local one is removed although it is not mirrored.
 _ROOM_FOR = 3
+
+
+class _Closed(Exception):
+    """The run has ended, and waits no longer."""
 
 
 class Mirror:
@@ -44,13 +48,15 @@ class Mirror:
         keeps: Callable[[Mapping[int, Manifest]], set[int]],
         prune: Callable[[Path, Callable[[int], bool]], object],
         note: Callable[[str], None],
+        alive: Callable[[], None] = lambda: None,
     ) -> None:
-        """`keeps`: which of these steps retention keeps. `prune(newest, may_remove)` removes local checkpoints."""
+        """`keeps`: which of these steps retention keeps. `prune(newest, may_remove)` removes local checkpoints. `alive`
+        is called while the run waits for its end."""
         self._run, self._store, self._folder, self._root = run, run.store, folder, folder / CHECKPOINTS
-        self._keeps, self._prune, self._note = keeps, prune, note
+        self._keeps, self._prune, self._note, self._alive = keeps, prune, note, alive
         self._complete: dict[int, Manifest] = {}
         """In the store, by step."""
-        self._newest_safe = -1
+        self._newest_safe, self._id = -1, ""
         self._sent: dict[str, tuple[int, int]] = {}
         self._doing, self._failure, self._can_recover = "", "", True
         self._has_begun = self._has_given_up = self._is_closed = False
@@ -64,6 +70,7 @@ class Mirror:
         """Have everything uploaded that is not in the store."""
         with self._changing:
             self._is_current.clear()
+            self._can_recover = True  # until this attempt fails, too
             self._wake.set()
         if not self._thread.is_alive():
             self._thread.start()
@@ -80,8 +87,10 @@ class Mirror:
         if self._has_given_up:
             return
         self.start()  # for the newest events
-        deadline = time.monotonic() + limit_s
-        while not self._is_current.wait(min(PROGRESS_S, max(0.0, deadline - time.monotonic()))):
+        reported_at = time.monotonic()
+        deadline = reported_at + limit_s
+        while not self._is_current.wait(min(POLL_S, PROGRESS_S, max(0.0, deadline - time.monotonic()))):
+            self._alive()
             state = self._failure or self._doing or "listing it"
             if time.monotonic() >= deadline or not self._can_recover:
                 self._has_given_up = True
@@ -89,7 +98,9 @@ class Mirror:
                 what = f"the checkpoint of step {join_names(steps)}" if steps else "the end of the run"
                 log.warning(f"{what} is not in the mirror {self._store}: {state}")
                 return
-            self._tell(f"waiting for the mirror {self._store}: {state}")
+            if time.monotonic() - reported_at >= PROGRESS_S:
+                self._tell(f"waiting for the mirror {self._store}: {state}")
+                reported_at = time.monotonic()
 
     def close(self, limit_s: float) -> None:
         """Upload the last events, and end the thread."""
@@ -100,21 +111,23 @@ class Mirror:
             self._thread.join()
 
     def _work(self) -> None:
-        pause_s = FIRST_PAUSE_S
+        pause_s = 0.0
         while True:
-            self._wake.wait(pause_s if self._failure else None)
+            self._wake.wait(pause_s or None)
             self._wake.clear()
             if self._is_closed:
                 return
             try:
                 self._synchronize()
+            except _Closed:
+                return
             except Exception as error:  # whatever it is, it must not end the run
                 self._report_failure(error)
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                pause_s = min(max(2 * pause_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
                 continue
             if self._failure:
                 self._tell(f"the mirror {self._store} works again")
-            self._failure, self._can_recover, pause_s = "", True, FIRST_PAUSE_S
+            self._failure, self._can_recover, pause_s = "", True, 0.0
             with self._changing:
                 if not self._wake.is_set():
                     self._is_current.set()
@@ -139,13 +152,15 @@ class Mirror:
         found = self._run.checkpoints()  # each time: someone else may have deleted some
         self._complete = found.complete
         if not self._has_begun:
-            claim(self._run, self._folder, is_empty=not (found.complete or found.corrupt))
+            is_empty = not (found.complete or found.corrupt)
+            self._id = claim(self._run, self._folder, is_empty=is_empty, uploads=True)
             with suppress(StoreError):  # a right that nothing else needs
                 self._store.delete_unfinished(CHECKPOINTS)
             self._has_begun = True
         while missing := self._missing(local := dict(complete_in(self._root))):
             self._upload(max(missing), local[max(missing)])
         self._newest_safe = max(local, default=-1)
+        self._check()
         self._put_files()
         self._remove_remote(newest=self._newest_safe)
         if local:
@@ -153,6 +168,15 @@ class Mirror:
                 self._prune_local(self._root / catalog.folder_name(max(local)))
             except CheckpointError as error:
                 log.warning(error)
+
+    def _check(self) -> None:
+        """Before anything that another run could lose by it, or that needs what another run may have deleted."""
+        self._check_open()
+        check_owner(self._run, self._id)
+
+    def _check_open(self) -> None:
+        if self._is_closed:  # where nodes continue without a lost one, the next mirror may have begun
+            raise _Closed
 
     def _missing(self, local: Mapping[int, Manifest]) -> set[int]:
         """The steps that are kept here, and are not in the store, or with other content."""
@@ -169,12 +193,16 @@ class Mirror:
                 del self._complete[step]
             for name, record in found.files.items():
                 self._doing = f"step {step}, {file_size(done)} of {total}"
+                self._check_open()
                 if catalog.checksum_of(path / name) != record.blake3:
                     raise CorruptCheckpointError(path, f"{name}: its checksum differs from the manifest's")
                 self._store.put(object_name(step, name), path / name)
                 self._store.check(object_name(step, name), size=record.size, checksum=record.blake3)
                 done += record.size
-            self._store.put(object_name(step, manifest.FILE_NAME), manifest.render(found))
+            self._check()
+            content, name = manifest.render(found), object_name(step, manifest.FILE_NAME)
+            self._store.put(name, content)
+            self._store.check(name, size=len(content), checksum=blake3(content).hexdigest())
         except (OSError, StoreError):
             if path.is_dir():
                 raise
@@ -232,7 +260,7 @@ def restore_run(run: MirroredRun, folder: Path) -> tuple[str, list[str]]:
             claim(run, folder, is_empty=is_empty)
             return "", []
         records.extend(run.fetch_files(folder))
-        _write_marker(run, folder)
+        write_marker(run, folder, after=run.owner())
         step, skipped = run.restore_newest(found, folder / CHECKPOINTS)  # last: it makes the run folder one to resume
     except DrumlineError as error:
         for path in records:
@@ -251,26 +279,3 @@ def complete_in(root: Path) -> Iterator[tuple[int, Manifest]]:
     for step in catalog.list_steps(root):
         with suppress(CorruptCheckpointError):
             yield step, catalog.check_sizes(root / catalog.folder_name(step))
-
-
-def claim(run: MirroredRun, folder: Path, *, is_empty: bool) -> None:
-    """Refuse a mirror that holds the checkpoints of another run."""
-    marker = folder / MARKER
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        if parse_json(read_regular(marker))["url"] == run.store.url:
-            return
-    if not is_empty:
-        raise UsageError(
-            f"{run.store} has checkpoints, and they are not of the run in {folder}",
-            next_step="give --checkpoint.mirror a prefix of its own, or resume from there in an empty --run DIR",
-        )
-    _write_marker(run, folder)
-
-
-def _write_marker(run: MirroredRun, folder: Path) -> None:
-    try:
-        make_own_folder(folder, follow_links=True)
-        replace_text(folder / MARKER, json.dumps({"url": run.store.url}) + "\n")
-    except OSError as error:
-        reason, next_step = catalog.explain_os_error(error, folder=folder)
-        raise CheckpointError(f"{folder / MARKER} could not be written: {reason}", next_step=next_step) from error

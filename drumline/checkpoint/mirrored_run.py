@@ -19,9 +19,11 @@ from drumline.checkpoint.manifest import CorruptCheckpointError, Manifest
 from drumline.errors import CheckpointError, UsageError, as_list
 from drumline.storage.backend import StoreError
 from drumline.storage.object_store import ObjectStore, open_store
-from drumline.untrusted import make_own_folder
+from drumline.untrusted import make_own_folder, parse_json
 
 CHECKPOINTS = "checkpoints"
+MARKER = "mirror.json"
+"""In the run folder and in its mirror: `mirror_owner`."""
 RUN_FILES = ("config.toml", "environment.json", "ledger.jsonl", "settings-history.jsonl")
 RUN_FOLDERS = {"events": ".jsonl", "diagnoses": ".json"}
 """Folders of a run whose files with this ending are mirrored."""
@@ -47,6 +49,18 @@ class MirroredRun:
     def has_any(self) -> bool:
         """Whether there is anything of a run."""
         return any(name in RUN_FILES or name.startswith((CHECKPOINTS, *RUN_FOLDERS)) for name in self.store.sizes())
+
+    def owner(self) -> str | None:
+        """The id of the run folder that uploads to it, if any does."""
+        try:
+            found = parse_json(self.store.read(MARKER))
+        except StoreError as error:
+            if error.kind != "missing":
+                raise
+            return None
+        except ValueError:
+            found = None
+        return str(found.get("id")) if isinstance(found, dict) else ""
 
     def checkpoints(self) -> MirroredCheckpoints:
         """Lists, and reads the manifests."""

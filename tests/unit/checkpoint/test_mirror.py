@@ -53,6 +53,7 @@ class Folder:
 
     def __init__(self, folder: Path, *, keep_last: int = 2, keep_best: int = 0, url: str = URL) -> None:
         self.path, self.root, self.notes = folder, folder / "checkpoints", list[str]()
+        self.marks: list[int] = []
         self.root.mkdir(parents=True, exist_ok=True)
         keep: dict[str, Any] = {"keep_last": keep_last, "keep_best": keep_best}
         keep |= {"metric": "loss", "higher_is_better": False}
@@ -63,6 +64,7 @@ class Folder:
             keeps=partial(kept, **keep),
             prune=lambda newest, may_remove: prune(self.root, newest=newest, may_remove=may_remove, **keep),
             note=self.notes.append,
+            alive=lambda: self.marks.append(0),
         )
 
     def save(self, step: int, *, value: float | None = None, size: int = 4, **metrics: float) -> Path:
@@ -113,8 +115,9 @@ def test_a_save_is_mirrored_with_the_manifest_last(
         body = client.get_object(Bucket=BUCKET, Key=f"runs/a/checkpoints/step-00000007/{file.name}")["Body"]
         assert body.read() == file.read_bytes()
     put = [path.rpartition("/")[2] for method, path in proxy.requests if method == "PUT"]
-    assert put.index("manifest.json") == 3
-    assert set(put[:3]) == set(PARTS)
+    assert put[0] == "mirror.json"
+    assert set(put[1:4]) == set(PARTS)
+    assert put.index("manifest.json") == 4
     events = client.get_object(Bucket=BUCKET, Key="runs/a/events/rank-00000.jsonl")["Body"].read()
     assert events == b'{"kind":"start"}\n'  # complete lines
     assert "runs/a/config.toml" in objects(client)
@@ -127,7 +130,7 @@ def test_when_saves_pile_up_the_newest_is_next(
     gate = threading.Event()
 
     def hold(method: str, path: str) -> None:
-        if method == "PUT":
+        if method == "PUT" and "step-" in path:
             gate.wait(LIMIT_S)
 
     with Proxy(server, hold) as proxy:
@@ -199,6 +202,25 @@ def test_a_failing_endpoint_is_reported_once_and_tried_again(
         assert f"the mirror {URL} works again" in folder.notes
 
 
+def test_a_local_checkpoint_stays_until_the_store_has_confirmed_the_manifest_of_a_newer_one(
+    client: Any, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(method: str, path: str) -> int | None:
+        return 503 if method == "HEAD" and path.endswith("step-00000002/manifest.json") else None
+
+    with Proxy(server, refuse) as proxy:
+        use_endpoint(monkeypatch, proxy.url)
+        folder = Folder(tmp_path, keep_last=1)
+        for step in (1, 2):
+            folder.save(step)
+        wait_until(lambda: any(path.endswith("step-00000002/manifest.json") for _, path in proxy.requests))
+        wait_until(lambda: folder.mirror._failure)
+        assert folder.steps == [1, 2]
+        proxy.fault = lambda method, path: None
+        folder.close()
+        assert folder.steps == folder.mirrored == [2]
+
+
 def test_an_endpoint_that_is_slow_does_not_delay_a_save(
     client: Any, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -215,13 +237,15 @@ def test_an_endpoint_that_is_slow_does_not_delay_a_save(
         folder.save(1)
         wait_until(lambda: any(path.endswith("optimizer.safetensors") for _, path in proxy.requests))
         folder.mirror.finish(1.0)
+        assert folder.marks  # for the watchdog
         assert folder.notes
         assert folder.notes[-1].startswith(f"waiting for the mirror {URL}: step 1, ")
         assert f"the checkpoint of step 1 is not in the mirror {URL}: step 1, " in caplog.text
         count = len(folder.notes)
         folder.close()  # does not wait again
         gate.set()
-        wait_until(lambda: folder.mirrored == [1])
+        wait_until(lambda: not folder.mirror._thread.is_alive())
+        assert folder.mirrored == []  # another mirror of this run may have begun: it uploads all of it
         assert len(folder.notes) == count  # the files of a run that has ended are closed
 
 
@@ -316,6 +340,47 @@ def test_the_mirror_of_another_run_is_refused(client: Any, tmp_path: Path, caplo
         restore_run(other.run, other.path)
 
 
+def test_a_run_that_has_continued_elsewhere_is_not_resumed_from_an_old_folder(client: Any, tmp_path: Path) -> None:
+    first = Folder(tmp_path / "a")
+    first.save(1)
+    first.close()
+    restore_run(first.run, tmp_path / "b")
+    assert restore_run(first.run, tmp_path / "a") == ("", [])  # nothing has happened there yet
+    second = Folder(tmp_path / "b")
+    second.save(2)
+    second.close()
+    assert restore_run(first.run, tmp_path / "b") == ("", [])
+    with pytest.raises(UsageError, match=f"{URL} has checkpoints, and they are not of the run in {tmp_path / 'a'}\n"):
+        restore_run(first.run, tmp_path / "a")
+
+
+def test_of_two_runs_that_start_with_one_mirror_the_later_has_it(
+    client: Any, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The upload of the earlier one is on its way when the later one begins."""
+    reached, gate = threading.Event(), threading.Event()
+
+    def hold(method: str, path: str) -> None:
+        if method == "PUT" and path.endswith("optimizer.safetensors"):
+            reached.set()
+            gate.wait(LIMIT_S)
+
+    with Proxy(server, hold) as proxy:
+        use_endpoint(monkeypatch, proxy.url)
+        first = Folder(tmp_path / "a")
+        first.save(7)
+        assert reached.wait(LIMIT_S)
+        use_endpoint(monkeypatch, server)
+        second = Folder(tmp_path / "b")
+        second.save(3)
+        second.close()
+        gate.set()
+        first.close()
+    assert second.mirrored == [3]
+    assert f"the mirror failed: {URL} has become the mirror of another run folder; training continues" in caplog.text
+    assert "Try: stop one of the two runs, or give one of them another --checkpoint.mirror" in caplog.text
+
+
 # Killed uploads
 
 UPLOAD = """
@@ -377,7 +442,7 @@ def test_an_empty_folder_is_restored_to_the_bit(client: Any, tmp_path: Path) -> 
     assert {file.name: file.read_bytes() for file in other.iterdir()} == {
         file.name: file.read_bytes() for file in path.iterdir()
     }
-    for record in ("ledger.jsonl", "events/rank-00000.jsonl", "mirror.json"):
+    for record in ("ledger.jsonl", "events/rank-00000.jsonl"):
         assert (tmp_path / "b" / record).read_bytes() == (tmp_path / "a" / record).read_bytes()
     assert restore_run(folder.run, tmp_path / "b") == ("", [])  # now it has one
 
