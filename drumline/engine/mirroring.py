@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from functools import partial
+from threading import Thread
 from typing import Literal
 
 from drumline.checkpoint.mirror import Mirror, restore_run
@@ -15,6 +16,7 @@ from drumline.engine.run_folder import RunFolder
 from drumline.errors import UsageError
 from drumline.manager import DDPManager
 from drumline.storage.object_store import open_store
+from drumline.watch.heartbeat import Phase
 
 Message = tuple[Literal["note", "warning"], str]
 # Other ranks wait in one collective after another, so that a long download meets no timeout.
@@ -30,6 +32,7 @@ def make_mirror(context: RunContext, url: str) -> Mirror:
         keeps=partial(kept, **retention),
         prune=lambda newest, may_remove: prune(root, newest=newest, may_remove=may_remove, **retention),
         note=context.note,
+        alive=lambda: context.job.heartbeat.mark(Phase.SAVE),  # or the watchdog would report a stall
     )
 
 
@@ -49,14 +52,22 @@ def restore_from_mirror(request: RunRequest, folder: RunFolder, ddp: DDPManager)
         while not broadcast_json(None, device=ddp.device):
             pass
         return []
-    with ThreadPoolExecutor(1, "drumline-restore") as beside:
-        work = beside.submit(restore_run, _run_of(request), folder.path)
-        while not wait([work], timeout=POLL_S).done:
-            broadcast_json(False, device=ddp.device)
-        note, warnings = work.result()
+    work: Future[tuple[str, list[str]]] = Future()
+    # A daemon: a download that takes long must not delay the end of a rank that is interrupted, or has lost another.
+    Thread(target=_complete, args=(work, _run_of(request), folder), name="drumline-restore", daemon=True).start()
+    while not wait([work], timeout=POLL_S).done:
+        broadcast_json(False, device=ddp.device)
+    note, warnings = work.result()
     broadcast_json(True, device=ddp.device)
     messages: list[Message] = [("warning", text) for text in warnings]
     return [*messages, ("note", note)] if note else messages
+
+
+def _complete(work: Future[tuple[str, list[str]]], run: MirroredRun, folder: RunFolder) -> None:
+    try:
+        work.set_result(restore_run(run, folder.path))
+    except BaseException as error:  # raised in the thread that waits
+        work.set_exception(error)
 
 
 def _run_of(request: RunRequest) -> MirroredRun:
