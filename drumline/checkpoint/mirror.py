@@ -33,7 +33,7 @@ MAX_FILE_BYTES = 1 << 30
 _ROOM_FOR = 3
 
 
-class _Closed(Exception):
+class _ClosedError(Exception):
     """The run has ended, and waits no longer."""
 
 
@@ -119,7 +119,7 @@ class Mirror:
                 return
             try:
                 self._synchronize()
-            except _Closed:
+            except _ClosedError:
                 return
             except Exception as error:  # whatever it is, it must not end the run
                 self._report_failure(error)
@@ -176,7 +176,7 @@ class Mirror:
 
     def _check_open(self) -> None:
         if self._is_closed:  # where nodes continue without a lost one, the next mirror may have begun
-            raise _Closed
+            raise _ClosedError
 
     def _missing(self, local: Mapping[int, Manifest]) -> set[int]:
         """The steps that are kept here, and are not in the store, or with other content."""

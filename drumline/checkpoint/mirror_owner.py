@@ -1,4 +1,4 @@
-"""Which run folder uploads to a mirror: an id in `mirror.json` of both, so that no run replaces or deletes the checkpoints
+"""Which run folder uploads to a mirror: an id in `mirror.json` of both, so that no run replaces or deletes checkpoints
 of another, and none resumes from an old folder what has continued elsewhere."""
 
 from __future__ import annotations
