@@ -51,16 +51,14 @@ class MirroredRun:
         return any(name in RUN_FILES or name.startswith((CHECKPOINTS, *RUN_FOLDERS)) for name in self.store.sizes())
 
     def owner(self) -> str | None:
-        """The id of the run folder that uploads to it, if any does."""
+        """The id of the run folder that uploads to it; None if there is none, or what a killed upload left."""
         try:
             found = parse_json(self.store.read(MARKER))
-        except StoreError as error:
-            if error.kind != "missing":
+        except (StoreError, ValueError) as error:
+            if isinstance(error, StoreError) and not error.is_bad_copy:
                 raise
             return None
-        except ValueError:
-            found = None
-        return str(found.get("id")) if isinstance(found, dict) else ""
+        return str(found.get("id")) if isinstance(found, dict) else None
 
     def checkpoints(self) -> MirroredCheckpoints:
         """Lists, and reads the manifests."""
