@@ -17,10 +17,11 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 
 import torch.distributed as dist
 
-from drumline.distributed.start.node_group import CONNECT_S, LiveNode, NodeGroup, Redirected, probe
+from drumline.distributed.start.node_group import CONNECT_S, LiveNode, NodeGroup, Redirected, answered, probe
 from drumline.distributed.start.rank_rendezvous import Rendezvous
 from drumline.distributed.start.rank_store import host_store
 from drumline.errors import PreflightError, TrainingError
@@ -61,6 +62,8 @@ class LiveNodes:
         self._own: SealedStore | None = None
         """The store of this node."""
         self._others: dict[str, SealedStore] = {}
+        self._gone: set[str] = set()
+        """Starts of nodes that another start has followed, or that do not answer although their host does."""
         self._checked_at = 0.0
         self._ended = threading.Event()
         self._watcher: threading.Thread | None = None
@@ -109,7 +112,7 @@ class LiveNodes:
         if not self.is_first:
             self._own.set(f"pid/{topology.local_rank}", str(os.getpid()))
         self.is_broken = self.has_joiner = self.ends = False
-        if self.is_first and self.number == self.latest.members[0].number:
+        if self.is_first:
             self._own.set(REDIRECT, self.latest.encode())
         self._ended = threading.Event()
         self._watcher = threading.Thread(target=self._watch, args=(self._own.clone(),), name="drumline-nodes")
@@ -203,6 +206,8 @@ class LiveNodes:
     def close(self) -> None:
         """The run is over: nodes that wait to join are told."""
         self._ended.set()
+        if self._watcher is not None:  # Python's exit aborts the process if a thread comes back from torch's store
+            self._watcher.join()
         with contextlib.suppress(dist.DistError, RuntimeError):
             if self.is_first and self._own is not None and self.number == self.latest.members[0].number:
                 self._own.set(OVER, "1")
@@ -251,32 +256,38 @@ class LiveNodes:
 
     def _agree(self) -> NodeGroup:
         assert self._own is not None
-        key, me = f"decision/{self.latest.generation}", self._me()
+        key = f"decision/{self.latest.generation}"
         for member in self.latest.members:
             if member.process != self._process and (store := self._connect(member)) is not None:
                 with contextlib.suppress(dist.DistError, RuntimeError):
                     store.set(f"broken/{self.latest.generation}", "1")
-        for member in self.latest.members:
-            decided = self._decide() if member == me else self._ask(member, key)
-            if decided is not None:
-                self._own.set(key, decided.encode())  # for the other ranks here, and for nodes whose decider is lost
-                return decided
-        raise AssertionError("this node is a member")
+        decided = None
+        while decided is None:
+            lower = (one for one in self.latest.members if one.number < self.number)
+            decided = next(filter(None, (self._ask(one, key) for one in lower)), None) or self._decide(key)
+        self._own.set(key, decided.encode())  # for the other ranks here, and for nodes whose decider is lost
+        return decided
 
     def _ask(self, member: LiveNode, key: str) -> NodeGroup | None:
         """The decision of a lower node; None: it is lost."""
-        if (store := self._connect(member)) is None:
-            return None
-        try:
-            store.set(f"arrived/{self.latest.generation}/{self.number}", self._process)
-            while (found := store.peek(key)) is None:
-                time.sleep(POLL_S)
-        except (dist.DistError, RuntimeError):
-            return None
-        return NodeGroup.decode(found)
+        # Until it has left the group, has waited for others, and knows of each that does not answer.
+        until = time.monotonic() + 2 * (self._patience_s + SILENT_S * len(self.latest.members))
+        while (store := self._connect(member)) is not None:
+            with contextlib.suppress(dist.DistError, RuntimeError):
+                store.set(f"arrived/{self.latest.generation}/{self.number}", self._process)
+                if (found := store.peek(key)) is not None:
+                    return NodeGroup.decode(found)
+            if time.monotonic() > until:
+                raise TrainingError(
+                    f"{member} has not left the group that lost a node, and decides who continues",
+                    next_step=f"find out what {member} waits for (drumline watch), or end it: the others then continue",
+                )
+            time.sleep(POLL_S)
+        return None
 
-    def _decide(self) -> NodeGroup:
-        """As the lowest node that is left: wait for the others, or until it is known that they are lost."""
+    def _decide(self, key: str) -> NodeGroup | None:
+        """As the lowest node that is left: wait for the others, or until it is known that they are lost. None: a lower
+        one answers again."""
         assert self._own is not None
         generation, arrived = self.latest.generation, [self._me()]
         waiting, silent = [one for one in self.latest.members if one.process != self._process], []
@@ -286,9 +297,17 @@ class LiveNodes:
                 if self._own.peek(f"arrived/{generation}/{one.number}") == one.process.encode():
                     arrived.append(one)
                     waiting.remove(one)
-                elif self._connect(one) is None:
+                elif (store := self._connect(one)) is not None:
+                    if one.number < self.number:
+                        return None
+                    with contextlib.suppress(dist.DistError, RuntimeError):
+                        if (found := store.peek(key)) is not None:  # it could not reach this node meanwhile
+                            return NodeGroup.decode(found)
+                elif one.process in self._gone or (state := probe(one)) == "refused":
                     waiting.remove(one)
-                    silent += [one] if probe(one) == "silent" else []
+                elif state == "silent":  # if it is open, there was no connection for a moment only
+                    waiting.remove(one)
+                    silent.append(one)
             time.sleep(POLL_S)
         self._check_majority(arrived, silent)
         joining = [one for one in self._lobby(self._own) if self._connect(one) is not None]
@@ -313,18 +332,27 @@ class LiveNodes:
 
     def _connect(self, member: LiveNode) -> SealedStore | None:
         """The store of a node; None: the node is lost, or was started again."""
+        if member.process in self._gone:
+            return None
         if probe(member) != "open":  # first: a store that has lost its connection prints torch's own stack
             self._others.pop(member.process, None)
             return None
         try:
-            if (store := self._others.get(member.process)) is None:
-                base = open_tcp_store(member.address, member.port, timeout_s=CONNECT_S)
-                break_dead_connections(member.port, after_s=SILENT_S)
-                store = self._others[member.process] = SealedStore(base, self._given.secret)
-            return store if store.peek("process") == member.process.encode() else None
-        except (OSError, RuntimeError):
+            return answered(partial(self._open, member), limit_s=SILENT_S)
+        except (OSError, RuntimeError) as error:
+            self._gone |= {member.process} if isinstance(error, TimeoutError) else set()
             self._others.pop(member.process, None)
             return None
+
+    def _open(self, member: LiveNode) -> SealedStore | None:
+        if (store := self._others.get(member.process)) is None:
+            base = open_tcp_store(member.address, member.port, timeout_s=CONNECT_S)
+            break_dead_connections(member.port, after_s=SILENT_S)
+            store = self._others[member.process] = SealedStore(base, self._given.secret)
+        if store.peek("process") != member.process.encode():
+            self._gone.add(member.process)
+            return None
+        return store
 
     # A node joins a run
 
@@ -341,26 +369,35 @@ class LiveNodes:
                     if self._own is None:
                         self._open_own(known)
                     store.set(f"lobby/{self.number}", json.dumps(asdict(self._me())))
-                while (found := store.peek(f"joined/{self._process}")) is None and store.peek(OVER) is None:
+                while (found := store.peek(f"joined/{self._process}")) is None:
+                    if store.peek(OVER) is not None or self._is_led_elsewhere(store, known):
+                        break
                     if notice.is_due() and self.is_first:
                         who = join_names([str(one) for one in known.members])
                         print_message(f"node {self.number} waits to join {who} after their next round")
                     time.sleep(WATCH_S)
                 if found is None:
                     store.delete_key(f"lobby/{self.number}")
-                    return None
-                decided = NodeGroup.decode(found)
-                assert decided is not None
-                self.latest = decided
-                return self.topology()
+                    if store.peek(OVER) is not None:
+                        return None
+                else:
+                    decided = NodeGroup.decode(found)
+                    assert decided is not None
+                    self.latest = decided
+                    return self.topology()
             known = self._newer(known)
         raise TrainingError(
             f"node {self.number} cannot join: none of the nodes that train answers",
             next_step="nothing, if they are restarted too; otherwise check that they reach each other on all ports",
         )
 
+    def _is_led_elsewhere(self, store: SealedStore, known: NodeGroup) -> bool:
+        """Whether a lower node has joined meanwhile: then that one decides who joins."""
+        newer = NodeGroup.decode(store.peek(REDIRECT) or b"")
+        return newer is not None and newer.generation > known.generation and newer.members[0] not in known.members
+
     def _newer(self, known: NodeGroup) -> NodeGroup | None:
-        """The decider was lost meanwhile: the next one has told its own store of the group that it leads."""
+        """The decider is another one now: each node has the group that it is in in its store."""
         deadline = time.monotonic() + self._patience_s
         while time.monotonic() < deadline:
             alive = [store for one in known.members if (store := self._connect(one)) is not None]

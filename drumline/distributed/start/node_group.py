@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar, cast
 
 from drumline.net.sealed_store import document
 
 CONNECT_S = 3.0
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -77,3 +81,24 @@ def probe(one: LiveNode) -> str:
     except OSError:
         return "silent"
     return "open"
+
+
+def answered(call: Callable[[], T], *, limit_s: float) -> T:
+    """What it returns or raises; TimeoutError after the limit. A process that is stopped keeps its connections, and a
+    call to its store would wait forever; it waits on in a thread."""
+    found: SimpleQueue[tuple[T | None, Exception | None]] = SimpleQueue()
+
+    def run() -> None:
+        try:
+            found.put((call(), None))
+        except Exception as error:
+            found.put((None, error))
+
+    threading.Thread(target=run, name="drumline-ask", daemon=True).start()
+    try:
+        result, error = found.get(timeout=limit_s)
+    except Empty:
+        raise TimeoutError from None
+    if error is not None:
+        raise error
+    return cast("T", result)

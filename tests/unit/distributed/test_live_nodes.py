@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import threading
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import pytest
 
 from drumline.distributed.start import live_nodes
 from drumline.distributed.start.live_nodes import REDIRECT, LiveNodes
-from drumline.distributed.start.node_group import NodeGroup, Redirected
+from drumline.distributed.start.node_group import LiveNode, NodeGroup, Redirected
 from drumline.distributed.start.rank_rendezvous import Rendezvous
 from drumline.distributed.start.rank_store import host_store
 from drumline.errors import PreflightError, TrainingError
@@ -182,6 +183,62 @@ def test_the_smaller_part_of_a_cut_network_ends(monkeypatch: pytest.MonkeyPatch)
     bed = Bed(2)
     bed.kill(1)
     assert bed.nodes[0].regroup().world_size == 1  # of two, the first
+
+
+def test_a_node_that_the_others_did_not_reach_does_not_continue_beside_them() -> None:
+    bed = Bed(3)
+    bed.kill(0)
+    together(bed.nodes[1].regroup, bed.nodes[2].regroup)
+    own = bed.nodes[0]._own
+    assert own is not None
+    own.set("process", bed.nodes[0]._process)  # it was running all the time
+    with pytest.raises(TrainingError, match="the other nodes continue without node 0"):
+        bed.nodes[0].regroup()
+
+
+def test_only_the_lowest_node_that_answers_decides() -> None:
+    bed = Bed(2)
+    assert bed.nodes[1]._decide("decision/0") is None  # the first one answers again
+    found = together(bed.nodes[1].regroup, bed.nodes[0].regroup)
+    assert [one.world_size for one in found] == [2, 2]
+
+
+def test_a_node_that_decides_may_not_take_forever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_nodes, "SILENT_S", 1)
+    bed = Bed(2, patience_s=0.2)
+    with pytest.raises(TrainingError) as refused:
+        bed.nodes[1].regroup()
+    assert "has not left the group that lost a node, and decides who continues" in str(refused.value)
+    assert "end it: the others then continue" in str(refused.value.next_step)
+
+
+def test_a_process_that_is_stopped_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_nodes, "SILENT_S", 1)
+    one = live(Topology(0, 2, 0, 1, secret=SECRET), patience_s=1)
+    with socket.create_server(("127.0.0.1", 0)) as stopped:  # the kernel takes connections, and nobody answers
+        member = LiveNode(1, "vm", "127.0.0.1", stopped.getsockname()[1], "start")
+        assert one._connect(member) is None
+        assert one._gone == {"start"}
+
+
+def test_a_node_waits_where_the_lowest_node_is() -> None:
+    bed = Bed(3)
+    bed.kill(2)
+    first, second = bed.nodes[0]._me(), bed.nodes[1]._me()
+    own = [bed.nodes[0]._own, bed.nodes[1]._own]
+    assert own[0] is not None
+    assert own[1] is not None
+    own[1].set(REDIRECT, NodeGroup(2, (first, second)).encode())
+    again = bed.new(2)
+
+    def lead() -> None:
+        while not bed.nodes[0].has_joiner:
+            live_nodes.time.sleep(0.02)
+        bed.nodes[0].close()
+
+    told = Redirected(NodeGroup(1, (second,)).encode().encode())  # since then the first node has joined
+    assert together(lambda: again.join(told), lead) == [None, None]
+    assert bed.nodes[1]._lobby(own[1]) == []
 
 
 def test_a_node_comes_with_all_of_its_ranks() -> None:
