@@ -157,17 +157,26 @@ class Mirror:
             with suppress(StoreError):  # a right that nothing else needs
                 self._store.delete_unfinished(CHECKPOINTS)
             self._has_begun = True
-        while missing := self._missing(local := dict(complete_in(self._root))):
-            self._upload(max(missing), local[max(missing)])
-        self._newest_safe = max(local, default=-1)
         self._check()
+        corrupt: dict[int, CorruptCheckpointError] = {}
+        while missing := self._missing(local := dict(complete_in(self._root))) - corrupt.keys():
+            try:
+                self._upload(max(missing), local[max(missing)])
+            except (
+                CorruptCheckpointError
+            ) as error:  # reported at the end: it must not stop what is newer, and retention
+                corrupt[max(missing)] = error
+        self._check()
+        self._newest_safe = max(local.keys() & self._complete.keys(), default=-1)
         self._put_files()
         self._remove_remote(newest=self._newest_safe)
         if local:
             try:
-                self._prune_local(self._root / catalog.folder_name(max(local)))
+                self._prune_local()
             except CheckpointError as error:
                 log.warning(error)
+        if corrupt:
+            raise corrupt[max(corrupt)]
 
     def _check(self) -> None:
         """Before anything that another run could lose by it, or that needs what another run may have deleted."""
@@ -241,10 +250,11 @@ class Mirror:
         corrupt = {name.rpartition("/")[0] for name in names - expected if name.endswith(f"/{manifest.FILE_NAME}")}
         self._store.delete(name for name in names - expected if name.rpartition("/")[0] not in corrupt)
 
-    def _prune_local(self, newest: Path) -> None:
-        size = sum(record.size for record in catalog.check_sizes(newest).files.values())
-        is_short = shutil.disk_usage(self._root).free < _ROOM_FOR * size
-        with self._pruning:
+    def _prune_local(self, newest: Path | None = None) -> None:
+        with self._pruning:  # the other thread may have removed what was the newest
+            newest = newest or self._root / catalog.folder_name(max(step for step, _ in complete_in(self._root)))
+            size = sum(record.size for record in catalog.check_sizes(newest).files.values())
+            is_short = shutil.disk_usage(self._root).free < _ROOM_FOR * size
             self._prune(newest, lambda step: step <= self._newest_safe or is_short)
 
 

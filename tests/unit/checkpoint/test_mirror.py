@@ -173,6 +173,44 @@ def test_a_file_that_became_corrupt_here_is_not_mirrored(
     assert "model.safetensors: its checksum differs from the manifest's" in caplog.text
 
 
+def test_a_corrupt_one_that_is_kept_here_does_not_stop_retention(client: Any, tmp_path: Path) -> None:
+    folder = Folder(tmp_path, keep_last=1, keep_best=1)
+    path = write(folder.root, 1, loss=0.1)
+    content = (path / "model.safetensors").read_bytes()
+    (path / "model.safetensors").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    for step in (2, 3):
+        folder.save(step, loss=0.5)
+        folder.mirror.finish(LIMIT_S)
+        folder.mirror._has_given_up = False
+    folder.close()
+    assert folder.mirrored == [3]
+    assert folder.steps == [1, 3]
+
+
+def test_a_checkpoint_that_a_save_has_removed_meanwhile_is_not_reported(
+    client: Any, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "config.toml").write_text("x = 1\n")
+    reached, gate = threading.Event(), threading.Event()
+
+    def hold(method: str, path: str) -> None:
+        if method == "PUT" and path.endswith("config.toml"):
+            reached.set()
+            gate.wait(LIMIT_S)
+
+    with Proxy(server, hold) as proxy:
+        use_endpoint(monkeypatch, proxy.url)
+        folder = Folder(tmp_path, keep_last=1)
+        folder.save(1)
+        assert reached.wait(LIMIT_S)
+        folder.save(2)
+        assert folder.steps == [2]  # the first is in the store
+        gate.set()
+        folder.close()
+        assert folder.mirrored == [2]
+    assert [record.getMessage() for record in caplog.records if record.name == "drumline"] == []
+
+
 # Endpoints that fail
 
 
