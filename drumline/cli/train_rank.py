@@ -22,7 +22,7 @@ from drumline.engine.output import StartClock, start_clock
 from drumline.engine.preemption import Preemption
 from drumline.engine.run_context import RunRequest
 from drumline.engine.train import train
-from drumline.errors import ExitCode, PreflightError
+from drumline.errors import ExitCode, PreflightError, UsageError
 from drumline.launch.startup import interrupted, load_compiler_late
 from drumline.launch.topology import Topology, topology_from
 from drumline.manager import DDPManager
@@ -100,6 +100,12 @@ def live_nodes(topology: Topology | None, config: Config) -> LiveNodes | None:
     """None: a lost node restarts all."""
     if topology is None or config.dist.on_lost_node == "restart" or topology.world_size == topology.local_world_size:
         return None
+    if topology.agent_hosts_store or (topology.local_world_size > 1 and not topology.node_start):
+        raise UsageError(
+            "--dist.on_lost_node continue needs ranks that drumline launch has started: other launchers restart all of "
+            "them, or do not tell one start of a node's ranks from the next",
+            next_step="start each node with drumline launch, or use --dist.on_lost_node restart",
+        )
     return LiveNodes(
         topology,
         patience_s=config.dist.train_timeout_s,

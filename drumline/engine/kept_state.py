@@ -11,13 +11,14 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from drumline.checkpoint import state
+from drumline.checkpoint import catalog, state
 from drumline.checkpoint.state import capture_rng, restore_rng
 from drumline.checkpoint.store import Snapshot
 from drumline.data.sharding import Cursor, Sharding
@@ -169,6 +170,21 @@ def meet(kept: KeptState | None, ddp: DDPManager, *, is_sharded: bool) -> Meetin
     return Meeting(gather_json(mine, device=ddp.device), ddp.local_world_size if is_sharded else 1)
 
 
+def check_newest(root: Path, meeting: Meeting) -> None:
+    """On rank 0: refuse to continue from memory where others have continued, and saved, without this group, as after a
+    node was stopped for a while."""
+    step = meeting.progress.step
+    if max(catalog.list_steps(root), default=0) <= step:
+        return
+    path, _ = catalog.newest_valid(root)
+    saved = 0 if path is None else catalog.read_document(path, "progress")["step"]
+    if saved > step:
+        raise TrainingError(
+            f"the run is at step {saved} in {root}, and this node at step {step}: the others continued without it",
+            next_step="nothing: its launcher starts it again, and it resumes from there",
+        )
+
+
 def restore_kept(context: RunContext, meeting: Meeting, kept: KeptState | None) -> None:
     """Collective: continue with the job that was built for this group, and repeat a round that did not end."""
     job = context.job
@@ -215,6 +231,8 @@ def report_regrouped(context: RunContext, group: NodeGroup, kept: KeptState | No
     if group.joined:
         again = "joined" if not set(group.joined) & set(group.lost) else "was lost and joined again"
         texts.append(f"{join_names(list(group.joined))} {again} after step {step}, from the memory of the others")
+    if not texts:
+        texts.append(f"the same nodes continue after step {step}: a connection between them was lost")
     paused = "" if paused_s is None else f" (paused {duration(paused_s)})"
     context.reporter.report(
         "regrouped",

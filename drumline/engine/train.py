@@ -23,7 +23,15 @@ from drumline.engine.balance import make_balance
 from drumline.engine.failure_report import is_own, out_of_memory
 from drumline.engine.initial_weights import load_initial_weights
 from drumline.engine.job import Job, Progress, build_job, check_streams, choose_batch, choose_step, count_steps
-from drumline.engine.kept_state import KeptState, check_continues, keep_state, meet, report_regrouped, restore_kept
+from drumline.engine.kept_state import (
+    KeptState,
+    check_continues,
+    check_newest,
+    keep_state,
+    meet,
+    report_regrouped,
+    restore_kept,
+)
 from drumline.engine.local_data import with_local_data
 from drumline.engine.loop import Loop, between_steps
 from drumline.engine.non_finite import NonFinite
@@ -87,6 +95,8 @@ def train(
         saved = None if found is None else found.facts
         if meeting is not None:
             saved = meeting.furthest["facts"]
+            if ddp.is_main_process():
+                check_newest(folder.checkpoints, meeting)
         clock.mark("folder")
 
         # Data, model and optimizer, compared across ranks.

@@ -127,6 +127,7 @@ def open_rendezvous(
     if node.num_nodes == 1:
         return SingleNodeRendezvous()
     if continues:
+        _warn_without_secret(node, secret)
         return OwnRendezvous(node, secret)
     if node.node_rank > 0:
         # A controller that reached all hosts knows that they are up.
@@ -145,11 +146,7 @@ def open_rendezvous(
     break_dead_connections(int(port), after_s=node.lost_after_s)
     membership.check_job()
     membership.join()
-    if secret is None:
-        print_message(
-            f"warning: {SECRET_ENV} is not set: whoever reaches {node.endpoint} can end or misdirect this job. Try: "
-            "set it to one value on all nodes"
-        )
+    _warn_without_secret(node, secret)
     settings = RendezvousSettings(
         RUN_ID,
         node.min_nodes or node.num_nodes,
@@ -162,6 +159,14 @@ def open_rendezvous(
         store, keys, settings, address, secret=membership.secret, count_alive=membership.count_alive
     )
     return NodeRendezvous(inner, node, address, membership)
+
+
+def _warn_without_secret(node: NodePlan, secret: str | None) -> None:
+    if secret is None:
+        print_message(
+            f"warning: {SECRET_ENV} is not set: whoever reaches {node.endpoint} can end or misdirect this job. Try: "
+            "set it to one value on all nodes"
+        )
 
 
 def wait_for_first_node(

@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 
+from drumline.cli import train_rank
+from drumline.config.schema import Config, DistConfig
 from drumline.distributed.start import live_nodes
 from drumline.distributed.start.live_nodes import REDIRECT, LiveNodes
 from drumline.distributed.start.node_group import LiveNode, NodeGroup, Redirected
 from drumline.distributed.start.rank_rendezvous import Rendezvous
 from drumline.distributed.start.rank_store import host_store
-from drumline.errors import PreflightError, TrainingError
+from drumline.errors import PreflightError, TrainingError, UsageError
 from drumline.launch.topology import Topology
 from drumline.net.sealed_store import SealedStore
 from drumline.watch.failure_kind import FailureKind, failure_kind
@@ -257,6 +259,16 @@ def test_a_node_comes_with_all_of_its_ranks() -> None:
     first._own.delete_key("pid/1")
     first._patience_s, other._own = 30, other._connect(first._me())
     assert [(one.rank, one.world_size) for one in together(first.regroup, other.regroup)] == [(0, 2), (1, 2)]
+
+
+def test_a_launcher_that_cannot_is_refused() -> None:
+    config = Config(dist=DistConfig(sync="diloco:5", on_lost_node="continue"))
+    assert train_rank.live_nodes(Topology(0, 4, 0, 2, node_start="once"), config) is not None
+    assert train_rank.live_nodes(Topology(0, 2, 0, 1), config) is not None
+    for one in (Topology(0, 4, 0, 2), Topology(0, 2, 0, 1, agent_hosts_store=True)):  # srun; torchrun
+        with pytest.raises(UsageError, match="continue needs ranks that drumline launch has started") as refused:
+            train_rank.live_nodes(one, config)
+        assert refused.value.next_step == "start each node with drumline launch, or use --dist.on_lost_node restart"
 
 
 def test_which_errors_lead_to_another_group() -> None:

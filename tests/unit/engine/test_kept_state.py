@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from drumline.checkpoint import store
 from drumline.distributed.start.node_group import LiveNode, NodeGroup
 from drumline.engine.job import Job
-from drumline.engine.kept_state import Meeting, check_continues, report_regrouped
+from drumline.engine.kept_state import Meeting, check_continues, check_newest, report_regrouped
 from drumline.engine.run_context import RunContext
 from drumline.errors import TrainingError, UsageError
 
@@ -43,6 +45,19 @@ def test_a_step_that_no_node_has_whole_is_lost() -> None:
     assert refused.value.next_step == "nothing: the launchers restart all ranks from the newest checkpoint"
 
 
+def test_a_node_that_the_others_have_overtaken_does_not_continue_from_memory(tmp_path: Path) -> None:
+    """Its process was stopped, and they have saved, and ended."""
+    check_newest(tmp_path, Meeting([at(8)], num_shards=1))
+    store.write(tmp_path, 20, tensors={}, documents={"progress": {"step": 20}}, metrics={})
+    check_newest(tmp_path, Meeting([at(20)], num_shards=1))
+    with pytest.raises(TrainingError, match=r"the run is at step 20 in .*, and this node at step 13: the ") as refused:
+        check_newest(tmp_path, Meeting([at(13)], num_shards=1))
+    assert refused.value.next_step == "nothing: its launcher starts it again, and it resumes from there"
+    for file in tmp_path.glob("*/progress.json"):
+        file.write_text("{}")
+    check_newest(tmp_path, Meeting([at(13)], num_shards=1))  # it is corrupt, and was so when the run resumed
+
+
 def job_of(num_shards: int | None, local_ranks: int, stream: object = None) -> Job:
     sharded = None if num_shards is None else SimpleNamespace(plan=SimpleNamespace(num_shards=num_shards))
     ddp, loader = SimpleNamespace(local_world_size=local_ranks), SimpleNamespace(stream_state=lambda: stream)
@@ -68,6 +83,7 @@ def test_what_cannot_continue_is_refused() -> None:
         ([1], [], "node 1 (b) was lost by step 7; the others continue"),
         ([1, 2], [], "node 1 (b) and node 2 (c) were lost by step 7; the others continue"),
         ([], [2], "node 2 (c) joined after step 7, from the memory of the others"),
+        ([], [], "the same nodes continue after step 7: a connection between them was lost"),
         ([1], [1], "node 1 (b) was lost and joined again after step 7, from the memory of the others"),
     ],
 )

@@ -13,7 +13,7 @@ from drumline.launch.node_plan import NodePlan
 CONTINUE = ["--dist.sync", "diloco:5", "--dist.on_lost_node", "continue"]
 
 
-def test_each_node_starts_alone_and_all_ranks_have_one_secret() -> None:
+def test_each_node_starts_alone_and_all_ranks_have_one_secret(capsys: pytest.CaptureFixture[str]) -> None:
     nodes = [NodePlan(num_nodes=2, node_rank=rank, endpoint="192.0.2.1:29500") for rank in range(2)]
     opened = [open_rendezvous(node, "0123456789abcdef", continues=True) for node in nodes]
     infos = [one.next_rendezvous() for one in opened]  # 192.0.2.1 is nobody: it would wait for that
@@ -22,9 +22,11 @@ def test_each_node_starts_alone_and_all_ranks_have_one_secret() -> None:
     assert [(place.master_addr, place.master_port) for place in places] == [("192.0.2.1", 29500)] * 2
     assert opened[0].ranks_secret == opened[1].ranks_secret != ""
     assert not any(one.use_agent_store or one.num_nodes_waiting() for one in opened)
+    assert capsys.readouterr().err == ""
     without = open_rendezvous(nodes[0], None, continues=True)
     without.next_rendezvous()
     assert without.ranks_secret == ""
+    assert "DRUMLINE_SECRET is not set: whoever reaches 192.0.2.1:29500" in capsys.readouterr().err
     alone = open_rendezvous(NodePlan(), None, continues=True)
     assert isinstance(alone, SingleNodeRendezvous)
     assert not isinstance(alone, OwnRendezvous)
