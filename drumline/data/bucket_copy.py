@@ -10,7 +10,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -26,12 +26,16 @@ from drumline.untrusted import make_own_folder, parse_json, read_regular, replac
 
 # Small objects wait for the network most of the time.
 NUM_THREADS = 8
+# A future takes 2 kB, and a bucket may have millions of objects.
+NUM_SUBMITTED = 10_000
 POLL_S, RECORD_EVERY_S = 1.0, 10.0
 MOST_RECORD_BYTES = 1 << 30
 Objects = Mapping[str, tuple[int, str]]
 """The size and the tag of each object that the store has."""
 Record = dict[str, list[object]]
 """Of each object that was fetched: its size, the store's tag, the blake3 checksum, and when the file was written."""
+Fetched = tuple[str, int]
+"""The last two of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,14 +92,14 @@ class BucketCopy:
             self._fetch(store, missing, wanted, record)
 
     def _fetch(self, store: ObjectStore, names: Sequence[str], wanted: Objects, record: Record) -> None:
-        def fetch(name: str) -> tuple[str, int]:
+        def fetch(name: str) -> Fetched:
             to = self.folder / name
             to.parent.mkdir(parents=True, exist_ok=True)
             return store.fetch(name, to, size=wanted[name][0]), to.stat().st_mtime_ns
 
         pool, written_at = ThreadPoolExecutor(NUM_THREADS), time.monotonic()
         try:
-            for name, future in [(name, pool.submit(fetch, name)) for name in names]:
+            for name, future in _submitted(pool, fetch, names):
                 while not wait([future], timeout=POLL_S).done:
                     self.alive()  # a download that hangs ends by its own time limits
                 record[name] = [*wanted[name], *future.result()]
@@ -152,3 +156,10 @@ class BucketCopy:
                     self.alive()
                     time.sleep(POLL_S)
             yield
+
+
+def _submitted(
+    pool: ThreadPoolExecutor, fetch: Callable[[str], Fetched], names: Sequence[str]
+) -> Iterator[tuple[str, Future[Fetched]]]:
+    for start in range(0, len(names), NUM_SUBMITTED):
+        yield from [(name, pool.submit(fetch, name)) for name in names[start : start + NUM_SUBMITTED]]

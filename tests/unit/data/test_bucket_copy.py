@@ -68,7 +68,9 @@ def fetched(proxy: Proxy) -> list[str]:
     return sorted(name for name in names if name)
 
 
-def test_data_is_copied_once(proxy: Proxy, tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_submitted", [1, 3, 4, 5])
+def test_data_is_copied_once(proxy: Proxy, tmp_path: Path, num_submitted: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bucket_copy, "NUM_SUBMITTED", num_submitted)
     said: list[str] = []
     one = copy(tmp_path, report=said.append)
     one.update()
