@@ -26,7 +26,7 @@ from drumline.config.help import render_flags
 from drumline.engine.run_folder import run_name
 from drumline.errors import DrumlineError, ExitCode, PreflightError, UsageError
 from drumline.launch.hosts import Host
-from drumline.launch.ssh.client import not_reached, ssh_words
+from drumline.launch.ssh.client import SSH_FAILED, not_reached, ssh_words
 from drumline.terminal import print_message, show
 from drumline.text import join_names, plural
 
@@ -168,7 +168,8 @@ class _CloudJob:
 
     def _report_lost(self) -> bool:
         """Have AWS replace nodes that do not answer, which it notices late. If none answers, the fault may be here."""
-        lost, _ = self._prepare(self._nodes)
+        failed, _ = self._prepare(self._nodes)
+        lost = [node for node, code in failed.items() if code == SSH_FAILED]
         if len(lost) == len(self._nodes):
             return False
         for node in lost:
@@ -196,19 +197,19 @@ class _CloudJob:
             doctor_command.show_step(f"nodes: {len(nodes) - len(waiting)} of {self._num_nodes} are ready")
             time.sleep(POLL_S)
 
-    def _prepare(self, nodes: Sequence[CloudNode]) -> tuple[list[CloudNode], DrumlineError | None]:
-        """Make this folder on each node; those that are not ready, and the last reason."""
+    def _prepare(self, nodes: Sequence[CloudNode]) -> tuple[dict[CloudNode, int], DrumlineError | None]:
+        """Make this folder on each node; those that are not ready, with their exit codes, and the last reason."""
         command = ["sudo", PREPARE, str(Path.cwd())]
         started = [
             (node, subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE))
             for node in nodes
             for words in [ssh_words(self._client(), Host(node.address), command, cwd=PurePosixPath("/"))]
         ]
-        waiting, reason = [], None
+        waiting, reason = dict[CloudNode, int](), None
         for node, process in started:
             said = os.fsdecode(process.communicate()[1]).splitlines()
             if process.returncode:
-                waiting.append(node)
+                waiting[node] = process.returncode
                 host = Host(node.address)
                 reason = not_reached(host, process.returncode, said, python=PREPARE, cwd="/")
         return waiting, reason

@@ -41,9 +41,9 @@ class Cluster:
         monkeypatch.setattr(aws_launch.doctor_command, "run", self.doctor)
         monkeypatch.setattr(aws_launch.launch_command, "run", self.launch)
 
-    def is_lost(self, address: str, *, after: int) -> None:
-        """From the connection on that follows these."""
-        gone = f'case "$*" in *"-- {address} "*) [ $(grep -c . {self.log}) -le {after} ] || exit 255;; esac'
+    def is_lost(self, address: str, *, after: int, code: int = 255) -> None:
+        """From the connection on that follows these. A code other than ssh's own is that of the node's command."""
+        gone = f'case "$*" in *"-- {address} "*) [ $(grep -c . {self.log}) -le {after} ] || exit {code};; esac'
         (self.log.parent / "ssh").write_text(f'#!/bin/sh\necho "$@" >> {self.log}\n{gone}\n')
 
     def has(self, *instances: dict[str, Any]) -> None:
@@ -135,6 +135,16 @@ def test_a_node_that_does_not_answer_is_reported_to_aws(cluster: Cluster, capsys
     shown = capsys.readouterr().err
     assert "10.0.0.2 (i-2) does not answer: asking AWS to replace it\n" in shown
     assert "AWS took back 10.0.0.2; waiting for its replacement, then the run resumes\n" in shown
+
+
+def test_a_node_that_answers_with_an_error_is_not_replaced(cluster: Cluster) -> None:
+    cluster.made()
+    for _ in range(2):
+        cluster.has(instance(1), instance(2))
+    cluster.codes = [TrainingError("rank 3 crashed")]
+    cluster.is_lost("10.0.0.2", after=2, code=1)
+    with pytest.raises(TrainingError, match="rank 3 crashed"):
+        aws_launch.launch(["--no-doctor", "digits"])
 
 
 def test_where_no_node_answers_none_is_replaced(cluster: Cluster) -> None:
