@@ -90,7 +90,7 @@ def _install(fault: Fault) -> None:
         "optimizer": (TrainStep, "_update", behind),
         "gather": (saver, "gather_rng", before),
         "write": (store, "write_file", behind),
-        "rename": (store, "_put_in_place", behind),
+        "rename": (store, "put_in_place", behind),
         "prune": (saver, "prune", before),
         "saved": (saver.Saver, "save", behind),
         "evaluation": (evaluation, "_sum_batches", behind),

@@ -67,9 +67,9 @@ def configs(draw: st.DrawFn) -> Config:
     for pair in EXCLUSIVE_PAIRS:
         given, other = draw(st.permutations(pair))
         values[given], values[other] = draw(st.integers(1, 10**6)), None
-    for rule in RULES:
-        if rule.is_broken(*(values[path] for path in rule.fields)):
-            values |= {path: FIELDS[path].default for path in rule.fields if path not in PAIRED}
+    # A default may break a rule that held before.
+    while broken := [rule for rule in RULES if rule.is_broken(*(values[path] for path in rule.fields))]:
+        values |= {path: FIELDS[path].default for path in broken[0].fields if path not in PAIRED}
     return Config(
         **{
             section: cls(**{name: values[f"{section}.{name}"] for name in cls.__dataclass_fields__})
