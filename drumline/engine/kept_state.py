@@ -47,13 +47,18 @@ class KeptState:
     facts: Mapping[str, Any]
     snapshot: Snapshot
     """The shared weights, this rank's optimizer, hooks and progress."""
-    own: Mapping[str, Any]
+    own: dict[str, Any]
     """What its replica has to itself."""
     pending: list[int]
     rng: Tensor
     ledger: Mapping[str, Any]
     """Since the last save: `first` step, its `cursor`, and how batches were split (`rank`, `world_size`, ...)."""
     left_at: float = field(default_factory=time.monotonic)
+
+    def release(self) -> None:
+        """The group trains: free the tensors. When it ends, its ranks keep what they have then."""
+        self.snapshot.tensors.clear()
+        self.own.clear()
 
 
 @dataclass(frozen=True)
@@ -121,7 +126,7 @@ def keep_state(context: RunContext, facts: Mapping[str, Any], saver: Saver) -> K
     """Not collective: other ranks are lost."""
     job, progress, sync = context.job, context.progress, context.job.sync
     # Sharded replicas are the same after every step.
-    own = {"finished_at": [progress.step]} if sync is None else sync.own_state()
+    own: dict[str, Any] = {"finished_at": [progress.step]} if sync is None else sync.own_state()
     rng = capture_rng(job.ddp.device)
     with job.shared_weights():
         of_hooks = Snapshot({}, {}) if context.hooks is None else context.hooks.capture()

@@ -169,6 +169,8 @@ def train(
                 live.guard_connections()
                 actions.insert(0, LeaveGroup(lambda: live.ends, partial(keep_state, context, facts, saver)))
             with _failure_in_hooks(context), _lost_node_ends_group(live, partial(keep_state, context, facts, saver)):
+                if kept is not None:
+                    kept.release()
                 context.call_hooks("start")
                 if hooks is not None:
                     hooks.capture()  # what cannot be saved is refused before the first step

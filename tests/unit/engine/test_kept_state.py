@@ -7,11 +7,12 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 
 from drumline.checkpoint import store
 from drumline.distributed.start.node_group import LiveNode, NodeGroup
-from drumline.engine.job import Job
-from drumline.engine.kept_state import Meeting, check_continues, check_newest, report_regrouped
+from drumline.engine.job import Job, Progress
+from drumline.engine.kept_state import KeptState, Meeting, check_continues, check_newest, report_regrouped
 from drumline.engine.run_context import RunContext
 from drumline.errors import TrainingError, UsageError
 
@@ -56,6 +57,13 @@ def test_a_node_that_the_others_have_overtaken_does_not_continue_from_memory(tmp
     for file in tmp_path.glob("*/progress.json"):
         file.write_text("{}")
     check_newest(tmp_path, Meeting([at(13)], num_shards=1))  # it is corrupt, and was so when the run resumed
+
+
+def test_a_group_that_trains_holds_no_second_copy() -> None:
+    snapshot, own = store.Snapshot({"model": {"a": torch.ones(2)}}, {}), {"weights": [torch.ones(2)]}
+    kept = KeptState(Progress(), {}, snapshot, own, [], torch.zeros(1), {})
+    kept.release()
+    assert (snapshot.tensors, own) == ({}, {})
 
 
 def job_of(num_shards: int | None, local_ranks: int, stream: object = None) -> Job:
