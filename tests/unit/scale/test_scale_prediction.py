@@ -232,12 +232,19 @@ def test_every_number_of_ranks_has_a_usual_efficiency(ranks: int, usual: int) ->
     assert usual_efficiency(1) is None
 
 
-def test_the_recorded_grid_has_the_errors_that_are_documented() -> None:
-    """The cells of docs/scaling-grid.json, predicted again from what was measured there."""
+@pytest.mark.parametrize(
+    ("name", "num_cells", "errors"),
+    [
+        ("scaling-grid.json", 30, "mean error 2.4%, worst 7.4%"),
+        ("scaling-grid-8-hosts.json", 9, "mean error 2.1%, worst 3.8%"),
+    ],
+)
+def test_the_recorded_grid_has_the_errors_that_are_documented(name: str, num_cells: int, errors: str) -> None:
+    """Its cells, predicted again from what was measured there."""
     docs = Path(__file__).parents[3] / "docs"
-    rows = predicted_again(json.loads((docs / "scaling-grid.json").read_text(encoding="utf-8")))
-    text = (docs / "scaling.md").read_text(encoding="utf-8")
-    assert summary(rows) == "30 cells: mean error 2.4%, worst 7.4%"
-    assert "30 cells, **mean error 2.4%, worst 7.4%**" in text
+    rows = predicted_again(json.loads((docs / name).read_text(encoding="utf-8")))
+    text = " ".join((docs / "scaling.md").read_text(encoding="utf-8").split())
+    assert summary(rows) == f"{num_cells} cells: {errors}"
+    assert f"{num_cells} cells, **{errors}**" in text
     assert [line(row) for row in rows if line(row) not in text] == []
-    assert round(max(abs(row["error"]) for row in rows), 3) == MODEL_ERROR
+    assert round(max(abs(row["error"]) for row in rows), 3) <= MODEL_ERROR
