@@ -302,5 +302,6 @@ def test_a_server_that_stops_to_answer_does_not_hold_the_run_up(tmp_path: Path, 
             break
     (run,) = server.runs("hangs")
     assert sorted(server.steps(run, "train/loss")) == [*range(1, 13)]
-    assert server.steps(run, "evaluation/loss") == [12]
+    # Sent again where the answer came too late.
+    assert set(server.steps(run, "evaluation/loss")) == {12}
     assert run["info"]["status"] == "FINISHED"

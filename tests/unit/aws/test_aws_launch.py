@@ -89,9 +89,9 @@ def test_doctor_and_then_launch_on_the_private_addresses(cluster: Cluster) -> No
         *("--sync", "--procs", "4", "digits", "--train.epochs", "3"),
         *("--run", "/mnt/shared/runs/digits"),
     ]
-    prepared = cluster.log.read_text().splitlines()
-    assert len(prepared) == 2
-    assert prepared[0].endswith(f"-- 10.0.0.1 env --chdir=/ sudo /opt/drumline/prepare {Path.cwd()}")
+    prepared = sorted(line.split(" -- ")[1] for line in cluster.log.read_text().splitlines())
+    command = f"env --chdir=/ sudo /opt/drumline/prepare {Path.cwd()}"
+    assert prepared == [f"10.0.0.1 {command}", f"10.0.0.2 {command}"], "both at once"
 
 
 def test_a_script_and_spot_nodes(cluster: Cluster) -> None:
