@@ -183,9 +183,10 @@ class LiveNodes:
             return True
         is_lost = isinstance(change, PreflightError) or self.is_lost(change)
         if is_lost and self.latest.generation > 0 and not has_state:
+            reason, _, _ = str(change).partition("\n")
             raise TrainingError(
-                f"node {self.number} lost another node while it joined",
-                next_step="nothing: its launcher starts it again",
+                f"node {self.number} could not join the others: {reason}",
+                next_step="its launcher starts it again; if this repeats, compare its settings with the others'",
             ) from change
         return is_lost and self.latest.generation > 0
 
