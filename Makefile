@@ -28,7 +28,7 @@ check: .venv/ready ## style, types and import order
 	$(BIN)/mypy
 
 quick: check ## style, types and unit tests: what to run before a commit
-	$(BIN)/python -m pytest --quiet --numprocesses 4 --dist worksteal -m "not slow" tests/unit
+	$(BIN)/python -m pytest --quiet --numprocesses 4 --dist worksteal -m "not slow and not soak" tests/unit
 
 docs: .venv/ready ## the documentation as a site in build/site; a broken link or reference is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
@@ -101,6 +101,9 @@ bench-profile: .venv/ready ## compare the overlap and idle time of a profile on 
 
 bench-overhead: .venv/ready ## what profiling costs: profiled steps, and those after them, against the steps before
 	$(BIN)/python -m benchmarks.profile_overhead
+
+soak: .venv/ready tools ## the tests that are too long for every change, about 10 minutes
+	$(BIN)/python -m pytest --numprocesses 4 --dist worksteal --timeout 600 -m soak
 
 soak-profile: .venv/ready tools ## profiles of jobs with a planted bottleneck: is it named first, do changes bring what was predicted
 	$(BIN)/python -m tests.planted_soak --count 3
