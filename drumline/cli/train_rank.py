@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 from drumline.cli.report_command import report_at_end
 from drumline.config import Layers
@@ -66,7 +67,7 @@ def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequ
                     raise
                 kept = change.kept if isinstance(change, NodesChanged) else kept
                 if not enter_next_group(change, live, ddp):
-                    return ExitCode.SUCCESS
+                    exit_now(ExitCode.SUCCESS)
                 clock = StartClock()
     except KeyboardInterrupt as error:
         ddp._connection.heartbeat.fail(summary(error), failure_kind(error))
@@ -91,7 +92,7 @@ def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequ
         report_profile(folder, shows=config.log.display != "none")
     if is_main:
         report_at_end(folder, prints=config.log.display != "none")
-    if not is_clean or has_unfinished_tracker():
+    if not is_clean or has_unfinished_tracker() or (live is not None and live.latest.generation > 0):
         exit_now(code)
     return code
 
@@ -127,9 +128,9 @@ def enter_next_group(change: BaseException, live: LiveNodes, ddp: DDPManager) ->
     return True
 
 
-def exit_now(code: int) -> None:
+def exit_now(code: int) -> NoReturn:
     """Without Python's own exit, which would wait for a process group that is broken or cannot be destroyed, and for a
-    tracker that hangs."""
+    tracker that hangs. If a thread comes back from the store of a node that is stopped meanwhile, it would abort."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import socket
 import subprocess
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -35,9 +36,18 @@ def live(topology: Topology, *, patience_s: float) -> LiveNodes:
 
 
 @pytest.fixture(autouse=True)
-def keep_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One process plays all nodes here, and would close the connections of all of them."""
+def one_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """It plays all nodes here, and would close the connections of all of them. A thread that is in torch's store when
+    Python exits may end the process by SIGABRT: none is left."""
     monkeypatch.setattr(live_nodes, "close_connections", lambda addresses, but: None)
+    yield
+    for node in [node for bed in Bed.made for node in bed.nodes]:
+        node.leave()
+    Bed.made.clear()
+    until = time.monotonic() + 30
+    while left := [one.name for one in threading.enumerate() if one.name in ("drumline-nodes", "drumline-ask")]:
+        assert time.monotonic() < until, left
+        time.sleep(0.02)
 
 
 def together(*calls: Callable[[], Any]) -> list[Any]:
@@ -62,7 +72,10 @@ def together(*calls: Callable[[], Any]) -> list[Any]:
 class Bed:
     """Nodes of one rank each, in one group."""
 
+    made: ClassVar[list[Bed]] = []
+
     def __init__(self, count: int, patience_s: float = 30.0) -> None:
+        self.made.append(self)
         self.count, self.port, self.patience_s = count, free_port(), patience_s
         base, _ = host_store("127.0.0.1", self.port, timeout_s=30)
         self.rendezvous = Rendezvous(
@@ -141,7 +154,7 @@ def test_a_node_is_let_in_with_the_next_group(capfd: pytest.CaptureFixture[str])
 
     def lead() -> Any:
         while not bed.nodes[0].has_joiner:
-            live_nodes.time.sleep(0.02)
+            time.sleep(0.02)
         return bed.nodes[0].regroup()
 
     joined, first = together(lambda: again.join(told), lead)
@@ -216,6 +229,7 @@ def test_a_node_that_decides_may_not_take_forever(monkeypatch: pytest.MonkeyPatc
 
 def test_a_process_that_is_stopped_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_nodes, "SILENT_S", 1)
+    monkeypatch.setattr(live_nodes, "CONNECT_S", 0.2)  # the thread that waits for it ends soon after the test
     one = live(Topology(0, 2, 0, 1, secret=SECRET), patience_s=1)
     with socket.create_server(("127.0.0.1", 0)) as stopped:  # the kernel takes connections, and nobody answers
         member = LiveNode(1, "vm", "127.0.0.1", stopped.getsockname()[1], "start")
@@ -235,7 +249,7 @@ def test_a_node_waits_where_the_lowest_node_is() -> None:
 
     def lead() -> None:
         while not bed.nodes[0].has_joiner:
-            live_nodes.time.sleep(0.02)
+            time.sleep(0.02)
         bed.nodes[0].close()
 
     told = Redirected(NodeGroup(1, (second,)).encode().encode())  # since then the first node has joined
