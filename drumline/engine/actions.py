@@ -14,7 +14,6 @@ from dataclasses import asdict
 import torch
 
 from drumline.distributed.collectives import all_sum
-from drumline.distributed.start.node_group import NodesChanged
 from drumline.engine.data_advice import DataAdvice
 from drumline.engine.evaluation import evaluate, numbers
 from drumline.engine.job import Progress
@@ -56,6 +55,21 @@ class Action:
         raise NotImplementedError
 
 
+class SimpleAction(Action):
+    """An action that needs nothing but these functions."""
+
+    def __init__(
+        self, name: str, due: Callable[[int], bool], run: Callable[[RunContext], None], *, interval: int
+    ) -> None:
+        self.name, self.interval, self._due, self._run = name, interval, due, run
+
+    def due(self, step: int) -> bool:
+        return self._due(step)
+
+    def run(self, context: RunContext) -> None:
+        self._run(context)
+
+
 class FirstStep(Action):
     """Once, after the first step of this start has finished on the device."""
 
@@ -74,33 +88,14 @@ class FirstStep(Action):
         self._callback()
 
 
-class LeaveGroup(Action):
-    """Not collective: the group of nodes ends after this step."""
-
-    name, interval = "leave_group", 0
-
-    def __init__(self, is_due: Callable[[], bool], keep: Callable[[], object]) -> None:
-        self._is_due, self._keep = is_due, keep
-
-    def due(self, step: int) -> bool:
-        return self._is_due()
-
-    def run(self, context: RunContext) -> None:
-        raise NodesChanged(self._keep())
-
-
-class AfterStep(Action):
+def after_step(hook: Hook) -> Action:
     """A hook's `after_step`."""
-
-    def __init__(self, hook: Hook) -> None:
-        self.name, self.interval = f"{type(hook).__name__}.after_step", hook.every_steps
-        self._hook = hook
-
-    def due(self, step: int) -> bool:
-        return step % self.interval == 0
-
-    def run(self, context: RunContext) -> None:
-        context.call_hooks("after_step", self._hook)
+    return SimpleAction(
+        f"{type(hook).__name__}.after_step",
+        due=lambda step: step % hook.every_steps == 0,
+        run=lambda context: context.call_hooks("after_step", hook),
+        interval=hook.every_steps,
+    )
 
 
 class LogTraining(Action):
@@ -311,36 +306,6 @@ class CompareReplicas(Action):
         self._non_finite.check()
         if self._is_on:
             self._replicas.check(context.progress.step)
-
-
-class CompareAfterEvaluation(Action):
-    """Compares again if an evaluation, which may take long, ran between the comparison and the save."""
-
-    name, interval = "compare_replicas_again", AT_EPOCH_END
-
-    def __init__(self, comparison: CompareReplicas, evaluation: Evaluate, save: Save) -> None:
-        self._comparison, self._evaluation, self._save = comparison, evaluation, save
-
-    def due(self, step: int) -> bool:
-        return self._evaluation.due(step) and self._save.due(step)
-
-    def run(self, context: RunContext) -> None:
-        self._comparison.run(context)
-
-
-class ReportSave(Action):
-    """Not collective: when the writer's thread has finished, report the checkpoint or raise its error."""
-
-    name, interval = "report_save", 0
-
-    def __init__(self, saver: Saver) -> None:
-        self._saver, self._writer = saver, saver.writer
-
-    def due(self, step: int) -> bool:
-        return self._writer.has_news
-
-    def run(self, context: RunContext) -> None:
-        self._saver.report()
 
 
 class Preempt(Action):

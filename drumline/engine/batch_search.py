@@ -99,7 +99,10 @@ def search_batch(
     try:
         # Weights stay as they are, so that no trial ends in a NaN.
         LearningRates(job.optimizer, config.optim, lambda *_: 0.0).set(0, 1)
-        step, plan = TrainStep(job, clip_norm=config.optim.clip_norm, sends_buffers=False), _first_plan(job)
+        step = TrainStep(job, clip_norm=config.optim.clip_norm, sends_buffers=False)
+        # The first step as rank 0 sees it, which has the most samples: all ranks must try the same sizes.
+        length = min(job.batch.size, job.loader.num_samples or job.batch.size)
+        plan = plan_step(Cursor(), length=length, sharding=replace(job.loader.sharding, rank=0))
         limit = plan.spans[0].size
         smallest = min(limit, 2 if has_batchnorm(job.model) else 1)
 
@@ -131,12 +134,6 @@ def largest(fits: Callable[[int], bool], smallest: int, limit: int) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
-
-
-def _first_plan(job: Job) -> StepPlan:
-    """The first step as rank 0 sees it, which has the most samples: all ranks must try the same sizes."""
-    length = min(job.batch.size, job.loader.num_samples or job.batch.size)
-    return plan_step(Cursor(), length=length, sharding=replace(job.loader.sharding, rank=0))
 
 
 def _begin(job: Job, step: TrainStep, plan: StepPlan, smallest: int, margin: float | None) -> bool:

@@ -7,7 +7,7 @@ import contextlib
 import errno
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -152,17 +152,14 @@ def users_traceback(error: BaseException) -> list[str]:
     """Its lines, from the first frame of the user's code on, without those of Drumline, torch and Python but for the
     last one; all of them where no frame is the user's."""
     report = traceback.TracebackException.from_exception(error)
-    num_left_out = sum(map(_leave_out, _chain(report)))
+    num_left_out = 0
+    cause: traceback.TracebackException | None = report
+    while cause is not None:  # the error, and those that it was raised from
+        num_left_out += _leave_out(cause)
+        cause = cause.__cause__ or cause.__context__
     first, *lines = "".join(report.format()).rstrip("\n").split("\n")
     note = [f"  ({plural(num_left_out, 'frame')} of Drumline, torch and Python left out)"] if num_left_out else []
     return [first, *note, *lines]
-
-
-def _chain(report: traceback.TracebackException | None) -> Iterator[traceback.TracebackException]:
-    """An error, and those that it was raised from."""
-    while report is not None:
-        yield report
-        report = report.__cause__ or report.__context__
 
 
 def _leave_out(report: traceback.TracebackException) -> int:

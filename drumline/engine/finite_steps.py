@@ -67,7 +67,7 @@ class FiniteSteps:
         if self.skips or scaler is not None:
             begin_momentum(optimizer, (one for group in optimizer.param_groups for one in group["params"]))
 
-    agree: Callable[[], None] | None = None
+    agree: Callable[[], object] | None = None
     """Collective, before an update: whether all ranks have their gradients, where others may continue without one."""
 
     def begin(self) -> None:

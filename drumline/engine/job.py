@@ -22,7 +22,7 @@ from torch.distributed import get_world_size
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from drumline.config.schema import Config, DistConfig, TrainConfig
+from drumline.config.schema import Config, TrainConfig
 from drumline.data.dataset import fingerprint
 from drumline.data.sharding import Cursor
 from drumline.data.stream_loader import AnyLoader, StreamLoader
@@ -237,7 +237,10 @@ def build_job(
     applied, groups = set_up_model(config, task, ddp, plan, on_model)
     model = unwrap_model(applied)
     _warn_about_data(config, ddp, loader, model, batch.size)
-    optimizer = _make_optimizer(config, task, model, batch)
+    if (optimizer := task.optimizer(model)) is not None:
+        check_own_optimizer(optimizer, model, maker=f"{type(task).__name__}.optimizer()")
+    else:
+        optimizer = make_optimizer(model, config.optim, lr=peak_rate(config.optim, world_size=batch.num_shares))
     rates = LearningRates(optimizer, config.optim, None if type(task).schedule is Task.schedule else task.schedule)
     # fp16 gradients underflow without a scale; bf16 has the range of fp32 and needs none.
     scaler = GradScaler(device.type) if config.train.precision == "fp16" else None
@@ -269,16 +272,11 @@ def build_job(
         step=step,
         uncapturable=find_uncapturable(optimizer, skips=config.train.on_nan == "skip") if in_graph else None,
         group_settings=group_settings(optimizer),
-        comm=_make_comm(config.dist, applied),
+        comm=PowerSGD(applied, columns=config.dist.powersgd_rank, start=config.dist.powersgd_start)
+        if config.dist.comm == "powersgd" and isinstance(applied, DistributedDataParallel) and get_world_size() > 1
+        else None,
         sync=None if groups is None else make_sync(config.dist, model, groups),
     )
-
-
-def _make_optimizer(config: Config, task: Task, model: nn.Module, batch: GlobalBatch) -> Optimizer:
-    """The task's optimizer if it has one, otherwise that of the settings."""
-    if (own := task.optimizer(model)) is not None:
-        return check_own_optimizer(own, model, maker=f"{type(task).__name__}.optimizer()")
-    return make_optimizer(model, config.optim, lr=peak_rate(config.optim, world_size=batch.num_shares))
 
 
 def leave_default_stream(device: torch.device) -> None:
@@ -303,12 +301,6 @@ def _make_loader(config: Config, task: Task, ddp: DDPManager, batch: GlobalBatch
     )
     made.count_tokens = task.num_tokens
     return cast(AnyLoader, made)
-
-
-def _make_comm(dist: DistConfig, applied: nn.Module) -> PowerSGD | None:
-    if dist.comm != "powersgd" or not isinstance(applied, DistributedDataParallel) or get_world_size() == 1:
-        return None
-    return PowerSGD(applied, columns=dist.powersgd_rank, start=dist.powersgd_start)
 
 
 def _warn_about_data(config: Config, ddp: DDPManager, loader: AnyLoader, model: nn.Module, batch_size: int) -> None:

@@ -6,6 +6,7 @@ from drumline.data.ledger import Ledger
 from drumline.data.loader import Step
 from drumline.distributed.group import collective_counter
 from drumline.engine import actions
+from drumline.engine.actions import SimpleAction
 from drumline.engine.non_finite import NonFinite
 from drumline.engine.output import WatchNotices
 from drumline.engine.preemption import Preemption
@@ -37,7 +38,7 @@ def between_steps(
         # First, so that the folder has the settings of this step even if a later hook fails.
         first_step,
         # The task's hooks, in its order. Before the log line, with which ranks agree to stop if a hook asked for it.
-        *map(actions.AfterStep, hooks),
+        *map(actions.after_step, hooks),
         # Before replicas are compared: it finds a NaN, and `--train.on_nan stop` freezes the weights of the one rank
         # whose loss was not finite, which would look like replicas that differ.
         actions.LogTraining(context, train_step, non_finite, notices),
@@ -45,11 +46,18 @@ def between_steps(
         compare,
         # Before the save, so that a resumed run never skips an evaluation, and the checkpoint has its metrics.
         evaluate,
-        actions.CompareAfterEvaluation(compare, evaluate, save),
+        # Again, if an evaluation, which may take long, ran between the comparison and the save.
+        SimpleAction(
+            "compare_replicas_again",
+            due=lambda step: evaluate.due(step) and save.due(step),
+            run=compare.run,
+            interval=actions.AT_EPOCH_END,
+        ),
         # Before the save, which records how the next step is split.
         *([] if balance is None else [balance]),
         save,
-        actions.ReportSave(saver),
+        # Not collective: when the writer's thread has finished, report the checkpoint or raise its error.
+        SimpleAction("report_save", lambda step: saver.writer.has_news, lambda context: saver.report(), interval=0),
         # Last, so that its save contains everything of this step, and the step is not saved twice.
         actions.Preempt(preemption, save, compare, non_finite),
     ]

@@ -113,7 +113,9 @@ def plan_memory(config: Config, task: Task, *, worlds: Iterable[int], ranks_per_
             impossible[world_size] = error.what
             continue
         batches[micro.size] = micro.data
-        num_replicas = _num_replicas(config.dist, world_size, ranks_per_node)
+        num_replicas = 1  # that synchronize in rounds
+        if sync_interval(config.dist.sync):
+            num_replicas = -(-world_size // ranks_per_node) if config.dist.sync_within == "node" else world_size
         for mode, num_shards in modes_for(world_size, config.dist.shard_ranks or ranks_per_node):
             if mode != "ddp" and num_replicas > 1:
                 break  # only ddp has rounds
@@ -122,7 +124,9 @@ def plan_memory(config: Config, task: Task, *, worlds: Iterable[int], ranks_per_
                 memory_at = _in_replicas(step, world_size, num_replicas, config.dist, accumulates=micro.accumulates)
             else:
                 memory_at = _in_shards(step, mode, num_shards, config.dist, accumulates=micro.accumulates)
-            ranks.append(_at_its_peak(step, memory_at, mode, world_size, micro))
+            peak = max(map(memory_at, step.moments), key=lambda parts: sum(parts.values()))
+            peak["activations"] += NUM_AHEAD * step.batch_bytes + WORKSPACES
+            ranks.append(RankMemory(mode=mode, world_size=world_size, micro_batch_size=micro.size, **peak))
     return MemoryPlan(num_parameters=job(None).num_parameters, ranks=ranks, impossible=impossible)
 
 
@@ -134,19 +138,6 @@ def modes_for(world_size: int, ranks_per_node: int) -> Iterator[tuple[str, int]]
         if 1 < ranks_per_node < world_size and world_size % ranks_per_node == 0:
             yield "hsdp", ranks_per_node
         yield "fsdp", world_size
-
-
-def _num_replicas(dist: DistConfig, world_size: int, ranks_per_node: int) -> int:
-    """That synchronize in rounds."""
-    if not sync_interval(dist.sync):
-        return 1
-    return -(-world_size // ranks_per_node) if dist.sync_within == "node" else world_size
-
-
-def _at_its_peak(step: StepMemory, memory_at: MemoryAt, mode: str, world_size: int, micro: _MicroBatch) -> RankMemory:
-    peak = max(map(memory_at, step.moments), key=lambda parts: sum(parts.values()))
-    peak["activations"] += NUM_AHEAD * step.batch_bytes + WORKSPACES
-    return RankMemory(mode=mode, world_size=world_size, micro_batch_size=micro.size, **peak)
 
 
 class _MicroBatch(NamedTuple):

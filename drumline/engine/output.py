@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -200,7 +201,7 @@ def report_end(context: RunContext, notices: WatchNotices) -> None:
         "end",
         step=context.progress.step,
         epoch=context.epoch,
-        seconds=throughput.seconds_since_start(),
+        seconds=time.perf_counter() - throughput.created,
         **asdict(throughput.whole(waited_s=job.loader.waited_s)),
         checkpoint_pause_s=throughput.checkpoint_pause_s,
         metrics=context.metrics,

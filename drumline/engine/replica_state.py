@@ -76,7 +76,7 @@ class AgreedStep:
         self._every, self._total_steps = context.config.log.every_steps, context.total_steps
         self._flag = torch.zeros(1, device=context.job.ddp.device)
         self.grad_norm: Tensor | None = None
-        context.job.finite.agree = self._agree
+        context.job.finite.agree = lambda: self._vote(0.0)
 
     def __call__(self, step: Step) -> None:
         """Collective: one optimizer step."""
@@ -90,9 +90,6 @@ class AgreedStep:
             if not self._live.is_lost(error):
                 raise
         self._live.ends |= self._live.is_broken
-
-    def _agree(self) -> None:
-        self._vote(0.0)
 
     def _vote(self, value: float) -> float:
         """Collective: the sum over all ranks."""

@@ -196,7 +196,7 @@ def check_contents(path: Path) -> None:
     if not {"model", "optimizer", "rng"} <= found.tensors.keys() or not has_documents:
         raise CorruptCheckpointError(path, "it does not hold a model, an optimizer, random states and progress")
     saved = found.documents["progress"]
-    facts, cursor = saved.get("facts"), saved.get("cursor")
+    facts, cursor, stopped = saved.get("facts"), saved.get("cursor"), saved.get("stopped") or {}
     is_complete = (
         isinstance(facts, dict)
         and all(type(facts.get(name)) is kind for name, kind in _FACTS.items())
@@ -205,20 +205,14 @@ def check_contents(path: Path) -> None:
         and cursor.keys() == {"epoch", "position"}
         and all(type(count) is int and 0 <= count < 1 << 62 for count in (saved.get("step"), *cursor.values()))
         and saved["step"] == catalog.check_sizes(path).step
-        and _is_stop(saved.get("stopped"))
+        and isinstance(stopped, dict)
+        and (not stopped or (isinstance(stopped.get("reason"), str) and type(stopped.get("length")) is int))
         and isinstance(saved.get("stop_asked"), str | None)
         and isinstance(saved.get("metrics", {}), dict)
     )
     if not is_complete:
         raise CorruptCheckpointError(path, "progress.json does not have the run's position")
     check_rng_file(path, found.tensors["rng"])
-
-
-def _is_stop(stopped: Any) -> bool:
-    """Whether it has the fields of `Progress.stopped`."""
-    if not isinstance(stopped, dict):
-        return stopped is None
-    return isinstance(stopped.get("reason"), str) and type(stopped.get("length")) is int and "unit" in stopped
 
 
 def resume(context: RunContext, found: FoundCheckpoint) -> None:

@@ -196,11 +196,6 @@ class RunContext:
         if self.hooks is not None:
             self.hooks.call(moment, step=self.progress.step, epoch=self.epoch, metrics=self.metrics, only=only)
 
-    def fail_hooks(self, error: BaseException) -> None:
-        """Call `failure` of the task's hooks: this rank ends with this error."""
-        if self.hooks is not None:
-            self.hooks.fail(error, step=self.progress.step, epoch=self.epoch, metrics=self.metrics)
-
     def end_if(self, num_votes: float) -> None:
         """Collective: end the run after this step if `num_votes`, the number of ranks that ask for it, is not 0."""
         if self.hooks is None or not num_votes:

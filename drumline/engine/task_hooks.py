@@ -91,11 +91,15 @@ class TaskHooks:
 
     def restore(self, snapshot: Snapshot) -> None:
         """Give every hook the state that one of its class had, in order."""
+
+        def copied(tensor: Tensor) -> Tensor:  # a shard is read on the host; it goes where the parameters are
+            device = next(self.run.model.parameters()).device if is_shard(tensor) else tensor.device
+            return tensor.to(device, copy=True)
+
         with translated(HOOKS_FILE):
             tensors, document = snapshot.tensors.get(HOOKS_FILE, {}), snapshot.documents.get(HOOKS_FILE, [])
             saved = [
-                (entry["name"], decode_state(entry["state"], lambda name: self._copy(tensors[name])))
-                for entry in document
+                (entry["name"], decode_state(entry["state"], lambda name: copied(tensors[name]))) for entry in document
             ]
         for hook in self.hooks:
             name = type(hook).__name__
@@ -111,11 +115,6 @@ class TaskHooks:
         for name, state in saved:
             if state:
                 self._warn(f"the task no longer has the hook {name}: its state in the checkpoint is not used")
-
-    def _copy(self, tensor: Tensor) -> Tensor:
-        """Of a shard, which is read on the host, where the parameters are."""
-        device = next(self.run.model.parameters()).device if is_shard(tensor) else tensor.device
-        return tensor.to(device, copy=True)
 
     def _warn(self, message: str) -> None:
         if self.run.rank == 0:

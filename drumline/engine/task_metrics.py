@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from drumline.checkpoint.optimizer_state import decode_state, encode_state
@@ -127,20 +125,14 @@ def compute_metrics(metrics: Mapping[str, Metric], ddp: DDPManager, *, is_update
         # Into rank 0's own: torchmetrics takes one without an update of its own for empty.
         for rank, document in enumerate(gathered["ranks"]):
             if rank > 0 and document is not None:
-                _merge(metrics, decode_state(document, partial(_tensor_of, tensors, rank, ddp.device)))
+                own = {name: one.to(ddp.device) for name, one in tensors.items() if name.startswith(f"{rank}/")}
+                states = decode_state(document, {name.partition("/")[2]: one for name, one in own.items()}.__getitem__)
+                for name, metric in metrics.items():
+                    for place, part in _parts(metric).items():
+                        part.merge_state(states[name][place])
         values = {key: value for name, metric in metrics.items() for key, value in _values(name, metric.compute())}
     found: dict[str, Any] = broadcast_json(values, device=ddp.device)
     return found
-
-
-def _tensor_of(tensors: Mapping[str, Tensor], rank: int, device: torch.device, name: str) -> Tensor:
-    return tensors[f"{rank}/{name}"].to(device)
-
-
-def _merge(metrics: Mapping[str, Metric], states: Mapping[str, Any]) -> None:
-    for name, metric in metrics.items():
-        for place, part in _parts(metric).items():
-            part.merge_state(states[name][place])
 
 
 def _values(name: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -45,7 +45,7 @@ class Throughput:
     """Measures a run, without the time for evaluations and saves."""
 
     def __init__(self) -> None:
-        self._created = time.perf_counter()
+        self.created = time.perf_counter()
         self.seconds = 0.0
         self.num_pauses = 0
         self.checkpoint_pause_s = 0.0
@@ -118,10 +118,6 @@ class Throughput:
             data_share=min(1.0, (end.waited_s - begin.waited_s) / seconds),
             communication_share=(end.exposed_s - begin.exposed_s) / measured_s if measured_s else None,
         )
-
-    def seconds_since_start(self) -> float:
-        """Including evaluations and saves."""
-        return time.perf_counter() - self._created
 
     def seconds_for(self, num_steps: int) -> float:
         """How long this many more steps will take, at the speed so far."""

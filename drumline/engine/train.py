@@ -18,7 +18,7 @@ from drumline.distributed.collectives import gather_json
 from drumline.distributed.determinism import explain_refused_kernels
 from drumline.distributed.start.live_nodes import LiveNodes
 from drumline.distributed.start.node_group import NodesChanged
-from drumline.engine.actions import FirstStep, LeaveGroup
+from drumline.engine.actions import FirstStep, SimpleAction
 from drumline.engine.balance import make_balance
 from drumline.engine.failure_report import is_own, out_of_memory
 from drumline.engine.initial_weights import load_initial_weights
@@ -157,7 +157,9 @@ def train(
                     context.throughput.model_flops = flops
                     context.throughput.peak_tflop_per_s = total_peak(ranks, flops.arithmetic)
             else:
-                context.note(f"{_finish(progress)}; raise train.epochs or train.steps, or start a new one with --fresh")
+                reason = "" if progress.stopped is None else f" ({progress.stopped['reason']})"
+                ended = f"was stopped at step {progress.step}{reason}" if reason else "has finished"
+                context.note(f"this run {ended}; raise train.epochs or train.steps, or start a new one with --fresh")
             clock.mark("warm-up")
             train_step, trace = _make_step(context, facts, stack, live)
             profiled = None if config.log.profile is None else ProfiledStep(train_step, context)
@@ -165,10 +167,11 @@ def train(
             actions = between_steps(
                 context, train_step, first_step, non_finite, notices, trace, saver, preemption, balance
             )
+            keep = partial(keep_state, context, facts, saver)
             if live is not None:
                 live.guard_connections()
-                actions.insert(0, LeaveGroup(lambda: live.ends, partial(keep_state, context, facts, saver)))
-            with _failure_in_hooks(context), _lost_node_ends_group(live, partial(keep_state, context, facts, saver)):
+                actions.insert(0, SimpleAction("leave", lambda _: live.ends, partial(_leave_group, keep), interval=0))
+            with _failure_in_hooks(context), _lost_node_ends_group(live, keep):
                 if kept is not None:
                     kept.release()
                 context.call_hooks("start")
@@ -208,8 +211,13 @@ def _failure_in_hooks(context: RunContext) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         if context.hooks is not None and is_own(error):
             context.job.ddp._connection.note_failure(error)  # a hook may block
-            context.fail_hooks(error)
+            context.hooks.fail(error, step=context.progress.step, epoch=context.epoch, metrics=context.metrics)
         raise
+
+
+def _leave_group(keep: Callable[[], KeptState], context: RunContext) -> None:
+    """Not collective: the group of nodes ends after this step."""
+    raise NodesChanged(keep())
 
 
 @contextmanager
@@ -230,12 +238,6 @@ def explain_out_of_memory(config: Config, ddp: DDPManager, job: Job | None = Non
         yield
     except torch.OutOfMemoryError as error:
         raise out_of_memory(error, ddp, config, job) from error
-
-
-def _finish(progress: Progress) -> str:
-    if progress.stopped is None:
-        return "this run has finished"
-    return f"this run was stopped at step {progress.step} ({progress.stopped['reason']})"
 
 
 def _open_folder(

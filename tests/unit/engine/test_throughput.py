@@ -36,7 +36,6 @@ def test_pauses_do_not_count_and_a_lap_is_since_the_lap_before(clock: Clock) -> 
     assert throughput.lap(waited_s=0.0).samples_per_s == 10.0
     assert throughput.whole(waited_s=0.0).samples_per_s == pytest.approx(50 / 3)
     assert throughput.seconds_for(10) == pytest.approx(6.0)
-    assert throughput.seconds_since_start() == 53.0
 
 
 def test_the_share_of_waiting_is_that_of_the_lap(clock: Clock) -> None:
