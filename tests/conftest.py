@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Set
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
@@ -25,6 +25,9 @@ from hypothesis import settings
 from drumline.launch.startup import load_compiler_late
 from tests import fork_server
 from tests.warm import warm_python
+
+if TYPE_CHECKING:
+    from tests.store_server import Bucket
 
 # pytest sets the first; torch or its libraries set the others when they are first loaded.
 OWN_VARIABLES = {"PYTEST_CURRENT_TEST", "KMP_INIT_AT_FORK", "KMP_DUPLICATE_LIB_OK", "TORCHINDUCTOR_CACHE_DIR"}
@@ -215,6 +218,29 @@ def warm(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
     with warm_python(tmp_path_factory.mktemp("warm") / "bin") as program:
         monkeypatch.setattr(sys, "executable", program)
         yield
+
+
+@pytest.fixture(scope="session")
+def aws_server() -> Iterator[str]:
+    """The URL of a moto server: one for each process of the suite whose tests need it."""
+    from tests.store_server import moto_server  # few tests need it
+
+    with moto_server() as url:
+        yield url
+
+
+@pytest.fixture
+def bucket(aws_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+    """An empty bucket in S3, which boto3 finds by its variables, and which is soon given up."""
+    from drumline.storage import object_store, s3_store
+    from tests.store_server import new_bucket, shared_loader, use_endpoint
+
+    monkeypatch.setattr(object_store, "RETRY_AFTER_S", (0.01, 0.01))
+    monkeypatch.setattr(s3_store, "MAX_ATTEMPTS", 1)
+    use_endpoint(monkeypatch, aws_server)
+    monkeypatch.setattr("botocore.session.create_loader", shared_loader)
+    with new_bucket(aws_server) as made:
+        yield made
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,5 @@
-"""A real S3 endpoint for tests: a moto server, and a proxy in front of it that delays, refuses and cuts connections."""
+"""A real S3 endpoint for tests: a moto server with a bucket for each test (fixtures `aws_server`, `bucket`), and a
+proxy in front of it that delays, refuses and cuts connections."""
 
 from __future__ import annotations
 
@@ -8,14 +9,16 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
-BUCKET = "bucket"
+NUMBERS = count(1)
 HOP_BY_HOP = {"connection", "transfer-encoding", "keep-alive"}
 # What a proxy does with a request: None passes it on, a float waits so long first, an int is the status of the
 # answer, "close" closes the connection without an answer and "cut" in the middle of it.
@@ -55,23 +58,76 @@ def environment(url: str) -> dict[str, str]:
 
 
 @cache
-def _client(server: str) -> Any:
+def client_of(server: str) -> Any:
+    """One for all tests: it takes 0.1 s to make."""
     import boto3
 
     session = boto3.Session(aws_access_key_id="test", aws_secret_access_key="test")
     return session.client("s3", endpoint_url=server, region_name="us-east-1")
 
 
-def empty_bucket(server: str) -> Any:
-    """A client of the server, which now has one bucket with nothing in it."""
+@cache
+def shared_loader(*path: Any) -> Any:
+    """Of botocore's large files: to read them again takes most of the time that it takes to make a client."""
+    from botocore.loaders import create_loader
+
+    return create_loader(*path)
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Of one test: what a thread of an earlier test still sends does not reach it."""
+
+    server: str
+    name: str
+
+    @property
+    def root(self) -> str:
+        return f"s3://{self.name}"
+
+    @property
+    def url(self) -> str:
+        """A prefix in it, for a run."""
+        return f"{self.root}/runs/a"
+
+    @property
+    def client(self) -> Any:
+        return client_of(self.server)
+
+    def put(self, key: str, content: bytes = b"") -> None:
+        self.client.put_object(Bucket=self.name, Key=key, Body=content)
+
+    def read(self, key: str) -> bytes:
+        content: bytes = self.client.get_object(Bucket=self.name, Key=key)["Body"].read()
+        return content
+
+    def delete(self, key: str) -> None:
+        self.client.delete_object(Bucket=self.name, Key=key)
+
+    def begin_upload(self, key: str) -> None:
+        """As a process does that is killed before its second part."""
+        self.client.create_multipart_upload(Bucket=self.name, Key=key)
+
+    def unfinished(self) -> list[str]:
+        found = self.client.list_multipart_uploads(Bucket=self.name)
+        return [one["Key"] for one in found.get("Uploads", ())]
+
+    def sizes(self) -> dict[str, int]:
+        found = self.client.list_objects_v2(Bucket=self.name)
+        return {one["Key"]: one["Size"] for one in found.get("Contents", ())}
+
+
+@contextmanager
+def new_bucket(server: str) -> Iterator[Bucket]:
+    bucket = Bucket(server, f"bucket-{next(NUMBERS)}")
+    bucket.client.create_bucket(Bucket=bucket.name)
+    yield bucket
+    forget_all(server)  # objects may be large
+
+
+def forget_all(server: str) -> None:
+    """moto deletes everything of every service."""
     urllib.request.urlopen(urllib.request.Request(f"{server}/moto-api/reset", method="POST")).close()
-    _client(server).create_bucket(Bucket=BUCKET)
-    return _client(server)
-
-
-def objects(client: Any) -> dict[str, int]:
-    """What the bucket holds."""
-    return {one["Key"]: one["Size"] for one in client.list_objects_v2(Bucket=BUCKET).get("Contents", ())}
 
 
 class Proxy:

@@ -19,7 +19,7 @@ from drumline.engine.saved_run import evaluate_run, open_run
 from drumline.manager import DDPManager
 from tests.jobs import Classify, make_config, train_here
 from tests.ranks import RanksFailed, run_ranks
-from tests.store_server import BUCKET, Proxy, empty_bucket, environment, moto_server
+from tests.store_server import Bucket, Proxy, environment
 
 
 class FromFolder(Classify):
@@ -46,13 +46,12 @@ def evaluate_from_bucket(url: str, run: Path) -> int:
 
 
 @pytest.mark.world_size(2)
-def test_one_rank_copies_and_both_train(tmp_path: Path) -> None:
+def test_one_rank_copies_and_both_train(bucket: Bucket, tmp_path: Path) -> None:
     config = make_config(epochs=1)
-    config = replace(config, data=replace(config.data, dir=f"s3://{BUCKET}/points", cache=str(tmp_path / "cache")))
-    with moto_server() as server, Proxy(server) as proxy:
-        client = empty_bucket(server)
+    config = replace(config, data=replace(config.data, dir=f"{bucket.root}/points", cache=str(tmp_path / "cache")))
+    with Proxy(bucket.server) as proxy:
         np.save(tmp_path / "points.npy", np.random.default_rng(1).normal(size=(37, 6)))
-        client.upload_file(str(tmp_path / "points.npy"), BUCKET, "points/points.npy")
+        bucket.put("points/points.npy", (tmp_path / "points.npy").read_bytes())
         # Slow enough that the other rank waits for it.
         proxy.fault = lambda method, path: 0.5 if path.endswith("points.npy") else None
         assert run_ranks(2, train_from_bucket, proxy.url, config, tmp_path / "run") == [5, 5]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,10 @@ from drumline.cli import export_command, report_command, verify_command
 from drumline.config.schema import CheckpointConfig, Config, DistConfig
 from drumline.errors import UsageError
 from drumline.metrics.events import read_events
-from drumline.storage import s3_store
 from drumline.storage.backend import StoreError
 from drumline.tasks.base import Loss
 from tests.jobs import Classify, assert_same_bits, make_config, newest, train_each_on, train_here
-from tests.store_server import BUCKET, empty_bucket, moto_server, objects, use_endpoint
-
-URL = f"s3://{BUCKET}/runs/a"
+from tests.store_server import Bucket, use_endpoint
 
 
 class Breaks(Classify):
@@ -37,18 +33,6 @@ class Breaks(Classify):
         if self.calls == 7:
             raise ZeroDivisionError("the sixth step")
         return super().loss(model, batch)
-
-
-@pytest.fixture(scope="module", name="server")
-def start_server() -> Iterator[str]:
-    with moto_server() as url:
-        yield url
-
-
-@pytest.fixture(name="client")
-def make_client(server: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    use_endpoint(monkeypatch, server)
-    return empty_bucket(server)
 
 
 def mirrored(url: str, **train: Any) -> Config:
@@ -67,78 +51,82 @@ def messages(run: Path, kind: str) -> list[str]:
 
 
 def test_a_run_continues_on_another_host_and_is_read_from_the_store(
-    client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole, first, second = (tmp_path / name for name in ("whole", "first", "second"))
-    train_here(mirrored(f"s3://{BUCKET}/runs/whole"), Classify, whole)
+    train_here(mirrored(f"{bucket.root}/runs/whole"), Classify, whole)
     with pytest.raises(ZeroDivisionError):
-        train_here(mirrored(URL), Breaks, first)
+        train_here(mirrored(bucket.url), Breaks, first)
     assert catalog.list_steps(first / "checkpoints")[-1] == 4
-    train_here(mirrored(URL), Classify, second)
+    train_here(mirrored(bucket.url), Classify, second)
     notes = messages(second, "note")  # the restored ones of the first host, then its own
     assert notes[0].startswith("mirrored step ")
-    assert any(message.startswith(f"restored step 4 from {URL} in ") for message in notes)
+    assert any(message.startswith(f"restored step 4 from {bucket.url} in ") for message in notes)
     assert_same_bits(without_url(second), without_url(whole))
     assert verify_run(second, lambda text: None).problems == []
-    assert any(name.endswith("step-00000008/manifest.json") for name in objects(client))
+    assert any(name.endswith("step-00000008/manifest.json") for name in bucket.sizes())
 
     # From the store: the checkpoints, samples, events and settings of both hosts.
-    assert verify_command.run([URL]) == 0
+    assert verify_command.run([bucket.url]) == 0
     text = capsys.readouterr().out
-    assert text.startswith(f"{URL}\n  checkpoints  ")
+    assert text.startswith(f"{bucket.url}\n  checkpoints  ")
     assert text.endswith("no problems found\n")
     monkeypatch.chdir(tmp_path)
-    assert report_command.run([URL]) == 0
+    assert report_command.run([bucket.url]) == 0
     assert "report: report.html" in capsys.readouterr().out
     assert "done" in (tmp_path / "report.html").read_text()
-    assert export_command.run([URL, "--which", "last", "--to", "weights.safetensors"]) == 0
+    assert export_command.run([bucket.url, "--which", "last", "--to", "weights.safetensors"]) == 0
     exported, saved = load_file(tmp_path / "weights.safetensors"), newest(second).tensors["model"]
     assert all(exported[name].equal(saved[name]) for name in saved)
-    assert export_command.run([URL, "--to", "best.safetensors"]) == 0
-    assert export_command.run([URL, "--which", "8", "--to", "eight.safetensors"]) == 0
-    with pytest.raises(UsageError, match=rf"{URL} has no checkpoint 3\n  try: choose last, or one of its steps: .*8"):
-        export_command.run([URL, "--which", "3", "--to", "other.safetensors"])
+    assert export_command.run([bucket.url, "--to", "best.safetensors"]) == 0
+    assert export_command.run([bucket.url, "--which", "8", "--to", "eight.safetensors"]) == 0
+    with pytest.raises(
+        UsageError, match=rf"{bucket.url} has no checkpoint 3\n  try: choose last, or one of its steps: .*8"
+    ):
+        export_command.run([bucket.url, "--which", "3", "--to", "other.safetensors"])
 
     # A damaged object, and no run.
-    key = next(name for name in objects(client) if name.endswith("step-00000008/model.safetensors"))
-    client.put_object(Bucket=BUCKET, Key=key, Body=b"damaged")
+    key = next(name for name in bucket.sizes() if name.endswith("step-00000008/model.safetensors"))
+    bucket.put(key, b"damaged")
     capsys.readouterr()
-    assert verify_command.run([URL]) == 1
+    assert verify_command.run([bucket.url]) == 1
     problem = (
-        f"problem: checkpoints/step-00000008: corrupt or incomplete: s3://{BUCKET}/{key} is corrupt: it has 7 bytes"
+        f"problem: checkpoints/step-00000008: corrupt or incomplete: {bucket.root}/{key} is corrupt: it has 7 bytes"
     )
     assert problem in capsys.readouterr().out
     for command in (verify_command, report_command):
-        with pytest.raises(UsageError, match=f"there is no run in {URL}x\n  try: give the address that"):
-            command.run([f"{URL}x"])
+        with pytest.raises(UsageError, match=f"there is no run in {bucket.url}x\n  try: give the address that"):
+            command.run([f"{bucket.url}x"])
     with pytest.raises(UsageError, match="--live serves one run folder"):
-        report_command.run(["--live", URL])
+        report_command.run(["--live", bucket.url])
 
 
 def test_a_mirror_never_stops_a_run_but_a_start_that_might_lose_one(
-    client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = mirrored(URL)
+    config = mirrored(bucket.url)
     train_here(config, Classify, tmp_path / "run")
     with pytest.raises(UsageError) as caught:
         train_here(config, Classify, tmp_path / "run", fresh=True)
     assert str(caught.value) == (
-        f"--fresh starts a new run, and the mirror {URL} holds an earlier one\n"
+        f"--fresh starts a new run, and the mirror {bucket.url} holds an earlier one\n"
         "  try: give --checkpoint.mirror another prefix, or delete what is there"
     )
     assert catalog.list_steps(tmp_path / "run" / "checkpoints")  # it was not moved aside
     use_endpoint(monkeypatch, "http://127.0.0.1:9")
-    monkeypatch.setattr(s3_store, "MAX_ATTEMPTS", 1)
     longer = replace(config, train=replace(config.train, steps=10))
     longer = replace(longer, checkpoint=replace(config.checkpoint, mirror_wait_s=3.0))
     assert train_here(longer, Classify, tmp_path / "run").step == 10
     warnings = messages(tmp_path / "run", "warning")
     assert [text for text in warnings if text.startswith("the mirror failed: ")]
-    assert [text for text in warnings if text.startswith(f"the checkpoint of step 10 is not in the mirror {URL}: ")]
+    assert [
+        text for text in warnings if text.startswith(f"the checkpoint of step 10 is not in the mirror {bucket.url}: ")
+    ]
     with pytest.raises(StoreError, match="the mirror may have a checkpoint to resume from, but cannot be read: "):
         train_here(config, Classify, tmp_path / "elsewhere")
 
 
+@pytest.mark.soak  # the mirror copies what a manifest names, whoever wrote it
 @pytest.mark.world_size(2)
 def test_the_shards_of_all_ranks_are_mirrored_and_restored(tmp_path: Path) -> None:
     whole, config = (

@@ -9,7 +9,6 @@ address of a mount target: here it gets Retain, and the id of the target.
 from __future__ import annotations
 
 import json
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import pytest
 
 from drumline.aws import cluster_creation, cluster_plan, stack, teardown
 from drumline.aws.account import Account
+from tests.store_server import forget_all
 
 WHY = "pip install 'drumline[dev]' brings it"
 REGION = "us-east-1"
@@ -86,23 +86,14 @@ def make_stub(account: Account) -> Iterator[Callable[..., None]]:
         stubber.deactivate()
 
 
-@pytest.fixture(scope="session", name="server")
-def start_server() -> Iterator[str]:
-    server = pytest.importorskip("moto.server", reason=WHY).ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
-
-
 @pytest.fixture(name="cloud")
 def make_cloud(
-    server: str, account: Account, stub: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    aws_server: str, account: Account, stub: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Account:
     """An empty account on the server."""
-    monkeypatch.setenv("AWS_ENDPOINT_URL", server)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", aws_server)
     account._clients = ONLINE
-    urllib.request.urlopen(urllib.request.Request(f"{server}/moto-api/reset", method="POST")).close()
+    forget_all(aws_server)
     template = tmp_path / "cluster.yaml"
     text = cluster_plan.TEMPLATE.read_text().replace("RetainExceptOnCreate", "Retain")
     template.write_text(text.replace("!GetAtt MountTarget.IpAddress", "!Ref MountTarget"))

@@ -340,11 +340,11 @@ def test_many_network_cards_get_a_nat_gateway_and_no_public_address(cloud: Accou
 
 
 def test_a_busy_endpoint_is_asked_again(
-    server: str, account: Account, session: Any, monkeypatch: pytest.MonkeyPatch
+    aws_server: str, account: Account, session: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A real connection to a server that answers 503 first, and then to one that does so for ever."""
     refusals = [503]
-    with Proxy(server, lambda method, path: refusals.pop() if refusals else None) as proxy:
+    with Proxy(aws_server, lambda method, path: refusals.pop() if refusals else None) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
         found = Account(session, account.region).all("ec2", "describe_subnets", "Subnets")
         assert (len(proxy.requests), bool(found)) == (2, True)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,36 +19,26 @@ from drumline.checkpoint.mirror import Mirror, restore_run
 from drumline.checkpoint.mirrored_run import MirroredRun, object_name
 from drumline.checkpoint.retention import kept, prune
 from drumline.errors import CheckpointError, UsageError
-from drumline.storage import object_store, s3_store
 from drumline.storage.backend import StoreError
 from drumline.storage.object_store import open_store
-from tests.store_server import BUCKET, Proxy, empty_bucket, environment, moto_server, objects, use_endpoint
+from tests.ranks import server_context
+from tests.store_server import Bucket, Proxy, environment, use_endpoint
 
-URL = f"s3://{BUCKET}/runs/a"
 LIMIT_S = 60.0
 PARTS = ("model.safetensors", "optimizer.safetensors", "progress.json")
 
 
-@pytest.fixture(scope="module", name="server")
-def start_server() -> Iterator[str]:
-    with moto_server() as url:
-        yield url
-
-
-@pytest.fixture(name="client")
-def make_client(server: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    use_endpoint(monkeypatch, server)
-    monkeypatch.setattr(object_store, "RETRY_AFTER_S", (0.01, 0.01))
-    monkeypatch.setattr(s3_store, "MAX_ATTEMPTS", 1)
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(mirror, "FIRST_PAUSE_S", 0.2)
     monkeypatch.setattr(mirror, "PROGRESS_S", 0.2)
-    return empty_bucket(server)
+    caplog.set_level(logging.WARNING)
 
 
 class Folder:
     """A run folder that is saved to and mirrored, as the saver of a run does it."""
 
-    def __init__(self, folder: Path, *, keep_last: int = 2, keep_best: int = 0, url: str = URL) -> None:
+    def __init__(self, url: str, folder: Path, *, keep_last: int = 2, keep_best: int = 0) -> None:
         self.path, self.root, self.notes = folder, folder / "checkpoints", list[str]()
         self.marks: list[int] = []
         self.root.mkdir(parents=True, exist_ok=True)
@@ -101,41 +88,38 @@ def wait_until(is_done: Callable[[], object]) -> None:
 
 
 def test_a_save_is_mirrored_with_the_manifest_last(
-    client: Any, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "run" / "events").mkdir(parents=True)
     (tmp_path / "run" / "events" / "rank-00000.jsonl").write_text('{"kind":"start"}\n{"kind":"tr')
     (tmp_path / "run" / "config.toml").write_text("x = 1\n")
-    with Proxy(server) as proxy:
+    with Proxy(bucket.server) as proxy:
         use_endpoint(monkeypatch, proxy.url)
-        folder = Folder(tmp_path / "run")
+        folder = Folder(bucket.url, tmp_path / "run")
         path = folder.save(7)
         folder.close()
     for file in path.iterdir():
-        body = client.get_object(Bucket=BUCKET, Key=f"runs/a/checkpoints/step-00000007/{file.name}")["Body"]
-        assert body.read() == file.read_bytes()
+        assert bucket.read(f"runs/a/checkpoints/step-00000007/{file.name}") == file.read_bytes()
     put = [path.rpartition("/")[2] for method, path in proxy.requests if method == "PUT"]
     assert put[0] == "mirror.json"
     assert set(put[1:4]) == set(PARTS)
     assert put.index("manifest.json") == 4
-    events = client.get_object(Bucket=BUCKET, Key="runs/a/events/rank-00000.jsonl")["Body"].read()
+    events = bucket.read("runs/a/events/rank-00000.jsonl")
     assert events == b'{"kind":"start"}\n'  # complete lines
-    assert "runs/a/config.toml" in objects(client)
-    assert f"mirrored step 7 to {URL}" in [note.partition(" (")[0] for note in folder.notes]
+    assert "runs/a/config.toml" in bucket.sizes()
+    assert f"mirrored step 7 to {bucket.url}" in [note.partition(" (")[0] for note in folder.notes]
 
 
-def test_when_saves_pile_up_the_newest_is_next(
-    client: Any, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_when_saves_pile_up_the_newest_is_next(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = threading.Event()
 
     def hold(method: str, path: str) -> None:
         if method == "PUT" and "step-" in path:
             gate.wait(LIMIT_S)
 
-    with Proxy(server, hold) as proxy:
+    with Proxy(bucket.server, hold) as proxy:
         use_endpoint(monkeypatch, proxy.url)
-        folder = Folder(tmp_path)
+        folder = Folder(bucket.url, tmp_path)
         folder.save(1)
         wait_until(lambda: any("step-00000001" in path for method, path in proxy.requests if method == "PUT"))
         for step in (2, 3, 4):
@@ -148,8 +132,8 @@ def test_when_saves_pile_up_the_newest_is_next(
         assert uploaded == ["1", "4", "3"]
 
 
-def test_a_step_that_is_saved_again_replaces_the_earlier_one(client: Any, tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
+def test_a_step_that_is_saved_again_replaces_the_earlier_one(bucket: Bucket, tmp_path: Path) -> None:
+    folder = Folder(bucket.url, tmp_path)
     folder.save(1, value=1.0)
     folder.mirror.finish(LIMIT_S)
     folder.save(1, value=2.0)
@@ -160,9 +144,9 @@ def test_a_step_that_is_saved_again_replaces_the_earlier_one(client: Any, tmp_pa
 
 
 def test_a_file_that_became_corrupt_here_is_not_mirrored(
-    client: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    bucket: Bucket, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder = Folder(tmp_path)
+    folder = Folder(bucket.url, tmp_path)
     path = write(folder.root, 1)
     content = bytearray((path / "model.safetensors").read_bytes())
     content[-1] ^= 1
@@ -173,8 +157,8 @@ def test_a_file_that_became_corrupt_here_is_not_mirrored(
     assert "model.safetensors: its checksum differs from the manifest's" in caplog.text
 
 
-def test_a_corrupt_one_that_is_kept_here_does_not_stop_retention(client: Any, tmp_path: Path) -> None:
-    folder = Folder(tmp_path, keep_last=1, keep_best=1)
+def test_a_corrupt_one_that_is_kept_here_does_not_stop_retention(bucket: Bucket, tmp_path: Path) -> None:
+    folder = Folder(bucket.url, tmp_path, keep_last=1, keep_best=1)
     path = write(folder.root, 1, loss=0.1)
     content = (path / "model.safetensors").read_bytes()
     (path / "model.safetensors").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
@@ -188,7 +172,7 @@ def test_a_corrupt_one_that_is_kept_here_does_not_stop_retention(client: Any, tm
 
 
 def test_a_checkpoint_that_a_save_has_removed_meanwhile_is_not_reported(
-    client: Any, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "config.toml").write_text("x = 1\n")
     reached, gate = threading.Event(), threading.Event()
@@ -198,9 +182,9 @@ def test_a_checkpoint_that_a_save_has_removed_meanwhile_is_not_reported(
             reached.set()
             gate.wait(LIMIT_S)
 
-    with Proxy(server, hold) as proxy:
+    with Proxy(bucket.server, hold) as proxy:
         use_endpoint(monkeypatch, proxy.url)
-        folder = Folder(tmp_path, keep_last=1)
+        folder = Folder(bucket.url, tmp_path, keep_last=1)
         folder.save(1)
         assert reached.wait(LIMIT_S)
         folder.save(2)
@@ -216,39 +200,34 @@ def test_a_checkpoint_that_a_save_has_removed_meanwhile_is_not_reported(
 
 @pytest.mark.parametrize("fault", [503, 500, "close"])
 def test_a_failing_endpoint_is_reported_once_and_tried_again(
-    client: Any,
-    server: str,
-    fault: int | str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    bucket: Bucket, fault: int | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with Proxy(server, lambda method, path: fault) as proxy:
+    with Proxy(bucket.server, lambda method, path: fault) as proxy:
         use_endpoint(monkeypatch, proxy.url)
-        folder = Folder(tmp_path, keep_last=1)
+        folder = Folder(bucket.url, tmp_path, keep_last=1)
         for step in (1, 2, 3):
             folder.save(step)
         wait_until(lambda: len(proxy.requests) >= 3)
         assert folder.steps == [1, 2, 3]
         warnings = [record.getMessage() for record in caplog.records if record.name == "drumline"]
         assert len(warnings) == 1
-        assert warnings[0].startswith(f"the mirror failed: {URL}")
+        assert warnings[0].startswith(f"the mirror failed: {bucket.url}")
         assert "training continues, and it is tried again. Try: " in warnings[0]
         proxy.fault = lambda method, path: None
         folder.close()
         assert folder.steps == folder.mirrored == [3]
-        assert f"the mirror {URL} works again" in folder.notes
+        assert f"the mirror {bucket.url} works again" in folder.notes
 
 
 def test_a_local_checkpoint_stays_until_the_store_has_confirmed_the_manifest_of_a_newer_one(
-    client: Any, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(method: str, path: str) -> int | None:
         return 503 if method == "HEAD" and path.endswith("step-00000002/manifest.json") else None
 
-    with Proxy(server, refuse) as proxy:
+    with Proxy(bucket.server, refuse) as proxy:
         use_endpoint(monkeypatch, proxy.url)
-        folder = Folder(tmp_path, keep_last=1)
+        folder = Folder(bucket.url, tmp_path, keep_last=1)
         for step in (1, 2):
             folder.save(step)
         wait_until(lambda: any(path.endswith("step-00000002/manifest.json") for _, path in proxy.requests))
@@ -260,7 +239,7 @@ def test_a_local_checkpoint_stays_until_the_store_has_confirmed_the_manifest_of_
 
 
 def test_an_endpoint_that_is_slow_does_not_delay_a_save(
-    client: Any, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """At the end the run waits, reports how far it is, and after a limit what is not mirrored."""
     gate = threading.Event()
@@ -269,16 +248,16 @@ def test_an_endpoint_that_is_slow_does_not_delay_a_save(
         if method == "PUT" and path.endswith("optimizer.safetensors"):
             gate.wait(LIMIT_S)
 
-    with Proxy(server, hold) as proxy:
+    with Proxy(bucket.server, hold) as proxy:
         use_endpoint(monkeypatch, proxy.url)
-        folder = Folder(tmp_path)
+        folder = Folder(bucket.url, tmp_path)
         folder.save(1)
         wait_until(lambda: any(path.endswith("optimizer.safetensors") for _, path in proxy.requests))
         folder.mirror.finish(1.0)
         assert folder.marks  # for the watchdog
         assert folder.notes
-        assert folder.notes[-1].startswith(f"waiting for the mirror {URL}: step 1, ")
-        assert f"the checkpoint of step 1 is not in the mirror {URL}: step 1, " in caplog.text
+        assert folder.notes[-1].startswith(f"waiting for the mirror {bucket.url}: step 1, ")
+        assert f"the checkpoint of step 1 is not in the mirror {bucket.url}: step 1, " in caplog.text
         count = len(folder.notes)
         folder.close()  # does not wait again
         gate.set()
@@ -288,28 +267,28 @@ def test_an_endpoint_that_is_slow_does_not_delay_a_save(
 
 
 def test_a_store_that_refuses_is_not_waited_for_and_the_next_start_uploads(
-    client: Any, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with Proxy(server, lambda method, path: 403 if method == "PUT" else None) as proxy:
+    with Proxy(bucket.server, lambda method, path: 403 if method == "PUT" else None) as proxy:
         use_endpoint(monkeypatch, proxy.url)
-        folder = Folder(tmp_path)
+        folder = Folder(bucket.url, tmp_path)
         for step in (1, 2):
             folder.save(step)
         folder.close(1e9)
     assert "Try: give this user or role the right s3:PutObject there" in caplog.text
-    assert f"the checkpoint of step 1 and 2 is not in the mirror {URL}: access to {URL}/" in caplog.text
-    use_endpoint(monkeypatch, server)
-    again = Folder(tmp_path)
+    assert f"the checkpoint of step 1 and 2 is not in the mirror {bucket.url}: access to {bucket.url}/" in caplog.text
+    use_endpoint(monkeypatch, bucket.server)
+    again = Folder(bucket.url, tmp_path)
     again.mirror.start()
     again.close()
     assert again.mirrored == [1, 2]
 
 
 def test_without_a_store_the_disk_does_not_fill_up(
-    small_disk: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, client: Any
+    small_disk: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, bucket: Bucket
 ) -> None:
     use_endpoint(monkeypatch, "http://127.0.0.1:9")
-    folder = Folder(small_disk("size=2m") / "run", keep_last=1)
+    folder = Folder(bucket.url, small_disk("size=2m") / "run", keep_last=1)
     for step in range(1, 9):
         folder.save(step, size=40_000)  # 320 kB each
     assert folder.steps[-1] == 8
@@ -320,80 +299,82 @@ def test_without_a_store_the_disk_does_not_fill_up(
 # Retention
 
 
-def test_retention_is_the_same_on_both_sides(client: Any, tmp_path: Path) -> None:
-    client.put_object(Bucket=BUCKET, Key="runs/a/notes.txt", Body=b"of the user")
-    folder = Folder(tmp_path, keep_last=2, keep_best=1)
+def test_retention_is_the_same_on_both_sides(bucket: Bucket, tmp_path: Path) -> None:
+    bucket.put("runs/a/notes.txt", b"of the user")
+    folder = Folder(bucket.url, tmp_path, keep_last=2, keep_best=1)
     for step, loss in ((1, 0.5), (2, 0.1), (3, 0.4), (4, 0.3)):
         folder.save(step, loss=loss)
         folder.mirror.finish(LIMIT_S)
     folder.close()
     assert folder.steps == folder.mirrored == [2, 3, 4]
-    names = {name.split("/")[3] for name in objects(client) if "/checkpoints/" in name}
+    names = {name.split("/")[3] for name in bucket.sizes() if "/checkpoints/" in name}
     assert names == {"step-00000002", "step-00000003", "step-00000004"}
-    assert "runs/a/notes.txt" in objects(client)
+    assert "runs/a/notes.txt" in bucket.sizes()
 
 
-def test_what_the_mirror_did_not_make_is_not_deleted(client: Any, tmp_path: Path) -> None:
+def test_what_the_mirror_did_not_make_is_not_deleted(bucket: Bucket, tmp_path: Path) -> None:
     """Objects and unfinished uploads of others, also below an address that they use, too."""
     others = ["checkpoints/epoch-3.pt", "checkpoints/step-5/model.pt", "checkpoints/step-00000009/notes/a.txt"]
     for name in others:
-        client.put_object(Bucket=BUCKET, Key=name, Body=b"theirs")
+        bucket.put(name, b"theirs")
     own = "checkpoints/step-00000001/model.safetensors"
     for key in ("other-job/model.pt", own):
-        client.create_multipart_upload(Bucket=BUCKET, Key=key)
-    folder = Folder(tmp_path, url=f"s3://{BUCKET}")
+        bucket.begin_upload(key)
+    folder = Folder(bucket.root, tmp_path)
     folder.save(1)
     folder.close()
     assert folder.mirrored == [1]
-    assert set(others) <= objects(client).keys()
-    assert [one["Key"] for one in client.list_multipart_uploads(Bucket=BUCKET)["Uploads"]] == ["other-job/model.pt"]
+    assert set(others) <= bucket.sizes().keys()
+    assert bucket.unfinished() == ["other-job/model.pt"]
 
 
-def test_the_best_in_the_mirror_stays_when_a_run_continues_elsewhere(client: Any, tmp_path: Path) -> None:
-    first = Folder(tmp_path / "a", keep_last=1, keep_best=1)
+def test_the_best_in_the_mirror_stays_when_a_run_continues_elsewhere(bucket: Bucket, tmp_path: Path) -> None:
+    first = Folder(bucket.url, tmp_path / "a", keep_last=1, keep_best=1)
     for step, loss in ((1, 0.1), (2, 0.9)):
         first.save(step, loss=loss)
         first.mirror.finish(LIMIT_S)
     first.close()
     restore_run(first.run, tmp_path / "b")
-    second = Folder(tmp_path / "b", keep_last=1, keep_best=1)
+    second = Folder(bucket.url, tmp_path / "b", keep_last=1, keep_best=1)
     assert second.steps == [2]
     second.save(3, loss=0.5)
     second.close()
     assert second.mirrored == [1, 3]
 
 
-def test_the_mirror_of_another_run_is_refused(client: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    first = Folder(tmp_path / "a")
+def test_the_mirror_of_another_run_is_refused(bucket: Bucket, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first = Folder(bucket.url, tmp_path / "a")
     first.save(1)
     first.close()
-    before = objects(client)
-    other = Folder(tmp_path / "b")
+    before = bucket.sizes()
+    other = Folder(bucket.url, tmp_path / "b")
     other.save(9)
     other.close()
-    assert objects(client) == before
-    text = f"{URL} has checkpoints, and they are not of the run in {tmp_path / 'b'}"
+    assert bucket.sizes() == before
+    text = f"{bucket.url} has checkpoints, and they are not of the run in {tmp_path / 'b'}"
     assert text in caplog.text
     with pytest.raises(UsageError, match=f"{text}\n  try: give --checkpoint.mirror a prefix of its own, or resume"):
         restore_run(other.run, other.path)
 
 
-def test_a_run_that_has_continued_elsewhere_is_not_resumed_from_an_old_folder(client: Any, tmp_path: Path) -> None:
-    first = Folder(tmp_path / "a")
+def test_a_run_that_has_continued_elsewhere_is_not_resumed_from_an_old_folder(bucket: Bucket, tmp_path: Path) -> None:
+    first = Folder(bucket.url, tmp_path / "a")
     first.save(1)
     first.close()
     restore_run(first.run, tmp_path / "b")
     assert restore_run(first.run, tmp_path / "a") == ("", [])  # nothing has happened there yet
-    second = Folder(tmp_path / "b")
+    second = Folder(bucket.url, tmp_path / "b")
     second.save(2)
     second.close()
     assert restore_run(first.run, tmp_path / "b") == ("", [])
-    with pytest.raises(UsageError, match=f"{URL} has checkpoints, and they are not of the run in {tmp_path / 'a'}\n"):
+    with pytest.raises(
+        UsageError, match=f"{bucket.url} has checkpoints, and they are not of the run in {tmp_path / 'a'}\n"
+    ):
         restore_run(first.run, tmp_path / "a")
 
 
 def test_of_two_runs_that_start_with_one_mirror_the_later_has_it(
-    client: Any, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The upload of the earlier one is on its way when the later one begins."""
     reached, gate = threading.Event(), threading.Event()
@@ -403,37 +384,38 @@ def test_of_two_runs_that_start_with_one_mirror_the_later_has_it(
             reached.set()
             gate.wait(LIMIT_S)
 
-    with Proxy(server, hold) as proxy:
+    with Proxy(bucket.server, hold) as proxy:
         use_endpoint(monkeypatch, proxy.url)
-        first = Folder(tmp_path / "a")
+        first = Folder(bucket.url, tmp_path / "a")
         first.save(7)
         assert reached.wait(LIMIT_S)
-        use_endpoint(monkeypatch, server)
-        second = Folder(tmp_path / "b")
+        use_endpoint(monkeypatch, bucket.server)
+        second = Folder(bucket.url, tmp_path / "b")
         second.save(3)
         second.close()
         gate.set()
         first.close()
     assert second.mirrored == [3]
-    assert f"the mirror failed: {URL} has become the mirror of another run folder; training continues" in caplog.text
+    assert (
+        f"the mirror failed: {bucket.url} has become the mirror of another run folder; training continues"
+        in caplog.text
+    )
     assert "Try: stop one of the two runs, or give one of them another --checkpoint.mirror" in caplog.text
 
 
 # Killed uploads
 
-UPLOAD = """
-import sys
-from pathlib import Path
-from tests.unit.checkpoint.test_mirror import Folder
-folder = Folder(Path(sys.argv[1]))
-folder.save(2)
-folder.close()
-"""
+
+def upload(variables: dict[str, str], url: str, folder: Path) -> None:
+    os.environ.update(variables)
+    one = Folder(url, folder)
+    one.save(2)
+    one.close()
 
 
-def test_a_killed_upload_is_no_checkpoint_and_is_cleaned_up(client: Any, server: str, tmp_path: Path) -> None:
+def test_a_killed_upload_is_no_checkpoint_and_is_cleaned_up(bucket: Bucket, tmp_path: Path) -> None:
     """The process is killed by SIGKILL while its second object is on its way."""
-    folder = Folder(tmp_path / "a")
+    folder = Folder(bucket.url, tmp_path / "a")
     folder.save(1)
     folder.close()
     reached, killed = threading.Event(), threading.Event()
@@ -445,18 +427,17 @@ def test_a_killed_upload_is_no_checkpoint_and_is_cleaned_up(client: Any, server:
             return "close"
         return None
 
-    with Proxy(server, hold) as proxy:
-        root = Path(__file__).parents[3]
-        variables = {**os.environ, **environment(proxy.url), "PYTHONPATH": f"{root}:{root}/packages/drumline-lint"}
-        process = subprocess.Popen([sys.executable, "-c", UPLOAD, str(folder.path)], env=variables, cwd=root)
+    with Proxy(bucket.server, hold) as proxy:
+        process = server_context.Process(target=upload, args=(environment(proxy.url), bucket.url, folder.path))
+        process.start()
         assert reached.wait(LIMIT_S)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.kill()
+        process.join()
         killed.set()
     assert object_name(2, "model.safetensors") in folder.run.store.sizes()
     assert folder.mirrored == [1]
-    assert restore_run(folder.run, tmp_path / "b")[0].startswith(f"restored step 1 from {URL} in ")
-    elsewhere = Folder(tmp_path / "b")  # the host with step 2 is gone
+    assert restore_run(folder.run, tmp_path / "b")[0].startswith(f"restored step 1 from {bucket.url} in ")
+    elsewhere = Folder(bucket.url, tmp_path / "b")  # the host with step 2 is gone
     elsewhere.save(3)
     elsewhere.close()
     names = {name.split("/")[1] for name in folder.run.store.sizes("checkpoints")}
@@ -466,16 +447,16 @@ def test_a_killed_upload_is_no_checkpoint_and_is_cleaned_up(client: Any, server:
 # Restores
 
 
-def test_an_empty_folder_is_restored_to_the_bit(client: Any, tmp_path: Path) -> None:
+def test_an_empty_folder_is_restored_to_the_bit(bucket: Bucket, tmp_path: Path) -> None:
     (tmp_path / "a" / "events").mkdir(parents=True)
     (tmp_path / "a" / "events" / "rank-00000.jsonl").write_text('{"kind":"start"}\n')
     (tmp_path / "a" / "ledger.jsonl").write_text("{}\n")
-    folder = Folder(tmp_path / "a")
+    folder = Folder(bucket.url, tmp_path / "a")
     for step in (1, 2):
         path = folder.save(step)
     folder.close()
     note, skipped = restore_run(folder.run, tmp_path / "b")
-    assert (note.partition(" in ")[0], skipped) == (f"restored step 2 from {URL}", [])
+    assert (note.partition(" in ")[0], skipped) == (f"restored step 2 from {bucket.url}", [])
     other = tmp_path / "b" / "checkpoints" / path.name
     assert {file.name: file.read_bytes() for file in other.iterdir()} == {
         file.name: file.read_bytes() for file in path.iterdir()
@@ -485,39 +466,42 @@ def test_an_empty_folder_is_restored_to_the_bit(client: Any, tmp_path: Path) -> 
     assert restore_run(folder.run, tmp_path / "b") == ("", [])  # now it has one
 
 
-def corrupt(client: Any, key: str, content: bytes | None = None) -> None:
+def corrupt(bucket: Bucket, key: str, content: bytes | None = None) -> None:
     if content is None:
-        found = bytearray(client.get_object(Bucket=BUCKET, Key=key)["Body"].read())
+        found = bytearray(bucket.read(key))
         found[-1] ^= 1
         content = bytes(found)
-    client.put_object(Bucket=BUCKET, Key=key, Body=content)
+    bucket.put(key, content)
 
 
-def test_a_corrupt_object_is_named_and_the_one_before_is_restored(client: Any, tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "a", keep_last=4)
+def test_a_corrupt_object_is_named_and_the_one_before_is_restored(bucket: Bucket, tmp_path: Path) -> None:
+    folder = Folder(bucket.url, tmp_path / "a", keep_last=4)
     for step in (1, 2, 3, 4):
         folder.save(step)
     folder.close()
-    corrupt(client, "runs/a/checkpoints/step-00000002/model.safetensors")
-    client.delete_object(Bucket=BUCKET, Key="runs/a/checkpoints/step-00000003/model.safetensors")
-    corrupt(client, "runs/a/checkpoints/step-00000004/manifest.json", b"{}")
+    corrupt(bucket, "runs/a/checkpoints/step-00000002/model.safetensors")
+    bucket.delete("runs/a/checkpoints/step-00000003/model.safetensors")
+    corrupt(bucket, "runs/a/checkpoints/step-00000004/manifest.json", b"{}")
     note, skipped = restore_run(folder.run, tmp_path / "b")
     assert note.startswith("restored step 1 from")
     assert catalog.newest_valid(tmp_path / "b" / "checkpoints").path == tmp_path / "b/checkpoints/step-00000001"
+    url = bucket.url
     assert skipped == [
-        f"step 4 of {URL} was skipped: manifest.json: its digest differs from its content",
-        f"step 3 of {URL} was skipped: there is no object {URL}/checkpoints/step-00000003/model.safetensors",
-        f"step 2 of {URL} was skipped: {URL}/checkpoints/step-00000002/model.safetensors is corrupt: its checksum "
+        f"step 4 of {url} was skipped: manifest.json: its digest differs from its content",
+        f"step 3 of {url} was skipped: there is no object {url}/checkpoints/step-00000003/model.safetensors",
+        f"step 2 of {url} was skipped: {url}/checkpoints/step-00000002/model.safetensors is corrupt: its checksum "
         "differs from the one that was recorded",
     ]
-    corrupt(client, "runs/a/checkpoints/step-00000001/progress.json", b"[]")
-    with pytest.raises(CheckpointError, match=rf"no checkpoint in {URL} can be restored\n  - step 4 of ") as caught:
+    corrupt(bucket, "runs/a/checkpoints/step-00000001/progress.json", b"[]")
+    with pytest.raises(
+        CheckpointError, match=rf"no checkpoint in {bucket.url} can be restored\n  - step 4 of "
+    ) as caught:
         restore_run(folder.run, tmp_path / "c")
     assert "try: restore one from a backup, or start a new run with another --checkpoint.mirror" in str(caught.value)
 
 
-def test_one_that_is_not_finite_is_restored_only_if_no_other_is(client: Any, tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "a", keep_last=4)
+def test_one_that_is_not_finite_is_restored_only_if_no_other_is(bucket: Bucket, tmp_path: Path) -> None:
+    folder = Folder(bucket.url, tmp_path / "a", keep_last=4)
     write(folder.root, 1)
     tensors = {"model": {"w": torch.ones(1)}}
     path = store.write(folder.root, 2, tensors=tensors, documents={}, metrics={"loss": 0.1}, non_finite="model/w")
@@ -528,10 +512,10 @@ def test_one_that_is_not_finite_is_restored_only_if_no_other_is(client: Any, tmp
 
 
 def test_a_full_disk_leaves_nothing_of_a_restore(
-    client: Any, small_disk: Callable[[str], Path], tmp_path: Path
+    bucket: Bucket, small_disk: Callable[[str], Path], tmp_path: Path
 ) -> None:
     (tmp_path / "ledger.jsonl").write_text("{}\n")
-    folder = Folder(tmp_path)
+    folder = Folder(bucket.url, tmp_path)
     folder.save(1, size=400_000)
     folder.close()
     other = small_disk("size=1m") / "run"
@@ -539,7 +523,7 @@ def test_a_full_disk_leaves_nothing_of_a_restore(
         restore_run(folder.run, other)
     root = other / "checkpoints"
     assert str(caught.value).startswith(
-        f"step 1 of {URL} could not be restored to {root}: the disk is full (3.2 MB needed, "
+        f"step 1 of {bucket.url} could not be restored to {root}: the disk is full (3.2 MB needed, "
     )
     assert f"try: free some space on the disk of {root}" in str(caught.value)
     assert [path for path in other.rglob("*") if path.is_file() and path.name != "mirror.json"] == []
@@ -547,20 +531,16 @@ def test_a_full_disk_leaves_nothing_of_a_restore(
 
 
 def test_a_mirror_that_cannot_be_read_stops_a_start_without_a_checkpoint_only(
-    client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_endpoint(monkeypatch, "http://127.0.0.1:9")
-    run = MirroredRun(open_store(URL))
+    run = MirroredRun(open_store(bucket.url))
     with pytest.raises(StoreError) as caught:
         restore_run(run, tmp_path)
     assert str(caught.value) == (
-        f"the mirror may have a checkpoint to resume from, but cannot be read: {URL}/checkpoints is unreachable: the "
-        "connection failed or was cut (127.0.0.1)\n  try: check the network, a proxy and AWS_ENDPOINT_URL"
+        f"the mirror may have a checkpoint to resume from, but cannot be read: {bucket.url}/checkpoints is "
+        "unreachable: the connection failed or was cut (127.0.0.1)\n"
+        "  try: check the network, a proxy and AWS_ENDPOINT_URL"
     )
     write(tmp_path / "checkpoints", 1)
     assert restore_run(run, tmp_path) == ("", [])
-
-
-@pytest.fixture(autouse=True)
-def _warnings(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING)

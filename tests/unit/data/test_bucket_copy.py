@@ -18,42 +18,30 @@ pytest.importorskip("boto3", reason="pip install 'drumline[dev]' brings it")
 from drumline.data import bucket_copy
 from drumline.data.bucket_copy import BucketCopy
 from drumline.errors import DataError, UsageError
-from drumline.storage import object_store, s3_store
 from drumline.storage.backend import StoreError
 from tests.multinode.needs import missing
-from tests.store_server import BUCKET, Proxy, empty_bucket, environment, moto_server, use_endpoint
+from tests.store_server import Bucket, Proxy, environment, use_endpoint
 
-URL = f"s3://{BUCKET}/digits"
 CONTENT = {"train/0/a.png": b"a" * 100, "train/1/b.png": b"b" * 200, "eval/0/c.png": b"", "labels": b"0 1"}
 
 
-@pytest.fixture(scope="module", name="server")
-def start_server() -> Iterator[str]:
-    with moto_server() as url:
-        yield url
-
-
-@pytest.fixture(name="client")
-def make_client(server: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    use_endpoint(monkeypatch, server)
-    monkeypatch.setattr(object_store, "RETRY_AFTER_S", (0.01, 0.01))
-    monkeypatch.setattr(s3_store, "MAX_ATTEMPTS", 1)
-    client = empty_bucket(server)
+@pytest.fixture(name="url")
+def fill_bucket(bucket: Bucket) -> str:
     for name, content in CONTENT.items():
-        client.put_object(Bucket=BUCKET, Key=f"digits/{name}", Body=content)
-    client.put_object(Bucket=BUCKET, Key="digits-other/x", Body=b"x")
-    return client
+        bucket.put(f"digits/{name}", content)
+    bucket.put("digits-other/x", b"x")
+    return f"{bucket.root}/digits"
 
 
 @pytest.fixture(name="proxy")
-def make_proxy(server: str, client: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    with Proxy(server) as proxy:
+def make_proxy(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    with Proxy(bucket.server) as proxy:
         use_endpoint(monkeypatch, proxy.url)
         yield proxy
 
 
-def copy(tmp_path: Path, **more: Any) -> BucketCopy:
-    return BucketCopy(url=URL, cache=tmp_path / "cache", **more)
+def copy(url: str, tmp_path: Path, **more: Any) -> BucketCopy:
+    return BucketCopy(url=url, cache=tmp_path / "cache", **more)
 
 
 def files(one: BucketCopy) -> dict[str, bytes]:
@@ -69,25 +57,29 @@ def fetched(proxy: Proxy) -> list[str]:
 
 
 @pytest.mark.parametrize("num_submitted", [1, 3, 4, 5])
-def test_data_is_copied_once(proxy: Proxy, tmp_path: Path, num_submitted: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_is_copied_once(
+    proxy: Proxy, url: str, tmp_path: Path, num_submitted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bucket_copy, "NUM_SUBMITTED", num_submitted)
     said: list[str] = []
-    one = copy(tmp_path, report=said.append)
+    one = copy(url, tmp_path, report=said.append)
     one.update()
     assert files(one) == CONTENT
-    assert said == [f"copying 303 B (4 objects) from {URL} to {one.folder}"]
+    assert said == [f"copying 303 B (4 objects) from {url} to {one.folder}"]
     assert fetched(proxy) == sorted(CONTENT)
-    copy(tmp_path, report=said.append).update()
+    copy(url, tmp_path, report=said.append).update()
     assert fetched(proxy) == []
     assert len(said) == 1
 
 
-def test_what_changed_is_fetched_again_and_what_is_gone_is_removed(client: Any, proxy: Proxy, tmp_path: Path) -> None:
-    one = copy(tmp_path)
+def test_what_changed_is_fetched_again_and_what_is_gone_is_removed(
+    bucket: Bucket, proxy: Proxy, url: str, tmp_path: Path
+) -> None:
+    one = copy(url, tmp_path)
     one.update()
-    client.put_object(Bucket=BUCKET, Key="digits/labels", Body=b"1 0")  # of the same size
-    client.put_object(Bucket=BUCKET, Key="digits/train/1/d.png", Body=b"d")
-    client.delete_object(Bucket=BUCKET, Key="digits/eval/0/c.png")
+    bucket.put("digits/labels", b"1 0")  # of the same size
+    bucket.put("digits/train/1/d.png", b"d")
+    bucket.delete("digits/eval/0/c.png")
     (one.folder / "train/0/a.png").write_bytes(b"x" * 100)  # of the same size too
     (one.folder / "train/0/.a.png.partial").touch()
     os.utime(one.folder / "train/1/b.png", (5, 5))  # other times, the same bytes
@@ -101,11 +93,11 @@ def test_what_changed_is_fetched_again_and_what_is_gone_is_removed(client: Any, 
     assert fetched(proxy) == []
 
 
-def test_an_interrupted_copy_continues(proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_copy_continues(proxy: Proxy, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bucket_copy, "NUM_THREADS", 1)
     proxy.fault = lambda method, path: "cut" if path.endswith("b.png") else None
-    one = copy(tmp_path)
-    with pytest.raises(StoreError, match=f"{URL}/train/1/b.png is unreachable: the connection failed or was cut"):
+    one = copy(url, tmp_path)
+    with pytest.raises(StoreError, match=f"{url}/train/1/b.png is unreachable: the connection failed or was cut"):
         one.update()
     assert not (one.folder / "train/1/b.png").exists()
     first = set(fetched(proxy)) - {"train/1/b.png"}
@@ -117,8 +109,8 @@ def test_an_interrupted_copy_continues(proxy: Proxy, tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("record", ["", "[]", '{"labels": 3}', "\ufffd"])
-def test_a_record_that_cannot_be_read_fetches_everything(proxy: Proxy, tmp_path: Path, record: str) -> None:
-    one = copy(tmp_path)
+def test_a_record_that_cannot_be_read_fetches_everything(proxy: Proxy, url: str, tmp_path: Path, record: str) -> None:
+    one = copy(url, tmp_path)
     one.update()
     (one.folder.parent / "record.json").write_text(record)
     fetched(proxy)
@@ -127,7 +119,7 @@ def test_a_record_that_cannot_be_read_fetches_everything(proxy: Proxy, tmp_path:
 
 
 def test_two_jobs_on_a_machine_copy_one_after_the_other(
-    proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    proxy: Proxy, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bucket_copy, "POLL_S", 0.05)
     begun, go_on = threading.Event(), threading.Event()
@@ -138,7 +130,7 @@ def test_two_jobs_on_a_machine_copy_one_after_the_other(
             go_on.wait(60)
 
     proxy.fault = hold
-    first = threading.Thread(target=copy(tmp_path).update)
+    first = threading.Thread(target=copy(url, tmp_path).update)
     first.start()
     assert begun.wait(60)
     marks: list[str] = []
@@ -147,15 +139,15 @@ def test_two_jobs_on_a_machine_copy_one_after_the_other(
         marks.append("alive")
         go_on.set()
 
-    second = copy(tmp_path, report=marks.append, alive=alive)
+    second = copy(url, tmp_path, report=marks.append, alive=alive)
     second.update()
     first.join()
-    assert marks[:2] == [f"waiting for another process that copies {URL} on this machine", "alive"]
+    assert marks[:2] == [f"waiting for another process that copies {url} on this machine", "alive"]
     assert fetched(proxy) == sorted(CONTENT), "something was fetched twice"
     assert files(second) == CONTENT
 
 
-def test_refusals(client: Any, tmp_path: Path) -> None:
+def test_refusals(bucket: Bucket, url: str, tmp_path: Path) -> None:
     with pytest.raises(DataError) as error:
         BucketCopy(url="s3://no-such/digits", cache=tmp_path).update()
     assert (error.value.what, error.value.next_step) == (
@@ -163,16 +155,16 @@ def test_refusals(client: Any, tmp_path: Path) -> None:
         "correct the name, or make it: aws s3 mb s3://no-such",
     )
     with pytest.raises(DataError) as error:
-        BucketCopy(url=f"s3://{BUCKET}/digit", cache=tmp_path).update()
+        BucketCopy(url=f"{bucket.root}/digit", cache=tmp_path).update()
     assert (error.value.what, error.value.next_step) == (
-        f"data.dir: there are no objects below s3://{BUCKET}/digit/",
+        f"data.dir: there are no objects below {bucket.root}/digit/",
         "name the folder that holds the data, as in s3://bucket/folder",
     )
     with pytest.raises(UsageError, match="s3:// names no bucket"):
         BucketCopy(url="s3://", cache=tmp_path).update()
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match=r"cannot be copied to .*: .*\n?.*"):
-        BucketCopy(url=URL, cache=tmp_path / "file").update()
+        BucketCopy(url=url, cache=tmp_path / "file").update()
 
 
 # On a disk of its own: tmpfs in a mount namespace.
@@ -188,15 +180,15 @@ except DataError as error:
 """
 
 
-def test_data_that_does_not_fit_is_refused_before_it_is_fetched(server: str, client: Any, tmp_path: Path) -> None:
+def test_data_that_does_not_fit_is_refused_before_it_is_fetched(bucket: Bucket, url: str, tmp_path: Path) -> None:
     if why := missing():
         pytest.skip(why)
-    client.put_object(Bucket=BUCKET, Key="digits/large", Body=bytes(2 << 20))
+    bucket.put("digits/large", bytes(2 << 20))
     script = f'mount -t tmpfs -o size=1m tmpfs {tmp_path} && exec "$@"'
-    command = ["unshare", "--mount", "bash", "-c", script, "bash", sys.executable, "-c", FULL, URL, str(tmp_path)]
-    variables = {**os.environ, **environment(server)}
+    command = ["unshare", "--mount", "bash", "-c", script, "bash", sys.executable, "-c", FULL, url, str(tmp_path)]
+    variables = {**os.environ, **environment(bucket.server)}
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
     what, step = done.stdout.splitlines()
-    assert what.startswith(f"data.dir: 2.1 MB (5 objects) of {URL} do not fit into {tmp_path}/bucket-digits-")
+    assert what.startswith(f"data.dir: 2.1 MB (5 objects) of {url} do not fit into {tmp_path}/{bucket.name}-digits-")
     assert what.endswith(" are free there")
     assert step == "free some space, or give a folder on a larger disk with --data.cache"

@@ -13,7 +13,7 @@ import torch
 
 from drumline.engine import mirroring
 from drumline.engine.run_folder import RunFolder
-from tests.store_server import BUCKET, Proxy, empty_bucket, moto_server, use_endpoint
+from tests.store_server import Bucket, Proxy, use_endpoint
 
 
 @pytest.fixture(name="gate")
@@ -24,20 +24,18 @@ def make_gate() -> Iterator[threading.Event]:
 
 
 def test_a_rank_0_that_has_lost_another_does_not_wait_for_its_download(
-    gate: threading.Event, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, gate: threading.Event, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lost(value: Any, *, device: torch.device) -> Any:
         raise ConnectionError("rank 1 is lost")
 
     monkeypatch.setattr(mirroring, "POLL_S", 0.2)
     monkeypatch.setattr(mirroring, "broadcast_json", lost)
-    request: Any = SimpleNamespace(config=SimpleNamespace(checkpoint=SimpleNamespace(mirror=f"s3://{BUCKET}/a")))
+    request: Any = SimpleNamespace(config=SimpleNamespace(checkpoint=SimpleNamespace(mirror=bucket.url)))
     ddp: Any = SimpleNamespace(is_main_process=lambda: True, device=torch.device("cpu"))
-    with moto_server() as server:
-        empty_bucket(server)
-        with Proxy(server, lambda method, path: gate.wait(60) and None) as proxy:
-            use_endpoint(monkeypatch, proxy.url)
-            with pytest.raises(ConnectionError, match="rank 1 is lost"):
-                mirroring.restore_from_mirror(request, RunFolder(tmp_path), ddp)
-            assert not gate.is_set()
-            gate.set()
+    with Proxy(bucket.server, lambda method, path: gate.wait(60) and None) as proxy:
+        use_endpoint(monkeypatch, proxy.url)
+        with pytest.raises(ConnectionError, match="rank 1 is lost"):
+            mirroring.restore_from_mirror(request, RunFolder(tmp_path), ddp)
+        assert not gate.is_set()
+        gate.set()

@@ -3,41 +3,25 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from blake3 import blake3
 
 from drumline.errors import UsageError
-from drumline.storage import object_store, s3_store
+from drumline.storage import s3_store
 from drumline.storage.backend import StoreError
 from drumline.storage.object_store import ObjectStore, is_store_url, open_store
-from tests.store_server import BUCKET, Proxy, empty_bucket, moto_server, objects, use_endpoint
+from tests.store_server import Bucket, Proxy, use_endpoint
 
 CONTENT = bytes(range(256)) * 40
-
-
-@pytest.fixture(scope="module", name="server")
-def start_server() -> Iterator[str]:
-    with moto_server() as url:
-        yield url
-
-
-@pytest.fixture(name="client")
-def make_client(server: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    use_endpoint(monkeypatch, server)
-    monkeypatch.setattr(object_store, "RETRY_AFTER_S", (0.01, 0.01))
-    monkeypatch.setattr(s3_store, "MAX_ATTEMPTS", 2)
-    return empty_bucket(server)
 
 
 @pytest.fixture(params=["s3", "file", "memory"], name="store")
 def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
     if request.param == "s3":
-        request.getfixturevalue("client")
-        return open_store(f"s3://{BUCKET}/runs/a/")
+        return open_store(f"{request.getfixturevalue('bucket').url}/")
     return open_store(f"{request.param}://{tmp_path}/store")
 
 
@@ -83,24 +67,22 @@ def test_what_the_store_holds_is_compared_with_the_checksum(store: ObjectStore) 
         store.check("absent", size=7, checksum="")
 
 
-def test_a_large_object_is_uploaded_in_parts_and_a_killed_upload_is_cleaned_up(client: Any, tmp_path: Path) -> None:
-    store = open_store(f"s3://{BUCKET}/runs/a")
+def test_a_large_object_is_uploaded_in_parts_and_a_killed_upload_is_cleaned_up(bucket: Bucket, tmp_path: Path) -> None:
+    store = open_store(bucket.url)
     with (tmp_path / "large").open("wb") as file:
         file.truncate(70 << 20)
     store.put("large", tmp_path / "large")
-    assert objects(client) == {"runs/a/large": 70 << 20}
+    assert bucket.sizes() == {"runs/a/large": 70 << 20}
     for key in ("runs/a/killed", "runs/another/one"):
-        client.create_multipart_upload(Bucket=BUCKET, Key=key)
+        bucket.begin_upload(key)
     store.delete_unfinished()
-    left = client.list_multipart_uploads(Bucket=BUCKET)["Uploads"]
-    assert [one["Key"] for one in left] == ["runs/another/one"]
+    assert bucket.unfinished() == ["runs/another/one"]
 
 
-@pytest.mark.usefixtures("client")
-def test_a_name_that_leads_out_of_a_folder_is_not_listed(client: Any) -> None:
+def test_a_name_that_leads_out_of_a_folder_is_not_listed(bucket: Bucket) -> None:
     for key in ("runs/a/../../etc/passwd", "runs/a//x", "runs/a/folder/", "runs/a/good"):
-        client.put_object(Bucket=BUCKET, Key=key, Body=b"")
-    assert open_store(f"s3://{BUCKET}/runs/a").sizes() == {"good": 0}
+        bucket.put(key, b"")
+    assert open_store(bucket.url).sizes() == {"good": 0}
 
 
 def test_a_document_that_is_too_large_is_not_read(store: ObjectStore) -> None:
@@ -120,94 +102,88 @@ def failure(store: ObjectStore) -> StoreError:
     return caught.value
 
 
-@pytest.mark.usefixtures("client")
-def test_no_such_bucket() -> None:
+def test_no_such_bucket(bucket: Bucket) -> None:
     error = failure(open_store("s3://absent/runs"))
     assert str(error) == ("there is no bucket absent\n  try: correct the name, or make it: aws s3 mb s3://absent")
     assert (error.kind, error.may_pass) == ("missing", False)
 
 
-@pytest.mark.usefixtures("client")
-def test_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_credentials(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
-    error = failure(open_store(f"s3://{BUCKET}"))
+    error = failure(open_store(bucket.root))
     assert str(error) == (
-        "no usable AWS credentials for s3://bucket/weights (NoCredentialsError)\n"
+        f"no usable AWS credentials for {bucket.root}/weights (NoCredentialsError)\n"
         "  try: run aws configure or aws sso login, or give the instance a role"
     )
     assert error.kind == "credentials"
 
 
-@pytest.mark.usefixtures("client")
-def test_a_profile_that_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_profile_that_does_not_exist(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_PROFILE", "absent")
-    with pytest.raises(StoreError, match=r"no usable AWS credentials for s3://bucket \(ProfileNotFound\)"):
-        open_store(f"s3://{BUCKET}/runs")
+    with pytest.raises(StoreError, match=rf"no usable AWS credentials for {bucket.root} \(ProfileNotFound\)"):
+        open_store(f"{bucket.root}/runs")
 
 
 ANSWERS = {
-    403: ("denied", "access to s3://bucket/weights was denied\n  try: give this user or role the right s3:PutObject"),
-    500: ("busy", r"s3://bucket/weights: S3 answered 500 (500) to 2 attempts" "\n  try: try again later"),
-    503: ("busy", r"s3://bucket/weights: S3 answered 503 (503) to 2 attempts" "\n  try: try again later"),
-    400: ("other", "S3 refused s3:PutObject for s3://bucket/weights: "),
+    403: ("denied", "access to URL/weights was denied\n  try: give this user or role the right s3:PutObject"),
+    500: ("busy", r"URL/weights: S3 answered 500 (500) to 2 attempts" "\n  try: try again later"),
+    503: ("busy", r"URL/weights: S3 answered 503 (503) to 2 attempts" "\n  try: try again later"),
+    400: ("other", "S3 refused s3:PutObject for URL/weights: "),
 }
 
 
-@pytest.mark.usefixtures("client")
 @pytest.mark.parametrize("status", ANSWERS)
-def test_refusals(server: str, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Proxy(server, lambda method, path: status) as proxy:
+def test_refusals(bucket: Bucket, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(s3_store, "MAX_ATTEMPTS", 2)
+    with Proxy(bucket.server, lambda method, path: status) as proxy:
         use_endpoint(monkeypatch, proxy.url)
-        error = failure(open_store(f"s3://{BUCKET}"))
+        error = failure(open_store(bucket.root))
     kind, text = ANSWERS[status]
-    assert (error.kind, text in str(error)) == (kind, True), str(error)
+    assert (error.kind, text.replace("URL", bucket.root) in str(error)) == (kind, True), str(error)
     assert len(proxy.requests) == (2 if kind == "busy" else 1)
 
 
-@pytest.mark.usefixtures("client")
-def test_an_endpoint_that_refuses_or_does_not_answer(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endpoint_that_refuses_or_does_not_answer(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(s3_store, "READ_TIMEOUT_S", 0.2)
-    with Proxy(server, lambda method, path: 1.0) as proxy:
+    with Proxy(bucket.server, lambda method, path: 1.0) as proxy:
         use_endpoint(monkeypatch, proxy.url)
-        error = failure(open_store(f"s3://{BUCKET}"))
+        error = failure(open_store(bucket.root))
         assert str(error) == (
-            "s3://bucket/weights is unreachable: timed out (127.0.0.1)\n"
+            f"{bucket.root}/weights is unreachable: timed out (127.0.0.1)\n"
             "  try: check the network, a proxy and AWS_ENDPOINT_URL"
         )
         assert (error.kind, error.may_pass) == ("unreachable", True)
-    error = failure(open_store(f"s3://{BUCKET}"))
+    error = failure(open_store(bucket.root))
     assert "is unreachable: the connection failed or was cut (127.0.0.1)" in str(error)
 
 
-@pytest.mark.usefixtures("client")
 @pytest.mark.parametrize("fault", ["close", "cut", 503])
 def test_a_fetch_is_repeated_after_a_cut_connection(
-    server: str, fault: str | int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, fault: str | int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    open_store(f"s3://{BUCKET}").put("weights", CONTENT)
-    with Proxy(server) as proxy:
+    open_store(bucket.root).put("weights", CONTENT)
+    with Proxy(bucket.server) as proxy:
         use_endpoint(monkeypatch, proxy.url)
         proxy.fault = lambda method, path: fault if len(proxy.requests) == 1 else None
         checksum = blake3(CONTENT).hexdigest()
-        open_store(f"s3://{BUCKET}").fetch("weights", tmp_path / "weights", checksum=checksum)
+        open_store(bucket.root).fetch("weights", tmp_path / "weights", checksum=checksum)
         assert (tmp_path / "weights").read_bytes() == CONTENT
         assert len(proxy.requests) == 2
         proxy.fault = lambda method, path: fault
         with pytest.raises(StoreError):
-            open_store(f"s3://{BUCKET}").fetch("weights", tmp_path / "again", checksum=checksum)
+            open_store(bucket.root).fetch("weights", tmp_path / "again", checksum=checksum)
         assert [path.name for path in tmp_path.iterdir()] == ["weights"]
 
 
-@pytest.mark.usefixtures("client")
-def test_a_full_disk(small_disk: Callable[[str], Path]) -> None:
+def test_a_full_disk(bucket: Bucket, small_disk: Callable[[str], Path]) -> None:
     folder = small_disk("size=256k")
-    store = open_store(f"s3://{BUCKET}")
+    store = open_store(bucket.root)
     store.put("large", bytes(1 << 20))
     with pytest.raises(StoreError) as caught:
         store.fetch("large", folder / "large")
     assert str(caught.value) == (
-        f"s3://bucket/large could not be written to {folder / 'large'}: the disk is full\n"
+        f"{bucket.root}/large could not be written to {folder / 'large'}: the disk is full\n"
         f"  try: free some space on the disk of {folder}"
     )
     assert list(folder.iterdir()) == []
