@@ -94,9 +94,9 @@ def _report_end(controller: Controller) -> int:
         what, *more = error.lines()
         screen.report_last(f"error: {what}", *more)
     # All ranks of a task have saved and exited, on whichever host the signal came. Ctrl-C asks for no save.
-    have_saved = is_task and {remote.code for remote in controller.remaining} == {int(ExitCode.PREEMPTED)}
+    have_saved = is_task and all(remote.has_saved for remote in controller.remaining)
     if have_saved and (controller.end_signal is None or controller.end_signal in PREEMPT_SIGNALS):
-        by = controller.end_signal.name if controller.end_signal else "a signal to a rank"
+        by = controller.end_signal.name if controller.end_signal else "a signal or a notice to a rank"
         screen.report_last(f"preempted by {by}; the ranks have saved: rerun the same command to resume")
         return ExitCode.PREEMPTED
     if controller.end_signal is not None:

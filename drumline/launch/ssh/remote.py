@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from drumline.errors import ExitCode
 from drumline.launch.hosts import Host
 from drumline.launch.node.rank_logs import LAST_LINES
 from drumline.launch.node.watch_folder import SidecarDiagnosis
@@ -92,6 +93,11 @@ class Remote:
     @property
     def is_running(self) -> bool:
         return self.connection.ssh_code is None and self.code is None
+
+    @property
+    def has_saved(self) -> bool:
+        """Whether its ranks were preempted. An agent that exits long after them is ended by the controller."""
+        return self.code == ExitCode.PREEMPTED or {one.code for one in self.failures} == {int(ExitCode.PREEMPTED)}
 
     async def run(self) -> None:
         """Run it under the supervisor, to the end."""

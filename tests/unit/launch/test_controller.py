@@ -251,6 +251,28 @@ def test_a_host_that_is_shut_down_takes_its_own_part_alone(make: Make, said: Pat
     assert "drumline: warning: the job was ended on c; the job continues with a, b" in lines
 
 
+@pytest.mark.parametrize(("rank_code", "ends_with"), [(75, 75), (-9, 1)])
+def test_agents_that_are_ended_after_their_ranks_have_saved(
+    make: Make, said: Path, rank_code: int, ends_with: int
+) -> None:
+    """A notice on one host; its agent was still ending when the controller ended all."""
+
+    async def leave() -> Controller:
+        controller = make(program=Program(("train", "digits"), is_task=True))
+        hosts = await start(controller)
+        for rank, remote in enumerate(hosts):
+            code = 75 if rank else rank_code
+            hear(remote, "failed", rank=rank, code=code, at=float(rank), restarts_left=0, last_lines=[], start=0)
+            hear(remote, "ended", code=-15, last_lines=[])
+        return controller
+
+    code, lines = conclude(asyncio.run(leave()), said)
+    saved = (
+        "drumline: preempted by a signal or a notice to a rank; the ranks have saved: rerun the same command to resume"
+    )
+    assert (code, saved in lines) == (ends_with, ends_with == 75), lines
+
+
 def test_a_host_that_is_found_lost_when_the_others_are_done_is_no_failure(make: Make, said: Path) -> None:
     async def go() -> Controller:
         controller = make(min_nodes=2)
