@@ -153,6 +153,8 @@ class _CloudJob:
     def _was_replaced(self, code: int) -> bool:
         """Whether a node is no longer there. After a spot notice it is, for two more minutes."""
         has_notice = self.is_spot and code == ExitCode.PREEMPTED
+        if has_notice:
+            print_message(f"waiting for AWS to take the node back, at most {REPLACED_S / 60:.0f} minutes")
         deadline = time.monotonic() + REPLACED_S
         while not (gone := self._ended()):
             if time.monotonic() >= deadline or not (has_notice or self._report_lost()):

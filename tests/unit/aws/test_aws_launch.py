@@ -172,7 +172,7 @@ def test_a_failure_on_the_same_nodes_is_reported_once(cluster: Cluster) -> None:
     assert aws_launch.launch(["--no-doctor", "digits"]) == 75
 
 
-def test_a_spot_notice_waits_for_the_node_to_go(cluster: Cluster) -> None:
+def test_a_spot_notice_waits_for_the_node_to_go(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     cluster.made(Market="spot")
     cluster.has(instance(1), instance(2))
     cluster.codes = [75, 0]
@@ -181,6 +181,7 @@ def test_a_spot_notice_waits_for_the_node_to_go(cluster: Cluster) -> None:
     cluster.has(instance(2), instance(4))
     assert aws_launch.launch(["--no-doctor", "digits"]) == 0
     assert [after(words, "--hosts") for words in cluster.calls] == ["10.0.0.1,10.0.0.2", "10.0.0.2,10.0.0.4"]
+    assert "waiting for AWS to take the node back, at most 3 minutes\n" in capsys.readouterr().err
 
 
 def test_what_launch_cannot_use(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
