@@ -73,7 +73,6 @@ def _follow(account: Account, stack: str, plan: ClusterPlan, progress: Progress)
             raise AwsError(
                 f"AWS could not start the instances: {refusal}; all that was made is removed again",
                 next_step="give another --zone, --type or --region, fewer --nodes, or leave --placement-group out",
-                code="LaunchRefused",
             )
         if (event := _newest_event(account, stack)) != step:
             progress(step := event)
@@ -110,7 +109,6 @@ def _failure(account: Account, stack: str, progress: Progress) -> AwsError:
     return AwsError(
         f"the cluster could not be created, {what}; all that was made is removed again",
         next_step="correct this, and run the same command again",
-        code="CreateFailed",
     )
 
 

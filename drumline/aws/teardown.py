@@ -22,6 +22,7 @@ _BILLED = (
     ("NAT gateway", "describe_nat_gateways", "NatGateways", "NatGatewayId", ("deleted", "deleting", "failed")),
 )
 _DELETE_ATTEMPTS = 2
+_LAST_CHECKS = 12
 
 
 @dataclass(frozen=True)
@@ -43,15 +44,19 @@ def take_down(
     for volume in kept_volumes(account, settings.name):
         if delete_data or (found is not None and _is_unused(volume, found)):
             _delete_volume(account, str(volume["FileSystemId"]), progress)
-    left = list(billed(account, settings.name))
-    if forgotten := [one for one in left if one.kind != "volume"]:
-        named = ", ".join(f"{one.kind} {one.id}" for one in forgotten)
-        raise AwsError(
-            f"still on the bill of {settings.name}: {named}",
-            next_step="run down again in a minute; if they stay, delete them in the EC2 console",
-            code="LeftOver",
-        )
-    return left
+    return _kept(account, settings.name, progress)
+
+
+def _kept(account: Account, name: str, progress: stacks.Progress) -> list[Billed]:
+    """What is left, which may only be the volume. A disk ends a moment after its instance."""
+    for _ in range(_LAST_CHECKS):
+        left = list(billed(account, name))
+        if not (named := ", ".join(f"{one.kind} {one.id}" for one in left if one.kind != "volume")):
+            return left
+        progress(f"waiting for {named}")
+        time.sleep(stacks.POLL_S)
+    next_step = "run down again in a minute; if they stay, delete them in the EC2 console"
+    raise AwsError(f"still on the bill of {name}: {named}", next_step=next_step)
 
 
 def _is_unused(volume: Mapping[str, Any], stack: stacks.Stack) -> bool:

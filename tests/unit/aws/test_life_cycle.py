@@ -277,26 +277,6 @@ def make_a_plan() -> ClusterPlan:
     )
 
 
-def test_what_cannot_be_deleted_is_named(account: Account, stub: Stub) -> None:
-    """By Stubber: moto deletes everything. The second attempt is the last."""
-    one = {"StackId": "arn:1", "StackName": "drumline-t", "CreationTime": 0, "StackStatus": "DELETE_FAILED"}
-    left = {
-        "LogicalResourceId": "Group",
-        "PhysicalResourceId": "sg-1",
-        "ResourceType": "AWS::EC2::SecurityGroup",
-        "LastUpdatedTimestamp": 0,
-        "ResourceStatus": "DELETE_FAILED",
-        "ResourceStatusReason": "resource sg-1 has a dependent object",
-    }
-    stub("cloudformation", "describe_stacks", {"Stacks": [one]})
-    for _ in range(2):
-        stub("cloudformation", "delete_stack", {}, StackName="arn:1")
-        stub("cloudformation", "describe_stacks", {"Stacks": [one]})
-        stub("cloudformation", "list_stack_resources", {"StackResourceSummaries": [left]})
-    with pytest.raises(AwsError, match=r"could not delete:\n  - Group \(sg-1\): resource sg-1 has a dependent object"):
-        take_down(account, ClusterSettings(name="t"), quiet, delete_data=False)
-
-
 def test_a_node_that_ended_is_started_again_and_a_lost_one_is_replaced(cloud: Account, tmp_path: Path) -> None:
     plan = make_plan(cloud, settings(cloud))
     bring_up(cloud, plan, quiet)
