@@ -19,7 +19,7 @@ from blake3 import blake3
 
 from drumline.checkpoint import catalog, manifest
 from drumline.checkpoint.manifest import CorruptCheckpointError, Manifest
-from drumline.checkpoint.mirror_owner import check_owner, claim, write_marker
+from drumline.checkpoint.mirror_owner import check_owner, claim, set_aside, write_marker
 from drumline.checkpoint.mirrored_run import CHECKPOINTS, RUN_FILES, RUN_FOLDERS, MirroredRun, is_own_name, object_name
 from drumline.errors import CheckpointError, DrumlineError, log
 from drumline.storage.backend import StoreError
@@ -259,29 +259,34 @@ class Mirror:
 
 
 def restore_run(run: MirroredRun, folder: Path) -> tuple[str, list[str]]:
-    """Before a run starts: if its folder has no checkpoint, fetch the newest one of its mirror, and its records; of a
-    restore that fails nothing is left. Returns a note, if it did, and why newer ones were skipped."""
+    """Before a run starts: if its folder has no checkpoint, or the run has continued elsewhere, fetch the newest one of
+    its mirror, and its records; of a restore that fails nothing is left. Returns a note, if it did, and why newer ones
+    were skipped."""
     records: list[Path] = []
-    has_local, began = any(True for _ in complete_in(folder / CHECKPOINTS)), time.monotonic()
+    local, began = [step for step, _ in complete_in(folder / CHECKPOINTS)], time.monotonic()
+    more = ""
     try:
         found = run.checkpoints()
         is_empty = not (found.complete or found.corrupt)
-        if has_local or is_empty:
+        both = local and found.complete
+        if both and (aside := set_aside(run, folder, newest=max(local), mirrored=max(found.complete))):
+            local, more = [], f": the run has continued elsewhere; what was here is in {aside}"
+        if local or is_empty:
             claim(run, folder, is_empty=is_empty)
             return "", []
         records.extend(run.fetch_files(folder))
-        write_marker(run, folder, after=run.owner())
+        write_marker(run, folder, after=next(reversed(run.owners()), None))
         step, skipped = run.restore_newest(found, folder / CHECKPOINTS)  # last: it makes the run folder one to resume
     except DrumlineError as error:
         for path in records:
             path.unlink(missing_ok=True)
         if not isinstance(error, StoreError):
             raise
-        if has_local:  # the thread that uploads warns of it
+        if local:  # the thread that uploads warns of it
             return "", []
         error.what = f"the mirror may have a checkpoint to resume from, but cannot be read: {error.what}"
         raise
-    return f"restored step {step} from {run.store} in {duration(time.monotonic() - began)}", skipped
+    return f"restored step {step} from {run.store} in {duration(time.monotonic() - began)}{more}", skipped
 
 
 def complete_in(root: Path) -> Iterator[tuple[int, Manifest]]:

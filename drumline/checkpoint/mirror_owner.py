@@ -1,16 +1,17 @@
 """Which run folder uploads to a mirror: an id in `mirror.json` of both, so that no run replaces or deletes checkpoints
-of another, and none resumes from an old folder what has continued elsewhere."""
+of another. In the mirror are the ids of the folders before, too, from which the run was restored."""
 
 from __future__ import annotations
 
 import json
 import secrets
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from drumline.checkpoint import catalog
-from drumline.checkpoint.mirrored_run import MARKER, MirroredRun
+from drumline.checkpoint.mirrored_run import CHECKPOINTS, MARKER, RUN_FILES, RUN_FOLDERS, MirroredRun
 from drumline.errors import CheckpointError, UsageError
 from drumline.untrusted import make_own_folder, parse_json, read_regular, replace_text
 
@@ -18,7 +19,8 @@ from drumline.untrusted import make_own_folder, parse_json, read_regular, replac
 def claim(run: MirroredRun, folder: Path, *, is_empty: bool, uploads: bool = False) -> str:
     """The id of the run in this folder, which the mirror gets, too, if this process `uploads`. Refuses the mirror of
     another run, and one that a run has been restored from since."""
-    marker, owner = _read_marker(run, folder), run.owner()
+    marker, owners = _read_marker(run, folder), run.owners()
+    owner = owners[-1] if owners else None
     if is_empty:
         marker = marker or write_marker(run, folder)
     elif not marker or owner not in (None, marker["id"], marker["after"]):
@@ -27,15 +29,37 @@ def claim(run: MirroredRun, folder: Path, *, is_empty: bool, uploads: bool = Fal
             next_step="give --checkpoint.mirror a prefix of its own, or resume from there in an empty --run DIR",
         )
     if uploads and owner != marker["id"]:
-        _put_owner(run, marker["id"])
+        _put_owners(run, [*(owners if owner == marker["after"] else ()), marker["id"]])
     return str(marker["id"])
+
+
+def set_aside(run: MirroredRun, folder: Path, *, newest: int, mirrored: int) -> Path | None:
+    """If the run in this folder was restored elsewhere, and has continued there: move its files to a folder in it,
+    where nothing is lost. Refuses if they hold a later step than the mirror. `newest` is here, `mirrored` there."""
+    own = _read_marker(run, folder).get("id")
+    if own not in run.owners()[:-1]:
+        return None
+    if newest > mirrored:
+        raise UsageError(
+            f"the run in {folder} has continued elsewhere, up to step {mirrored} in {run.store}; step {newest} here is "
+            "not there",
+            next_step="move this folder away to resume from there, or continue from here with another "
+            "--checkpoint.mirror",
+        )
+    aside = folder / f"before-{own}"
+    with _writing(aside):
+        aside.mkdir(exist_ok=True)  # a move that was killed is continued
+        for name in (*RUN_FILES, *RUN_FOLDERS, CHECKPOINTS, MARKER):  # the last makes it no part of the run
+            with suppress(FileNotFoundError):
+                (folder / name).rename(aside / name)
+    return aside
 
 
 def check_owner(run: MirroredRun, own: str) -> None:
     """Raise if another run folder has claimed the mirror since."""
-    if (owner := run.owner()) is None:  # someone has emptied it
-        _put_owner(run, own)
-    elif owner != own:
+    if not (owners := run.owners()):  # someone has emptied it
+        _put_owners(run, [own])
+    elif owners[-1] != own:
         raise UsageError(
             f"{run.store} has become the mirror of another run folder",
             next_step="stop one of the two runs, or give one of them another --checkpoint.mirror",
@@ -45,12 +69,9 @@ def check_owner(run: MirroredRun, own: str) -> None:
 def write_marker(run: MirroredRun, folder: Path, *, after: str | None = None) -> dict[str, Any]:
     """A new id for the run in this folder. `after`: that of the run which it continues."""
     marker = {"url": run.store.url, "id": secrets.token_hex(8), "after": after}
-    try:
+    with _writing(folder / MARKER):
         make_own_folder(folder, follow_links=True)
         replace_text(folder / MARKER, json.dumps(marker) + "\n")
-    except OSError as error:
-        reason, next_step = catalog.explain_os_error(error, folder=folder)
-        raise CheckpointError(f"{folder / MARKER} could not be written: {reason}", next_step=next_step) from error
     return marker
 
 
@@ -63,5 +84,14 @@ def _read_marker(run: MirroredRun, folder: Path) -> dict[str, Any]:
     return {}
 
 
-def _put_owner(run: MirroredRun, own: str) -> None:
-    run.store.put(MARKER, json.dumps({"id": own}).encode())
+def _put_owners(run: MirroredRun, ids: Sequence[str]) -> None:
+    run.store.put(MARKER, json.dumps({"ids": ids}).encode())
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason, next_step = catalog.explain_os_error(error, folder=path.parent)
+        raise CheckpointError(f"{path} could not be written: {reason}", next_step=next_step) from error

@@ -50,15 +50,15 @@ class MirroredRun:
         """Whether there is anything of a run."""
         return any(name in RUN_FILES or name.startswith((CHECKPOINTS, *RUN_FOLDERS)) for name in self.store.sizes())
 
-    def owner(self) -> str | None:
-        """The id of the run folder that uploads to it; None if there is none, or what a killed upload left."""
+    def owners(self) -> list[str]:
+        """The ids of the run folders that have uploaded to it, each restored from the one before; the last does so now.
+        Empty if there is none, or what a killed upload left."""
         try:
-            found = parse_json(self.store.read(MARKER))
-        except (StoreError, ValueError) as error:
+            return [str(one) for one in parse_json(self.store.read(MARKER))["ids"]]
+        except (StoreError, ValueError, LookupError, TypeError) as error:
             if isinstance(error, StoreError) and not error.is_bad_copy:
                 raise
-            return None
-        return str(found.get("id")) if isinstance(found, dict) else None
+            return []
 
     def checkpoints(self) -> MirroredCheckpoints:
         """Lists, and reads the manifests."""

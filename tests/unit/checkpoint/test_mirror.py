@@ -357,20 +357,51 @@ def test_the_mirror_of_another_run_is_refused(bucket: Bucket, tmp_path: Path, ca
         restore_run(other.run, other.path)
 
 
-def test_a_run_that_has_continued_elsewhere_is_not_resumed_from_an_old_folder(bucket: Bucket, tmp_path: Path) -> None:
+def test_a_run_that_has_continued_elsewhere_is_resumed_from_there(bucket: Bucket, tmp_path: Path) -> None:
+    """As when the node of rank 0 changes, and changes back. What the old folder holds is kept."""
+    ledger = "ledger.jsonl"
+    first = Folder(bucket.url, tmp_path / "a")
+    (first.path / ledger).write_text("1\n")
+    old = first.save(1)
+    first.close()
+    restore_run(first.run, tmp_path / "b")
+    assert restore_run(first.run, first.path) == ("", [])  # nothing has happened there yet
+    second = Folder(bucket.url, tmp_path / "b")
+    with (second.path / ledger).open("a") as file:
+        file.write("2\n")
+    second.save(2)
+    second.close()
+    assert restore_run(first.run, second.path) == ("", [])
+    note, _ = restore_run(first.run, first.path)
+    aside = next(first.path.glob("before-*"))
+    assert note.startswith(f"restored step 2 from {bucket.url} in ")
+    assert note.endswith(f": the run has continued elsewhere; what was here is in {aside}")
+    assert (first.steps, (first.path / ledger).read_text()) == ([2], "1\n2\n")
+    assert (catalog.list_steps(aside / "checkpoints"), (aside / ledger).read_text()) == ([1], "1\n")
+    assert catalog.verify(aside / "checkpoints" / old.name).step == 1
+    again = Folder(bucket.url, first.path)
+    again.save(3)
+    again.close()
+    assert again.mirrored == [2, 3]
+    assert restore_run(first.run, second.path)[0].startswith("restored step 3 ")  # and once more
+
+
+def test_two_that_have_continued_apart_are_not_mixed(bucket: Bucket, tmp_path: Path) -> None:
     first = Folder(bucket.url, tmp_path / "a")
     first.save(1)
     first.close()
+    write(first.root, 5)  # its upload failed
     restore_run(first.run, tmp_path / "b")
-    assert restore_run(first.run, tmp_path / "a") == ("", [])  # nothing has happened there yet
     second = Folder(bucket.url, tmp_path / "b")
     second.save(2)
     second.close()
-    assert restore_run(first.run, tmp_path / "b") == ("", [])
-    with pytest.raises(
-        UsageError, match=f"{bucket.url} has checkpoints, and they are not of the run in {tmp_path / 'a'}\n"
-    ):
-        restore_run(first.run, tmp_path / "a")
+    with pytest.raises(UsageError) as caught:
+        restore_run(first.run, first.path)
+    assert str(caught.value) == (
+        f"the run in {first.path} has continued elsewhere, up to step 2 in {bucket.url}; step 5 here is not there\n"
+        "  try: move this folder away to resume from there, or continue from here with another --checkpoint.mirror"
+    )
+    assert first.steps == [1, 5]
 
 
 def test_of_two_runs_that_start_with_one_mirror_the_later_has_it(
