@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import gc
 import os
 import sys
 import threading
@@ -28,7 +29,7 @@ from drumline.errors import PreflightError, log
 from drumline.launch.topology import Topology
 
 QUIET_S = 0.02
-LEAVE_S = 30.0
+LEAVE_S, RELEASE_S = 30.0, 2.0
 # NCCL would register the buffers of a collective in a CUDA graph, which all ranks must do for the same collective; but
 # a new batch shape, or a failed capture, may happen on one rank only.
 NO_REGISTRATION = ("NCCL_GRAPH_REGISTER", "0")
@@ -187,16 +188,26 @@ def leave_group(*, broken: bool = False) -> bool:
     destroying = threading.Thread(target=destroy, name="drumline-leave", daemon=True)
     destroying.start()
     destroying.join(LEAVE_S)
-    # gloo's destructor waits for its threads while it holds the GIL. A thread that has just finished a collective needs
-    # the GIL to release a tensor: a deadlock (seen with torch 2.13). So the threads get a moment, and the group objects
-    # are kept until the process exits.
+    # gloo's destructor waits for its threads, and may hold the GIL. A thread that has just finished a collective needs
+    # the GIL to release a tensor: a deadlock (seen with torch 2.13). So the objects are kept until the next group is
+    # left, when nothing happens in them any more, and released in a thread.
     time.sleep(QUIET_S)
-    _left_groups.extend(groups)
+    before, _left_groups[:] = list(_left_groups), groups
+    if before:
+        releasing = threading.Thread(target=_release, args=(before,), name="drumline-release", daemon=True)
+        releasing.start()
+        releasing.join(RELEASE_S)
     for error in errors:
         if not broken:
             raise error
         log.warning(f"the broken process group was not destroyed: {type(error).__name__}: {error}")
     return not destroying.is_alive()
+
+
+def _release(groups: list[dist.ProcessGroup]) -> None:
+    """Each is 3 threads and 5 descriptors. Models of theirs that refer to themselves hold them, too."""
+    gc.collect()
+    groups.clear()
 
 
 def collective_counter() -> Callable[[], int]:

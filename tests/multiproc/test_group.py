@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -81,6 +82,30 @@ def test_a_rank_sends_rank_0_what_it_has_and_no_padding() -> None:
     (gathered, first), (nothing, second), (_, third) = run_ranks(3, gather_unequal)
     assert gathered == [list(range(5)), [], [200 + one for one in range(12)]]
     assert (nothing, [first, second, third]) == ([], [5, 0, 12])
+
+
+def change_groups() -> list[list[int]]:
+    """The threads and descriptors of this rank after each of some groups, as when nodes are lost and join again."""
+    topology, counts = topology_from(os.environ), []
+    assert topology is not None
+    store = group.open_store(topology, timeout_s=30)
+    for number in range(6):
+        prefix = dist.PrefixStore(str(number), store.raw)
+        dist.init_process_group("gloo", store=prefix, rank=topology.rank, world_size=2, timeout=timedelta(seconds=30))
+        other = group.make_group([0, 1], timeout_s=30)
+        model = nn.parallel.DistributedDataParallel(nn.Linear(3, 3), process_group=other)
+        model(torch.ones(2, 3)).sum().backward()
+        store.set(f"{number}/{topology.rank}", "done")
+        store.wait([f"{number}/{rank}" for rank in range(2)])
+        group.leave_group(broken=True)
+        counts.append([len([*Path(f"/proc/self/{what}").iterdir()]) for what in ("task", "fd")])
+    return counts
+
+
+def test_groups_that_were_left_are_released() -> None:
+    for counts in run_ranks(2, change_groups):
+        grown = [last - early for last, early in zip(counts[-1], counts[1], strict=True)]
+        assert max(grown) < 6, counts  # two groups have 6 threads and 10 descriptors, and four pairs of them were left
 
 
 def test_with_no_group_collectives_act_on_one_rank() -> None:
