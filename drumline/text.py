@@ -25,6 +25,12 @@ def span(first: int, last: int, noun: str) -> str:
     return f"{noun} {first:,}" if first == last else f"{noun}s {first:,} to {last:,}"
 
 
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A line for each row, with columns as wide as their longest value."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
 def join_names(names: Iterable[object], *, most: int = MAX_NAMES) -> str:
     """`a`, `a and b`, `a, b and c`, `a, b, c, d and 252 more`."""
     words = list(map(str, names))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -12,12 +11,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import dedent
-from typing import Any, Self
+from typing import Self
 
 from drumline.audit.proof_plan import Kill
 from drumline.checkpoint.catalog import folder_name
 from drumline.engine.run_folder import RunFolder
 from drumline.errors import DrumlineError, ExitCode
+from drumline.metrics.events import Tail
 from drumline.processes import descendants, ending_with_parent, read_stat, send_signal
 from drumline.terminal import one_line
 from drumline.text import named_ranks
@@ -109,25 +109,6 @@ def _await(kill: Kill, progress: LegProgress, job: JobProcesses) -> bool:
             return progress.has_begun(kill) and not is_evaluated
         time.sleep(POLL_S)
     return False
-
-
-class Tail:
-    """Reads the lines of a file that grows, each once, when it is complete."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._read = 0
-
-    def new(self) -> list[dict[str, Any]]:
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._read)
-                text = file.read()
-        except FileNotFoundError:
-            return []
-        complete = text[: text.rfind(b"\n") + 1]
-        self._read += len(complete)
-        return [json.loads(line) for line in complete.splitlines()]
 
 
 class LegProgress:

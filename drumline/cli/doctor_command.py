@@ -148,11 +148,15 @@ def _check_task(task: str, flags: Flags) -> int:
 
 
 def _check_hosts(given: Mapping[str, Any]) -> int:
+    return _show(given, check_hosts(given, _options(given)))
+
+
+def check_hosts(given: Mapping[str, Any], options: DoctorOptions) -> DoctorResult:
+    """Those of `--hosts` or `--hostfile`."""
     hosts = hosts_from_flag(given["hosts"]) if "hosts" in given else hosts_from_file(Path(given["hostfile"]))
     client, python = ssh_client(given.get("ssh"), os.environ), given.get("python", sys.executable)
     port = given.get("port", DEFAULT_PORT)
-    check = check_over_ssh(hosts, _options(given), port=port, client=client, python=python, progress=show_step)
-    return _show(given, asyncio.run(check))
+    return asyncio.run(check_over_ssh(hosts, options, port=port, client=client, python=python, progress=show_step))
 
 
 def _check_nodes(given: Mapping[str, Any]) -> int:

@@ -13,7 +13,7 @@ from drumline.errors import ConfigError, ExitCode, UsageError
 from drumline.metrics.display import metric_text
 from drumline.report.run_list import ListedRun, list_runs
 from drumline.terminal import show, show_lines
-from drumline.text import duration, file_size
+from drumline.text import columns, duration, file_size
 
 HELP = """\
 usage: drumline runs [DIR] [--json]
@@ -50,16 +50,10 @@ def run(argv: Sequence[str]) -> int:
     if flags.own.get("json"):
         show(json.dumps([{**asdict(one), "run": str(one.run)} for one in found], indent=1))
     elif found:
-        show_lines(_table(found))
+        show_lines(columns([HEADINGS, *map(_cells, found)]))
     else:
         show_lines([f"there are no runs in {folder}"])
     return ExitCode.SUCCESS
-
-
-def _table(found: Sequence[ListedRun]) -> list[str]:
-    grid = [HEADINGS, *map(_cells, found)]
-    widths = [max(map(len, column)) for column in zip(*grid, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in grid]
 
 
 def _cells(one: ListedRun) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import sys
@@ -12,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from drumline.cli.doctor_command import GROUPS as DOCTOR_GROUPS
-from drumline.cli.doctor_command import show_step
+from drumline.cli.doctor_command import OF_SSH, check_hosts, show_step
 from drumline.config import FlagTable, read_flags
 from drumline.config.help import render_flags
-from drumline.doctor.cluster import DoctorOptions, check_over_ssh
+from drumline.doctor.cluster import DoctorOptions
 from drumline.doctor.finding import Finding, has_problems
 from drumline.doctor.log_report import log_as_json, log_lines
 from drumline.doctor.machine.machine_checks import machine_findings
@@ -24,9 +23,6 @@ from drumline.doctor.nccl_log import NcclLog
 from drumline.doctor.report import finding_lines
 from drumline.doctor.tuning import TunedVariable, tuned_variables, tuning_findings
 from drumline.errors import ConfigError, ExitCode, UsageError
-from drumline.launch.hosts import hosts_from_file, hosts_from_flag
-from drumline.launch.node_plan import DEFAULT_PORT
-from drumline.launch.ssh.client import ssh_client
 from drumline.terminal import show, show_lines
 from drumline.text import join_names
 from drumline.untrusted import open_regular
@@ -40,7 +36,6 @@ GROUPS: Mapping[str, FlagTable] = {
     "both": {"json": (bool, "", "Print everything as JSON, for scripts."), "help": (bool, "", "Show this text.")},
 }
 OWN_FLAGS: FlagTable = {name: flag for table in GROUPS.values() for name, flag in table.items()}
-OF_SSH = ("ssh", "python", "port")
 USAGE = """\
 usage: drumline tune [flags]
        drumline tune --log FILE ... [--json]
@@ -98,16 +93,7 @@ def _tune(given: Mapping[str, Any]) -> int:
     # The code and the data of a run do not matter here.
     settings = HostSettings(environment=dict(os.environ), run_folder=str(Path.cwd()))
     if "hosts" in given or "hostfile" in given:
-        hosts = hosts_from_flag(given["hosts"]) if "hosts" in given else hosts_from_file(Path(given["hostfile"]))
-        check = check_over_ssh(
-            hosts,
-            DoctorOptions(settings, with_collectives=False),
-            port=given.get("port", DEFAULT_PORT),
-            client=ssh_client(given.get("ssh"), os.environ),
-            python=given.get("python", sys.executable),
-            progress=show_step,
-        )
-        result = asyncio.run(check)
+        result = check_hosts(given, DoctorOptions(settings, with_collectives=False))
         show_step("")
         facts = {host.name: host.facts for host in result.survey.hosts if host.facts is not None}
         findings = [*tuning_findings(facts, result.survey), *result.findings]

@@ -16,6 +16,7 @@ from drumline.config.schema import Bounds
 from drumline.engine.run_status import FATAL_NOTICES, RunStatus, RunStatusReader
 from drumline.errors import ConfigError, ExitCode, UsageError
 from drumline.terminal import is_read, make_console, one_line, show, show_lines
+from drumline.text import columns
 from drumline.watch.status_file import STATUS_FILE
 from drumline.watch.status_table import HEADINGS, RowLevel, StatusRow, all_rows, fitting_rows, summary_line
 
@@ -129,11 +130,7 @@ def _write_text(run: RunStatus, *, is_once: bool, notices: Sequence[dict[str, st
 
 def table(rows: Sequence[StatusRow]) -> list[str]:
     """The table as lines, with its heading; as wide as its values need."""
-    grid = [row.cells for row in (HEADINGS, *rows)]
-    widths = [max(map(len, column)) for column in zip(*grid, strict=True)]
-    return [
-        "  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in grid
-    ]
+    return [f"  {line}" for line in columns([row.cells for row in (HEADINGS, *rows)])]
 
 
 def follow_on_screen(reader: RunStatusReader, every_s: float) -> int:

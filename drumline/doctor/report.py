@@ -13,7 +13,7 @@ from drumline.doctor.host_differences import MAX_VALUES, ComparedValue
 from drumline.doctor.pairs.matrix import Matrix, matrix
 from drumline.doctor.pairs.survey import Survey
 from drumline.terminal import make_console, one_line, show_lines
-from drumline.text import join_names, plural
+from drumline.text import columns, join_names, plural
 
 # One cause on hundreds of hosts is not printed hundreds of times.
 MAX_OF_A_CHECK = 12
@@ -101,10 +101,8 @@ def result_line(findings: Sequence[Finding]) -> str:
 def plain_lines(table: Matrix) -> Iterator[str]:
     """A row is a line, so that it can be searched."""
     yield table.title
-    rows = [[cell.replace("\n", " ") for cell in row] for row in (table.headings, *table.rows)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows if table.rows else ():
-        yield "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+    if table.rows:
+        yield from columns([[cell.replace("\n", " ") for cell in row] for row in (table.headings, *table.rows)])
     yield from table.notes
 
 

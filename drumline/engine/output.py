@@ -28,7 +28,7 @@ from drumline.launch.node_plan import resume_command, two_node_command
 from drumline.launch.startup import command_start, now, process_start
 from drumline.manager import DDPManager
 from drumline.metrics.display import Display, PlainDisplay
-from drumline.metrics.events import EventLog, Reporter, Sink, parse_line
+from drumline.metrics.events import EventLog, Reporter, Sink, Tail
 from drumline.metrics.trackers.mlflow import MLflow
 from drumline.metrics.trackers.tensorboard import TensorBoard
 from drumline.metrics.trackers.tracker import Tracker
@@ -221,11 +221,10 @@ class WatchNotices:
     folder; rank 0 checks it with each log line, which costs one `stat`."""
 
     def __init__(self, folder: Path | None) -> None:
-        self._file = None if folder is None else folder / NOTICES
-        if self._file is not None:
+        self._tail = None if folder is None else Tail(folder / NOTICES)
+        if folder is not None:
             with suppress(OSError):
-                self._file.touch()  # if it exists, the sidecar does not print
-        self._read = 0
+                (folder / NOTICES).touch()  # if it exists, the sidecar does not print
         self._slow: dict[tuple[Any, Any], str] = {}
 
     @property
@@ -235,7 +234,9 @@ class WatchNotices:
 
     def report(self, reporter: Reporter) -> None:
         """Report new notices."""
-        for notice in self._new():
+        for notice in [] if self._tail is None else self._tail.new():
+            if not all(isinstance(notice.get(name), str) for name in ("kind", "message")):
+                continue
             kind, rank, host = notice["kind"], notice.get("rank"), notice.get("host")
             if kind == "recovery":
                 reporter.report("note", message=notice["message"])
@@ -243,23 +244,3 @@ class WatchNotices:
                 reporter.report(kind, message=notice["message"], about_rank=rank, about_host=host)
             if kind == "straggler":
                 self._slow[host, rank] = str(notice.get("what", ""))
-
-    def _new(self) -> list[dict[str, Any]]:
-        if self._file is None:
-            return []
-        try:
-            if self._file.stat().st_size <= self._read:
-                return []
-            with self._file.open("rb") as file:
-                file.seek(self._read)
-                text = file.read()
-        except OSError:
-            return []
-        whole = text[: text.rfind(b"\n") + 1]  # the rest is being written
-        self._read += len(whole)
-        found = (parse_line(line) for line in whole.splitlines())
-        return [
-            notice
-            for notice in found
-            if notice is not None and all(isinstance(notice.get(name), str) for name in ("kind", "message"))
-        ]

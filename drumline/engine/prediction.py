@@ -37,7 +37,7 @@ def predict_run(saved: SavedRun, ddp: DDPManager, data: str | None, *, encode: E
     """Collective: the encoded predictions of every batch, in order, on rank 0; the others get none. With the weights
     that the run evaluates with (of EMA, for example). `data`: as for `evaluation_data`."""
     task = saved.task(with_local_data(saved.config, ddp))
-    dataset = prediction_data(task, data, warns=ddp.is_main_process())
+    dataset = prediction_data(task, data)
     job = build_evaluation_job(saved.config, task, ddp, {"": dataset}, has_metrics=False)
     try:
         restore_for_evaluation(job, saved)
@@ -46,9 +46,9 @@ def predict_run(saved: SavedRun, ddp: DDPManager, data: str | None, *, encode: E
         job.close()
 
 
-def prediction_data(task: Task, data: str | None, *, warns: bool = True) -> Any:
+def prediction_data(task: Task, data: str | None) -> Any:
     """The only set of `evaluation_data`."""
-    sets = list(evaluation_data(task, data, warns=warns).values())
+    sets = list(evaluation_data(task, data).values())
     if len(sets) != 1:
         count = "no evaluation data" if not sets else "several evaluation sets"
         raise UsageError(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,15 +20,14 @@ from drumline.config.fields import annotation_of
 from drumline.config.flags import Layer, Setting, check_layer
 from drumline.config.schema import Config
 from drumline.config.task_fields import is_in_task, task_fields
-from drumline.data.dataset import is_stream
 from drumline.engine.evaluation import evaluate
-from drumline.engine.evaluation_job import EvaluationJob, build_evaluation_job, evaluation_facts, evaluation_sets
+from drumline.engine.evaluation_job import EvaluationJob, build_evaluation_job, evaluation_sets
 from drumline.engine.exported_weights import weights_in
 from drumline.engine.local_data import with_local_data
 from drumline.engine.resume import check_contents
 from drumline.engine.run_folder import RunFolder
 from drumline.engine.task_hooks import HOOKS_FILE, hooks_before_evaluation, make_hooks
-from drumline.errors import CheckpointError, UsageError, as_list, log
+from drumline.errors import CheckpointError, UsageError, as_list
 from drumline.manager import DDPManager
 from drumline.metrics.events import read_events
 from drumline.tasks.base import Task
@@ -150,7 +149,7 @@ def load_model(saved: SavedRun, *, averaged: bool = False) -> nn.Module:
     return model.eval()
 
 
-def evaluation_data(task: Task, data: str | None, *, warns: bool = True) -> dict[str, Any]:
+def evaluation_data(task: Task, data: str | None) -> dict[str, Any]:
     """The evaluation sets by name. `data`: None for the task's own; `file.py:Class` for that dataset, made with the
     settings of the run; otherwise a file or folder, which the task reads as it reads `data.dir`."""
     config = task.config
@@ -163,28 +162,13 @@ def evaluation_data(task: Task, data: str | None, *, warns: bool = True) -> dict
             f"there is no file or folder {data} (looked in {Path.cwd()})",
             next_step="name the data, or a dataset of your own as path/to/file.py:Class",
         )
-    found = evaluation_sets(type(task)(replace(config, data=replace(config.data, dir=data))))
-    is_own = data != config.data.dir and _are_own(found, task)  # on every rank: eval_data() may use collectives
-    if warns and is_own:
-        log.warning(
-            f"the samples from {data} look like those of the run's own evaluation: {type(task).__name__} may not read "
-            "--data.dir; a dataset of your own is named as path/to/file.py:Class"
-        )
-    return found
-
-
-def _are_own(sets: Mapping[str, Any], task: Task) -> bool:
-    """Whether their samples are those of the task's own evaluation data, as far as that is known."""
-    if not any(map(is_stream, sets.values())):
-        with suppress(Exception):  # that data need not be there
-            return evaluation_facts(sets) == evaluation_facts(evaluation_sets(task))
-    return False
+    return evaluation_sets(type(task)(replace(config, data=replace(config.data, dir=data))))
 
 
 def evaluate_run(saved: SavedRun, ddp: DDPManager, data: str | None = None) -> dict[str, Any]:
     """Collective: evaluate the checkpoint as the run itself does it. `data`: as for `evaluation_data`."""
     task = saved.task(with_local_data(saved.config, ddp))
-    if not (sets := evaluation_data(task, data, warns=ddp.is_main_process())):
+    if not (sets := evaluation_data(task, data)):
         raise UsageError(
             f"{saved.task.__name__} has no evaluation data",
             next_step="return a dataset from its eval_data(), or name one: --data path/to/file.py:Class",

@@ -30,7 +30,6 @@ MAX_REQUEUES = 1000
 # Slurm splits a line at blanks and has its own rules for quotes: values that it could misread are rejected.
 VALUE = re.compile(r"[A-Za-z0-9_.,:@%+=/()\[\]*&|!~-]+")
 FLAG = re.compile(rf"--[a-z][a-z0-9-]*(=({VALUE.pattern}))?")
-TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<parts>\d+(?::\d+){0,2})")
 TEXT = """\
 #!/bin/sh
 {written}
@@ -161,30 +160,14 @@ class BatchJob:
         return f"{self.name}-%j.log"
 
 
-def wrong_values(options: Mapping[str, str], others: Sequence[str], signal_before_s: int) -> Iterator[str]:
-    """A message for each value that a batch file cannot contain, or that would not work."""
+def wrong_values(options: Mapping[str, str], others: Sequence[str]) -> Iterator[str]:
+    """A message for each value that a batch file cannot contain."""
     for name, value in options.items():
         if not VALUE.fullmatch(value):
             yield f"--{name}: {value!r} cannot be in a batch file; no blanks, quotes and the like"
     for flag in others:
         if not FLAG.fullmatch(flag):
             yield f"--sbatch: {flag!r} is not a flag for a batch file; give --name or --name=value"
-    limit_s = seconds_of(options.get("time", ""))
-    if limit_s is not None and limit_s <= signal_before_s:
-        yield f"--signal-before: {signal_before_s} s is not shorter than --time {options['time']}"
-
-
-def seconds_of(time_limit: str) -> int | None:
-    """sbatch's minutes, M:S, H:M:S, D-H, D-H:M or D-H:M:S; None for anything else."""
-    found = TIME.fullmatch(time_limit)
-    if found is None:
-        return None
-    parts = [int(part) for part in found["parts"].split(":")]
-    if found["days"] is None:
-        hours, minutes, seconds = [[0, *parts, 0], [0, *parts], parts][len(parts) - 1]
-    else:
-        hours, minutes, seconds = [*parts, 0, 0][:3]
-    return int(found["days"] or 0) * 86400 + hours * 3600 + minutes * 60 + seconds
 
 
 def batch_text(job: BatchJob) -> str:

@@ -208,6 +208,26 @@ def parse_line(raw: bytes) -> dict[str, Any] | None:
     return record if isinstance(record, dict) else None
 
 
+class Tail:
+    """Reads the records of a file that grows, each once, when its line is complete."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._read = path, 0
+
+    def new(self) -> list[dict[str, Any]]:
+        try:
+            if self._path.stat().st_size <= self._read:
+                return []
+            with self._path.open("rb") as file:
+                file.seek(self._read)
+                text = file.read()
+        except OSError:
+            return []
+        complete = text[: text.rfind(b"\n") + 1]
+        self._read += len(complete)
+        return [record for line in complete.splitlines() if (record := parse_line(line)) is not None]
+
+
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
     """The events of a log in order, without lines that a kill has cut off."""
     for line in read_json_lines(path):

@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -140,14 +140,6 @@ def test_ranks_that_read_different_streams_are_an_error(trained: Path) -> None:
     assert failed.value.errors.keys() == {0, 1}
 
 
-class Counted(Classify):
-    num_calls: ClassVar[int]
-
-    def eval_data(self) -> Any:
-        Counted.num_calls += 1
-        return super().eval_data()
-
-
 MORE = """
 import torch
 
@@ -176,14 +168,6 @@ def test_data_of_ones_own(
             np.abs(np.array(list(map(json.loads, lines))) - expected(trained, inputs, tmp_path).numpy()).max() < 1e-12
         )
     assert caplog.messages == []
-    # Classify has its own points wherever it is told to read them from.
-    prediction_data(task_of(trained, Classify), str(tmp_path))
-    (warning,) = caplog.messages
-    assert "look like those of the run's own evaluation: Classify may not read --data.dir" in warning
-    for warns in (True, False):
-        Counted.num_calls = 0
-        prediction_data(task_of(trained, Counted), str(tmp_path), warns=warns)
-        assert Counted.num_calls == 2, "on every rank: it may use collectives"
     with pytest.raises(UsageError, match=r"there is no file or folder nowhere \(looked in "):
         prediction_data(task_of(trained, Predicted), "nowhere")
 

@@ -120,12 +120,17 @@ class RendezvousState(_BackendRendezvousStateHolder):
         """After each exchange with the store: remove dead nodes, and convert times to this host's clock."""
         state, now = self._state, time.monotonic()
         written = state.last_heartbeats
-        self._seen = {node: self._observe(node, stamp, now) for node, stamp in written.items()}
+        seen = self._seen
+        self._seen = {
+            node: seen[node] if node in seen and seen[node][0] == stamp else (stamp, now)
+            for node, stamp in written.items()
+        }
         if self._node in self._seen:  # this node was without CPU time, so its heartbeat is late, but it is not dead
             stamp, at = self._seen[self._node]
             late_s = 1.5 * self._settings.keep_alive_interval.total_seconds()
             self._seen[self._node] = stamp, max(at, now - late_s)
-        state.last_heartbeats = {node: self._by_wall_clock(at) for node, (_, at) in self._seen.items()}
+        wall = datetime.now(UTC)
+        state.last_heartbeats = {node: wall - timedelta(seconds=now - at) for node, (_, at) in self._seen.items()}
         super()._sanitize()
         # This node must not write back a change of another's heartbeat; from its own, torch decides when to send one.
         state.last_heartbeats = {
@@ -141,14 +146,6 @@ class RendezvousState(_BackendRendezvousStateHolder):
             late_s = min(LATE_S, (timeout.join - timeout.last_call).total_seconds() / 2)
             is_over = over_s > (late_s if len(state.participants) < self._count_living() else 0)
             state.deadline = LONG_AGO if is_over else NEVER
-
-    def _observe(self, node: _NodeDesc, stamp: datetime, now: float) -> tuple[datetime, float]:
-        seen = self._seen.get(node)
-        return seen if seen is not None and seen[0] == stamp else (stamp, now)
-
-    @staticmethod
-    def _by_wall_clock(at: float) -> datetime:
-        return datetime.now(UTC) - timedelta(seconds=time.monotonic() - at)
 
 
 class SealedBackend(RendezvousBackend):

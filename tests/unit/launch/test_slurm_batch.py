@@ -19,7 +19,6 @@ from drumline.launch.slurm import (
     batch_text,
     check_sbatch,
     node_of_step,
-    seconds_of,
     submit,
     write_batch_file,
     wrong_values,
@@ -90,23 +89,13 @@ def test_only_a_preempted_run_is_requeued(
     assert (done.returncode, done.stderr) == (expected, said)
 
 
-@pytest.mark.parametrize(
-    ("time", "seconds"),
-    [("90", 5400), ("1:30", 90), ("1:00:00", 3600), ("2-3", 183600), ("1-0:30", 88200), ("1-0:0:5", 86405)],
-)
-def test_a_time_limit_is_read_as_sbatch_does(time: str, seconds: int) -> None:
-    assert seconds_of(time) == seconds
-    assert seconds_of("UNLIMITED") is None
-
-
 def test_what_cannot_be_in_a_batch_file_is_rejected() -> None:
     options = {"partition": "a\n#SBATCH --uid=0", "qos": "it's", "account": "fine", "time": "2"}
-    assert list(wrong_values(options, ["--exclusive", "-x", "--comment=a b"], 120)) == [
+    assert list(wrong_values(options, ["--exclusive", "-x", "--comment=a b"])) == [
         "--partition: 'a\\n#SBATCH --uid=0' cannot be in a batch file; no blanks, quotes and the like",
         '--qos: "it\'s" cannot be in a batch file; no blanks, quotes and the like',
         "--sbatch: '-x' is not a flag for a batch file; give --name or --name=value",
         "--sbatch: '--comment=a b' is not a flag for a batch file; give --name or --name=value",
-        "--signal-before: 120 s is not shorter than --time 2",
     ]
 
 
