@@ -84,7 +84,15 @@ def test_the_benchmark_reads_what_it_generates(tmp_path: Path) -> None:
     assert document["summary"]["shown"]["error"] > 0
 
 
-@pytest.mark.parametrize("folder", ["drumline", "examples", "benchmarks", "packages/drumline-lint/drumline_lint"])
+@pytest.mark.parametrize(
+    "folder",
+    [
+        pytest.param("drumline", marks=pytest.mark.soak),
+        "examples",
+        "benchmarks",
+        "packages/drumline-lint/drumline_lint",
+    ],
+)
 def test_our_own_code_is_clean(folder: str) -> None:
     files = find_files([ROOT / folder]).files
     assert len(files) > 3

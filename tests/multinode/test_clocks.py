@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.multinode.hosts import Testbed
 from tests.multinode.job import Job
 from tests.multinode.test_nodes_join import Jobs
@@ -32,6 +34,7 @@ def counted(job: Job) -> int:
     return int(job.text().rpartition(" counts ")[2].partition("\n")[0])
 
 
+@pytest.mark.soak
 def test_nodes_whose_clocks_differ_and_jump_stay_one_job(make_testbed: Callable[..., Testbed], tmp_path: Path) -> None:
     a, b = make_testbed("a", "b", warm=True).hosts
     b.python = sys.executable  # a process that is forked keeps the clock that it has

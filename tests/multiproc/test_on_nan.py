@@ -103,7 +103,7 @@ def test_a_nan_stops_the_run_before_the_next_save_and_names_step_rank_and_module
     assert is_finite(newest(tmp_path))
 
 
-@pytest.mark.parametrize("settings", [{}, {"accumulate": 2}, {"exact": "elastic", "shards": 4}])
+@pytest.mark.parametrize("settings", [{"accumulate": 2}, {"exact": "elastic", "shards": 4}])
 def test_it_is_found_with_the_log_line_in_every_kind_of_step(tmp_path: Path, settings: dict[str, Any]) -> None:
     config = replace(config_of("stop", log_every=3, **settings), checkpoint=CheckpointConfig())
     with pytest.raises(RanksFailed) as failed:

@@ -67,7 +67,7 @@ def train_with_each_accumulation(tasks: tuple[type[Task], ...], root: Path) -> N
             train(RunRequest(f"accumulate {accumulate}", config, run, False, ()), task, ddp, Progress())
 
 
-@pytest.mark.parametrize("world_size", [1, 3, 4])
+@pytest.mark.parametrize("world_size", [3, 4])
 def test_any_world_trains_like_one_process_on_the_full_batch(tmp_path: Path, world_size: int) -> None:
     # 37 and 23 samples in batches of 8: the last one of an epoch is uneven, and too small
     # for 4 ranks of 4 micro-batches.
@@ -107,12 +107,11 @@ def engine_and_by_hand(config: Config, run: Path) -> dict[str, np.ndarray]:
     return hand_written_ddp(config, 2, 8)
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_the_engine_trains_like_a_hand_written_ddp_loop(tmp_path: Path, world_size: int) -> None:
+def test_the_engine_trains_like_a_hand_written_ddp_loop(tmp_path: Path) -> None:
     """With BatchNorm, on batches that divide evenly: the one case in which the usual loop is right."""
     optim = OptimConfig(lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.0, schedule="constant")
     config = make_config(samples=32, optim=optim)
-    expected = run_ranks(world_size, engine_and_by_hand, config, tmp_path)[0]
+    expected = run_ranks(2, engine_and_by_hand, config, tmp_path)[0]
     for name, tensor in newest(tmp_path).tensors["model"].items():
         torch.testing.assert_close(tensor, torch.as_tensor(expected[name]), rtol=1e-9, atol=1e-12)
 

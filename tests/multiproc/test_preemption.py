@@ -112,7 +112,6 @@ def whole_runs(tmp_path_factory: pytest.TempPathFactory) -> WholeRuns:
         (2, "step", (1,), signal.SIGUSR1),
         (2, "evaluation", (0, 1), signal.SIGTERM),
         (2, "warm-up", (1,), signal.SIGTERM),
-        (1, "step", (0,), signal.SIGTERM),
     ],
 )
 def test_preempted_and_resumed_is_the_same_run(

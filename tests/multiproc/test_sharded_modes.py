@@ -318,6 +318,7 @@ def assert_compiles(folder: Path, modes: Sequence[str], policy: bool | str) -> N
         assert_close(compiled, eager, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.soak
 def test_blocks_are_compiled_before_they_are_sharded(tmp_path: Path) -> None:
     assert_compiles(tmp_path, ("fsdp",), policy=False)
 

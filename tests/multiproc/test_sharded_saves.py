@@ -102,17 +102,16 @@ def mount(call: Callable[..., int], *arguments: Any) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make a folder read-only for one rank")
-@pytest.mark.parametrize("rank", [0, 1])
-def test_one_rank_that_cannot_write_ends_the_run_and_the_last_checkpoint_stays(tmp_path: Path, rank: int) -> None:
-    """As in ddp, where rank 0 writes."""
+def test_a_rank_that_cannot_write_ends_the_run_and_the_last_checkpoint_stays(tmp_path: Path) -> None:
+    """As in ddp, where rank 0 writes; here it is rank 1."""
     config = in_mode("fsdp", config_of(steps=50, checkpoint=replace(EVERY_STEP, background=False)))
     (tmp_path / "checkpoints").mkdir()
-    first, second = run_ranks(2, cannot_write_after_two_steps, rank, config, tmp_path)
+    first, second = run_ranks(2, cannot_write_after_two_steps, 1, config, tmp_path)
     assert "could not be saved: " in first
     assert "Read-only file system" in first or "read-only" in first
     assert "is untouched" in first
     assert "try: " in first
-    assert ("rank 1 on " in first) == (rank == 1), first
+    assert "rank 1 on " in first
     assert second != "trained to the end", "the others are told"
     found = catalog.newest_valid(tmp_path / "checkpoints")
     assert found.path is not None

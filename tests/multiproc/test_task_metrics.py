@@ -99,10 +99,10 @@ def measured() -> tuple[dict[str, Any], dict[str, Any], dict[str, list[Any]]]:
         return found
 
 
-def test_metrics_are_those_of_scikit_learn_on_one_two_and_four_ranks() -> None:
+def test_metrics_are_those_of_scikit_learn_on_one_and_three_ranks() -> None:
     from sklearn import metrics as sklearn_metrics
 
-    by_ranks = {world_size: run_ranks(world_size, measured) for world_size in (1, 2, 4)}
+    by_ranks = {world_size: run_ranks(world_size, measured) for world_size in (1, 3)}
     [(first, _, outputs)] = by_ranks[1]
     for results in by_ranks.values():
         for one, again, _ in results:

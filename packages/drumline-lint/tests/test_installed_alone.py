@@ -50,6 +50,7 @@ def check_alone(home: Path, cwd: Path) -> None:
     assert "Bad:\n\n    import torch\n" in explained.stdout
 
 
+@pytest.mark.soak
 def test_the_recipe_of_the_readme_runs_in_pre_commit_without_torch(tmp_path: Path) -> None:
     (recipe,) = re.findall(r"^```yaml\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
     config = yaml.safe_load(recipe)
