@@ -20,15 +20,22 @@ from blake3 import blake3
 from drumline.checkpoint import catalog, manifest
 from drumline.checkpoint.manifest import CorruptCheckpointError, Manifest
 from drumline.checkpoint.mirror_owner import check_owner, claim, set_aside, write_marker
-from drumline.checkpoint.mirrored_run import CHECKPOINTS, RUN_FILES, RUN_FOLDERS, MirroredRun, is_own_name, object_name
+from drumline.checkpoint.mirrored_run import (
+    CHECKPOINTS,
+    RUN_FILES,
+    RUN_FOLDERS,
+    MirroredRun,
+    is_own_name,
+    object_name,
+    piece_name,
+)
 from drumline.errors import CheckpointError, DrumlineError, log
-from drumline.storage.backend import StoreError
+from drumline.storage.backend import PIECE_BYTES, StoreError
 from drumline.text import duration, file_size, join_names
-from drumline.untrusted import read_regular
+from drumline.untrusted import open_regular, read_regular
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 120.0
 POLL_S, PROGRESS_S = 1.0, 10.0
-MAX_FILE_BYTES = 1 << 30
 # With room for fewer checkpoints on the disk, a local one is removed although it is not mirrored.
 _ROOM_FOR = 3
 
@@ -58,6 +65,7 @@ class Mirror:
         """In the store, by step."""
         self._newest_safe, self._id = -1, ""
         self._sent: dict[str, tuple[int, int]] = {}
+        self._num_pieces: dict[str, int] = {}
         self._doing, self._failure, self._can_recover = "", "", True
         self._has_begun = self._has_given_up = self._is_closed = False
         self._pruning = threading.Lock()
@@ -222,14 +230,28 @@ class Mirror:
         self._tell(f"mirrored step {step} to {self._store} ({total} in {duration(time.monotonic() - began)})")
 
     def _put_files(self) -> None:
-        """Upload the small files of the run that have changed; of one that is being written, the complete lines."""
+        """Upload the small files of the run that have changed."""
         for path in self._files():
             name, found = path.relative_to(self._folder).as_posix(), path.stat()
             if self._sent.get(name) == (state := (found.st_size, found.st_mtime_ns)):
                 continue
-            content = read_regular(path, most=MAX_FILE_BYTES)
-            self._store.put(name, content[: content.rfind(b"\n") + 1] if path.suffix == ".jsonl" else content)
+            if path.suffix == ".jsonl":
+                self._put_lines(path, name)
+            else:
+                self._store.put(name, read_regular(path))
             self._sent[name] = state
+
+    def _put_lines(self, path: Path, name: str) -> None:
+        """A file that only grows, in pieces, of which only the last is uploaded again; of that one the whole lines."""
+        with open_regular(path) as file:
+            while True:
+                number = self._num_pieces.get(name, 0)
+                file.seek(number * PIECE_BYTES)
+                is_full = len(content := file.read(PIECE_BYTES)) == PIECE_BYTES
+                self._store.put(piece_name(name, number), content if is_full else content[: content.rfind(b"\n") + 1])
+                if not is_full:
+                    return
+                self._num_pieces[name] = number + 1
 
     def _files(self) -> Iterator[Path]:
         yield from (path for name in RUN_FILES if (path := self._folder / name).is_file())

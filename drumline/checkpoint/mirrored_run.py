@@ -10,6 +10,7 @@ import re
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import count, takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -164,12 +165,14 @@ class MirroredRun:
 
     def fetch_files(self, folder: Path) -> Iterator[Path]:
         """Fetch the run's small files that the folder does not have, one after the other."""
-        for name in self.store.sizes():
+        names = self.store.sizes()
+        for name in names:
             parts = name.split("/")
             is_own = name in RUN_FILES or (len(parts) == 2 and name.endswith(RUN_FOLDERS.get(parts[0], "/")))
             if is_own and not (folder / name).exists():
                 make_own_folder((folder / name).parent)
-                self.store.fetch(name, folder / name)
+                pieces = takewhile(names.__contains__, (piece_name(name, number) for number in count(1)))
+                self.store.fetch(name, folder / name, more=list(pieces))
                 yield folder / name
 
     def _skipped(self, step: int, reason: str) -> str:
@@ -178,6 +181,11 @@ class MirroredRun:
 
 def object_name(step: int, file: str) -> str:
     return f"{CHECKPOINTS}/{catalog.folder_name(step)}/{file}"
+
+
+def piece_name(name: str, number: int) -> str:
+    """Of the pieces of a file that only grows, the first has the file's own name."""
+    return f"{name}.{number:05d}" if number else name
 
 
 def is_own_name(name: str) -> bool:

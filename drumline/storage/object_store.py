@@ -10,8 +10,9 @@ import errno
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 
 from blake3 import blake3
@@ -96,17 +97,20 @@ class ObjectStore:
                 raise corrupt(self._where(name), f"it has more than {most:,} bytes")
         return bytes(content)
 
-    def fetch(self, name: str, to: Path, *, size: int | None = None, checksum: str | None = None) -> str:
+    def fetch(
+        self, name: str, to: Path, *, size: int | None = None, checksum: str | None = None, more: Sequence[str] = ()
+    ) -> str:
         """Download an object to a file, which appears when it is complete, on disk, and has this size and blake3
-        checksum, which is returned. Nothing is left of a download that fails."""
-        for delay_s in RETRY_AFTER_S:
+        checksum, which is returned. `more`: objects that follow in the same file. Nothing is left of a download that
+        fails."""
+        for delay_s in (*RETRY_AFTER_S, None):
             try:
-                return self._fetch(name, to, size, checksum)
+                return self._fetch([name, *more], to, size, checksum)
             except StoreError as error:
-                if not error.may_pass:
+                if delay_s is None or not error.may_pass:
                     raise
                 time.sleep(delay_s)
-        return self._fetch(name, to, size, checksum)
+        raise AssertionError
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete objects; one that is missing is no error."""
@@ -120,23 +124,23 @@ class ObjectStore:
         with self._explained(under):
             self._backend.delete_unfinished(under)
 
-    def _fetch(self, name: str, to: Path, size: int | None, checksum: str | None) -> str:
+    def _fetch(self, names: Sequence[str], to: Path, size: int | None, checksum: str | None) -> str:
         digest, count = blake3(), 0
         try:
             with replacing(to) as file:
-                for chunk in self._chunks(name):
+                for chunk in chain.from_iterable(map(self._chunks, names)):
                     file.write(chunk)
                     digest.update(chunk)
                     count += len(chunk)
                 file.flush()
                 os.fsync(file.fileno())
-                self._compare(name, size, checksum, count, digest.hexdigest())
+                self._compare(names[0], size, checksum, count, digest.hexdigest())
             return digest.hexdigest()
         except OSError as error:
             is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             reason = "the disk is full" if is_full else error.strerror
             next_step = f"{'free some space on' if is_full else 'check'} the disk of {to.parent}"
-            what = f"{self._where(name)} could not be written to {to}: {reason}"
+            what = f"{self._where(names[0])} could not be written to {to}: {reason}"
             raise StoreError(what, next_step=next_step, kind="disk") from error
 
     def _compare(self, name: str, size: int | None, checksum: str | None, count: int, digest: str) -> None:

@@ -110,6 +110,36 @@ def test_a_save_is_mirrored_with_the_manifest_last(
     assert f"mirrored step 7 to {bucket.url}" in [note.partition(" (")[0] for note in folder.notes]
 
 
+def test_a_file_that_grows_is_uploaded_in_pieces_and_restored(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that one of any size takes little memory, and each save uploads the end of it only."""
+    monkeypatch.setattr(mirror, "PIECE_BYTES", 10)
+    events = tmp_path / "a" / "events" / "rank-00000.jsonl"
+    events.parent.mkdir(parents=True)
+    with Proxy(bucket.server) as proxy:
+        use_endpoint(monkeypatch, proxy.url)
+        folder, put = Folder(bucket.url, tmp_path / "a"), []
+        # In the second the line that is being written begins in the piece before.
+        contents = [
+            "1234\n67\n9",
+            "1234\n67\n90123",
+            "1234\n67\n90123\n" + "56\n" * 8,
+            "1234\n67\n90123\n" + "56\n" * 9,
+        ]
+        for step, content in enumerate(contents, 1):
+            proxy.requests.clear()
+            events.write_text(content)
+            folder.save(step)
+            folder.mirror.finish(LIMIT_S)
+            put.append([path[-5:] for method, path in proxy.requests if method == "PUT" and "events" in path])
+            restore_run(folder.run, tmp_path / str(step))
+            whole = {1: 8, 2: 10}.get(step, len(content))
+            assert (tmp_path / str(step) / "events" / events.name).read_text() == content[:whole]
+        folder.close()
+    assert put == [["jsonl"], ["jsonl", "00001"], ["00001", "00002", "00003"], ["00003", "00004"]]
+
+
 def test_when_saves_pile_up_the_newest_is_next(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = threading.Event()
 
