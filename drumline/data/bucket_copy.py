@@ -19,7 +19,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from drumline.errors import DataError
-from drumline.storage.backend import StoreError
+from drumline.storage.backend import Result, StoreError, in_thread
 from drumline.storage.object_store import ObjectStore, open_store
 from drumline.text import file_size, plural
 from drumline.untrusted import make_own_folder, parse_json, read_regular, replace_text
@@ -72,7 +72,7 @@ class BucketCopy:
             raise DataError(what, next_step="check that folder, or give another with --data.cache") from error
 
     def _update(self, store: ObjectStore) -> None:
-        wanted = store.tags()
+        wanted = self._wait(in_thread(store.tags))
         if not wanted:
             what = f"data.dir: there are no objects below {self.url}/"
             raise DataError(what, next_step="name the folder that holds the data, as in s3://bucket/folder")
@@ -100,15 +100,18 @@ class BucketCopy:
         pool, written_at = ThreadPoolExecutor(NUM_THREADS), time.monotonic()
         try:
             for name, future in _submitted(pool, fetch, names):
-                while not wait([future], timeout=POLL_S).done:
-                    self.alive()  # a download that hangs ends by its own time limits
-                record[name] = [*wanted[name], *future.result()]
+                record[name] = [*wanted[name], *self._wait(future)]
                 if time.monotonic() - written_at > RECORD_EVERY_S:
                     self._write(record)
                     written_at = time.monotonic()
         finally:
             pool.shutdown(cancel_futures=True)
             self._write(record)  # also after a failure: the next start continues from here
+
+    def _wait(self, future: Future[Result]) -> Result:
+        while not wait([future], timeout=POLL_S).done:
+            self.alive()  # what hangs ends by its own time limits
+        return future.result()
 
     def _is_here(self, name: str, record: Record, wanted: Objects) -> bool:
         """Whether the file is the one that was fetched, and the object has not changed since."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from functools import partial
-from threading import Thread
 from typing import Literal
 
 from drumline.checkpoint.mirror import Mirror, restore_run
@@ -15,7 +14,9 @@ from drumline.engine.run_context import RunContext, RunRequest
 from drumline.engine.run_folder import RunFolder
 from drumline.errors import UsageError
 from drumline.manager import DDPManager
+from drumline.storage.backend import in_thread
 from drumline.storage.object_store import open_store
+from drumline.terminal import print_message
 from drumline.watch.heartbeat import Phase
 
 Message = tuple[Literal["note", "warning"], str]
@@ -52,22 +53,17 @@ def restore_from_mirror(request: RunRequest, folder: RunFolder, ddp: DDPManager)
         while not broadcast_json(None, device=ddp.device):
             pass
         return []
-    work: Future[tuple[str, list[str]]] = Future()
-    # A daemon: a download that takes long must not delay the end of a rank that is interrupted, or has lost another.
-    Thread(target=_complete, args=(work, _run_of(request), folder), name="drumline-restore", daemon=True).start()
-    while not wait([work], timeout=POLL_S).done:
+    run = _run_of(request)
+    work = in_thread(lambda: restore_run(run, folder.path))
+    if not wait([work], timeout=POLL_S).done:
+        print_message(f"reading the mirror {run.store}")
+    while not work.done():
         broadcast_json(False, device=ddp.device)
+        wait([work], timeout=POLL_S)
     note, warnings = work.result()
     broadcast_json(True, device=ddp.device)
     messages: list[Message] = [("warning", text) for text in warnings]
     return [*messages, ("note", note)] if note else messages
-
-
-def _complete(work: Future[tuple[str, list[str]]], run: MirroredRun, folder: RunFolder) -> None:
-    try:
-        work.set_result(restore_run(run, folder.path))
-    except BaseException as error:  # raised in the thread that waits
-        work.set_exception(error)
 
 
 def _run_of(request: RunRequest) -> MirroredRun:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator
+import errno
+import io
+from collections.abc import Callable, Iterator
+from concurrent.futures import wait
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from threading import Event
 
 from drumline.errors import MissingExtraError, UsageError, did_you_mean
-from drumline.storage.backend import PIECE_BYTES, StoreError
+from drumline.storage.backend import PIECE_BYTES, Result, StoreError, in_thread
 
+ANSWER_S = 300.0
+"""How long a store may take for a listing, or a piece of an object: few of these packages have time limits."""
 # What kinds of stores call it.
 _TAGS = ("ETag", "etag", "md5Hash", "mtime", "last_modified", "LastModified", "created")
 
@@ -25,9 +31,8 @@ class FsspecBackend:
         try:
             # Listings are not cached: another process may write.
             options = {"use_listings_cache": False, "skip_instance_cache": True}
-            if scheme in ("file", "local"):
-                options["auto_mkdir"] = True
-            self._files, self._root = fsspec.core.url_to_fs(url, **options)
+            self._files, self._root = _answered(lambda _: fsspec.core.url_to_fs(url, **options))
+            self._has_folders = not self._files.async_impl  # buckets do not
         except ImportError as error:  # fsspec names the package
             raise UsageError(f"{scheme}:// needs a package: {error}", next_step="install it with pip") from error
         except ValueError as error:
@@ -39,32 +44,39 @@ class FsspecBackend:
 
     def entries(self, under: str) -> Iterator[tuple[str, int, str]]:
         with suppress(FileNotFoundError):
-            folder = self._path(under)
-            for path, entry in self._files.find(folder, detail=True).items():
+            found = _answered(lambda _: self._files.find(self._path(under), detail=True))
+            for path, entry in found.items():
                 tag = next((str(entry[name]) for name in _TAGS if entry.get(name)), "")
                 yield path.removeprefix(self._root).lstrip("/"), entry["size"], tag
 
     def put(self, name: str, source: Path | bytes) -> None:
-        if isinstance(source, Path):
-            self._files.put_file(str(source), self._path(name))
-            return
-        with tempfile.NamedTemporaryFile() as file:  # unlike pipe_file, put_file makes folders
-            file.write(source)
-            file.flush()
-            self._files.put_file(file.name, self._path(name))
+        _answered(partial(self._put, self._path(name), source))
+
+    def _put(self, path: str, source: Path | bytes, moved: Callable[[], None]) -> None:
+        if self._has_folders:
+            self._files.makedirs(self._files._parent(path), exist_ok=True)
+        opened = io.BytesIO(source) if isinstance(source, bytes) else source.open("rb")
+        with opened as left, self._files.open(path, "wb") as right:
+            while piece := left.read(PIECE_BYTES):
+                right.write(piece)
+                moved()
 
     def has_checked(self, name: str, size: int) -> bool:
         return False  # not known of any
 
     def chunks(self, name: str) -> Iterator[bytes]:
-        with self._files.open(self._path(name), "rb") as file:
-            while chunk := file.read(PIECE_BYTES):
+        with _answered(lambda _: self._files.open(self._path(name), "rb")) as file:
+            while chunk := _answered(lambda _: file.read(PIECE_BYTES)):
                 yield chunk
 
     def delete(self, names: list[str]) -> None:
+        _answered(partial(self._delete, names))
+
+    def _delete(self, names: list[str], moved: Callable[[], None]) -> None:
         for name in names:
             with suppress(FileNotFoundError):
                 self._files.rm_file(self._path(name))
+            moved()
 
     def delete_unfinished(self, under: str) -> None:
         """Nothing is known of them."""
@@ -86,3 +98,14 @@ class FsspecBackend:
 
     def _path(self, name: str) -> str:
         return f"{self._root.rstrip('/')}/{name}" if name else str(self._root)
+
+
+def _answered(call: Callable[[Callable[[], None]], Result]) -> Result:
+    """Call it with a function that reports progress; a TimeoutError if there is neither progress nor an answer."""
+    moved = Event()
+    work = in_thread(lambda: call(moved.set))
+    while not wait([work], timeout=ANSWER_S).done:
+        if not moved.is_set():
+            raise TimeoutError(errno.ETIMEDOUT, f"no answer for {ANSWER_S:g} s")
+        moved.clear()
+    return work.result()

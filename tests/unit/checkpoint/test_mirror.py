@@ -16,9 +16,10 @@ import torch
 
 from drumline.checkpoint import catalog, mirror, store
 from drumline.checkpoint.mirror import Mirror, restore_run
-from drumline.checkpoint.mirrored_run import MirroredRun, object_name
+from drumline.checkpoint.mirrored_run import MARKER, MirroredRun, object_name
 from drumline.checkpoint.retention import kept, prune
 from drumline.errors import CheckpointError, UsageError
+from drumline.storage import fsspec_store
 from drumline.storage.backend import StoreError
 from drumline.storage.object_store import open_store
 from tests.ranks import server_context
@@ -294,6 +295,24 @@ def test_an_endpoint_that_is_slow_does_not_delay_a_save(
         wait_until(lambda: not folder.mirror._thread.is_alive())
         assert folder.mirrored == []  # another mirror of this run may have begun: it uploads all of it
         assert len(folder.notes) == count  # the files of a run that has ended are closed
+
+
+def test_a_store_that_never_answers_holds_up_neither_the_start_nor_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(fsspec_store, "ANSWER_S", 1.0)
+    (tmp_path / "store").mkdir()
+    os.mkfifo(tmp_path / "store" / MARKER)  # who opens it waits for the other side
+    url = f"file://{tmp_path}/store"
+    try:
+        with pytest.raises(StoreError, match=rf"cannot be read: {url}/{MARKER} is unreachable: no answer for 1 s\n"):
+            restore_run(MirroredRun(open_store(url)), tmp_path / "empty")
+        folder = Folder(url, tmp_path / "run")
+        folder.save(1)
+        folder.close(0.3)
+        assert f"the checkpoint of step 1 is not in the mirror {url}: " in caplog.text
+    finally:
+        os.close(os.open(tmp_path / "store" / MARKER, os.O_RDWR | os.O_NONBLOCK))
 
 
 def test_a_store_that_refuses_is_not_waited_for_and_the_next_start_uploads(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from blake3 import blake3
 
 from drumline.errors import UsageError
-from drumline.storage import s3_store
+from drumline.storage import fsspec_store, object_store, s3_store
 from drumline.storage.backend import StoreError
 from drumline.storage.object_store import ObjectStore, is_store_url, open_store
 from tests.store_server import Bucket, Proxy, use_endpoint
@@ -187,6 +189,43 @@ def test_a_full_disk(bucket: Bucket, small_disk: Callable[[str], Path]) -> None:
         f"  try: free some space on the disk of {folder}"
     )
     assert list(folder.iterdir()) == []
+
+
+@pytest.fixture(name="pipe")
+def make_pipe(tmp_path: Path) -> Iterator[Path]:
+    """In place of an object: who opens it waits for the other side."""
+    os.mkfifo(tmp_path / "weights")
+    yield tmp_path / "weights"
+    os.close(os.open(tmp_path / "weights", os.O_RDWR | os.O_NONBLOCK))
+
+
+@pytest.mark.parametrize("puts", [True, False])
+def test_a_store_that_never_answers(puts: bool, pipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most of fsspec's have no time limits of their own."""
+    monkeypatch.setattr(fsspec_store, "ANSWER_S", 0.5)
+    monkeypatch.setattr(object_store, "RETRY_AFTER_S", ())
+    store = open_store(f"file://{pipe.parent}")
+    with pytest.raises(StoreError) as caught:
+        store.put("weights", CONTENT) if puts else store.fetch("weights", pipe.with_name("to"))
+    assert str(caught.value) == (
+        f"{store}/weights is unreachable: no answer for 0.5 s\n"
+        "  try: check the network, and what the package of this store needs"
+    )
+    assert caught.value.may_pass
+    assert [path.name for path in pipe.parent.iterdir()] == ["weights"]
+
+
+def test_the_time_limit_is_for_each_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fsspec_store, "ANSWER_S", 1.0)
+    until = time.monotonic() + 2.5
+
+    def upload(moved: Callable[[], None]) -> str:
+        while time.monotonic() < until:
+            moved()
+            time.sleep(0.01)
+        return "done"
+
+    assert fsspec_store._answered(upload) == "done"
 
 
 def test_packages_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
