@@ -169,6 +169,15 @@ RULES = (
         lambda url: url is not None and "://" not in url,
         "the mirror is an address such as s3://bucket/prefix; that of a folder is file:///path",
     ),
+    *(
+        Rule(
+            (field,),
+            lambda url: bool(re.search(r"://([^/]*@|.*\?)", url or "")),
+            f"{field} takes no user, password or options, which would be written to logs and files: the variables, "
+            "profile or role of the store itself are used",
+        )
+        for field in ("checkpoint.mirror", "data.dir")
+    ),
     Rule(
         ("train.accumulate", "train.batch_size"),
         lambda accumulate, batch: batch is not None and accumulate > batch,
@@ -244,5 +253,6 @@ def broken_rules(settled: Mapping[str, Setting], *, besides: Collection[str]) ->
             continue
         involved = [settled[path] for path in rule.fields]
         if rule.is_broken(*(setting.value for setting in involved)):
-            values = evidence(involved)
+            # A password in an address is not shown.
+            values = re.sub(r"(?<=://).*[@?].*(?=['\"] \()", "***", evidence(involved))
             yield f"{rule.message}: {values}" if values else rule.message

@@ -401,6 +401,17 @@ BROKEN_RULES = [
         "watch.notice is a file, http://HOST/PATH or https://HOST/PATH (without a name or password), or "
         "path/to/file.py:function: watch.notice = 'ftp://host/notice' (--watch.notice)",
     ),
+    *(
+        (
+            [f"--{field}", f"{scheme}://{secret}"],
+            f"{field} takes no user, password or options, which would be written to logs and files: the variables, "
+            f"profile or role of the store itself are used: {field} = {quote}{scheme}://***{quote} (--{field})",
+        )
+        for field, scheme, secret, quote in [
+            ("checkpoint.mirror", "s3", "key:hun'ter 2@bucket/runs", '"'),
+            ("data.dir", "gs", "bucket/a?token=x", "'"),
+        ]
+    ),
     (
         ["--watch.notice", "probes/mine.py"],
         "the function is missing: write path/to/file.py:function: watch.notice = 'probes/mine.py' (--watch.notice)",
@@ -454,7 +465,7 @@ def test_what_keeps_the_rules_is_accepted(read: Read, argv: list[str]) -> None:
 )
 def test_notices_that_nobody_could_look_for(read: Read, notice: str) -> None:
     (problem,) = problems(lambda: resolve(read("--watch.notice", notice), ENOUGH))
-    assert f"watch.notice = '{notice}'" in problem
+    assert f"watch.notice = '{notice.replace('me:secret@host/', '***')}'" in problem
 
 
 def test_stage_one_knows_only_rules_whose_fields_are_all_given(read: Read) -> None:
