@@ -114,9 +114,10 @@ def check_install(requirements: Sequence[str]) -> str:
     command = [sys.executable, "-m", "pip", "install", *flags, *requirements]
     done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
     if done.returncode:
-        reason = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+        said = [line.strip() for line in done.stderr.splitlines()]
+        reasons = [line for line in said if line.startswith(("ERROR:", "fatal:"))]  # the second is git's
         raise UsageError(
-            f"pip cannot install {wanted}: {reason[0]}",
+            f"pip cannot install {wanted}: {(reasons or [f'exit code {done.returncode}'])[-1]}",
             next_step="give --install a version of an index, the URL of a wheel, or git+URL@COMMIT (docs/aws.md)",
         )
     return f"pip finds {wanted} from here"

@@ -24,6 +24,8 @@ NAME = re.compile(r"[a-z][a-z0-9-]{0,29}")
 # Part of a shell script on the nodes.
 REQUIREMENT = re.compile(r"[A-Za-z0-9_.,:/@+=\[\]#&~-]+")
 PINNED = re.compile(r"==[0-9]|@[0-9a-f]{40}\b|\.whl$")
+# A wheel or a folder of this machine, as pip takes it: dist/mine-1.0-py3-none-any.whl, or .[train]
+LOCAL = re.compile(r"(\.{0,2}/.*|\.{1,2}|[^:]*\.whl)(\[.*\])?")
 WIDEST_PREFIX = 8
 
 WHERE: FlagTable = {
@@ -94,20 +96,21 @@ class ClusterSettings:
         """What pip installs: by default the version that runs here, with its linter, which is a distribution too."""
         if self.install is not None:
             return self.install.split()
-        return [f"drumline[aws]=={version('drumline')}", f"drumline-lint=={version('drumline-lint')}"]
+        return [f"drumline[aws,storage]=={version('drumline')}", f"drumline-lint=={version('drumline-lint')}"]
 
     @property
     def market(self) -> Literal["spot", "on-demand"]:
         return "spot" if self.spot else "on-demand"
 
 
-def settings_from(given: Mapping[str, Any], problems: list[str]) -> ClusterSettings:
-    """Flags override the file; what is wrong is added to `problems`."""
+def settings_from(given: Mapping[str, Any], problems: list[str], *, copies_folder: bool = False) -> ClusterSettings:
+    """Flags override the file; what is wrong is added to `problems`. `copies_folder`: nodes get this folder before they
+    install anything."""
     values = _from_file(Path(given["config"]), problems) if "config" in given else {}
     names = {field.name for field in fields(ClusterSettings)}
     values |= {name.replace("-", "_"): value for name, value in given.items() if name.replace("-", "_") in names}
     settings = ClusterSettings(**values)
-    problems += _wrong_settings(settings)
+    problems += [*_wrong_settings(settings), *_wrong_install(settings, copies_folder=copies_folder)]
     return settings
 
 
@@ -144,17 +147,26 @@ def _from_file(path: Path, problems: list[str]) -> dict[str, Any]:
 def _wrong_settings(settings: ClusterSettings) -> Iterator[str]:
     if not NAME.fullmatch(settings.name):
         yield f"--name: {settings.name!r} is not at most 30 lowercase letters, digits and dashes, a letter first"
-    words = settings.requirements
-    if not words or not all(map(REQUIREMENT.fullmatch, words)):
-        yield f"--install: {settings.install!r} is not a list of requirements of pip without markers and quotes"
-    elif unpinned := [word for word in words if not PINNED.search(word)]:
-        yield f"--install: {unpinned[0]!r} is not pinned; write NAME==VERSION, a wheel, or git+URL@ with a whole commit"
-    elif local := [word for word in words if word.endswith(".whl") and "://" not in word]:
-        yield f"--install: {local[0]!r} is a file of this machine; give the URL at which the nodes find it"
     if settings.ssh_from not in (None, ME):
         yield from _wrong_network(settings.ssh_from or "")
     if settings.ssm and settings.ssh_from:
         yield "--ssm and --ssh-from exclude each other: Session Manager needs no open port"
+
+
+def _wrong_install(settings: ClusterSettings, *, copies_folder: bool) -> Iterator[str]:
+    words = settings.requirements
+    local = [word for word in words if LOCAL.fullmatch(word)]
+    if any(re.search("://[^/]*@", word) for word in words):
+        yield "--install: an address has a user or a password, which every node would show; give one without"
+    elif not words or not all(map(REQUIREMENT.fullmatch, words)):
+        yield f"--install: {settings.install!r} is not a list of requirements of pip without markers and quotes"
+    elif unpinned := [word for word in words if word not in local and not PINNED.search(word)]:
+        yield f"--install: {unpinned[0]!r} is not pinned; write NAME==VERSION, a wheel, or git+URL@ with a whole commit"
+    elif local and not copies_folder:
+        yield f"--install: {local[0]!r} is of this machine; give the URL at which the nodes find it"
+    for path in (Path(word.partition("[")[0]) for word in local if copies_folder):
+        if path.is_absolute() or ".." in path.parts or not path.exists():
+            yield f"--install: {path} is not in this folder, which is all that the nodes get"
 
 
 def _wrong_network(text: str) -> Iterator[str]:

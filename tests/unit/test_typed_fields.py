@@ -49,6 +49,8 @@ FOREIGN = {
     "gloo:": "torch's profiler",
     "rsync: (command )?not found": "the shell",
     "Resource creation cancelled": "CloudFormation",
+    "ERROR:": "pip",
+    "fatal:": "git",
     "# Written by `drumline launch --slurm`.": "the first line of a file of ours, to know it again",
 }
 FOREIGN_MODULES = {"watch/sidecar/kernel_evidence.py": "the kernel's log", "doctor/nccl_log.py": "NCCL's log"}

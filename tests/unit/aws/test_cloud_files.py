@@ -67,7 +67,7 @@ def test_a_skypilot_task_is_valid(printed: Any) -> None:
         "autostop": {"idle_minutes": 60, "down": True},
     }
     assert (task["name"], task["num_nodes"], task["secrets"]) == ("digits", 2, {"DRUMLINE_SECRET": None})
-    assert task["setup"] == "pip install --quiet 'drumline[aws]==0.1.0' drumline-lint==0.1.0\n"
+    assert task["setup"] == "pip install --quiet 'drumline[aws,storage]==0.1.0' drumline-lint==0.1.0\n"
     assert text.startswith(
         "# Written by drumline launch --print skypilot. Start it with:\n"
         '#   sky launch --cluster digits --secret DRUMLINE_SECRET="$(openssl rand -hex 32)" FILE\n'
@@ -136,6 +136,17 @@ def test_a_parallelcluster_file_is_valid(printed: Any, tmp_path: Path) -> None:
     assert documents[1]["SharedStorage"][0]["EfsSettings"] == {"FileSystemId": "fs-12345678"}
 
 
+def test_what_is_in_this_folder_can_be_installed(printed: Any, tmp_path: Path) -> None:
+    """It is copied to the nodes: a wheel, or a project with the extras that the task needs."""
+    (tmp_path / "dist").mkdir()
+    (tmp_path / "dist/drumline-0.1.0-py3-none-any.whl").touch()
+    given = "dist/drumline-0.1.0-py3-none-any.whl .[train] torch==2.13.0"
+    task = valid_for_skypilot(printed("--print", "skypilot", "--type", "x", "--install", given, "digits"))
+    installs = "dist/drumline-0.1.0-py3-none-any.whl '.[train]' torch==2.13.0\n"
+    assert task["setup"] == f"pip install --quiet {installs}"
+    assert f"bin/pip install {installs}" in printed(*CLUSTER, "--install", given, "digits")
+
+
 def test_an_argument_cannot_leave_the_comment(printed: Any) -> None:
     text = printed(*CLUSTER, "train.py", "a\nRegion: mars")
     assert yaml.safe_load(text)["Region"] == "us-east-1"
@@ -177,6 +188,20 @@ def test_a_file_is_written(printed: Any, tmp_path: Path, capsys: pytest.CaptureF
         ([*CLUSTER, "--zone", "us-east-1a", "digits"], ["--zone: is not for --print parallelcluster"]),
         ([*CLUSTER, "--slurm", "digits"], ["--slurm and --print parallelcluster exclude each other"]),
         ([*CLUSTER, "--nnodes", "3:4", "digits"], ["--nnodes is 3:4, but there are 2 in --nodes"]),
+        (
+            ["--print", "skypilot", "--type", "x", "--install", "dist/x.whl ../a", "digits"],
+            [
+                "--install: dist/x.whl is not in this folder, which is all that the nodes get",
+                "--install: ../a is not in this folder",
+            ],
+        ),
+        *(
+            (
+                [*where, "digits", "--checkpoint.mirror", "s3://me:hunter2@bucket/runs"],
+                ["checkpoint.mirror takes no user"],
+            )
+            for where in (CLUSTER, ["--print", "skypilot", "--type", "x"], ["--slurm", "--print"], ["--print"])
+        ),
         (["--type", "x", "digits"], ["--type: needs --print skypilot or --print parallelcluster"]),
     ],
 )
@@ -187,3 +212,4 @@ def test_what_is_wrong_with_a_cloud_file(
     assert main(["launch", *words]) == 2
     shown = capsys.readouterr().err
     assert [one for one in messages if one not in shown] == [], shown
+    assert "hunter2" not in shown

@@ -43,7 +43,7 @@ esac""",
     "python3": """
 mkdir -p /opt/drumline/bin
 printf '#!/bin/sh\\necho "pip $@" >> {log}\\n[ ! -e {folder}/no-index ]\\n' > /opt/drumline/bin/pip
-printf '#!/bin/sh\\necho 4\\n' > /opt/drumline/bin/python
+printf '#!/bin/sh\\necho 4\\n[ ! -e {folder}/no-boto3 ]\\n' > /opt/drumline/bin/python
 chmod 755 /opt/drumline/bin/*""",
 }
 VALUES = {
@@ -98,7 +98,7 @@ def test_user_data_prepares_a_node(node: Node) -> None:
     assert (node.folder / "fstab").read_text() == f"10.0.0.9:/ /mnt/shared nfs4 {options} 0 0\n"
     assert node.log.read_text().splitlines() == [
         "apt-get -q update",
-        "apt-get -q install --yes nfs-common python3-venv rsync",
+        "apt-get -q install --yes git nfs-common python3-venv rsync",
         "pip -q install --retries 10 drumline[aws]==0.1.0 torch==2.13.0",
         "systemctl enable --now drumline-idle.timer",
         "curl -sS --retry 10 -T /run/drumline-report https://signal.example/?Signature=x&y=z",
@@ -117,6 +117,7 @@ def test_user_data_prepares_a_node(node: Node) -> None:
     [
         ("no-volume", {}, "the volume at 10.0.0.9 cannot be mounted"),
         ("no-index", {}, "pip cannot install drumline[aws]==0.1.0 torch==2.13.0"),
+        ("no-boto3", {}, "drumline[aws]==0.1.0 torch==2.13.0 do not bring boto3, drumline and torch"),
         ("", {"GpuCount": "8"}, "torch finds '4' GPUs of 8"),
     ],
 )

@@ -266,7 +266,10 @@ def test_what_pip_cannot_install_is_refused_before_anything_is_made(
         "pip cannot install drumline-x[aws]==0.1.0: ERROR: No matching distribution found for drumline-x[aws]==0.1.0",
         "give --install a version of an index, the URL of a wheel, or git+URL@COMMIT (docs/aws.md)",
     )
-    found = wheel(tmp_path, "drumline_x", "0.1.0").as_uri()
+    commit = "0123456789" * 4
+    with pytest.raises(UsageError, match=rf"@{commit}: fatal: unable to access 'https://127.0.0.1:9/me/x/'"):
+        check_install([f"drumline-x[aws]@git+https://127.0.0.1:9/me/x@{commit}"])
+    found = f"drumline-x[aws]@{wheel(tmp_path, 'drumline_x', '0.1.0').as_uri()}"
     assert check_install([found]) == f"pip finds {found} from here"
     monkeypatch.setattr(cluster_plan.importlib.util, "find_spec", lambda _: None)
     assert check_install(["x==1"]) == "whether pip can install x==1 is not known: there is no pip here"
@@ -274,7 +277,7 @@ def test_what_pip_cannot_install_is_refused_before_anything_is_made(
 
 def test_by_default_the_nodes_get_the_version_that_runs_here() -> None:
     assert ClusterSettings().requirements == [
-        f"drumline[aws]=={version('drumline')}",
+        f"drumline[aws,storage]=={version('drumline')}",
         f"drumline-lint=={version('drumline-lint')}",
     ]
 
@@ -311,9 +314,13 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
             "--install: \"drumline==1';reboot'\" is not a list of requirements of pip without markers and quotes",
         ),
         (
-            {"install": "dist/drumline-0.1.0-py3-none-any.whl"},
-            "--install: 'dist/drumline-0.1.0-py3-none-any.whl' is a file of this machine; give the URL at which the "
-            "nodes find it",
+            {"install": "dist/x-1-py3-none-any.whl"},
+            "--install: 'dist/x-1-py3-none-any.whl' is of this machine; give the URL at which the nodes find it",
+        ),
+        ({"install": ".[train]"}, "--install: '.[train]' is of this machine; give the URL at which the nodes find it"),
+        (
+            {"install": "git+https://me:hunter2@github.com/me/mine@" + "0123456789" * 4},
+            "--install: an address has a user or a password, which every node would show; give one without",
         ),
         (
             {"ssh-from": "0.0.0.0/0"},
@@ -351,8 +358,9 @@ def test_a_wrong_file(tmp_path: Path, text: str, problem: str) -> None:
 
 
 def test_pinned_requirements_are_taken() -> None:
-    commit = "git+https://github.com/OWNER/drumline@" + "0123456789" * 4
-    for install in ("drumline[aws]==0.1.0 torch==2.13.0", commit, "https://x.example/drumline-1-py3-none-any.whl"):
+    commit = "drumline[aws]@git+https://github.com/OWNER/drumline@" + "0123456789" * 4
+    wheel_url = "drumline[aws]@https://x.example/drumline-1-py3-none-any.whl"
+    for install in ("drumline[aws]==0.1.0 torch==2.13.0", commit, f"{commit}#subdirectory=x", wheel_url):
         problems: list[str] = []
         settings_from({"install": install}, problems)
         assert problems == []
