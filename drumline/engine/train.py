@@ -155,7 +155,8 @@ def train(
                 check_streams(job)
                 if (flops := warm_up(job, config, note=context.note)) is not None:
                     context.throughput.model_flops = flops
-                    context.throughput.peak_tflop_per_s = total_peak(ranks, flops.arithmetic)
+                    if ddp.device.type == "cuda":
+                        context.throughput.peak_tflop_per_s = total_peak(ranks, flops.arithmetic)
             else:
                 reason = "" if progress.stopped is None else f" ({progress.stopped['reason']})"
                 ended = f"was stopped at step {progress.step}{reason}" if reason else "has finished"

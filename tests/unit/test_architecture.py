@@ -30,6 +30,7 @@ LAYERS = (
     {"data", "models", "checkpoint", "metrics"},
     {"watch"},
     {"tasks"},
+    {"rank_lifecycle"},
     {"manager"},
     {"engine"},
     {"audit", "doctor"},
@@ -126,7 +127,8 @@ def test_there_are_no_cycles_between_modules() -> None:
 
 def test_environment_variables_are_read_by_launch_alone() -> None:
     readers = {part_of(path) for path in modules() if reads_environment(path)}
-    assert readers == {"launch", "cli", "manager"}, "cli and manager hand the environment to launch and config"
+    others = {"cli", "rank_lifecycle"}  # which hand the environment to launch and config
+    assert readers == {"launch", *others}
 
 
 def test_text_has_an_encoding_of_its_own_not_that_of_the_machine() -> None:

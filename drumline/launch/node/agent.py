@@ -1,7 +1,7 @@
 """torchrun's agent for the ranks of one node: starts them, records which failed first, restarts them if that can help.
 
-It passes SIGUSR1 on to the ranks (torch passes on SIGTERM), and does not restart ranks that were preempted. It also
-reads the sidecar's diagnosis, which decides whether ranks are restarted.
+It does not restart ranks that were preempted (`signalled_agent.py`), and reads the sidecar's diagnosis, which decides
+whether others are restarted.
 """
 
 from __future__ import annotations
@@ -16,44 +16,32 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import LogsSpecs, SignalException, Std
-from torch.distributed.elastic.multiprocessing.api import LogsDest, _terminate_process_handler
+from torch.distributed.elastic.multiprocessing.api import LogsDest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 from torch.distributed.launcher.api import LaunchConfig
 
 from drumline.errors import DrumlineError, ExitCode
 from drumline.launch import rank_environment
-from drumline.launch.node.node_rendezvous import NodeRendezvous
-from drumline.launch.node.open_rendezvous import OwnRendezvous, SingleNodeRendezvous, address_of, open_rendezvous
+from drumline.launch.node.open_rendezvous import OwnRendezvous, address_of, open_rendezvous
 from drumline.launch.node.rank_logs import failure_time, rank_output
+from drumline.launch.node.signalled_agent import Preempted, SignalledAgent
 from drumline.launch.node.watch_folder import DIAGNOSIS_S, SidecarDiagnosis, WatchFolder
 from drumline.launch.node_plan import NodePlan, Program, Supervision
 from drumline.launch.rank_environment import FailureRecord, read_failure
-from drumline.launch.startup import ENDING_SIGNALS, SAME_SIGNAL_S, process_start
+from drumline.launch.startup import process_start
 from drumline.net.secrets import SECRET_ENV, new_secret
-from drumline.processes import has_signal, read_status
 from drumline.terminal import print_message
 from drumline.text import how_it_ended
 
 # Ranks of a task that exit with one of these codes would do so again.
 FINAL_CODES = frozenset({ExitCode.USAGE, ExitCode.PREFLIGHT_FAILED, ExitCode.HANG})
 HEALTHY = RunResult(state=WorkerState.HEALTHY)
-
-
-class Preempted(Exception):  # noqa: N818  # no error
-    """A signal asked this node's ranks to stop, and they did."""
-
-    def __init__(self, *, was_reported: bool) -> None:
-        super().__init__()
-        self.was_reported = was_reported
-        """Whether a rank has reported it."""
 
 
 class RankFiles(LogsSpecs):
@@ -94,8 +82,8 @@ class RankFiles(LogsSpecs):
         return dest
 
 
-class NodeAgent(LocalElasticAgent):
-    """`is_task`: the ranks are ours, so exit code 75 means preempted; in a script it may mean anything."""
+class NodeAgent(SignalledAgent):
+    """Starts the ranks of one node, and restarts them if that can help."""
 
     def __init__(self, *, spec: Any, is_task: bool, supervision: Supervision, scratch: str, watch: WatchFolder) -> None:
         self.files = RankFiles(scratch, supervision.folder, supervision.first_start)
@@ -103,10 +91,8 @@ class NodeAgent(LocalElasticAgent):
         has_timeout = "shutdown_timeout" in inspect.signature(LocalElasticAgent).parameters
         timeout: dict[str, Any] = {"shutdown_timeout": max(1, round(supervision.grace_s))} if has_timeout else {}
         super().__init__(spec=spec, logs_specs=self.files, **timeout)
-        self.rendezvous: SingleNodeRendezvous | NodeRendezvous = spec.rdzv_handler
-        self.is_task, self.supervision, self.watch = is_task, supervision, watch
-        self.preempt_signal: signal.Signals | None = None
-        """The signal that asked this node's ranks to stop."""
+        self.rendezvous, self.is_task = spec.rdzv_handler, is_task
+        self.supervision, self.watch = supervision, watch
         self.diagnosis: SidecarDiagnosis | None = None
         """The sidecars' diagnosis of the failure that ended this start."""
         self.failed_first: list[int] = []
@@ -115,10 +101,6 @@ class NodeAgent(LocalElasticAgent):
         self._failure: FailureRecord | None = None
         """The failure of this start, as its ranks reported it."""
         self._failure_before: FailureRecord | None = None
-        self._caught_by: set[int] = set()
-        """Processes of ranks that had a handler for the preempt signal when it was sent."""
-        self._end_signal: signal.Signals | None = None
-        self._end_signal_at = 0.0
 
     # Starting ranks
 
@@ -153,7 +135,7 @@ class NodeAgent(LocalElasticAgent):
         standby = self.supervision.standby
         with standby.serving() if standby else contextlib.nullcontext():
             ids: dict[int, Any] = super()._start_workers(worker_group)
-        self._set_handlers()
+        self.set_handlers()
         self.supervision.report(
             "started",
             ranks=[worker.global_rank for worker in worker_group.workers],
@@ -205,8 +187,8 @@ class NodeAgent(LocalElasticAgent):
         noted_at = time.monotonic()
         if self.supervision.standby and not self.failed_first and self._remaining_restarts:
             self.supervision.standby.fill()
-        self._raise_end_signal()
-        now = self._codes() if self.preempt_signal else set()
+        self.raise_end_signal()
+        now = self.exit_codes() if self.preempt_signal else set()
         if None in now and now <= {None, ExitCode.SUCCESS, ExitCode.PREEMPTED}:
             return HEALTHY  # torch would end ranks that still save
         result: RunResult = super()._monitor_workers(worker_group)
@@ -283,52 +265,6 @@ class NodeAgent(LocalElasticAgent):
         if not is_last and not diagnosis.was_printed and self.supervision.folder is None:
             print_message(diagnosis.sentence)
 
-    # Signals
-
-    def _set_handlers(self) -> None:
-        signal.signal(signal.SIGUSR1, self._preempt)
-        for number in ENDING_SIGNALS:
-            # Only for signals that torch handles: the others are ignored.
-            if signal.getsignal(number) is _terminate_process_handler:
-                signal.signal(number, self._end)
-        if self.preempt_signal:  # it came while ranks were being started, so some did not get it
-            self._preempt(self.preempt_signal, None)
-
-    def _preempt(self, number: int, frame: FrameType | None) -> None:
-        """Ask the ranks to save and exit, without a time limit: the sender has one. A scheduler may have sent the
-        signal to the ranks, too: a script without a handler has nothing to save, or is about to exit."""
-        self.preempt_signal = signal.Signals(number)
-        self.rendezvous.is_leaving = True
-        for rank in self._handlers().values():
-            if _catches(rank.proc.pid, self.preempt_signal):
-                self._caught_by.add(rank.proc.pid)
-            if rank.proc.poll() is None and (self.is_task or rank.proc.pid in self._caught_by):
-                rank.proc.send_signal(number)
-
-    def _end(self, number: int, frame: FrameType | None) -> None:
-        """As torch's own handler; but if the main thread drops the exception, it is raised again."""
-        if self._end_signal is not None:
-            if time.monotonic() - self._end_signal_at > SAME_SIGNAL_S:  # the guard does the rest
-                signal.signal(number, signal.SIG_DFL)
-                signal.raise_signal(number)
-            return
-        self._end_signal, self._end_signal_at = signal.Signals(number), time.monotonic()
-        self._raise_end_signal()
-
-    def _raise_end_signal(self) -> None:
-        if self._end_signal is not None:
-            raise SignalException(f"ended by {self._end_signal.name}", sigval=self._end_signal)
-
-    def check_preempted(self, number: int | None) -> None:
-        """After a run: raise Preempted if all ranks stopped because of this signal."""
-        if number not in (signal.SIGTERM, signal.SIGUSR1):
-            return  # Ctrl-C does not ask for a save
-        codes = self._codes()
-        # A task that has not begun has no handler yet, and nothing to save; a script may have something.
-        allowed = {ExitCode.SUCCESS, ExitCode.PREEMPTED, *([-number] if self.is_task else [])}
-        if codes <= allowed and codes != {ExitCode.SUCCESS}:
-            raise Preempted(was_reported=ExitCode.PREEMPTED in codes)
-
     def has_saved(self, result: RunResult) -> bool:
         """Whether the ranks were preempted by a signal to another node, and have saved."""
         codes = {failure.exitcode for failure in result.failures.values()}
@@ -340,30 +276,7 @@ class NodeAgent(LocalElasticAgent):
             return self.rendezvous.num_nodes_waiting() > 0
         return False
 
-    def _codes(self) -> set[int | None]:
-        """The ranks' exit codes. Python resets signal handlers when it exits: a rank that had a handler for the signal
-        and was killed by it received it a second time, while it was exiting."""
-        return {
-            ExitCode.PREEMPTED
-            if self.preempt_signal and code == -self.preempt_signal and rank.proc.pid in self._caught_by
-            else code
-            for rank in self._handlers().values()
-            for code in [rank.proc.poll()]
-        }
-
-    def _handlers(self) -> dict[int, SubprocessHandler]:
-        """The processes of the ranks, by local rank."""
-        return dict(getattr(self._pcontext, "subprocess_handlers", {}))
-
     # Ending ranks
-
-    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, *args: Any, **kwargs: Any) -> None:
-        """After Ctrl-C, a task's rank that has not begun gets SIGTERM: on SIGINT Python would show a traceback."""
-        if death_sig == signal.SIGINT and self.is_task:
-            for rank in self._handlers().values():
-                if not _catches(rank.proc.pid, signal.SIGTERM):
-                    rank.proc.terminate()
-        super()._shutdown(death_sig, *args, **kwargs)
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         """With SIGTERM, so that ranks save before a node joins. After a lost node they cannot save."""
@@ -371,11 +284,6 @@ class NodeAgent(LocalElasticAgent):
             self._shutdown(signal.SIGKILL)
         else:
             super()._stop_workers(worker_group)
-
-
-def _catches(pid: int, number: signal.Signals) -> bool:
-    """Whether a process has a handler for this signal; our ranks have one for SIGTERM after their imports."""
-    return has_signal(read_status(pid), "SigCgt", number)
 
 
 def run_agent(

@@ -57,7 +57,8 @@ def _run_guarded(node: NodePlan, program: Program, supervision: Supervision, wat
     startup.load_torch_quietly(computes=False)
     from torch.distributed.elastic.multiprocessing import SignalException
 
-    from drumline.launch.node.agent import Preempted, first_failure, run_agent
+    from drumline.launch.node.agent import first_failure, run_agent
+    from drumline.launch.node.signalled_agent import Preempted
 
     # Otherwise the agent would print its own table and traceback below ours.
     for name in ("torch.distributed.elastic", "torch.distributed.elastic.agent.server.api"):

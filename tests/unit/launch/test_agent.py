@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 
-from drumline.launch.node.agent import NodeAgent, Preempted
+from drumline.launch.node.agent import NodeAgent
 from drumline.launch.node.guard import Guard, new_job
+from drumline.launch.node.signalled_agent import Preempted
 
 
 def test_an_agent_that_is_preempted_during_the_rendezvous_starts_no_ranks() -> None:
