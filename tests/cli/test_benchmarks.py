@@ -50,7 +50,10 @@ def options(folder: Path, table: str) -> Options:
     )
 
 
-@pytest.mark.parametrize("name", ["step", "resnet", "loading", "gpt", "save", "cpu"])
+SOAK = (pytest.param(name, marks=pytest.mark.soak) for name in ("step", "resnet", "loading", "gpt", "save"))
+
+
+@pytest.mark.parametrize("name", ["cpu", *SOAK])
 def test_a_table_is_made(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = options(tmp_path, name)
     with DDPManager(seed=0, device="cpu", watch=WatchConfig(sidecar="off")) as ddp:
@@ -78,6 +81,7 @@ def test_a_table_is_made(name: str, tmp_path: Path, capsys: pytest.CaptureFixtur
     ElementTree.parse(asked.out / f"{table.name}.svg")
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("warm")
 def test_the_table_with_loading_processes_is_made_by_its_command(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks", "images", "--tiny", "--rounds", "1", "--device", "cpu"]

@@ -71,6 +71,7 @@ def test_the_page_for_newcomers_shows_the_scripts_as_they_are(library: str) -> N
     assert f"```python no-run\n{code.strip()}\n```" in (ROOT / "docs" / "coming-from.md").read_text()
 
 
+@pytest.mark.soak
 def test_the_metrics_of_the_f1_script_are_those_of_scikit_learn(runner: Any) -> None:
     from sklearn.metrics import confusion_matrix, f1_score  # not in every worker of the suite
 
@@ -86,6 +87,7 @@ def test_the_metrics_of_the_f1_script_are_those_of_scikit_learn(runner: Any) -> 
     assert found["confusion"].tolist() == confusion_matrix(labels, chosen).tolist()
 
 
+@pytest.mark.soak
 def test_the_loss_of_the_tokens_script_is_a_mean_over_tokens() -> None:
     task = load_class(f"{FOLDER / 'tokens_drumline.py'}:Job")(Config())
     batch, model = task.collate(list(task.eval_data())), task.model()
@@ -95,6 +97,7 @@ def test_the_loss_of_the_tokens_script_is_a_mean_over_tokens() -> None:
     assert (loss.total / loss.weight).item() == pytest.approx(true.item(), rel=1e-5)
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("warm")
 def test_the_ema_script_reports_the_accuracy_of_the_average_on_two_ranks(runner: Any, tmp_path: Path) -> None:
     found = runner.compare_ema(runner.script("ema", "drumline"), tmp_path / "ema")

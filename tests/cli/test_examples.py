@@ -91,6 +91,7 @@ def test_an_example_runs_and_learns(tmp_path: Path, name: str) -> None:
             shutil.rmtree(saved[-1])  # so that some steps are left for the next one
 
 
+@pytest.mark.soak
 def test_examples_on_hugging_face_learn_resume_and_are_right_on_two_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

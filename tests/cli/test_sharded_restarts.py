@@ -79,6 +79,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.soak
 def test_killed_and_stopped_ranks_are_named_and_the_run_has_the_same_bits(tmp_path: Path) -> None:
     assert_recovers(tmp_path, "fsdp", 2, list(FAULTS)[:2])
 

@@ -213,6 +213,7 @@ def wandb_records(run: Path) -> list[list[Any]]:
     return records
 
 
+@pytest.mark.soak
 def test_a_killed_run_is_one_run_and_one_curve_in_every_tracker(tmp_path: Path, server: Server) -> None:
     (tmp_path / "mine.py").write_text(KILLED_ONCE)
     result = drumline(
@@ -263,6 +264,7 @@ def test_a_killed_run_is_one_run_and_one_curve_in_every_tracker(tmp_path: Path, 
     assert "secret" not in result.stdout + result.stderr
 
 
+@pytest.mark.soak
 def test_a_server_that_stops_to_answer_does_not_hold_the_run_up(tmp_path: Path, server: Server) -> None:
     (tmp_path / "mine.py").write_text(SERVER_HANGS)
     try:
@@ -289,7 +291,7 @@ def test_a_server_that_stops_to_answer_does_not_hold_the_run_up(tmp_path: Path, 
 
     # The same command shows the result of the finished run again, and brings what the server lacks.
     (tmp_path / "mine.py").write_text(SERVER_HANGS.replace("if self.step == 5", "if False"))
-    for _ in range(3):  # on a busy machine the server may take longer to answer than the end of a run waits for it
+    for _ in range(6):  # on a busy machine the server may take longer to answer than the end of a run waits for it
         again = drumline(
             *("train", "mine.py:ServerHangs", "--run", "run", "--log.trackers", "mlflow"),
             cwd=tmp_path,

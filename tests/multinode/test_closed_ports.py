@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.multinode import firewall
 from tests.multinode.hosts import Testbed
 from tests.multinode.test_ssh_launch import Desk
@@ -13,6 +15,7 @@ from tests.multinode.test_ssh_launch import Desk
 DROPPED = r"\(no answer: packets are dropped, as a security group or firewall does it\)"
 
 
+@pytest.mark.soak
 def test_a_closed_port_and_a_lost_host_end_the_job(make_testbed: Callable[..., Testbed], tmp_path: Path) -> None:
     bed = make_testbed("a", "b")
     desk = Desk(bed, tmp_path)

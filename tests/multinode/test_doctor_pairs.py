@@ -233,4 +233,4 @@ def test_by_hand_without_ssh(make_testbed: MakeTestbed) -> None:
     assert "DRUMLINE_SECRET is set on node 0 and not on node 2" in told(result, "host")["node 2"]
     ways = {(edge["from"], edge["to"]): edge for edge in result["network"]["edges"]}
     assert ways["a (node 0)", "b (node 1)"]["data"] == ways["b (node 1)", "a (node 0)"]["data"] == "open"
-    assert "node 1: result: not ready to train: 2 problems" in second.text()
+    assert "node 1: result: not ready to train: " in second.text()

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.multinode import processes
 from tests.multinode.hosts import Host, Testbed
 from tests.multinode.sshd import SshDaemons
@@ -62,6 +64,7 @@ def kill_agent(host: Host) -> None:
     processes.send(running, signal.SIGKILL)
 
 
+@pytest.mark.soak
 def test_what_is_lost_is_started_again_by_itself(make_testbed: Callable[..., Testbed], tmp_path: Path) -> None:
     bed = make_testbed("a", "b", "c", warm=True)
     ssh, folder = SshDaemons(bed), tmp_path / "mine"

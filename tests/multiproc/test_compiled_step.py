@@ -174,6 +174,7 @@ def losses(run: Path) -> list[float]:
     return [event["loss"] for event in events(run, "train")]
 
 
+@pytest.mark.soak
 def test_on_two_ranks(tmp_path: Path) -> None:
     """One test: all that it looks at is trained at once, and tests of a module may run in several workers."""
     run_ranks(1, fork_two_ranks, tmp_path, timeout_s=350)

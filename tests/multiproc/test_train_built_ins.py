@@ -79,6 +79,7 @@ def accuracy_of_the_demo(run: Path, *flags: str) -> float:
     return float(end["metrics"]["accuracy"])
 
 
+@pytest.mark.soak
 def test_the_demo_learns_to_read_digits(tmp_path: Path) -> None:
     """A small part of it; all of it, and better, is `make soak-demo`."""
     part = ("--model.widths", "16", "--train.epochs", "6", "--train.batch_size", "32")

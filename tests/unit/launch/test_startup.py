@@ -17,7 +17,7 @@ import pytest
 from drumline.launch.startup import LateModule, load_compiler_late
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_compiler_is_loaded_late_and_completely() -> None:
     """It takes seconds. In one of two hundred runs the process did not exit; then it shows where, and is run again."""
     for _ in range(2):

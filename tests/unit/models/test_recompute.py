@@ -92,6 +92,7 @@ def compile_both() -> None:
             torch.testing.assert_close(found[name], value, msg=lambda text, name=name: f"{name}: {text}")
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_it_compiles_into_one_graph() -> None:
     run_ranks(1, compile_both)  # where torch's compiler is loaded already
