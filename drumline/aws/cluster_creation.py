@@ -7,7 +7,17 @@ from typing import Any
 
 from drumline.aws.account import Account, AwsError
 from drumline.aws.cluster_plan import MOVING, ClusterPlan
-from drumline.aws.stack import POLL_S, PRICE_TAG, TAG, Progress, Stack, find_stack, parameters_of, wait_until_deleted
+from drumline.aws.stack import (
+    POLL_S,
+    PRICE_TAG,
+    TAG,
+    Progress,
+    Stack,
+    find_stack,
+    newest_event,
+    parameters_of,
+    wait_until_deleted,
+)
 from drumline.aws.teardown import take_down
 from drumline.errors import UsageError, as_list
 
@@ -74,7 +84,7 @@ def _follow(account: Account, stack: str, plan: ClusterPlan, progress: Progress)
                 f"AWS could not start the instances: {refusal}; all that was made is removed again",
                 next_step="give another --zone, --type or --region, fewer --nodes, or leave --placement-group out",
             )
-        if (event := _newest_event(account, stack)) != step:
+        if (event := newest_event(account, stack)) != step:
             progress(step := event)
         time.sleep(POLL_S)
 
@@ -89,11 +99,6 @@ def _refused_launch(account: Account, group: str) -> str:
         raise
     failed = [one for one in answer["Activities"] if one["StatusCode"] in ("Failed", "Cancelled")]
     return str(failed[-1].get("StatusMessage") or failed[-1]["Description"]) if failed else ""
-
-
-def _newest_event(account: Account, stack: str) -> str:
-    events = account.call("cloudformation", "describe_stack_events", StackName=stack)["StackEvents"]
-    return f"{events[0]['LogicalResourceId']}: {events[0]['ResourceStatus']}" if events else "waiting for AWS"
 
 
 def _failure(account: Account, stack: str, progress: Progress) -> AwsError:

@@ -40,18 +40,22 @@ def kept_volumes(account: Account, name: str | None = None) -> list[Mapping[str,
     return [one for one in volumes if (owner := tags_of(one).get(TAG)) and name in (None, owner)]
 
 
+def newest_event(account: Account, stack: str) -> str:
+    events = account.call("cloudformation", "describe_stack_events", StackName=stack)["StackEvents"]
+    return f"{events[0]['LogicalResourceId']}: {events[0]['ResourceStatus']}" if events else "waiting for AWS"
+
+
 def wait_until_deleted(account: Account, stack: str, progress: Progress) -> None:
     """An AwsError names each resource that AWS cannot delete."""
-    state = ""
+    step = ""
     while True:
         found = find_stack(account, stack)
         if found is None or found["StackStatus"] == "DELETE_COMPLETE":
             return
         if found["StackStatus"] == "DELETE_FAILED":
             raise _not_deleted(account, stack)
-        if found["StackStatus"] != state:
-            state = str(found["StackStatus"])
-            progress(f"the stack is in the state {state}")
+        if (event := newest_event(account, stack)) != step:
+            progress(step := event)
         time.sleep(POLL_S)
 
 

@@ -248,8 +248,18 @@ def test_a_failed_resource_is_named_after_the_rollback(
     one = {"StackName": "drumline-t", "CreationTime": 0}
     stub("cloudformation", "describe_stacks", "ValidationError")
     stub("cloudformation", "create_stack", {"StackId": "arn:1"})
-    for status in ("DELETE_IN_PROGRESS", "DELETE_IN_PROGRESS", "DELETE_COMPLETE"):
+    for status, told in [
+        ("CREATE_IN_PROGRESS", event("Vpc", "CREATE_IN_PROGRESS")),
+        ("CREATE_IN_PROGRESS", event("Vpc", "CREATE_IN_PROGRESS")),
+        ("DELETE_IN_PROGRESS", None),
+        ("DELETE_IN_PROGRESS", event("Group", "DELETE_IN_PROGRESS")),
+        ("DELETE_COMPLETE", None),
+    ]:
         stub("cloudformation", "describe_stacks", {"Stacks": [{**one, "StackStatus": status}]}, StackName="arn:1")
+        if status == "CREATE_IN_PROGRESS":
+            stub("autoscaling", "describe_scaling_activities", "ValidationError")
+        if told:
+            stub("cloudformation", "describe_stack_events", {"StackEvents": [told]}, StackName="arn:1")
     events = [
         event("Group", "DELETE_COMPLETE"),
         event("Subnet", "CREATE_FAILED", "Resource creation cancelled"),
@@ -257,7 +267,8 @@ def test_a_failed_resource_is_named_after_the_rollback(
         event("Vpc", "CREATE_IN_PROGRESS"),
     ]
     stub("cloudformation", "describe_stack_events", {"StackEvents": events}, StackName="arn:1")
-    monkeypatch.setattr("drumline.aws.stack.POLL_S", 0.0)
+    for module in ("stack", "cluster_creation"):
+        monkeypatch.setattr(f"drumline.aws.{module}.POLL_S", 0.0)
     steps: list[str] = []
     with pytest.raises(AwsError) as error:
         bring_up(account, plan, steps.append)
@@ -265,7 +276,7 @@ def test_a_failed_resource_is_named_after_the_rollback(
         "the cluster could not be created, at Vpc (AWS::EC2::Vpc): The maximum number of VPCs has been reached.; "
         "all that was made is removed again"
     )
-    assert steps == ["the stack is in the state DELETE_IN_PROGRESS"]
+    assert steps == ["Vpc: CREATE_IN_PROGRESS", "Group: DELETE_IN_PROGRESS"]
 
 
 @pytest.fixture(name="plan")

@@ -83,6 +83,10 @@ class Cloud:
         for state in states:
             one = {"StackId": STACK, "StackName": "drumline-t", "CreationTime": 0, "StackStatus": state}
             self._stub("cloudformation", "describe_stacks", {"Stacks": [one]}, StackName=by)
+            if state == "DELETE_IN_PROGRESS":
+                event = {"StackId": STACK, "EventId": "e", "StackName": "drumline-t", "Timestamp": 0}
+                told = {**event, "LogicalResourceId": "Group", "ResourceStatus": state}
+                self._stub("cloudformation", "describe_stack_events", {"StackEvents": [told]}, StackName=STACK)
 
     def is_deleted(self) -> None:
         self._stub("cloudformation", "delete_stack", {}, StackName=STACK)
@@ -133,10 +137,10 @@ def test_a_dependency_violation_is_tried_again_and_then_nothing_is_left(cloud: C
     cloud.has_volume()
     steps: list[str] = []
     assert take_down(cloud.account, SETTINGS, steps.append, delete_data=False) == [Billed("volume", "fs-1", 6144)]
-    once = ["delete_stack", "describe_stacks", "describe_stacks"]
+    once = ["delete_stack", "describe_stacks", "describe_stack_events", "describe_stacks"]
     volume = "describe_file_systems"
     assert cloud.calls == ["describe_stacks", *once, "list_stack_resources", *once, volume, *CHECKED, volume]
-    assert steps == ["the stack is in the state DELETE_IN_PROGRESS"] * 2
+    assert steps == ["Group: DELETE_IN_PROGRESS"] * 2
 
 
 def test_what_cannot_be_deleted_is_named(cloud: Cloud) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
+import tomllib
 from collections.abc import Iterator
 from typing import Any
 
@@ -94,6 +96,13 @@ def wide_rights(properties: dict[str, Any]) -> Iterator[str]:
         yield from (f"the right {action}" for action in actions if "*" in action)
         if statement["Resource"] == "*" and not set(actions) <= WITHOUT_RESOURCE:
             yield f"{actions} on everything"
+
+
+def test_the_template_is_part_of_the_package() -> None:
+    project = tomllib.loads((TEMPLATE.parents[2] / "pyproject.toml").read_text())
+    patterns = project["tool"]["setuptools"]["package-data"]["drumline"]
+    name = str(TEMPLATE.relative_to(TEMPLATE.parents[1]))
+    assert any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
 
 
 def test_the_template_has_no_weakness() -> None:
