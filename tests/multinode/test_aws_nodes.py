@@ -1,9 +1,9 @@
 """`drumline aws launch` with real ssh: hosts of a testbed are the instances that a moto server started.
 
 moto gives instances the addresses of their subnet in order, so the hosts have them too. Each host boots with the user
-data that AWS has for it; stand-ins are there for apt, pip, systemd and the NFS mount, and the metadata service is a
-server at its real address. On them `ubuntu` is another name of root, because the files of the test belong to root. What
-moto lacks (prices, quotas, wait conditions): tests/unit/aws/conftest.py.
+data that AWS has for it; tests/aws_node.py stands in for apt, pip, systemd and the NFS mount, and the metadata service
+is a server at its real address. On them `ubuntu` is another name of root, because the files of the test belong to root.
+What moto lacks (prices, quotas, wait conditions): tests/unit/aws/conftest.py.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import pytest
 
 from drumline.audit.verify import verify_run
 from drumline.cli.aws_launch import NOTICE
+from tests.aws_node import write_programs
 from tests.multinode.hosts import Host, Testbed
 from tests.multinode.job import Job
 from tests.multinode.needs import tool
@@ -91,22 +92,6 @@ set -e
 for folder in /opt /mnt /var/log; do mount -t tmpfs tmpfs $folder; done
 for name in passwd shadow fstab; do mount --bind {folder}/$name /etc/$name; done
 """
-STAND_INS = {
-    "apt-get": "true",
-    "systemctl": "true",
-    "sudo": 'exec "$@"',
-    "mount": "exec /bin/mount --bind {shared} /mnt/shared",
-    "curl": """
-case "$*" in
-  *169.254.169.254*) exec {curl} "$@" ;;
-  *-T*) cp /run/drumline-report {folder}/report ;;
-esac""",
-    "python3": """
-mkdir -p /opt/drumline/bin
-printf '#!/bin/sh\\nexit 0\\n' > /opt/drumline/bin/pip
-printf '#!/bin/sh\\nexec {python} "$@"\\n' > /opt/drumline/bin/python
-chmod 755 /opt/drumline/bin/*""",
-}
 # The metadata service of a node, as AWS documents it: nothing without a token, and no notice until there is one.
 METADATA = """
 import sys
@@ -186,14 +171,8 @@ class Cloud:
 
     def boot(self, instance: str, address: str) -> Host:
         host = next(host for host in self.bed if host.address == address)
-        programs = host.folder / "bin"
-        programs.mkdir()
-        for name, text in STAND_INS.items():
-            given = {"shared": self.folder / "shared", "folder": host.folder, "python": host.python}
-            for key, value in {**given, "curl": tool("curl")}.items():
-                text = text.replace(f"{{{key}}}", str(value))
-            (programs / name).write_text(f"#!/bin/bash\n{text}\n")
-            (programs / name).chmod(0o755)
+        python, metadata = f'exec {host.python} "$@"', f'exec {tool("curl")} "$@"'
+        path = write_programs(host.folder, shared=self.folder / "shared", metadata=metadata, python=python)
         (host.folder / "passwd").write_text(Path("/etc/passwd").read_text() + "ubuntu:x:0:0::/:/bin/bash\n")
         (host.folder / "shadow").write_text("ubuntu:*:19000:0:99999:7:::\n")
         (host.folder / "fstab").touch()
@@ -201,7 +180,6 @@ class Cloud:
         host.space.configure(["ip", "address", "add", "169.254.169.254/32", "dev", "lo"])
         words = (instance, str(host.folder / "notice"))
         host.start(sys.executable, "-c", METADATA, *words).wait_for("listening")
-        path = f"{programs}:/usr/sbin:/usr/bin:/sbin:/bin"
         done = host.run("bash", str(self.folder / "user-data"), env={"PATH": path, "PYTHONPATH": str(ROOT)})
         assert json.loads((host.folder / "report").read_text())["Status"] == "SUCCESS", done.stdout + done.stderr
         key, public = make_key(host.folder / "host_key"), self.key.with_suffix(".pub")

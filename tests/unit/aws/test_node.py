@@ -14,6 +14,7 @@ import pytest
 from drumline.aws import idle_shutdown
 from drumline.aws.cluster_plan import TEMPLATE
 from drumline.errors import ConfigError
+from tests.aws_node import write_programs
 from tests.multinode.needs import missing
 from tests.unit.aws.test_template import load
 
@@ -22,30 +23,14 @@ DISK = """
 set -e
 for folder in /mnt /opt /run /var/log /etc/systemd/system; do mount -t tmpfs tmpfs $folder; done
 mount --bind {folder}/fstab /etc/fstab
-PATH={folder}/bin:$PATH bash {folder}/user-data || echo "exit code $?"
-for name in /run/drumline-report /etc/systemd/system/* /opt/drumline/prepare; do
+PATH={path} bash {folder}/user-data || echo "exit code $?"
+for name in /etc/systemd/system/* /opt/drumline/prepare; do
   [ -e $name ] && cp $name {folder}/result/
 done
 /opt/drumline/prepare /mnt/code/job && stat -c %u /mnt/code/job /mnt/shared > {folder}/result/owners || true
 """
-STAND_INS = {
-    "apt-get": 'echo "apt-get $@" >> {log}',
-    "sleep": "true",
-    "systemctl": 'echo "systemctl $@" >> {log}',
-    "mount": "[ -e {folder}/no-volume ] || exec /bin/mount -t tmpfs tmpfs /mnt/shared",
-    "curl": """
-case "$*" in
-  *api/token*) echo token ;;
-  *meta-data/instance-id*) echo i-7 ;;
-  *-T*) echo "curl $@" >> {log} ;;
-esac""",
-    # A venv whose pip notes what it installs, and whose Python reports four GPUs.
-    "python3": """
-mkdir -p /opt/drumline/bin
-printf '#!/bin/sh\\necho "pip $@" >> {log}\\n[ ! -e {folder}/no-index ]\\n' > /opt/drumline/bin/pip
-printf '#!/bin/sh\\necho 4\\n[ ! -e {folder}/no-boto3 ]\\n' > /opt/drumline/bin/python
-chmod 755 /opt/drumline/bin/*""",
-}
+# The metadata service, and torch with four GPUs.
+METADATA = 'case "$*" in *api/token*) echo token ;; *meta-data/instance-id*) echo i-7 ;; esac'
 VALUES = {
     "Address": "10.0.0.9",
     "Requirements": "drumline[aws]==0.1.0 torch==2.13.0",
@@ -60,14 +45,11 @@ VALUES = {
 class Node:
     def __init__(self, folder: Path) -> None:
         self.folder, self.log = folder, folder / "log"
-        for name in ("bin", "result"):
+        for name in ("result", "shared"):
             (folder / name).mkdir()
         for name in ("fstab", "log"):
             (folder / name).touch()
-        for name, text in STAND_INS.items():
-            program = folder / "bin" / name
-            program.write_text("#!/bin/bash\n" + text.replace("{log}", str(self.log)).replace("{folder}", str(folder)))
-            program.chmod(0o755)
+        self._path = write_programs(folder, shared=folder / "shared", metadata=METADATA, python="echo 4")
 
     def boot(self, **changes: str) -> dict[str, Any]:
         """Run the user data; what it reported to the stack."""
@@ -78,10 +60,10 @@ class Node:
             text = text.replace(f"${{{name}}}", value)
         assert "${" not in text, "CloudFormation would look for a parameter"
         (self.folder / "user-data").write_text(text)
-        script = DISK.replace("{folder}", str(self.folder))
+        script = DISK.replace("{folder}", str(self.folder)).replace("{path}", self._path)
         done = subprocess.run(["unshare", "--mount", "bash", "-c", script], capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
-        report: dict[str, Any] = json.loads((self.folder / "result/drumline-report").read_text())
+        report: dict[str, Any] = json.loads((self.folder / "report").read_text())
         return report
 
 
