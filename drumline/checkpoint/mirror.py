@@ -159,13 +159,14 @@ class Mirror:
     def _synchronize(self) -> None:
         found = self._run.checkpoints()  # each time: someone else may have deleted some
         self._complete = found.complete
-        if not self._has_begun:
+        if not self._id:
             is_empty = not (found.complete or found.corrupt)
             self._id = claim(self._run, self._folder, is_empty=is_empty, uploads=True)
+        self._check()
+        if not self._has_begun:
             with suppress(StoreError):  # a right that nothing else needs
                 self._store.delete_unfinished(CHECKPOINTS)
             self._has_begun = True
-        self._check()
         corrupt: dict[int, CorruptCheckpointError] = {}
         while missing := self._missing(local := dict(complete_in(self._root))) - corrupt.keys():
             try:

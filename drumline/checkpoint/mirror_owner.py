@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,9 @@ from drumline.untrusted import make_own_folder, parse_json, read_regular, replac
 
 
 def claim(run: MirroredRun, folder: Path, *, is_empty: bool, uploads: bool = False) -> str:
-    """The id of the run in this folder, which the mirror gets, too, if this process `uploads`. Refuses the mirror of
-    another run, and one that a run has been restored from since."""
+    """The id of the run in this folder, which the mirror gets, too, if this process `uploads`: call `check_owner` then,
+    since another one may have been faster. Refuses the mirror of another run, and one that a run has been restored
+    from since."""
     marker, owners = _read_marker(run, folder), run.owners()
     owner = owners[-1] if owners else None
     if is_empty:
@@ -29,7 +30,7 @@ def claim(run: MirroredRun, folder: Path, *, is_empty: bool, uploads: bool = Fal
             next_step="give --checkpoint.mirror a prefix of its own, or resume from there in an empty --run DIR",
         )
     if uploads and owner != marker["id"]:
-        _put_owners(run, [*(owners if owner == marker["after"] else ()), marker["id"]])
+        _put_owners(run, owners, [*(owners if owner == marker["after"] else ()), marker["id"]])
     return str(marker["id"])
 
 
@@ -58,7 +59,7 @@ def set_aside(run: MirroredRun, folder: Path, *, newest: int, mirrored: int) -> 
 def check_owner(run: MirroredRun, own: str) -> None:
     """Raise if another run folder has claimed the mirror since."""
     if not (owners := run.owners()):  # someone has emptied it
-        _put_owners(run, [own])
+        _put_owners(run, [], [own])
     elif owners[-1] != own:
         raise UsageError(
             f"{run.store} has become the mirror of another run folder",
@@ -84,8 +85,9 @@ def _read_marker(run: MirroredRun, folder: Path) -> dict[str, Any]:
     return {}
 
 
-def _put_owners(run: MirroredRun, ids: Sequence[str]) -> None:
-    run.store.put(MARKER, json.dumps({"ids": ids}).encode())
+def _put_owners(run: MirroredRun, seen: list[str], ids: list[str]) -> None:
+    before, after = (json.dumps({"ids": one}).encode() for one in (seen, ids))
+    run.store.put_after(before if seen else None, MARKER, after)
 
 
 @contextmanager

@@ -52,6 +52,9 @@ class FsspecBackend:
     def put(self, name: str, source: Path | bytes) -> None:
         _answered(partial(self._put, self._path(name), source))
 
+    def put_after(self, seen: bytes | None, name: str, content: bytes) -> None:
+        self.put(name, content)  # no condition is known that all of them have
+
     def _put(self, path: str, source: Path | bytes, moved: Callable[[], None]) -> None:
         if self._has_folders:
             self._files.makedirs(self._files._parent(path), exist_ok=True)

@@ -27,6 +27,7 @@ _RIGHTS = {
 _NOT_ALLOWED = {"AccessDenied", "AllAccessDisabled", "403"}
 _BAD_CREDENTIALS = {"ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch"}
 _BUSY = {"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "TooManyRequests", "429", "503"}
+_CHANGED = {"PreconditionFailed", "ConditionalRequestConflict"}
 _OTHER_REGION = {"PermanentRedirect", "AuthorizationHeaderMalformed", "301"}
 
 
@@ -67,6 +68,23 @@ class S3Backend:
             self._client.put_object(Bucket=self._bucket, Key=key, Body=source)
         else:
             self._client.upload_file(str(source), self._bucket, key, Config=self._transfer)
+
+    def put_after(self, seen: bytes | None, name: str, content: bytes) -> None:
+        from botocore.exceptions import ClientError
+
+        target, condition = {"Bucket": self._bucket, "Key": self._prefix + name}, {"IfNoneMatch": "*"}
+        try:
+            if seen is not None:
+                found = self._client.get_object(**target)
+                if found["Body"].read() != seen:
+                    return
+                condition = {"IfMatch": found["ETag"]}
+            self._client.put_object(**target, Body=content, **condition)
+        except ClientError as error:
+            if (code := error.response["Error"]["Code"]) in ("NotImplemented", "501"):  # a service that is not AWS
+                self._client.put_object(**target, Body=content)
+            elif code not in _CHANGED:
+                raise
 
     def has_checked(self, name: str, size: int) -> bool:
         """Whether the object has this size, and S3 compared a checksum when it received it."""

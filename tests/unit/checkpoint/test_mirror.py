@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import threading
@@ -481,6 +482,38 @@ def test_of_two_runs_that_start_with_one_mirror_the_later_has_it(
         in caplog.text
     )
     assert "Try: stop one of the two runs, or give one of them another --checkpoint.mirror" in caplog.text
+
+
+def test_of_two_claims_at_once_one_succeeds(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Both have seen that nobody has the mirror before either claims it."""
+    both, arrivals, first = threading.Event(), list[str](), list[bytes]()
+
+    def order(method: str, path: str) -> None:
+        if method == "PUT" and path.endswith(MARKER):
+            arrivals.append(path)
+            if len(arrivals) == 1:
+                both.wait(LIMIT_S)
+            else:
+                both.set()
+                wait_until(lambda: f"runs/a/{MARKER}" in bucket.sizes())
+                first.append(bucket.read(f"runs/a/{MARKER}"))
+
+    with Proxy(bucket.server, order) as proxy:
+        use_endpoint(monkeypatch, proxy.url)
+        folders = [Folder(bucket.url, tmp_path / name) for name in ("a", "b")]
+        for step, folder in enumerate(folders, 1):
+            folder.save(step)
+        for folder in folders:
+            folder.close()
+    assert len(arrivals) == 2
+    assert [bucket.read(f"runs/a/{MARKER}")] == first, "the later one has replaced it"
+    owner = json.loads(first[0])["ids"]
+    winner = folders[[json.loads((folder.path / MARKER).read_text())["id"] for folder in folders].index(owner[0])]
+    assert {name.split("/")[3] for name in bucket.sizes() if "/step-" in name} == {catalog.folder_name(winner.steps[0])}
+    assert caplog.text.count("has become the mirror of another run folder; training continues") == 1
+    assert not any(note.startswith("mirrored") for one in folders if one is not winner for note in one.notes)
 
 
 # Killed uploads
