@@ -18,8 +18,9 @@ from pathlib import Path
 
 from blake3 import blake3
 
+from drumline.background import T, in_background
 from drumline.errors import DataError
-from drumline.storage.backend import Result, StoreError, in_thread
+from drumline.storage.backend import StoreError
 from drumline.storage.object_store import ObjectStore, open_store
 from drumline.text import file_size, plural
 from drumline.untrusted import make_own_folder, parse_json, read_regular, replace_text
@@ -72,7 +73,7 @@ class BucketCopy:
             raise DataError(what, next_step="check that folder, or give another with --data.cache") from error
 
     def _update(self, store: ObjectStore) -> None:
-        wanted = self._wait(in_thread(store.tags))
+        wanted = self._wait(in_background(store.tags))
         if not wanted:
             what = f"data.dir: there are no objects below {self.url}/"
             raise DataError(what, next_step="name the folder that holds the data, as in s3://bucket/folder")
@@ -108,7 +109,7 @@ class BucketCopy:
             pool.shutdown(cancel_futures=True)
             self._write(record)  # also after a failure: the next start continues from here
 
-    def _wait(self, future: Future[Result]) -> Result:
+    def _wait(self, future: Future[T]) -> T:
         while not wait([future], timeout=POLL_S).done:
             self.alive()  # what hangs ends by its own time limits
         return future.result()

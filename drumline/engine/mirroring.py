@@ -6,6 +6,7 @@ from concurrent.futures import wait
 from functools import partial
 from typing import Literal
 
+from drumline.background import in_background
 from drumline.checkpoint.mirror import Mirror, restore_run
 from drumline.checkpoint.mirrored_run import MirroredRun
 from drumline.checkpoint.retention import kept, prune
@@ -14,7 +15,6 @@ from drumline.engine.run_context import RunContext, RunRequest
 from drumline.engine.run_folder import RunFolder
 from drumline.errors import UsageError
 from drumline.manager import DDPManager
-from drumline.storage.backend import in_thread
 from drumline.storage.object_store import open_store
 from drumline.terminal import print_message
 from drumline.watch.heartbeat import Phase
@@ -54,7 +54,7 @@ def restore_from_mirror(request: RunRequest, folder: RunFolder, ddp: DDPManager)
             pass
         return []
     run = _run_of(request)
-    work = in_thread(lambda: restore_run(run, folder.path))
+    work = in_background(lambda: restore_run(run, folder.path))
     if not wait([work], timeout=POLL_S).done:
         print_message(f"reading the mirror {run.store}")
     while not work.done():

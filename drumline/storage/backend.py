@@ -1,17 +1,13 @@
-"""What the kinds of stores share: the error that their failures become, and threads for calls that may never return."""
+"""What the kinds of stores share: the error that their failures become."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import Future
-from threading import Thread
-from typing import Literal, TypeVar
+from typing import Literal
 
 from drumline.errors import DrumlineError
 
 PIECE_BYTES = 8 << 20
 """How much of an object is read at a time."""
-Result = TypeVar("Result")
 Kind = Literal["missing", "denied", "credentials", "unreachable", "busy", "corrupt", "disk", "other"]
 
 
@@ -41,18 +37,3 @@ class StoreError(DrumlineError):
 def corrupt(where: str, reason: str) -> StoreError:
     what = f"{where} is corrupt: {reason}"
     return StoreError(what, next_step="upload it again, or use an earlier copy", kind="corrupt")
-
-
-def in_thread(work: Callable[[], Result]) -> Future[Result]:
-    """Do it in a thread that nobody has to wait for: a store that does not answer must not delay the end of a rank
-    that is interrupted, or has lost another."""
-    future: Future[Result] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:  # raised in the thread that waits
-            future.set_exception(error)
-
-    Thread(target=run, name="drumline-store", daemon=True).start()
-    return future

@@ -11,8 +11,9 @@ from functools import partial
 from pathlib import Path
 from threading import Event
 
+from drumline.background import T, in_background
 from drumline.errors import MissingExtraError, UsageError, did_you_mean
-from drumline.storage.backend import PIECE_BYTES, Result, StoreError, in_thread
+from drumline.storage.backend import PIECE_BYTES, StoreError
 
 ANSWER_S = 300.0
 """How long a store may take for a listing, or a piece of an object: few of these packages have time limits."""
@@ -103,10 +104,10 @@ class FsspecBackend:
         return f"{self._root.rstrip('/')}/{name}" if name else str(self._root)
 
 
-def _answered(call: Callable[[Callable[[], None]], Result]) -> Result:
+def _answered(call: Callable[[Callable[[], None]], T]) -> T:
     """Call it with a function that reports progress; a TimeoutError if there is neither progress nor an answer."""
     moved = Event()
-    work = in_thread(lambda: call(moved.set))
+    work = in_background(lambda: call(moved.set))
     while not wait([work], timeout=ANSWER_S).done:
         if not moved.is_set():
             raise TimeoutError(errno.ETIMEDOUT, f"no answer for {ANSWER_S:g} s")

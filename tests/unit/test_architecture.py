@@ -20,7 +20,7 @@ import drumline
 PACKAGE = Path(drumline.__file__).parent
 # Each part (a folder, or a module beside them) may import from the layers above it in this list, and from itself.
 LAYERS = (
-    {"terminal", "text"},
+    {"terminal", "text", "background"},
     {"errors"},
     {"untrusted", "processes"},
     {"user_code", "config", "storage"},

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from drumline.doctor.background import in_background
+from drumline.background import in_background
 from drumline.doctor.finding import Finding
 from drumline.errors import Place
 from drumline.net.sealed_store import SealedStore

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from drumline.doctor.background import in_background, resolve_ipv4
+from drumline.background import in_background, resolve_ipv4
 from drumline.doctor.machine.folder_hashes import code_facts, data_facts
 from drumline.doctor.machine.gpus import NvidiaSmi, file_text
 from drumline.doctor.machine.known_variables import VISIBLE_GPUS, shown_variables

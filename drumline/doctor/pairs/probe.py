@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from drumline.doctor.background import in_background, resolve_ipv4
+from drumline.background import in_background, resolve_ipv4
 from drumline.doctor.pairs.survey import OPEN
 from drumline.net.dial import CONNECT_S, Reason, reason_of
 

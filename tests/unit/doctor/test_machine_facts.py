@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from drumline.doctor.background import in_background
+from drumline.background import in_background
 from drumline.doctor.machine import gpus
 from drumline.doctor.machine.gpus import NvidiaSmi, read_driver_files, read_nvidia_smi
 from drumline.doctor.machine.known_variables import NOT_SHOWN, shown_variables
