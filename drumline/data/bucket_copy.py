@@ -106,6 +106,7 @@ class BucketCopy:
                     self._write(record)
                     written_at = time.monotonic()
         finally:
+            store.stop()  # Ctrl-C need not wait for what is being fetched; what holds the lock does
             pool.shutdown(cancel_futures=True)
             self._write(record)  # also after a failure: the next start continues from here
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 from drumline.config.schema import Config
 from drumline.data.bucket_copy import BucketCopy
@@ -15,6 +18,8 @@ from drumline.terminal import print_message
 from drumline.watch.heartbeat import Phase
 
 CACHE = Path(".cache", "drumline", "data")
+# Of each group: a rank that joins a later one has not called it as often.
+_CALLS: WeakKeyDictionary[DDPManager, Iterator[int]] = WeakKeyDictionary()
 
 
 def with_local_data(config: Config, ddp: DDPManager) -> Config:
@@ -32,6 +37,7 @@ def with_local_data(config: Config, ddp: DDPManager) -> Config:
     if ddp.get_local_rank() == 0:
         copy.update()
     if ddp._connection.store is not None:
+        what = f"data-copied/{next(_CALLS.setdefault(ddp, count()))}"  # with --dist.mode auto there are two
         # A download has no limit here: the watchdog observes it, and one that fails ends the job.
-        wait_for_ranks(ddp._connection.store, "data-copied", ddp.rank, ddp.world_size, limit_s=math.inf)
+        wait_for_ranks(ddp._connection.store, what, ddp.rank, ddp.world_size, limit_s=math.inf)
     return replace(config, data=replace(config.data, dir=str(copy.folder)))

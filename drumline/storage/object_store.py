@@ -57,6 +57,7 @@ class ObjectStore:
     def __init__(self, url: str, backend: S3Backend | FsspecBackend) -> None:
         self.url = url
         self._backend = backend
+        self._is_stopped = False
 
     def __str__(self) -> str:
         return self.url
@@ -118,6 +119,10 @@ class ObjectStore:
                 time.sleep(delay_s)
         raise AssertionError
 
+    def stop(self) -> None:
+        """Have what other threads download end soon, incomplete."""
+        self._is_stopped = True
+
     def delete(self, names: Iterable[str]) -> None:
         """Delete objects; one that is missing is no error."""
         if wanted := list(names):
@@ -162,6 +167,8 @@ class ObjectStore:
                 chunk = next(chunks, None)
             if chunk is None:
                 return
+            if self._is_stopped:
+                raise StoreError(f"{self._where(name)}: stopped", next_step="start again", kind="other")
             yield chunk
 
     def _where(self, name: str) -> str:

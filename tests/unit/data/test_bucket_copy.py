@@ -3,11 +3,13 @@ used."""
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from drumline.data import bucket_copy
 from drumline.data.bucket_copy import BucketCopy
 from drumline.errors import DataError, UsageError
 from drumline.storage.backend import StoreError
+from drumline.storage.object_store import ObjectStore
 from tests.multinode.needs import missing
 from tests.store_server import Bucket, Proxy, environment, use_endpoint
 
@@ -106,6 +109,36 @@ def test_an_interrupted_copy_continues(proxy: Proxy, url: str, tmp_path: Path, m
     one.update()
     assert files(one) == CONTENT
     assert set(fetched(proxy)) == CONTENT.keys() - first
+
+
+def test_an_interrupted_download_is_not_taken_for_a_complete_one(
+    proxy: Proxy, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while an object is on its way, which arrives after it."""
+    monkeypatch.setattr(bucket_copy, "POLL_S", 0.05)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hold(method: str, path: str) -> None:
+        if path.endswith("b.png"):
+            begun.set()
+            go_on.wait(60)
+
+    def stop(store: ObjectStore, original: Callable[[ObjectStore], None] = ObjectStore.stop) -> None:
+        original(store)
+        go_on.set()
+
+    proxy.fault = hold
+    monkeypatch.setattr(ObjectStore, "stop", stop)
+    one = copy(url, tmp_path, alive=lambda: begun.is_set() and signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        one.update()
+    assert "train/1/b.png" not in files(one)
+    assert "train/1/b.png" not in json.loads((one.folder.parent / "record.json").read_text())
+    assert all(CONTENT[name] == content for name, content in files(one).items())
+    fetched(proxy)
+    copy(url, tmp_path).update()
+    assert files(one) == CONTENT
+    assert "train/1/b.png" in fetched(proxy)
 
 
 @pytest.mark.parametrize("record", ["", "[]", '{"labels": 3}', "\ufffd"])
