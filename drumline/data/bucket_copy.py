@@ -76,7 +76,8 @@ class BucketCopy:
         wanted = self._wait(in_background(store.tags))
         if not wanted:
             what = f"data.dir: there are no objects below {self.url}/"
-            raise DataError(what, next_step="name the folder that holds the data, as in s3://bucket/folder")
+            step = "name the folder that holds the data, as in s3://bucket/folder: a single object is not copied"
+            raise DataError(what, next_step=step)
         record = self._record()
         record = {name: record[name] for name in wanted if name in record and self._is_here(name, record, wanted)}
         self._remove_others(wanted)

@@ -187,12 +187,14 @@ def test_refusals(bucket: Bucket, url: str, tmp_path: Path) -> None:
         "data.dir: there is no bucket no-such",
         "correct the name, or make it: aws s3 mb s3://no-such",
     )
-    with pytest.raises(DataError) as error:
-        BucketCopy(url=f"{bucket.root}/digit", cache=tmp_path).update()
-    assert (error.value.what, error.value.next_step) == (
-        f"data.dir: there are no objects below {bucket.root}/digit/",
-        "name the folder that holds the data, as in s3://bucket/folder",
-    )
+    (tmp_path / "points.npy").write_bytes(b"x")
+    for one in (f"{bucket.root}/digit", f"{url}/labels", f"file://{tmp_path}/points.npy"):  # the last two: an object
+        with pytest.raises(DataError) as error:
+            BucketCopy(url=one, cache=tmp_path).update()
+        assert (error.value.what, error.value.next_step) == (
+            f"data.dir: there are no objects below {one}/",
+            "name the folder that holds the data, as in s3://bucket/folder: a single object is not copied",
+        )
     with pytest.raises(UsageError, match="s3:// names no bucket"):
         BucketCopy(url="s3://", cache=tmp_path).update()
     (tmp_path / "file").touch()
