@@ -2,18 +2,18 @@
 
 One upload runs at a time; when saves come faster, the newest is next. The manifest is uploaded last, after the store
 has confirmed every other object. A store that fails never stops the run: there is a warning, and it is tried again
-after growing pauses, and at each save. Retention is the same on both sides; a local checkpoint is removed only when it,
-or a newer one, is in the store, unless the disk has no room for more.
+after growing pauses, and at each save. Retention is the same on both sides; a local checkpoint is removed only after
+it, or a newer one, was verified in the store: if the disk fills up meanwhile, a save fails, as without a mirror.
 """
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from blake3 import blake3
 
@@ -29,6 +29,7 @@ from drumline.checkpoint.mirrored_run import (
     object_name,
     piece_name,
 )
+from drumline.checkpoint.retention import kept, prune
 from drumline.errors import CheckpointError, DrumlineError, log
 from drumline.storage.backend import PIECE_BYTES, StoreError
 from drumline.text import duration, file_size, join_names
@@ -36,8 +37,6 @@ from drumline.untrusted import open_regular, read_regular
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 120.0
 POLL_S, PROGRESS_S = 1.0, 10.0
-# With room for fewer checkpoints on the disk, a local one is removed although it is not mirrored.
-_ROOM_FOR = 3
 
 
 class _ClosedError(Exception):
@@ -52,15 +51,14 @@ class Mirror:
         run: MirroredRun,
         folder: Path,
         *,
-        keeps: Callable[[Mapping[int, Manifest]], set[int]],
-        prune: Callable[[Path, Callable[[int], bool]], object],
+        retention: Mapping[str, Any],
         note: Callable[[str], None],
         alive: Callable[[], None] = lambda: None,
     ) -> None:
-        """`keeps`: which of these steps retention keeps. `prune(newest, may_remove)` removes local checkpoints. `alive`
-        is called while the run waits for its end."""
+        """`retention`: which are kept, as arguments of `prune` and `kept`. `alive` is called while the run waits for
+        its end."""
         self._run, self._store, self._folder, self._root = run, run.store, folder, folder / CHECKPOINTS
-        self._keeps, self._prune, self._note, self._alive = keeps, prune, note, alive
+        self._retention, self._note, self._alive = retention, note, alive
         self._complete: dict[int, Manifest] = {}
         """In the store, by step."""
         self._newest_safe, self._id = -1, ""
@@ -150,7 +148,7 @@ class Mirror:
         self._can_recover = not isinstance(error, DrumlineError) or getattr(error, "may_pass", False)
         if not self._failure and not self._has_given_up:
             failed = CheckpointError(
-                f"the mirror failed: {what}; training continues, and it is tried again",
+                f"the mirror failed: {what}; training continues, and checkpoints stay here until it works",
                 next_step=getattr(error, "next_step", None),
             )
             log.warning(failed)
@@ -171,9 +169,7 @@ class Mirror:
         while missing := self._missing(local := dict(complete_in(self._root))) - corrupt.keys():
             try:
                 self._upload(max(missing), local[max(missing)])
-            except (
-                CorruptCheckpointError
-            ) as error:  # reported at the end: it must not stop what is newer, and retention
+            except CorruptCheckpointError as error:  # reported at the end: it must not stop retention
                 corrupt[max(missing)] = error
         self._check()
         self._newest_safe = max(local.keys() & self._complete.keys(), default=-1)
@@ -199,7 +195,7 @@ class Mirror:
     def _missing(self, local: Mapping[int, Manifest]) -> set[int]:
         """The steps that are kept here, and are not in the store, or with other content."""
         stored = self._complete
-        wanted = self._keeps(local) | {max(local)} if local else set()
+        wanted = kept(local, **self._retention) | {max(local)} if local else set()
         return {step for step in wanted if step not in stored or stored[step].files != local[step].files}
 
     def _upload(self, step: int, found: Manifest) -> None:
@@ -262,7 +258,7 @@ class Mirror:
     def _remove_remote(self, *, newest: int) -> None:
         """Retention in the store; and what belongs to no complete checkpoint is deleted, such as a killed upload."""
         complete = self._complete
-        keep = self._keeps(complete) | {newest}
+        keep = kept(complete, **self._retention) | {newest}
         for step in complete.keys() - keep:
             self._store.delete([object_name(step, manifest.FILE_NAME)])  # first: from here on it is incomplete
             del complete[step]
@@ -276,9 +272,7 @@ class Mirror:
     def _prune_local(self, newest: Path | None = None) -> None:
         with self._pruning:  # the other thread may have removed what was the newest
             newest = newest or self._root / catalog.folder_name(max(step for step, _ in complete_in(self._root)))
-            size = sum(record.size for record in catalog.check_sizes(newest).files.values())
-            is_short = shutil.disk_usage(self._root).free < _ROOM_FOR * size
-            self._prune(newest, lambda step: step <= self._newest_safe or is_short)
+            prune(self._root, newest=newest, may_remove=lambda step: step <= self._newest_safe, **self._retention)
 
 
 def restore_run(run: MirroredRun, folder: Path) -> tuple[str, list[str]]:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from concurrent.futures import wait
-from functools import partial
 from typing import Literal
 
 from drumline.background import in_background
 from drumline.checkpoint.mirror import Mirror, restore_run
 from drumline.checkpoint.mirrored_run import MirroredRun
-from drumline.checkpoint.retention import kept, prune
 from drumline.distributed.collectives import broadcast_json
 from drumline.engine.run_context import RunContext, RunRequest
 from drumline.engine.run_folder import RunFolder
@@ -26,12 +24,10 @@ POLL_S = 2.0
 
 def make_mirror(context: RunContext, url: str) -> Mirror:
     """On rank 0, which sees the files of all ranks that write."""
-    retention, root = context.retention, context.folder.checkpoints
     return Mirror(
         MirroredRun(open_store(url)),
         context.folder.path,
-        keeps=partial(kept, **retention),
-        prune=lambda newest, may_remove: prune(root, newest=newest, may_remove=may_remove, **retention),
+        retention=context.retention,
         note=context.note,
         alive=lambda: context.job.heartbeat.mark(Phase.SAVE),  # or the watchdog would report a stall
     )

@@ -8,7 +8,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ import torch
 from drumline.checkpoint import catalog, mirror, store
 from drumline.checkpoint.mirror import Mirror, restore_run
 from drumline.checkpoint.mirrored_run import MARKER, MirroredRun, object_name
-from drumline.checkpoint.retention import kept, prune
 from drumline.errors import CheckpointError, UsageError
 from drumline.storage import fsspec_store
 from drumline.storage.backend import StoreError
@@ -48,12 +46,7 @@ class Folder:
         keep |= {"metric": "loss", "higher_is_better": False}
         self.run = MirroredRun(open_store(url))
         self.mirror = Mirror(
-            self.run,
-            folder,
-            keeps=partial(kept, **keep),
-            prune=lambda newest, may_remove: prune(self.root, newest=newest, may_remove=may_remove, **keep),
-            note=self.notes.append,
-            alive=lambda: self.marks.append(0),
+            self.run, folder, retention=keep, note=self.notes.append, alive=lambda: self.marks.append(0)
         )
 
     def save(self, step: int, *, value: float | None = None, size: int = 4, **metrics: float) -> Path:
@@ -244,7 +237,7 @@ def test_a_failing_endpoint_is_reported_once_and_tried_again(
         warnings = [record.getMessage() for record in caplog.records if record.name == "drumline"]
         assert len(warnings) == 1
         assert warnings[0].startswith(f"the mirror failed: {bucket.url}")
-        assert "training continues, and it is tried again. Try: " in warnings[0]
+        assert "training continues, and checkpoints stay here until it works. Try: " in warnings[0]
         proxy.fault = lambda method, path: None
         folder.close()
         assert folder.steps == folder.mirrored == [3]
@@ -334,16 +327,37 @@ def test_a_store_that_refuses_is_not_waited_for_and_the_next_start_uploads(
     assert again.mirrored == [1, 2]
 
 
-def test_without_a_store_the_disk_does_not_fill_up(
+def test_a_disk_that_fills_up_loses_no_checkpoint_that_is_not_mirrored(
     small_disk: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, bucket: Bucket
 ) -> None:
+    """The save fails, as without a mirror. Once the store works again, there is room."""
     use_endpoint(monkeypatch, "http://127.0.0.1:9")
     folder = Folder(bucket.url, small_disk("size=2m") / "run", keep_last=1)
-    for step in range(1, 9):
-        folder.save(step, size=40_000)  # 320 kB each
-    assert folder.steps[-1] == 8
-    assert len(folder.steps) > 1
+
+    def fill() -> None:
+        for step in range(1, 9):
+            folder.save(step, size=40_000)  # 320 kB each
+
+    with pytest.raises(CheckpointError) as caught:
+        fill()
     folder.close(0.1)
+    last = folder.steps[-1]
+    assert last >= 3
+    assert folder.steps == list(range(1, last + 1))
+    assert all(catalog.verify(folder.root / catalog.folder_name(step)).step == step for step in folder.steps)
+    what = str(caught.value)
+    assert what.startswith(f"the checkpoint {folder.root / catalog.folder_name(last + 1)} could not be saved: the disk")
+    assert (
+        f"the last good checkpoint, {folder.root / catalog.folder_name(last)}, is untouched\n  try: free some" in what
+    )
+    use_endpoint(monkeypatch, bucket.server)
+    again = Folder(bucket.url, folder.path, keep_last=1)
+    again.mirror.start()
+    again.mirror.finish(LIMIT_S)
+    assert again.steps == again.mirrored == [last]
+    again.save(last + 1, size=40_000)
+    again.close()
+    assert again.steps == again.mirrored == [last + 1]
 
 
 # Retention
