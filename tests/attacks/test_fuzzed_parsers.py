@@ -25,7 +25,7 @@ from drumline.errors import DrumlineError
 from drumline.launch.env_file import read_env_file
 from drumline.launch.hosts import hosts_from_file
 from drumline.launch.rank_environment import read_failure
-from drumline.metrics.events import read_json_lines
+from drumline.metrics.events import Reporter, read_json_lines
 from drumline.net.frames import FrameError, decode
 from drumline.untrusted import parse_json, parse_toml
 from drumline.watch.heartbeat import read_heartbeat
@@ -215,4 +215,4 @@ def test_diagnoses_and_notices(tmp_path: Path, record: Any, diagnosis: Any, noti
         check_same_step(found, tmp_path)
         for one in found:
             _failure_in(one)
-        WatchNotices(tmp_path)._new()
+        WatchNotices(tmp_path).report(Reporter([], rank=0, host="a"))

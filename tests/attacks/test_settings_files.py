@@ -27,7 +27,7 @@ from drumline.launch.hosts import Host, hosts_from_file, read_counts
 from drumline.launch.kubernetes import _literal
 from drumline.launch.ssh.sync import _listed, code_files
 from drumline.metrics import events
-from drumline.metrics.events import parse_line, read_json_lines
+from drumline.metrics.events import Event, Reporter, parse_line, read_json_lines
 from drumline.net.frames import FrameError, decode
 from drumline.untrusted import DOCUMENT_BYTES, TEXT_BYTES, parse_json, parse_toml, read_regular
 from drumline.watch.status_file import read_status_file
@@ -243,7 +243,9 @@ def test_a_forged_status_is_no_status(tmp_path: Path, change: dict[str, Any]) ->
 def test_notices_of_other_types_are_left_out(tmp_path: Path) -> None:
     notices = WatchNotices(tmp_path)
     (tmp_path / "notices.jsonl").write_text('{"kind": [], "message": 7}\n{"kind": "stall", "message": {}}\n')
-    assert notices._new() == []
+    reported: list[Event] = []
+    notices.report(Reporter([reported.append], rank=0, host="a"))
+    assert reported == []
 
 
 def test_watch_and_doctor_wait_for_no_fifo(tmp_path: Path) -> None:

@@ -36,6 +36,10 @@ def commands() -> list[tuple[str, str]]:
     return [(path.name, command) for path in EXAMPLES for command in COMMANDS.findall(path.read_text())]
 
 
+LONG = ("gan.py", "web_dataset.py")
+QUICK = {name for name, _ in commands()} - HUGGING_FACE.keys() - set(LONG)
+
+
 def run_in(folder: Path, command: str) -> str:
     """What it printed. It has to succeed."""
     program, *arguments = command.split()
@@ -76,7 +80,7 @@ def test_examples_are_short(name: str, lines: int) -> None:
 
 
 @pytest.mark.usefixtures("warm")
-@pytest.mark.parametrize("name", sorted({name for name, _ in commands()} - HUGGING_FACE.keys()))
+@pytest.mark.parametrize("name", [*sorted(QUICK), *(pytest.param(name, marks=pytest.mark.soak) for name in LONG)])
 def test_an_example_runs_and_learns(tmp_path: Path, name: str) -> None:
     """Its commands, one after another in one folder: where there are checkpoints, the next one resumes."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")

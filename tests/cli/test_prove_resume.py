@@ -127,6 +127,7 @@ def test_a_built_in_task_on_two_ranks_is_proved(folder: Path) -> None:
     assert not list((folder / "tmp").glob("drumline-prove-*"))
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("warm")
 def test_another_number_of_ranks_is_proved_in_the_elastic_mode(folder: Path) -> None:
     model = ("--model.widths", "8", "--model.dropout", "0.2", "--data.augment", "--train.shards", "4")

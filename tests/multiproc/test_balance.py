@@ -139,6 +139,7 @@ def test_a_slow_rank_gets_fewer_samples_and_the_run_is_the_same(tmp_path: Path) 
     assert_once(killed)
 
 
+@pytest.mark.soak
 def test_four_ranks_and_then_two(tmp_path: Path) -> None:
     """With workers that have made batches ahead, and never more samples at once than asked for."""
     config = config_of(batch_size=40, steps=34, micro_batch_size=5, workers=1)

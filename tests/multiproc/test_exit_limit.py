@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.ranks import free_port, rank_environment
 
 ROOT = Path(__file__).parents[2]
@@ -53,6 +55,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.soak
 def test_an_exit_that_blocks_is_cut_short() -> None:
     """Also that of a manager whose group is not destroyed."""
     done = subprocess.run(

@@ -67,7 +67,7 @@ def train_with_each_accumulation(tasks: tuple[type[Task], ...], root: Path) -> N
             train(RunRequest(f"accumulate {accumulate}", config, run, False, ()), task, ddp, Progress())
 
 
-@pytest.mark.parametrize("world_size", [3, 4])
+@pytest.mark.parametrize("world_size", [3, pytest.param(4, marks=pytest.mark.soak)])
 def test_any_world_trains_like_one_process_on_the_full_batch(tmp_path: Path, world_size: int) -> None:
     # 37 and 23 samples in batches of 8: the last one of an epoch is uneven, and too small
     # for 4 ranks of 4 micro-batches.

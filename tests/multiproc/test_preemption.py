@@ -111,7 +111,7 @@ def whole_runs(tmp_path_factory: pytest.TempPathFactory) -> WholeRuns:
     [
         (2, "step", (1,), signal.SIGUSR1),
         (2, "evaluation", (0, 1), signal.SIGTERM),
-        (2, "warm-up", (1,), signal.SIGTERM),
+        pytest.param(2, "warm-up", (1,), signal.SIGTERM, marks=pytest.mark.soak),
     ],
 )
 def test_preempted_and_resumed_is_the_same_run(

@@ -190,7 +190,9 @@ RESUMED = {
 }
 
 
-@pytest.mark.parametrize("name", RESUMED)
+@pytest.mark.parametrize(
+    "name", ["streamed", *(pytest.param(name, marks=pytest.mark.soak) for name in ("local", "nodes"))]
+)
 def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path, name: str) -> None:
     """Between two rounds; in the second case while a part is on its way."""
     world_size, step, settings = RESUMED[name]

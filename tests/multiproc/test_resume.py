@@ -61,7 +61,10 @@ def train_whole_and_killed(config: Config, task: type[Task], folder: Path) -> Pr
     return train_here(config, task, folder / "killed")
 
 
-@pytest.mark.parametrize(("world_size", "step", "task", "workers"), [(2, 7, Hooked, 1), (4, 4, HookedNormalised, 0)])
+@pytest.mark.parametrize(
+    ("world_size", "step", "task", "workers"),
+    [(2, 7, Hooked, 1), pytest.param(4, 4, HookedNormalised, 0, marks=pytest.mark.soak)],
+)
 def test_killed_and_resumed_is_bit_identical(
     tmp_path: Path, world_size: int, step: int, task: type[Task], workers: int
 ) -> None:

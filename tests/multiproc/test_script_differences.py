@@ -160,6 +160,7 @@ def test_two_nodes_that_differ_in_everything(tmp_path: Path) -> None:
         assert ended[0][2].count(one["message"]) == 1, "on the screen of the first node, once"
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("warm")
 def test_healthy_scripts_are_not_disturbed(tmp_path: Path) -> None:
     """Not a word, and the same bits as without the watch."""

@@ -58,7 +58,10 @@ def test_a_plain_stream_trains_the_same_on_any_world_and_resumes_on_another(tmp_
     assert start["train_samples"] is start["eval_samples"] is start["epochs"] is None
 
 
-@pytest.mark.parametrize(("task", "world_size", "step", "workers"), [(ClassifyStream, 2, 5, 1), (ClassifyOwn, 3, 5, 0)])
+@pytest.mark.parametrize(
+    ("task", "world_size", "step", "workers"),
+    [pytest.param(ClassifyStream, 2, 5, 1, marks=pytest.mark.soak), (ClassifyOwn, 3, 5, 0)],
+)
 def test_killed_and_resumed_is_bit_identical(
     tmp_path: Path, task: type[Task], world_size: int, step: int, workers: int
 ) -> None:

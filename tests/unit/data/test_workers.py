@@ -169,6 +169,7 @@ def test_a_worker_that_is_stuck_is_ended_too(monkeypatch: pytest.MonkeyPatch) ->
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_a_worker_that_is_stuck_does_not_keep_the_process_from_ending() -> None:
     script = """

@@ -94,6 +94,7 @@ def test_only_the_scripts_of_the_page_may_run(tmp_path: Path) -> None:
     assert not re.search(r"(src|href)=|url\(|@import|https?://", without_scripts)
 
 
+@pytest.mark.soak
 def test_a_page_of_fifty_runs_stays_small_and_says_that_it_is_shortened(tmp_path: Path) -> None:
     settings = {f"name{number}": "x" * 300 for number in range(300)}
     run = write_run(tmp_path / "run", steps=400, slow_rank=1, fault_at=120, message="y" * 900, settings=settings)
