@@ -108,6 +108,7 @@ def make_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("warm")
 def test_a_built_in_task_on_two_ranks_is_proved(folder: Path) -> None:
     result = drumline(

@@ -79,22 +79,17 @@ class OwnClass(OwnOptimizer):
 MUON = OptimConfig(name="muon", lr=0.02, weight_decay=0.01, clip_norm=1.0)
 
 
-CASES = {
-    1: {"own": (OwnOptimizer, None)},
-    2: {"own": (OwnOptimizer, None), "class": (OwnClass, None), "muon": (Everything, MUON)},
-    4: {"class": (OwnClass, None)},
-}
+CASES = {"own": (OwnOptimizer, None), "class": (OwnClass, None), "muon": (Everything, MUON)}
 
 
-@pytest.mark.parametrize("world_size", [1, 2, pytest.param(4, marks=pytest.mark.soak)])
-def test_killed_and_resumed_is_bit_identical(tmp_path: Path, world_size: int) -> None:
+def test_killed_and_resumed_is_bit_identical(tmp_path: Path) -> None:
     jobs = []
-    for name, (task, optim) in CASES[world_size].items():
+    for name, (task, optim) in CASES.items():
         config = make_config(dropout=0.3, optim=optim, checkpoint=EVERY_STEP, accumulate=2, batch_size=16, samples=48)
-        interrupted_at(4, world_size, config, task, tmp_path / name / "killed")
+        interrupted_at(4, 2, config, task, tmp_path / name / "killed")
         jobs += [(config, task, tmp_path / name / run) for run in ("whole", "killed")]
-    train_each_on(world_size, *jobs)
-    for name, (task, _) in CASES[world_size].items():
+    train_each_on(2, *jobs)
+    for name, (task, _) in CASES.items():
         killed, whole = (newest(tmp_path / name / run) for run in ("killed", "whole"))
         assert_same_bits(killed, whole)
         groups = whole.documents["optimizer"]["groups"]

@@ -184,7 +184,6 @@ def ledger(run: Path) -> list[dict[str, Any]]:
 
 
 RESUMED = {
-    "local": (2, 8, DistConfig(sync="local:3")),
     "streamed": (2, 7, replace(STREAMED, outer_dtype="int8")),
     "nodes": (4, 8, DistConfig(sync="diloco:3", sync_within="node", outer_dtype="bf16")),
 }
@@ -194,7 +193,7 @@ RESUMED = {
     "name", ["streamed", *(pytest.param(name, marks=pytest.mark.soak) for name in ("local", "nodes"))]
 )
 def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path, name: str) -> None:
-    """Between two rounds; in the second case while a part is on its way."""
+    """Between two rounds; in the first case while a part is on its way."""
     world_size, step, settings = RESUMED[name]
     size = {"batch_size": 16, "samples": 64, "dropout": 0.3, "accumulate": 2, "augment": True}
     config = config_of(settings, optim=ADAM, checkpoint=EVERY_STEP, **size)

@@ -208,10 +208,6 @@ def test_parameters_that_not_all_ranks_use_are_named_before_the_first_step(tmp_p
     assert notes.count(expected) == 1, notes
 
 
-def test_killed_and_resumed_is_bit_identical(tmp_path: Path) -> None:
-    assert_resumes(2, "fsdp", tmp_path)
-
-
 def assert_resumes(world_size: int, mode: str, folder: Path) -> None:
     """With BatchNorm, dropout, augmentation, accumulation and an average of the weights."""
     config = in_mode(mode, config_of(accumulate=2, dropout=0.3, augment=True, epochs=2, batch_size=18, samples=36))
