@@ -1,17 +1,15 @@
-"""CIFAR-10, and a reader of pickled arrays that executes nothing in the file.
+"""CIFAR-10, read without executing anything in its files.
 
-The python version of CIFAR-10 is distributed as pickles, and a pickle is a program: it may call any function, refer to
-one value a million times, or allocate any amount of memory. `pickletools` of the standard library splits it into
-opcodes without running them; the reader here executes only those that lists, dictionaries, text, numbers and arrays of
-integers need, and refuses all others. It imports and calls nothing, and allocates no more memory than the file's size.
+Its python version is distributed as pickles, and a pickle is a program: it may call any function, or allocate any
+amount of memory. `pickletools` of the standard library splits it into opcodes without running them. Of these the pixels
+and the labels are taken, in the order of the file; opcodes and names that CIFAR-10's files do not have are refused.
 """
 
 from __future__ import annotations
 
 import pickletools
-import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,25 +27,17 @@ _NEXT_STEP = (
     "download cifar-10-python.tar.gz or cifar-10-binary.tar.gz, unpack it, and give the folder as "
     "--data.dir or DATASET_DIR"
 )
-# The largest file of CIFAR-100 has 155 MB and 300,000 opcodes.
-MAX_BYTES = 512 << 20
-MAX_OPCODES = 400_000
-_INTEGER_TYPE = re.compile(r"[iu][1248]")
-_NAMES = {
-    "numpy.ndarray": "ndarray",
-    "numpy.dtype": "dtype",
-    "numpy.core.multiarray._reconstruct": "array",
-    "numpy.core.numeric._frombuffer": "whole_array",
-    "_codecs.encode": "bytes",
+# A file of CIFAR-10 has 31 MB and 40,000 opcodes.
+MAX_BYTES = 64 << 20
+MAX_OPCODES = 200_000
+_INTEGERS, _TEXTS = ("BININT1", "BININT2", "BININT", "LONG1"), ("SHORT_BINSTRING", "BINSTRING")
+# Those that Python 2 wrote.
+_OPCODES = {
+    *("PROTO", "STOP", "MARK", "GLOBAL", "REDUCE", "BUILD", "NONE", "NEWTRUE", "NEWFALSE", *_INTEGERS, *_TEXTS),
+    *("BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET", "EMPTY_LIST", "APPEND", "APPENDS"),
+    *("EMPTY_DICT", "SETITEM", "SETITEMS", "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"),
 }
-# Opcodes whose argument is the value: integers, text and bytes.
-_VALUES = {
-    *("BININT1", "BININT2", "BININT", "LONG1"),
-    *("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"),
-    *("SHORT_BINBYTES", "BINBYTES", "BINBYTES8", "BYTEARRAY8"),
-}
-_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
-_TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+_NAMES = ("numpy ndarray", "numpy dtype", "numpy.core.multiarray _reconstruct")
 
 
 def cifar10(*, split: Split, dir: str | None, augment: bool) -> ImageArrays:
@@ -92,32 +82,45 @@ def _read_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         records = np.fromfile(path, dtype=np.uint8).reshape(-1, record)
         images, labels = records[:, 1:], records[:, 0].astype(np.int64)
     else:
-        images, labels = _read_python(path)
+        images, labels = read_python_batch(path)
     if not (labels.min() >= 0 and labels.max() < 10):
         raise _malformed(path, f"labels from 0 to 9, found {labels.min()} to {labels.max()}")
     return images, labels
 
 
-def _read_python(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    content = load_arrays(path)
-    if not {"data", "labels"} <= content.keys():
-        found = ", ".join(sorted(content)[:10])[:200] or "nothing"
-        raise _malformed(path, f"'data' and 'labels', found {found}")
-    images: Any = content["data"]
-    is_array = isinstance(images, np.ndarray)
-    if not (is_array and images.dtype == np.uint8 and images.shape[1:] == (_PIXELS,)):
-        found = f"{images.dtype} {images.shape}" if is_array else type(images).__name__
-        raise _malformed(path, f"images as uint8 [count, {_PIXELS}], found {found}")
+def read_python_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """The pixels are the longest text in the file, the labels are the integers after the name `labels`."""
+    name, pixels, is_fortran = "", "", False
+    labels: list[int] = []
     try:
-        given = content["labels"]
-        if isinstance(given, list) and not all(type(label) is int for label in given):
-            raise TypeError("nested lists that refer to each other may take any amount of memory")
-        labels = np.asarray(given, dtype=np.int64).reshape(-1)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise _malformed(path, "labels that are integers") from error
-    if len(labels) != len(images) or len(images) == 0:
-        raise _malformed(path, f"a label for each image, found {len(images)} images and {len(labels)} labels")
-    return images, labels
+        program = pickletools.genops(read_regular(path, most=MAX_BYTES, follow_links=True))
+        argument: Any
+        for count, (opcode, argument, _) in enumerate(program):
+            if count == MAX_OPCODES:
+                raise ValueError(f"it has more than {MAX_OPCODES:,} values")
+            if opcode.name not in _OPCODES:
+                raise _refused(path, f"uses the pickle opcode {opcode.name}")
+            if opcode.name == "GLOBAL" and argument not in _NAMES:
+                raise _refused(path, f"asks for {'.'.join(argument.rsplit(' ', 1))[:200]}")
+            if opcode.name in _TEXTS:
+                name, pixels = argument, max(pixels, argument, key=len)
+            elif opcode.name in _INTEGERS and name == "labels":
+                labels.append(argument)
+            elif opcode.name == "NEWTRUE":  # the only one that an array has: it is in Fortran's order of memory
+                is_fortran = True
+    except DataError:
+        raise
+    except Exception as error:  # a damaged pickle may raise anything
+        raise DataError(
+            f"{path} is damaged or not a pickled batch of images ({type(error).__name__}: {error})",
+            next_step="download the file again and compare its checksum",
+        ) from error
+    count, rest = divmod(len(pixels), _PIXELS)  # pickletools gives bytes of Python 2 as text of the same length
+    if rest or not 0 < count == len(labels):
+        found = f"{len(pixels):,} bytes of pixels and {len(labels):,} labels"
+        raise _malformed(path, f"images of {_PIXELS} bytes with a label each, found {found}")
+    images = np.frombuffer(pixels.encode("latin-1"), dtype=np.uint8)
+    return images.reshape(count, _PIXELS, order="F" if is_fortran else "C"), np.array(labels, dtype=np.int64)
 
 
 def _malformed(path: Path, expected: str) -> DataError:
@@ -127,165 +130,8 @@ def _malformed(path: Path, expected: str) -> DataError:
     )
 
 
-def load_arrays(path: Path) -> dict[str, Any]:
-    """The dictionary that the file holds, its keys as text, its arrays of integers as numpy arrays."""
-    try:
-        content = _PickleReader(read_regular(path, most=MAX_BYTES, follow_links=True)).load()
-        if not isinstance(content, dict):
-            raise TypeError(f"it holds a {type(content).__name__}, not a dictionary")
-        return {
-            _text(name): _array(value) if isinstance(value, _PickledObject) else value
-            for name, value in content.items()
-        }
-    except DataError as error:
-        raise DataError(f"{path}: {error.what}", next_step=error.next_step) from error
-    except Exception as error:  # a damaged pickle may raise anything
-        raise DataError(
-            f"{path} is damaged or not a pickled batch of images ({type(error).__name__}: {error})",
-            next_step="download the file again and compare its checksum",
-        ) from error
-
-
-class _PickledName(NamedTuple):
-    """A function or class that the file names."""
-
-    kind: str
-
-
-class _PickledObject:
-    """An array or a dtype as the file describes it: its constructor's arguments, and its state."""
-
-    def __init__(self, kind: str, arguments: tuple[Any, ...]) -> None:
-        self.kind, self.arguments = kind, arguments
-        self.state: tuple[Any, ...] = ()
-
-
-class _PickleReader:
-    """The stack and the memo of a pickle that is being read."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._stack: list[Any] = []
-        self._marks: list[int] = []
-        self._memo: dict[int, Any] = {}
-        self._encoded = 0
-
-    def load(self) -> Any:
-        for count, (opcode, argument, _) in enumerate(pickletools.genops(self._data)):
-            if opcode.name == "STOP":
-                return self._stack[-1]
-            if count == MAX_OPCODES:
-                raise ValueError(f"it has more than {MAX_OPCODES:,} values")
-            if opcode.name in _VALUES:
-                self._stack.append(argument)
-            else:
-                self._follow(opcode.name, argument)
-        raise EOFError("it has no end")
-
-    def _follow(self, opcode: str, argument: Any) -> None:
-        stack, memo = self._stack, self._memo
-        match opcode:
-            case "BINPUT" | "LONG_BINPUT":
-                memo[argument] = stack[-1]
-            case "MEMOIZE":
-                memo[len(memo)] = stack[-1]
-            case "BINGET" | "LONG_BINGET":
-                stack.append(memo[argument])
-            case "SHORT_BINSTRING" | "BINSTRING":  # bytes of Python 2, which pickletools gives as text
-                stack.append(argument.encode("latin-1"))
-            case "PROTO" | "FRAME":
-                pass
-            case "NONE" | "NEWTRUE" | "NEWFALSE":
-                stack.append(_CONSTANTS[opcode])
-            case "EMPTY_LIST":
-                stack.append([])
-            case "EMPTY_DICT":
-                stack.append({})
-            case "EMPTY_TUPLE" | "TUPLE1" | "TUPLE2" | "TUPLE3":
-                stack.append(tuple(self._taken(len(stack) - _TUPLES[opcode])))
-            case "MARK":
-                self._marks.append(len(stack))
-            case "TUPLE":
-                stack.append(tuple(self._taken(self._marks.pop())))
-            case "APPEND" | "APPENDS":
-                values = self._taken(len(stack) - 1 if opcode == "APPEND" else self._marks.pop())
-                _checked(list, stack[-1]).extend(values)
-            case "SETITEM" | "SETITEMS":
-                values = self._taken(len(stack) - 2 if opcode == "SETITEM" else self._marks.pop())
-                target = _checked(dict, stack[-1])
-                for key, value in zip(values[::2], values[1::2], strict=True):
-                    # Not any hashable value: hashing nested tuples may take forever.
-                    target[_checked((str, bytes), key)] = value
-            case "GLOBAL":
-                self._name(*argument.split(" ", 1))
-            case "STACK_GLOBAL":
-                self._name(*self._taken(len(stack) - 2))
-            case "REDUCE":
-                function, given = self._taken(len(stack) - 2)
-                kind, arguments = _checked(_PickledName, function).kind, _checked(tuple, given)
-                stack.append(self._bytes(*arguments) if kind == "bytes" else _PickledObject(kind, arguments))
-            case "BUILD":
-                state = _checked(tuple, stack.pop())
-                _checked(_PickledObject, stack[-1]).state = state
-            case _:
-                raise _refused(f"uses the pickle opcode {opcode}")
-
-    def _taken(self, begin: int) -> list[Any]:
-        """Remove and return the values of the stack from there on."""
-        if begin < 0:
-            raise IndexError("the stack is empty")
-        values = self._stack[begin:]
-        del self._stack[begin:]
-        return values
-
-    def _name(self, module: Any, name: Any) -> None:
-        whole = f"{_checked(str, module)}.{_checked(str, name)}"
-        if (kind := _NAMES.get(whole.replace("numpy._core.", "numpy.core."))) is None:
-            raise _refused(f"asks for {whole[:200]}")
-        self._stack.append(_PickledName(kind))
-
-    def _bytes(self, text: Any, encoding: Any) -> bytes:
-        """Protocol 2 has no bytes, so Python 3 writes them as text and its encoding."""
-        self._encoded += len(_checked(str, text))
-        if encoding != "latin1" or self._encoded > len(self._data):
-            raise TypeError(f"bytes encoded as {encoding!r}, {self._encoded:,} in all")
-        return bytes(text, "latin1")
-
-
-def _refused(what: str) -> DataError:
+def _refused(path: Path, what: str) -> DataError:
     return DataError(
-        f"the file {what}, which an array of numbers does not need; no code of it was run",
+        f"{path}: the file {what}, which CIFAR-10's do not; no code of it was run",
         next_step="do not trust this file; download it again from its source",
     )
-
-
-def _checked(kinds: type | tuple[type, ...], value: Any) -> Any:
-    if not isinstance(value, kinds):
-        raise TypeError(f"a {type(value).__name__} where none may be")
-    return value
-
-
-def _array(made: _PickledObject) -> NDArray[Any]:
-    if made.kind == "array":
-        _, shape, kind, is_fortran, raw = made.state
-        order = "F" if is_fortran else "C"
-    elif made.kind == "whole_array":
-        raw, kind, shape, order = made.arguments[:4]
-    else:
-        raise TypeError(f"a {made.kind} where an array was expected")
-    if order not in ("C", "F"):
-        raise TypeError("an array in another memory order")
-    array = np.frombuffer(_checked((bytes, bytearray), raw), dtype=_type(_checked(_PickledObject, kind)))
-    sizes = [_checked(int, size) for size in _checked(tuple, shape)]
-    return array.reshape(sizes, order="F" if order == "F" else "C")
-
-
-def _type(made: _PickledObject) -> np.dtype[Any]:
-    name, order = _text(made.arguments[0]), _text(made.state[1])
-    if made.kind != "dtype" or not _INTEGER_TYPE.fullmatch(name) or order not in ("<", ">", "|", "="):
-        raise TypeError(f"an array of type {order[:1]}{name[:9]}, where integers were expected")
-    return np.dtype(order + name)
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(_checked(str, value))

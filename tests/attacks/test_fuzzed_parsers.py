@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from drumline.audit.verify import verify_run
 from drumline.checkpoint import manifest
 from drumline.config.config_file import read_config_file as read_settings
-from drumline.data.cifar10 import load_arrays
+from drumline.data.cifar10 import read_python_batch
 from drumline.engine.output import WatchNotices
 from drumline.engine.resume import _failure_in, _read_launch, check_same_step, diagnoses_of_launch
 from drumline.engine.run_folder import RunFolder
@@ -103,7 +103,7 @@ PARSERS: dict[str, tuple[Callable[[Path, bytes], Any], tuple[type[Exception], ..
     "a notebook": (lambda _, data: read_notebook(Path("a.ipynb"), data), ()),
     "code": (lambda _, data: read_bytes(Path("a.py"), data), ()),
     "a script": (lambda _, data: read_bytes(Path("a.sh"), data), ()),
-    "a pickle": (of_a_file(load_arrays), (DrumlineError,)),
+    "a pickle": (of_a_file(read_python_batch), (DrumlineError,)),
     "a run folder": (_verified, ()),
 }
 

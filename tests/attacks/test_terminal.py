@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-import pickle
 import re
 import sys
 from collections.abc import Callable
@@ -380,11 +379,12 @@ def section_of_a_toml_file(text: str, path: Path, capsys: pytest.CaptureFixture[
 
 
 @source
-def key_in_a_pickle_of_a_dataset(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
+def name_in_a_pickle_of_a_dataset(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
     from drumline.data.cifar10 import cifar10
     from drumline.errors import DataError
 
-    (path / "test_batch").write_bytes(pickle.dumps({text.encode(errors="replace").decode(): 1}, protocol=2))
+    name = text.encode("ascii", errors="replace").replace(b"\\", b"\\\\").replace(b"\n", b" ")
+    (path / "test_batch").write_bytes(b"c" + name + b"\nname\n.")
     with pytest.raises(DataError) as caught:
         cifar10(split="eval", dir=str(path), augment=False)
     return printed_by_cli(caught.value, capsys, code=3)

@@ -44,26 +44,11 @@ def python_2_pickle(images: np.ndarray, labels: list[int]) -> bytes:
     return b"\x80\x02}(" + named + b"u."
 
 
-def modern_pickle(protocol: int, *, keys_are_bytes: bool = False) -> Any:
-    def dump(images: np.ndarray, labels: list[int]) -> bytes:
-        names = [b"data", b"labels"] if keys_are_bytes else ["data", "labels"]
-        return pickle.dumps(dict(zip(names, (images, labels), strict=True)), protocol=protocol)
-
-    return dump
-
-
 def binary(images: np.ndarray, labels: list[int]) -> bytes:
     return b"".join(bytes([label]) + image.tobytes() for label, image in zip(labels, images, strict=True))
 
 
-WRITERS = {
-    "python 2": python_2_pickle,
-    "protocol 2": modern_pickle(2),
-    "protocol 2, bytes keys": modern_pickle(2, keys_are_bytes=True),
-    "protocol 4": modern_pickle(4),
-    "protocol 5": modern_pickle(5),
-    "binary": binary,
-}
+WRITERS = {"python 2": python_2_pickle, "binary": binary}
 
 
 def write(folder: Path, writer: Any) -> Path:
@@ -100,15 +85,13 @@ def test_the_folder_above_will_do(tmp_path: Path, version: str) -> None:
     assert len(build(tmp_path)) == 15
 
 
-def test_a_big_endian_array_and_one_in_fortran_order_are_read_as_what_they_are(tmp_path: Path) -> None:
-    write(tmp_path, modern_pickle(4))
+def test_an_array_in_another_order_of_memory_is_read_as_what_it_is(tmp_path: Path) -> None:
+    write(tmp_path, python_2_pickle)
     images, labels = content(0)
-    for protocol in (4, 5):
-        odd = {"data": np.asfortranarray(images), "labels": np.array(labels, dtype=">i4")}
-        (tmp_path / "test_batch").write_bytes(pickle.dumps(odd, protocol=protocol))
-        evaluation = build(tmp_path, split="eval")
-        assert evaluation.batch(np.arange(3), None)[1].tolist() == labels
-        assert torch.equal(evaluation.batch(np.arange(3), None)[0], build(tmp_path).batch(np.arange(3), None)[0])
+    turned = python_2_pickle(np.frombuffer(images.tobytes("F"), np.uint8).reshape(images.shape), labels)
+    (tmp_path / "test_batch").write_bytes(turned.replace(b"\x89T", b"\x88T"))
+    batches = [build(tmp_path, split=split).batch(np.arange(PER_FILE), None) for split in ("eval", "train")]
+    assert torch.equal(batches[0][0], batches[1][0])
 
 
 def test_augmentation_is_for_training_only(tmp_path: Path) -> None:
@@ -136,7 +119,7 @@ def test_a_malicious_pickle_is_refused_and_not_run(tmp_path: Path, protocol: int
     evil = pickle.dumps({"data": Malicious(trap), "labels": [0]}, protocol=protocol)
     (tmp_path / "data_batch_3").write_bytes(evil)
     with pytest.raises(
-        DataError, match=r"data_batch_3: the file asks for .*, which an array of numbers does not need"
+        DataError, match=r"data_batch_3: the file (asks for|uses) .*, which CIFAR-10's do not"
     ) as caught:
         build(tmp_path)
     assert "do not trust this file" in str(caught.value)
@@ -163,10 +146,6 @@ def test_no_way_to_name_a_function_gets_through(tmp_path: Path, evil: bytes) -> 
         build(tmp_path, split="eval")
 
 
-def pickled(**entries: Any) -> bytes:
-    return pickle.dumps(entries, protocol=4)
-
-
 IMAGES, LABELS = content(0)
 
 
@@ -176,17 +155,14 @@ IMAGES, LABELS = content(0)
         (b"", "is damaged or not a pickled batch of images"),
         (python_2_pickle(IMAGES, LABELS)[:5000], "is damaged or not a pickled batch of images"),
         (b"<html>404 not found</html>", "is damaged or not a pickled batch of images"),
-        (pickle.dumps([1, 2]), "it holds a list, not a dictionary"),
-        (pickled(data=IMAGES, fine_labels=LABELS), "expected 'data' and 'labels', found data, fine_labels"),
-        (pickled(data=IMAGES[:, :100], labels=LABELS), r"images as uint8 \[count, 3072\], found uint8 \(3, 100\)"),
-        (pickled(data=IMAGES.astype(np.int32), labels=LABELS), "found int32"),
-        (pickled(data=IMAGES.astype(np.float32), labels=LABELS), "of type <f4, where integers were expected"),
-        (pickled(data="nothing", labels=LABELS), "found str"),
-        (pickled(data=IMAGES, labels=[1, 2]), "a label for each image, found 3 images and 2 labels"),
-        (pickled(data=IMAGES[:0], labels=[]), "a label for each image, found 0 images and 0 labels"),
-        (pickled(data=IMAGES, labels=["a", "b", "c"]), "expected labels that are integers"),
-        (pickled(data=IMAGES, labels=[1, 2, 10]), "expected labels from 0 to 9, found 1 to 10"),
-        (pickled(data=IMAGES, labels=[1, -2, 3]), "expected labels from 0 to 9, found -2 to 3"),
+        (pickle.dumps([1, 2], protocol=2), "expected images of 3072 bytes with a label each, found 0 bytes"),
+        (python_2_pickle(IMAGES[:, :100], LABELS), "found 300 bytes of pixels and 3 labels"),
+        (python_2_pickle(IMAGES.astype(np.int32), LABELS), "found 36,864 bytes of pixels and 3 labels"),
+        (python_2_pickle(IMAGES, LABELS[:2]), "found 9,216 bytes of pixels and 2 labels"),
+        (python_2_pickle(IMAGES[:0], []), "and 0 labels"),
+        (python_2_pickle(IMAGES, LABELS).replace(b"labels", b"blabel"), "and 0 labels"),
+        (python_2_pickle(IMAGES, [1, 2, 10]), "expected labels from 0 to 9, found 1 to 10"),
+        (python_2_pickle(IMAGES, [1, -2, 3]), "expected labels from 0 to 9, found -2 to 3"),
     ],
 )
 def test_a_malformed_python_file_is_reported(tmp_path: Path, damaged: bytes, sentence: str) -> None:
