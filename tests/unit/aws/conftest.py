@@ -17,7 +17,7 @@ import pytest
 
 from drumline.aws import cluster_creation, cluster_plan, stack, teardown
 from drumline.aws.account import Account
-from tests.store_server import forget_all
+from tests.store_server import forget_all, shared_loader
 
 WHY = "pip install 'drumline[dev]' brings it"
 REGION = "us-east-1"
@@ -60,6 +60,7 @@ def make_account(session: Any, monkeypatch: pytest.MonkeyPatch) -> Account:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setattr("botocore.session.create_loader", shared_loader)
     found = Account(session, REGION)
     found._clients = OFFLINE
     return found
@@ -93,6 +94,9 @@ def make_cloud(
     """An empty account on the server."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", aws_server)
     account._clients = ONLINE
+    # moto would load 1,300 images and make an RSA key for every account.
+    monkeypatch.setenv("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")
+    monkeypatch.setattr("moto.kms.models.generate_private_key", lambda spec: None)
     forget_all(aws_server)
     template = tmp_path / "cluster.yaml"
     text = cluster_plan.TEMPLATE.read_text().replace("RetainExceptOnCreate", "Retain")
@@ -105,5 +109,5 @@ def make_cloud(
     stub("pricing", "get_products", {"PriceList": [json.dumps(PRICE)]}, times=MANY)
     quota = {"QuotaName": "Running On-Demand G and VT instances", "Value": 96.0}
     stub("service-quotas", "get_service_quota", {"Quota": quota}, times=MANY)
-    account.client("ec2").create_key_pair(KeyName="laptop")
+    account.client("ec2").create_key_pair(KeyName="laptop", KeyType="ed25519")
     return account
