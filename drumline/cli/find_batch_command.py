@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from drumline.cli.find_settings import SHARED_FLAGS, run_verb
+from drumline.cli.find_lr_command import SHARED_FLAGS, run_verb
 from drumline.config import FlagTable, read_flags
 from drumline.config.schema import Fraction
 

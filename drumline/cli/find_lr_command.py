@@ -1,14 +1,27 @@
-"""`drumline find-lr TASK`: the command line of the range test (engine/range_test.py) that suggests a learning rate."""
+"""`drumline find-lr TASK`: the command line of the range test (engine/range_test.py) that suggests a learning rate, and
+what `find-batch` shares with it."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
-from drumline.cli.find_settings import SHARED_FLAGS, run_verb
-from drumline.config import FlagTable, read_flags
+from drumline.cli.evaluate_command import run_on_ranks
+from drumline.cli.train_command import OWN_FLAGS as TRAIN_FLAGS
+from drumline.cli.train_command import settle_before_torch
+from drumline.config import Flags, FlagTable, read_flags
+from drumline.config.help import render_flags
 from drumline.config.schema import Count, Positive
-from drumline.errors import UsageError
+from drumline.errors import ConfigError, ExitCode, UsageError
+from drumline.launch.topology import let_first_rank_report, topology_from
+from drumline.terminal import show
 
+SHARED_FLAGS: FlagTable = {
+    "procs": TRAIN_FLAGS["procs"],
+    "config": TRAIN_FLAGS["config"],
+    "json": (bool, "", "Print one JSON object, for scripts."),
+    "help": (bool, "", "Show this text."),
+}
 LOW, HIGH, STEPS = 1e-6, 10.0, 100
 OWN_FLAGS: FlagTable = {
     "low": (Positive, "RATE", f"The rate of the first step [{LOW:g}]."),
@@ -32,3 +45,19 @@ def run(argv: Sequence[str]) -> int:
     if low >= high:
         raise UsageError(f"--low {low:g} is not below --high {high:g}", next_step="give a low rate and a high one")
     return run_verb("find-lr", argv, flags, OWN_FLAGS, USAGE)
+
+
+def run_verb(verb: str, argv: Sequence[str], flags: Flags, own_flags: FlagTable, usage: str) -> int:
+    """All mistakes in the command are reported before torch is imported."""
+    if flags.own.get("help"):
+        show("\n".join([usage, render_flags({"": own_flags})]), end="")
+        return ExitCode.SUCCESS
+    task = flags.positional[0] if flags.positional else None
+    topology = topology_from(os.environ)
+    try:
+        layers = settle_before_torch(task, flags)
+    except ConfigError:
+        let_first_rank_report(topology)
+        raise
+    assert task is not None
+    return run_on_ranks([verb, *argv], "find_rank", verb, task, layers, flags.own, own=flags.own, layers=layers)

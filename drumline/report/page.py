@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from drumline.errors import UsageError
 from drumline.metrics.display import number_text
-from drumline.report.comparison import ComparedRow, compare, facts_of, run_names
+from drumline.report.comparison import compare, facts_of, run_names
 from drumline.report.curves import SCALING, SHARES, TABLE_ROWS, Curve, evenly, table_rows, thinned
 from drumline.report.goodput import Goodput, RunClock, goodput_of
 from drumline.report.heat_map import MAX_COLUMNS, MAX_ROWS, STEP_PHASES, HeatMap, level_of, make_heat_map, mean_phases
@@ -104,7 +104,8 @@ def _render(runs: Sequence[RunData], detail: float, refresh_s: float | None) -> 
     names = run_names(runs)
     views = [_view(run, name, detail, num_runs=len(runs)) for run, name in zip(runs, names, strict=True)]
     charts = _charts(runs, names, detail)
-    differing = [_differing(found) for found in ([run.settings for run in runs], [run.environment for run in runs])]
+    compared = map(compare, ([run.settings for run in runs], [run.environment for run in runs]))
+    differing = [[row for row in rows if row.differs] for rows in compared]
     return _template(max(MIN_TEXT, int(MAX_TEXT * detail))).render(
         views=views,
         names=names,
@@ -117,10 +118,6 @@ def _render(runs: Sequence[RunData], detail: float, refresh_s: float | None) -> 
         refresh_s=refresh_s,
         is_shortened=detail < 1,
     )
-
-
-def _differing(of_runs: Sequence[dict[str, str]]) -> list[ComparedRow]:
-    return [row for row in compare(of_runs) if row.differs]
 
 
 def _view(run: RunData, name: str, detail: float, *, num_runs: int) -> RunView:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from drumline.audit.verify import is_run
 from drumline.engine.run_folder import RunFolder
@@ -43,12 +43,12 @@ def listed(path: Path) -> ListedRun:
     folder = RunFolder(path)
     num_bytes, changed = _extent(path)
     events = list(sampled_events(folder.event_file(0), most_bytes=2 * WINDOW_BYTES))
-    last = _latest(events, "start", "end", "evaluation")
-    total = last["start"].get("total_steps")
-    ended, evaluated = last["end"].get("metrics"), last["evaluation"]
+    last = {event["kind"]: event for event in events}
+    start, end, evaluated = (last.get(kind, {}) for kind in ("start", "end", "evaluation"))
+    total, ended = start.get("total_steps"), end.get("metrics")
     return ListedRun(
         run=path,
-        task=text(last["start"].get("task")),
+        task=text(start.get("task")),
         state=_state(folder, has_events=bool(events)),
         step=max((event["step"] for event in events), default=0),
         total_steps=total if type(total) is int else None,
@@ -56,10 +56,6 @@ def listed(path: Path) -> ListedRun:
         num_bytes=num_bytes,
         changed=changed,
     )
-
-
-def _latest(events: list[dict[str, Any]], *kinds: str) -> dict[str, dict[str, Any]]:
-    return {kind: next((event for event in reversed(events) if event["kind"] == kind), {}) for kind in kinds}
 
 
 def _state(folder: RunFolder, *, has_events: bool) -> RunState | Literal["corrupt", "own loop"]:

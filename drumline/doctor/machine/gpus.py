@@ -19,7 +19,7 @@ from drumline.text import MIB
 
 GPU_FIELDS = ("index", "uuid", "name", "memory.total", "memory.used", "driver_version")
 PROCESS_FIELDS = ("gpu_uuid", "pid", "process_name", "used_memory")
-DRIVER_FOLDER = Path("/proc/driver/nvidia")
+DRIVER_FILE = Path("/proc/driver/nvidia/version")
 
 
 class NvidiaSmi:
@@ -43,7 +43,8 @@ class NvidiaSmi:
 
     def facts(self, timeout_s: float) -> dict[str, Any]:
         """`driver`, `gpus`, and a `gpu_error` where nvidia-smi failed."""
-        known = read_driver_files(DRIVER_FOLDER)
+        driver = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", file_text(DRIVER_FILE))
+        known: dict[str, Any] = {"driver": driver[1] if driver else None, "gpus": []}
         if not self._processes:
             return {**known, "gpu_error": "nvidia-smi is not on the PATH" if known["driver"] else ""}
         deadline = time.monotonic() + timeout_s
@@ -73,18 +74,6 @@ def read_nvidia_smi(gpus: str, processes: str) -> dict[str, Any]:
     ]
     driver = min((row["driver_version"] for row in rows), default=None)
     return {"driver": driver, "gpus": found, "gpu_error": ""}
-
-
-def read_driver_files(folder: Path) -> dict[str, Any]:
-    """The facts in /proc, for when nvidia-smi does not answer: without memory and processes."""
-    driver = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", file_text(folder / "version"))
-    found = []
-    for index, gpu in enumerate(sorted(folder.glob("gpus/*"))):
-        lines = [line.partition(":") for line in file_text(gpu / "information").splitlines()]
-        values = {name: value.strip() for name, _, value in lines}
-        known = {"index": index, "uuid": values.get("GPU UUID", "?"), "name": values.get("Model", "?")}
-        found.append({**known, "memory_bytes": None, "used_bytes": None, "processes": []})
-    return {"driver": driver[1] if driver else None, "gpus": found, "gpu_error": ""}
 
 
 def _process(row: Mapping[str, str]) -> dict[str, Any]:

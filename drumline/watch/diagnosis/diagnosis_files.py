@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -47,21 +47,21 @@ def write_diagnosis(
 ) -> Path:
     """Write both files; returns the `.json` file. `at`: Unix seconds. Raises OSError if the storage fails."""
     make_own_folder(folder)
-    with _own_number(folder) as number:
-        record = {
-            "number": number,
-            "alarm": str(alarm),
-            "sentence": diagnosis.sentence(alarm),
-            "action": action,
-            "launch": launch,
-            "time": at,
-            "diagnosis": asdict(diagnosis),
-            "cluster": asdict(cluster),
-        }
-        path = folder / f"{number:04d}-{diagnosis.cause}.json"
-        # The file for programs is written last: if it exists, both exist.
-        replace_text(path.with_suffix(".txt"), diagnosis_text(alarm, diagnosis, cluster, action=action, at=at))
-        replace_text(path, json.dumps(record, indent=1) + "\n")
+    number = max((int(match[1]) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))), default=0) + 1
+    record = {
+        "number": number,
+        "alarm": str(alarm),
+        "sentence": diagnosis.sentence(alarm),
+        "action": action,
+        "launch": launch,
+        "time": at,
+        "diagnosis": asdict(diagnosis),
+        "cluster": asdict(cluster),
+    }
+    path = folder / f"{number:04d}-{diagnosis.cause}.json"
+    # The file for programs is written last: if it exists, both exist.
+    replace_text(path.with_suffix(".txt"), diagnosis_text(alarm, diagnosis, cluster, action=action, at=at))
+    replace_text(path, json.dumps(record, indent=1) + "\n")
     return path
 
 
@@ -76,31 +76,6 @@ def read_diagnoses(folder: Path) -> list[dict[str, Any]]:
             if _NAME.fullmatch(path.name) and has_texts and type(record["time"]) in (int, float):
                 records.append(record)
     return records
-
-
-@contextmanager
-def _own_number(folder: Path) -> Iterator[int]:
-    """The next number, reserved by a hidden file until the diagnosis is written: in a network partition each side has a
-    leader, and both may write."""
-    number = max(_numbers(folder), default=0)
-    while True:
-        number += 1
-        taken = folder / f".{number:04d}.taken"
-        try:
-            taken.touch(exist_ok=False)
-        except FileExistsError:
-            continue
-        try:
-            # Another leader may have used this number since we listed the folder.
-            if number not in _numbers(folder):
-                yield number
-                return
-        finally:
-            taken.unlink(missing_ok=True)
-
-
-def _numbers(folder: Path) -> set[int]:
-    return {int(match[1]) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))}
 
 
 def diagnosis_text(alarm: str, diagnosis: Diagnosis, cluster: ClusterState, *, action: str, at: float) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -86,14 +85,6 @@ def test_what_was_written_is_read_and_what_is_not_ours_is_left_out(tmp_path: Pat
     assert records[0]["sentence"] == diagnosis.sentence("hang")
     assert records[0]["cluster"]["nodes"][0]["ranks"][2]["workers"][1]["state"] == "T"
     assert told(tmp_path).name == "0007-stopped.json", "a number that was used is not used again"
-
-
-def test_numbers_do_not_collide(tmp_path: Path) -> None:
-    with ThreadPoolExecutor(8) as pool:
-        paths = list(pool.map(lambda _: told(tmp_path), range(40)))
-    assert sorted(int(path.name[:4]) for path in paths) == list(range(1, 41))
-    assert len(read_diagnoses(tmp_path)) == 40
-    assert not list(tmp_path.glob(".*"))
 
 
 def test_a_folder_that_takes_nothing_is_an_error_and_nothing_is_left(tmp_path: Path) -> None:
