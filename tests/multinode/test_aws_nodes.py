@@ -130,7 +130,6 @@ from tests.jobs import Classify, Loss
 
 class Slow(Classify):
     def loss(self, model, batch) -> Loss:
-        Path("stepping").touch()
         if not Path("hurry").exists():
             time.sleep(0.3)
         return super().loss(model, batch)
@@ -238,7 +237,7 @@ def test_a_spot_notice_saves_and_the_run_resumes_on_the_replacement(
     (first, first_address), (taken, taken_address) = cloud.nodes(1)
     stays, leaves = cloud.boot(first, first_address), cloud.boot(taken, taken_address)
     job = cloud.launch("--no-doctor", "slow.py:Slow", "--train.steps", "400", "--checkpoint.every_steps", "1000")
-    wait_until(lambda: (cloud.job_folder / "stepping").exists() or not job.is_running(), "a step", timeout_s=120)
+    job.wait_for("first step ", timeout_s=120)
     notice = '{"action": "terminate", "time": "2026-11-18T08:22:00Z"}'
     (leaves.folder / "text").write_text(notice)
     (leaves.folder / "text").rename(leaves.folder / "notice")
