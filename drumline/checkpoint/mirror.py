@@ -292,7 +292,7 @@ def restore_run(run: MirroredRun, folder: Path) -> tuple[str, list[str]]:
             claim(run, folder, is_empty=is_empty)
             return "", []
         records.extend(run.fetch_files(folder))
-        write_marker(run, folder, after=next(reversed(run.owners()), None))
+        write_marker(run, folder, continues=True)
         step, skipped = run.restore_newest(found, folder / CHECKPOINTS)  # last: it makes the run folder one to resume
     except DrumlineError as error:
         for path in records:

@@ -13,6 +13,7 @@ from typing import Any
 from drumline.checkpoint import catalog
 from drumline.checkpoint.mirrored_run import CHECKPOINTS, MARKER, RUN_FILES, RUN_FOLDERS, MirroredRun
 from drumline.errors import CheckpointError, UsageError
+from drumline.storage.backend import StoreError
 from drumline.untrusted import make_own_folder, parse_json, read_regular, replace_text
 
 
@@ -20,7 +21,7 @@ def claim(run: MirroredRun, folder: Path, *, is_empty: bool, uploads: bool = Fal
     """The id of the run in this folder, which the mirror gets, too, if this process `uploads`: call `check_owner` then,
     since another one may have been faster. Refuses the mirror of another run, and one that a run has been restored
     from since."""
-    marker, owners = _read_marker(run, folder), run.owners()
+    marker, (seen, owners) = _read_marker(run, folder), _read_owners(run)
     owner = owners[-1] if owners else None
     if is_empty:
         marker = marker or write_marker(run, folder)
@@ -30,7 +31,7 @@ def claim(run: MirroredRun, folder: Path, *, is_empty: bool, uploads: bool = Fal
             next_step="give --checkpoint.mirror a prefix of its own, or resume from there in an empty --run DIR",
         )
     if uploads and owner != marker["id"]:
-        _put_owners(run, owners, [*(owners if owner == marker["after"] else ()), marker["id"]])
+        _put_owners(run, seen, [*(owners if owner == marker["after"] else ()), marker["id"]])
     return str(marker["id"])
 
 
@@ -38,7 +39,7 @@ def set_aside(run: MirroredRun, folder: Path, *, newest: int, mirrored: int) -> 
     """If the run in this folder was restored elsewhere, and has continued there: move its files to a folder in it,
     where nothing is lost. Refuses if they hold a later step than the mirror. `newest` is here, `mirrored` there."""
     own = _read_marker(run, folder).get("id")
-    if own not in run.owners()[:-1]:
+    if own not in _read_owners(run)[1][:-1]:
         return None
     if newest > mirrored:
         raise UsageError(
@@ -58,8 +59,9 @@ def set_aside(run: MirroredRun, folder: Path, *, newest: int, mirrored: int) -> 
 
 def check_owner(run: MirroredRun, own: str) -> None:
     """Raise if another run folder has claimed the mirror since."""
-    if not (owners := run.owners()):  # someone has emptied it
-        _put_owners(run, [], [own])
+    seen, owners = _read_owners(run)
+    if not owners:  # someone has emptied it
+        _put_owners(run, seen, [own])
     elif owners[-1] != own:
         raise UsageError(
             f"{run.store} has become the mirror of another run folder",
@@ -67,8 +69,9 @@ def check_owner(run: MirroredRun, own: str) -> None:
         )
 
 
-def write_marker(run: MirroredRun, folder: Path, *, after: str | None = None) -> dict[str, Any]:
-    """A new id for the run in this folder. `after`: that of the run which it continues."""
+def write_marker(run: MirroredRun, folder: Path, *, continues: bool = False) -> dict[str, Any]:
+    """A new id for the run in this folder. `continues`: it is restored from the mirror."""
+    after = next(reversed(_read_owners(run)[1]), None) if continues else None
     marker = {"url": run.store.url, "id": secrets.token_hex(8), "after": after}
     with _writing(folder / MARKER):
         make_own_folder(folder, follow_links=True)
@@ -85,9 +88,22 @@ def _read_marker(run: MirroredRun, folder: Path) -> dict[str, Any]:
     return {}
 
 
-def _put_owners(run: MirroredRun, seen: list[str], ids: list[str]) -> None:
-    before, after = (json.dumps({"ids": one}).encode() for one in (seen, ids))
-    run.store.put_after(before if seen else None, MARKER, after)
+def _read_owners(run: MirroredRun) -> tuple[bytes | None, list[str]]:
+    """The object, and the ids of the run folders that have uploaded there, each restored from the one before; the last
+    does so now. Empty if there are none, or what a killed upload left."""
+    try:
+        content = run.store.read(MARKER)
+    except StoreError as error:
+        if not error.is_bad_copy:
+            raise
+        return None, []
+    with suppress(ValueError, LookupError, TypeError):
+        return content, [str(one) for one in parse_json(content)["ids"]]
+    return content, []
+
+
+def _put_owners(run: MirroredRun, seen: bytes | None, ids: list[str]) -> None:
+    run.store.put_after(seen, MARKER, json.dumps({"ids": ids}).encode())
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from drumline.checkpoint.manifest import CorruptCheckpointError, Manifest
 from drumline.errors import CheckpointError, UsageError, as_list
 from drumline.storage.backend import StoreError
 from drumline.storage.object_store import ObjectStore, open_store
-from drumline.untrusted import make_own_folder, parse_json
+from drumline.untrusted import make_own_folder
 
 CHECKPOINTS = "checkpoints"
 MARKER = "mirror.json"
@@ -50,16 +50,6 @@ class MirroredRun:
     def has_any(self) -> bool:
         """Whether there is anything of a run."""
         return any(name in RUN_FILES or name.startswith((CHECKPOINTS, *RUN_FOLDERS)) for name in self.store.sizes())
-
-    def owners(self) -> list[str]:
-        """The ids of the run folders that have uploaded to it, each restored from the one before; the last does so now.
-        Empty if there is none, or what a killed upload left."""
-        try:
-            return [str(one) for one in parse_json(self.store.read(MARKER))["ids"]]
-        except (StoreError, ValueError, LookupError, TypeError) as error:
-            if isinstance(error, StoreError) and not error.is_bad_copy:
-                raise
-            return []
 
     def checkpoints(self) -> MirroredCheckpoints:
         """Lists, and reads the manifests."""

@@ -498,6 +498,17 @@ def test_of_two_runs_that_start_with_one_mirror_the_later_has_it(
     assert "Try: stop one of the two runs, or give one of them another --checkpoint.mirror" in caplog.text
 
 
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'{"ids": 3}'])
+def test_a_marker_in_the_store_that_cannot_be_read_is_replaced(bucket: Bucket, tmp_path: Path, content: bytes) -> None:
+    bucket.put(f"runs/a/{MARKER}", content)
+    folder = Folder(bucket.url, tmp_path)
+    folder.save(1)
+    folder.close()
+    assert folder.mirrored == [1]
+    own = json.loads((tmp_path / MARKER).read_text())["id"]
+    assert json.loads(bucket.read(f"runs/a/{MARKER}")) == {"ids": [own]}
+
+
 def test_of_two_claims_at_once_one_succeeds(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
