@@ -35,8 +35,6 @@ Objects = Mapping[str, tuple[int, str]]
 """The size and the tag of each object that the store has."""
 Record = dict[str, list[object]]
 """Of each object that was fetched: its size, the store's tag, the blake3 checksum, and when the file was written."""
-Fetched = tuple[str, int]
-"""The last two of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,18 +92,20 @@ class BucketCopy:
             self._fetch(store, missing, wanted, record)
 
     def _fetch(self, store: ObjectStore, names: Sequence[str], wanted: Objects, record: Record) -> None:
-        def fetch(name: str) -> Fetched:
+        def fetch(name: str) -> tuple[str, int]:
             to = self.folder / name
             to.parent.mkdir(parents=True, exist_ok=True)
             return store.fetch(name, to, size=wanted[name][0]), to.stat().st_mtime_ns
 
         pool, written_at = ThreadPoolExecutor(NUM_THREADS), time.monotonic()
         try:
-            for name, future in _submitted(pool, fetch, names):
-                record[name] = [*wanted[name], *self._wait(future)]
-                if time.monotonic() - written_at > RECORD_EVERY_S:
-                    self._write(record)
-                    written_at = time.monotonic()
+            for start in range(0, len(names), NUM_SUBMITTED):
+                futures = {name: pool.submit(fetch, name) for name in names[start : start + NUM_SUBMITTED]}
+                for name, future in futures.items():
+                    record[name] = [*wanted[name], *self._wait(future)]
+                    if time.monotonic() - written_at > RECORD_EVERY_S:
+                        self._write(record)
+                        written_at = time.monotonic()
         finally:
             store.stop()  # Ctrl-C need not wait for what is being fetched; what holds the lock does
             pool.shutdown(cancel_futures=True)
@@ -162,10 +162,3 @@ class BucketCopy:
                     self.alive()
                     time.sleep(POLL_S)
             yield
-
-
-def _submitted(
-    pool: ThreadPoolExecutor, fetch: Callable[[str], Fetched], names: Sequence[str]
-) -> Iterator[tuple[str, Future[Fetched]]]:
-    for start in range(0, len(names), NUM_SUBMITTED):
-        yield from [(name, pool.submit(fetch, name)) for name in names[start : start + NUM_SUBMITTED]]
