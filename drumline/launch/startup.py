@@ -222,8 +222,10 @@ class _LateCompiler(LateModule):
         self.__spec__ = importlib.util.find_spec(COMPILER)
         self.left_out: list[tuple[Callable[..., Any], bool]] = []
         self.graph_break = lambda msg="": None  # there is no graph
-        self.utils = _LateCompilerUtils(self)
-        self.trace_rules = _LateTraceRules(self)
+        # The default mode: setting another one loads the compiler.
+        self.utils = _LatePart(self, "utils", get_optimize_ddp_mode=lambda: "ddp_optimizer")
+        # A second process group clears this cache, which is empty then.
+        self.trace_rules = _LatePart(self, "trace_rules", clear_lru_cache=lambda: None)
 
     def disable(self, function: Any = None, recursive: bool = True, **more: Any) -> Any:
         """torch's own functions ask with `wrapping=False`, and keep the answer where it can be corrected later."""
@@ -242,29 +244,13 @@ class _LateCompiler(LateModule):
         return real
 
 
-class _LateCompilerUtils(ModuleType):
-    """The compiler's `utils` before the compiler is loaded."""
+class _LatePart(ModuleType):
+    """A module of the compiler before the compiler is loaded."""
 
-    def __init__(self, compiler: _LateCompiler) -> None:
-        super().__init__(f"{COMPILER}.utils")
-        self._compiler = compiler
-
-    def get_optimize_ddp_mode(self) -> str:
-        """The default mode: setting another one loads the compiler."""
-        return "ddp_optimizer"
+    def __init__(self, compiler: _LateCompiler, part: str, **known: Callable[[], Any]) -> None:
+        """`known`: functions whose result is known without it."""
+        super().__init__(f"{COMPILER}.{part}")
+        vars(self).update(known, _load=lambda: getattr(compiler.load(), part))
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._compiler.load().utils, name)
-
-
-class _LateTraceRules(ModuleType):
-    """Its `trace_rules`: a second process group clears their cache, which is empty then."""
-
-    def __init__(self, compiler: _LateCompiler) -> None:
-        super().__init__(f"{COMPILER}.trace_rules")
-        self._compiler = compiler
-
-    def clear_lru_cache(self) -> None: ...
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._compiler.load().trace_rules, name)
+        return getattr(self._load(), name)
