@@ -77,11 +77,14 @@ class Cloud:
 
         monkeypatch.setattr(account, "_explained", noted)
         monkeypatch.setattr(stack, "POLL_S", 0.0)
-        self.is_in("CREATE_COMPLETE", by="drumline-t")
+
+    def begins_in(self, state: str = "CREATE_COMPLETE") -> None:
+        self.is_in(state, by="drumline-t")
+        self.is_deleted()
 
     def is_in(self, *states: str, by: str = STACK) -> None:
         for state in states:
-            one = {"StackId": STACK, "StackName": "drumline-t", "CreationTime": 0, "StackStatus": state}
+            one = {"StackId": STACK, "StackName": "drumline-t", "CreationTime": 5, "StackStatus": state}
             self._stub("cloudformation", "describe_stacks", {"Stacks": [one]}, StackName=by)
             if state == "DELETE_IN_PROGRESS":
                 event = {"StackId": STACK, "EventId": "e", "StackName": "drumline-t", "Timestamp": 0}
@@ -110,8 +113,8 @@ class Cloud:
         self._stub("ec2", "describe_addresses", {"Addresses": []})
         self._stub("ec2", "describe_nat_gateways", {"NatGateways": [{"NatGatewayId": "nat-1", "State": nat}]})
 
-    def has_volume(self) -> None:
-        needed = {"OwnerId": "1", "CreationToken": "x", "CreationTime": 0, "PerformanceMode": "generalPurpose"}
+    def has_volume(self, made_at: int = 7) -> None:
+        needed = {"OwnerId": "1", "CreationToken": "x", "CreationTime": made_at, "PerformanceMode": "generalPurpose"}
         volume = {"FileSystemId": "fs-1", "LifeCycleState": "available", "SizeInBytes": {"Value": 6144}, **needed}
         tags = [{"Key": stack.TAG, "Value": "t"}]
         one = {**volume, "NumberOfMountTargets": 0, "Tags": tags}
@@ -127,7 +130,7 @@ CHECKED = ["describe_instances", "describe_volumes", "describe_addresses", "desc
 
 
 def test_a_dependency_violation_is_tried_again_and_then_nothing_is_left(cloud: Cloud) -> None:
-    cloud.is_deleted()
+    cloud.begins_in()
     cloud.is_in("DELETE_IN_PROGRESS", "DELETE_FAILED")
     cloud.cannot_delete()
     cloud.is_deleted()
@@ -145,10 +148,12 @@ def test_a_dependency_violation_is_tried_again_and_then_nothing_is_left(cloud: C
 
 def test_what_cannot_be_deleted_is_named(cloud: Cloud) -> None:
     """The second attempt is the last."""
-    for _ in range(2):
-        cloud.is_deleted()
-        cloud.is_in("DELETE_FAILED")
-        cloud.cannot_delete()
+    cloud.begins_in()
+    cloud.is_in("DELETE_FAILED")
+    cloud.cannot_delete()
+    cloud.is_deleted()
+    cloud.is_in("DELETE_FAILED")
+    cloud.cannot_delete()
     with pytest.raises(AwsError) as error:
         take_down(cloud.account, SETTINGS, lambda text: None, delete_data=False)
     assert error.value.what.startswith("AWS could not delete:\n  - Group (sg-1): resource sg-1 has a dependent object")
@@ -157,7 +162,7 @@ def test_what_cannot_be_deleted_is_named(cloud: Cloud) -> None:
 
 
 def test_a_disk_that_ends_a_moment_after_its_instance_is_waited_for(cloud: Cloud) -> None:
-    cloud.is_deleted()
+    cloud.begins_in()
     cloud.is_in("DELETE_COMPLETE")
     cloud.has_volume()
     cloud.has_left(node="shutting-down", disks=["vol-1"], nat="deleting")
@@ -171,7 +176,7 @@ def test_a_disk_that_ends_a_moment_after_its_instance_is_waited_for(cloud: Cloud
 
 def test_what_stays_on_the_bill_is_an_error(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(teardown, "_LAST_CHECKS", 2)
-    cloud.is_deleted()
+    cloud.begins_in()
     cloud.is_in("DELETE_COMPLETE")
     cloud.has_volume()
     for _ in range(2):
@@ -181,3 +186,24 @@ def test_what_stays_on_the_bill_is_an_error(cloud: Cloud, monkeypatch: pytest.Mo
         take_down(cloud.account, SETTINGS, lambda text: None, delete_data=False)
     assert error.value.what == "still on the bill of t: instance i-1, NAT gateway nat-1"
     assert error.value.next_step == "run down again in a minute; if they stay, delete them in the EC2 console"
+
+
+@pytest.mark.parametrize(("made_at", "is_kept"), [(7, False), (3, True)])
+def test_up_was_killed_while_the_stack_was_made(cloud: Cloud, stub: Stub, made_at: int, is_kept: bool) -> None:
+    """A volume that was made for it has no data; an older one is that of an earlier cluster of the name."""
+    cloud.begins_in("CREATE_IN_PROGRESS")
+    cloud.is_in("DELETE_IN_PROGRESS", "DELETE_COMPLETE")
+    cloud.has_volume(made_at)
+    target = {"MountTargetId": "fsmt-12345678", "FileSystemId": "fs-1", "SubnetId": "s", "LifeCycleState": "available"}
+    if not is_kept:
+        stub("efs", "describe_mount_targets", {"MountTargets": [target]}, FileSystemId="fs-1")
+        stub("efs", "delete_mount_target", {}, MountTargetId="fsmt-12345678")
+        stub("efs", "describe_mount_targets", {"MountTargets": []}, FileSystemId="fs-1")
+        stub("efs", "delete_file_system", {}, FileSystemId="fs-1")
+    cloud.has_left()
+    if is_kept:
+        cloud.has_volume(made_at)
+    else:
+        stub("efs", "describe_file_systems", {"FileSystems": []})
+    kept = take_down(cloud.account, SETTINGS, lambda text: None, delete_data=False)
+    assert [one.id for one in kept] == (["fs-1"] if is_kept else [])
