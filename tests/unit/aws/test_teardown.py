@@ -194,7 +194,12 @@ def test_up_was_killed_while_the_stack_was_made(cloud: Cloud, stub: Stub, made_a
     cloud.begins_in("CREATE_IN_PROGRESS")
     cloud.is_in("DELETE_IN_PROGRESS", "DELETE_COMPLETE")
     cloud.has_volume(made_at)
-    target = {"MountTargetId": "fsmt-12345678", "FileSystemId": "fs-1", "SubnetId": "s", "LifeCycleState": "available"}
+    target = {
+        "MountTargetId": "fsmt-12345678",
+        "FileSystemId": "fs-1",
+        "SubnetId": "subnet-12345678",
+        "LifeCycleState": "available",
+    }
     if not is_kept:
         stub("efs", "describe_mount_targets", {"MountTargets": [target]}, FileSystemId="fs-1")
         stub("efs", "delete_mount_target", {}, MountTargetId="fsmt-12345678")
