@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from torch.utils.data import Dataset
+
 from drumline.audit.verify import verify_run
 from drumline.distributed.delta_sum import DeltaSum
 from drumline.metrics.events import read_events
 from drumline.tasks.hook import Hook, Run
-from tests.jobs import Classify
+from tests.jobs import Classify, Points
 from tests.ranks import free_port, server_context
 
 LIMIT_S = 120.0
@@ -52,6 +54,9 @@ class Held(Classify):
         "data.samples": 61, "optim.lr": 0.05, "optim.schedule": "constant", "train.steps": 40,
     }  # fmt: skip
 
+    def train_data(self) -> Dataset[Any]:
+        return Points(self.config.data.samples + int(os.environ.get("MORE_SAMPLES", "0")))
+
     def hooks(self) -> Sequence[Hook]:
         return [Hold()]
 
@@ -69,6 +74,7 @@ class Nodes:
         self.folder, self._port = folder, free_port()
         self.run.mkdir(parents=True)
         self.processes: dict[int, list[Any]] = {}
+        self.variables: dict[str, str] = {}
         self._starts = 0
 
     def start(self, *numbers: int) -> None:
@@ -82,6 +88,7 @@ class Nodes:
                     "LOCAL_RANK": str(local_rank), "LOCAL_WORLD_SIZE": str(self.per_node),
                     "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self._port), "GLOO_SOCKET_IFNAME": "lo",
                     "DRUMLINE_RESTARTED": "1" if was_there else "", "DRUMLINE_NODE_START": f"start-{self._starts}",
+                    **self.variables,
                 }  # fmt: skip
                 words = ["train", f"{__file__}:Held", "--run", str(self.run), *self.arguments]
                 output = self.folder / f"output-{self._starts}-{number}-{local_rank}"

@@ -8,12 +8,37 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from drumline.errors import ExitCode
 from tests.live_jobs import LIMIT_S, Nodes, nodes
 from tests.ranks import free_port
+
+
+def lose(job: Nodes, number: int, *others: int) -> list[Callable[[], None]]:
+    """Start three nodes, and kill one after step 13; the others wait after step 22. Returns what lets them go."""
+    first = number * job.per_node
+    job.hold(first, 13)
+    go = [job.hold(rank, 22) for rank in others]
+    job.start(0, 1, 2)
+    job.held(first, 13)
+    job.kill(number)
+    for rank in others:
+        job.held(rank, 22)
+    (job.run / f"hold-{first}-13").unlink()
+    return go
+
+
+def start_again(job: Nodes, number: int, go: list[Callable[[], None]]) -> None:
+    job.start(number)
+    job.until_printed(f"node {number} waits to join node {0 if number else 1} (")
+    time.sleep(1)  # the lowest node looks four times a second who waits
+    for release in go:
+        release()
+
 
 STREAMED = ("--dist.sync", "diloco:6", "--dist.sync_parts", "2", "--dist.sync_overlap", "2")
 
@@ -46,19 +71,7 @@ def test_two_of_three_killed_at_once(tmp_path: Path) -> None:
 
 def test_the_first_node_is_lost_and_joins_again(tmp_path: Path) -> None:
     with nodes(tmp_path, 3, "--checkpoint.every_steps", "10", "--train.steps", "200") as job:
-        job.hold(0, 13)
-        go = [job.hold(number, 22) for number in (1, 2)]
-        job.start(0, 1, 2)
-        job.held(0, 13)
-        job.kill(0)
-        for number in (1, 2):
-            job.held(number, 22)
-        (job.run / "hold-0-13").unlink()
-        job.start(0)
-        job.until_printed("node 0 waits to join node 1 (")
-        time.sleep(1)
-        for release in go:
-            release()
+        start_again(job, 0, lose(job, 0, 1, 2))
         job.finish(0, 1, 2)
         assert job.events("end")[-1]["host"]
     assert [len(one["nodes"]) for one in job.events("regrouped")] == [2, 3]
@@ -68,21 +81,29 @@ def test_the_first_node_is_lost_and_joins_again(tmp_path: Path) -> None:
 def test_killed_while_it_joins(tmp_path: Path, seed: int) -> None:
     """At once, or at some moment until it trains."""
     with nodes(tmp_path, 3, "--train.steps", "60") as job:
-        job.hold(2, 13)
-        go = [job.hold(number, 22) for number in (0, 1)]
-        job.start(0, 1, 2)
-        job.held(2, 13)
-        job.kill(2)
-        for number in (0, 1):
-            job.held(number, 22)
-        (job.run / "hold-2-13").unlink()
-        job.start(2)
-        job.until_printed("node 2 waits to join")
-        for release in go:
-            release()
+        start_again(job, 2, lose(job, 2, 0, 1))
         time.sleep(random.Random(seed).uniform(0, 1.5))
         job.kill(2)
         job.finish(0, 1)
+
+
+def test_a_node_that_differs_does_not_join(tmp_path: Path) -> None:
+    """Another setting is seen before the others pause, other data after that; its launcher would not start it again."""
+    with nodes(tmp_path, 3, "--train.steps", "200") as job:
+        go, same = lose(job, 2, 0, 1), job.arguments
+        job.arguments = (*same, "--optim.lr", "0.2")
+        job.start(2)
+        job.processes[2][0].join(LIMIT_S)
+        assert job.processes[2][0].exitcode == ExitCode.PREFLIGHT_FAILED, job.output()
+        assert "and cannot join: the setting optim.lr: 0.2 here, 0.05 there" in job.output()
+        job.arguments = same
+        job.variables = {"MORE_SAMPLES": "1"}
+        start_again(job, 2, go)
+        job.processes[2][0].join(LIMIT_S)
+        assert job.processes[2][0].exitcode == ExitCode.PREFLIGHT_FAILED, job.output()
+        assert "node 2 could not join the others: ranks differ in the training data" in job.output()
+        job.finish(0, 1)
+    assert [len(one["nodes"]) for one in job.events("regrouped")] == [2, 2]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -107,19 +128,7 @@ def test_replicas_of_sharded_models(tmp_path: Path) -> None:
     """hsdp: the step that fails is repeated by the others, and a node that joins gets the shards of another."""
     flags = ("--dist.mode", "hsdp", "--dist.sync", "step", "--optim.name", "adamw", "--train.steps", "300")
     with nodes(tmp_path, 3, *flags, per_node=2) as job:
-        job.hold(4, 13)
-        go = [job.hold(rank, 22) for rank in range(4)]
-        job.start(0, 1, 2)
-        job.held(4, 13)
-        job.kill(2)
-        for rank in range(4):
-            job.held(rank, 22)
-        (job.run / "hold-4-13").unlink()
-        job.start(2)
-        job.until_printed("node 2 waits to join node 0 (")
-        time.sleep(1)
-        for release in go:
-            release()
+        start_again(job, 2, lose(job, 2, 0, 1, 2, 3))
         job.finish(0, 1, 2)
     lost, joined = job.events("regrouped")
     assert (lost["step"], len(lost["nodes"])) == (13, 2)

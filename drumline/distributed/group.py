@@ -96,8 +96,8 @@ def join_group(
     `service`: what else runs once on each node. `live`: the nodes, where those that are left continue without a lost
     one; then raises Redirected if they train already.
     """
-    if live is not None and not live.is_new:
-        start_timeout_s = JOIN_S
+    if live is not None:
+        live.facts, start_timeout_s = facts, start_timeout_s if live.is_new else JOIN_S
     deadline = time.monotonic() + start_timeout_s
     store = open_store(topology, timeout_s=start_timeout_s)
     if live is not None and not live.is_new:

@@ -21,6 +21,7 @@ from functools import partial
 
 import torch.distributed as dist
 
+from drumline.distributed.start.fact_differences import MAX_DIFFERENCES, NEXT_STEPS, WARNINGS, Facts, differences
 from drumline.distributed.start.node_group import CONNECT_S, LiveNode, NodeGroup, Redirected, answered, probe
 from drumline.distributed.start.rank_rendezvous import Rendezvous
 from drumline.distributed.start.rank_store import host_store
@@ -38,8 +39,10 @@ POLL_S, WATCH_S, CHECK_S = 0.05, 0.25, 0.5
 SILENT_S = 15
 JOIN_S = 30.0
 """How long the ranks of a decided group wait for each other: all of them run already."""
-OVER, REDIRECT = "over", "redirect"
-"""In a store: the run has ended; or which nodes train already."""
+MOST_REFUSALS = 3
+OVER, REDIRECT, FACTS = "over", "redirect", "facts"
+"""In a store: the run has ended; which nodes train already; and what with."""
+WORLD = "the number of ranks"
 
 
 class LiveNodes:
@@ -53,6 +56,10 @@ class LiveNodes:
         self._process = topology.node_start or secrets.token_hex(8)
         self.latest = NodeGroup(-1, ())
         """The group that this rank is in, or was in until it broke."""
+        self.facts: Facts = {}
+        """What this rank runs with: a node whose facts differ is refused before the others pause for it."""
+        self._refusals = 0
+        """Groups in a row that a PreflightError has ended before their first step."""
         self.is_broken = False
         """Whether a node has left the group. The loop reads this after each step."""
         self.has_joiner = False
@@ -113,6 +120,7 @@ class LiveNodes:
             self._own.set(f"pid/{topology.local_rank}", str(os.getpid()))
         self.is_broken = self.has_joiner = self.ends = False
         if self.is_first:
+            self._own.set(FACTS, json.dumps(self.facts))
             self._own.set(REDIRECT, self.latest.encode())
         self._ended = threading.Event()
         self._watcher = threading.Thread(target=self._watch, args=(self._own.clone(),), name="drumline-nodes")
@@ -121,6 +129,7 @@ class LiveNodes:
 
     def guard_connections(self) -> None:
         """Call it when all groups exist: from here on a connection to a node that does not answer breaks."""
+        self._refusals = 0
         for peer in {one.address for one in self.latest.members}:
             break_dead_connections(None, after_s=SILENT_S, address=peer)
 
@@ -178,17 +187,19 @@ class LiveNodes:
 
     def continues_after(self, change: BaseException, *, has_state: bool) -> bool:
         """Whether this rank goes to another group. While a group begins, a node that does not join in time is lost,
-        too; a rank that has no state of the run yet is started again."""
+        too; a rank that has no state of the run yet is started again, unless the ranks of the group differ."""
         if not isinstance(change, PreflightError | RuntimeError):
             return True
+        refusal = change if isinstance(change, PreflightError) and self._watcher is not None else None
+        self._refusals += refusal is not None
         is_lost = isinstance(change, PreflightError) or self.is_lost(change)
         if is_lost and self.latest.generation > 0 and not has_state:
             reason, _, _ = str(change).partition("\n")
-            raise TrainingError(
-                f"node {self.number} could not join the others: {reason}",
-                next_step="its launcher starts it again; if this repeats, compare its settings with the others'",
-            ) from change
-        return is_lost and self.latest.generation > 0
+            what = f"node {self.number} could not join the others: {reason}"
+            if refusal is not None:
+                raise PreflightError(what, next_step=refusal.next_step) from change  # its launcher ends
+            raise TrainingError(what, next_step="nothing: its launcher starts it again") from change
+        return is_lost and self.latest.generation > 0 and self._refusals < MOST_REFUSALS
 
     def is_lost(self, error: RuntimeError) -> bool:
         """Whether this error means that a node has left the group."""
@@ -369,6 +380,7 @@ class LiveNodes:
                 if self.is_first:
                     if self._own is None:
                         self._open_own(known)
+                    self._check_facts(store, known)
                     store.set(f"lobby/{self.number}", json.dumps(asdict(self._me())))
                 while (found := store.peek(f"joined/{self._process}")) is None:
                     if store.peek(OVER) is not None or self._is_led_elsewhere(store, known):
@@ -391,6 +403,18 @@ class LiveNodes:
             f"node {self.number} cannot join: none of the nodes that train answers",
             next_step="nothing, if they are restarted too; otherwise check that they reach each other on all ports",
         )
+
+    def _check_facts(self, store: SealedStore, known: NodeGroup) -> None:
+        """Refuse to join nodes that run another code, or with other settings, before they pause for this one."""
+        theirs = document(store.peek(FACTS) or b"") or {}
+        found = [one for one in differences([theirs, self.facts]) if one.group not in WARNINGS and one.name != WORLD]
+        if found:
+            values = [f"{one.name}: {one.values[1]!r} here, {one.values[0]!r} there" for one in found[:MAX_DIFFERENCES]]
+            raise PreflightError(
+                f"node {self.number} ({self._given.host}) differs from {join_names(list(map(str, known.members)))}, "
+                f"and cannot join: {'; '.join(values)}",
+                next_step="; ".join(dict.fromkeys(NEXT_STEPS[one.group] for one in found)),
+            )
 
     def _is_led_elsewhere(self, store: SealedStore, known: NodeGroup) -> bool:
         """Whether a lower node has joined meanwhile: then that one decides who joins."""

@@ -16,11 +16,13 @@ import pytest
 from drumline.cli import train_rank
 from drumline.config.schema import Config, DistConfig
 from drumline.distributed.start import live_nodes
+from drumline.distributed.start.fact_differences import Facts
 from drumline.distributed.start.live_nodes import REDIRECT, LiveNodes
 from drumline.distributed.start.node_group import LiveNode, NodeGroup, Redirected
 from drumline.distributed.start.rank_rendezvous import Rendezvous
 from drumline.distributed.start.rank_store import host_store
 from drumline.errors import PreflightError, TrainingError, UsageError
+from drumline.launch.node.agent import FINAL_CODES
 from drumline.launch.topology import Topology
 from drumline.net.sealed_store import SealedStore
 from drumline.watch.failure_kind import FailureKind, failure_kind
@@ -74,7 +76,7 @@ class Bed:
 
     made: ClassVar[list[Bed]] = []
 
-    def __init__(self, count: int, patience_s: float = 30.0) -> None:
+    def __init__(self, count: int, patience_s: float = 30.0, facts: Facts | None = None) -> None:
         self.made.append(self)
         self.count, self.port, self.patience_s = count, free_port(), patience_s
         base, _ = host_store("127.0.0.1", self.port, timeout_s=30)
@@ -86,6 +88,8 @@ class Bed:
             services=({},) * count,
         )
         self.nodes = [self.new(number) for number in range(count)]
+        for node in self.nodes:
+            node.facts = facts or {}
         # Each with a connection of its own: one that waits in a shared one would block the others.
         each = [replace(self.rendezvous, store=self.rendezvous.store.clone()) for _ in self.nodes]
         together(*(partial(one.begin, rendezvous) for one, rendezvous in zip(self.nodes, each, strict=True)))
@@ -161,6 +165,25 @@ def test_a_node_is_let_in_with_the_next_group(capfd: pytest.CaptureFixture[str])
     assert (joined.rank, joined.world_size, first.rank, first.world_size) == (1, 2, 0, 2)
     assert [one.startswith("node 1 (") for one in (*again.latest.lost, *again.latest.joined)] == [True, True]
     assert "node 1 waits to join node 0 (" in capfd.readouterr().err
+
+
+def test_a_node_that_differs_is_refused_before_the_others_pause() -> None:
+    bed = Bed(2, facts={"settings": {"the setting optim.lr": 0.1, "the number of ranks": 2}, "code": {"a": "1"}})
+    own = bed.nodes[0]._own
+    assert own is not None
+    told = Redirected(own.get(REDIRECT))
+    bed.kill(1)
+    again = bed.new(1)
+    again.facts = {"settings": {"the setting optim.lr": 0.2, "the number of ranks": 1}, "code": {"b": "1"}}
+    with pytest.raises(PreflightError) as refused:
+        again.join(told)
+    text = str(refused.value)
+    assert text.startswith("node 1 (")
+    assert ") differs from node 0 (" in text
+    assert "), and cannot join: the setting optim.lr: 0.2 here, 0.1 there" in text
+    assert refused.value.next_step == "start every rank with the same command and settings"
+    assert refused.value.exit_code in FINAL_CODES  # its launcher does not start it again
+    assert bed.nodes[0]._lobby(own) == []
 
 
 def test_a_node_that_waits_learns_of_the_end() -> None:
@@ -293,10 +316,15 @@ def test_which_errors_lead_to_another_group() -> None:
     assert not one.continues_after(PreflightError("late"), has_state=True)  # the first group: its start has failed
     one.latest = NodeGroup(1, ())
     assert one.continues_after(PreflightError("late"), has_state=True)
-    with pytest.raises(TrainingError, match="node 1 could not join the others: late") as refused:
+    with pytest.raises(TrainingError, match="node 1 could not join the others: late") as late:
         one.continues_after(PreflightError("late"), has_state=False)
-    assert refused.value.next_step is not None
-    assert refused.value.next_step.startswith("its launcher starts it again; if this repeats, compare its settings")
+    assert late.value.next_step == "nothing: its launcher starts it again"
     assert one.continues_after(Redirected(b""), has_state=False)
+    one._watcher = threading.current_thread()  # the group began, and its ranks compare data and weights
+    with pytest.raises(PreflightError, match="node 1 could not join the others: ranks differ in data") as refused:
+        one.continues_after(PreflightError("ranks differ in data", next_step="compare"), has_state=False)
+    assert refused.value.next_step == "compare"
+    again = [one.continues_after(PreflightError("ranks differ in data"), has_state=True) for _ in range(3)]
+    assert again == [True, False, False], "ranks that cannot begin together do not try it forever"
     assert NodeGroup.decode(b"[]") is None
     assert NodeGroup.decode(b'{"generation": 1, "members": [{"a": 1}], "lost": [], "joined": []}') is None
