@@ -1,18 +1,27 @@
-"""A group of nodes that train together, as their stores describe it, and whether one of them still answers."""
+"""A group of nodes that train together, and their stores: the first rank of each node runs one, and all know them."""
 
 from __future__ import annotations
 
 import json
+import secrets
 import socket
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar, cast
 
-from drumline.net.sealed_store import document
+from drumline.distributed.start.rank_store import host_store
+from drumline.launch.topology import Topology
+from drumline.net.sealed_store import SealedStore, document
+from drumline.net.tcp_store import break_dead_connections, open_tcp_store
 
-CONNECT_S = 3.0
+POLL_S, WATCH_S, CONNECT_S = 0.05, 0.25, 3.0
+# A host that loses its power closes no connection: without an answer for so long it is lost.
+SILENT_S = 15
+OVER, REDIRECT, FACTS = "over", "redirect", "facts"
+"""In a store: the run has ended; which nodes train already; and what with."""
 T = TypeVar("T")
 
 
@@ -55,6 +64,10 @@ class NodeGroup:
     members: tuple[LiveNode, ...]
     lost: tuple[str, ...] = ()
     joined: tuple[str, ...] = ()
+
+    def longest_change_s(self, patience_s: float) -> float:
+        """Until a node has left this group, has waited for others, and knows of each that does not answer."""
+        return 2 * (patience_s + SILENT_S * len(self.members))
 
     def encode(self) -> str:
         return json.dumps(asdict(self))
@@ -102,3 +115,55 @@ def answered(call: Callable[[], T], *, limit_s: float) -> T:
     if error is not None:
         raise error
     return cast("T", result)
+
+
+class NodeStores:
+    """The stores of all nodes, as one rank uses them."""
+
+    def __init__(self, given: Topology) -> None:
+        self._given = given
+        self.process = given.node_start or secrets.token_hex(8)
+        self.own: SealedStore | None = None
+        """The store of this node."""
+        self.card = LiveNode(given.rank // given.local_world_size, given.host, "", 0, self.process)
+        """This node, once its first rank, which is this one, has a store."""
+        self.gone: set[str] = set()
+        """Starts of nodes that another start has followed, or that do not answer although their host does."""
+        self._others: dict[str, SealedStore] = {}
+
+    def host(self, address: str, port: int, *, timeout_s: float) -> None:
+        base, port = host_store(address, port, timeout_s=timeout_s)
+        self.own = SealedStore(base, self._given.secret)
+        self.card = replace(self.card, address=address, port=port)
+        self.own.set("process", self.process)
+
+    def connect(self, member: LiveNode) -> SealedStore | None:
+        """The store of a node; None: the node is lost, or was started again."""
+        if member.process in self.gone:
+            return None
+        if probe(member) != "open":  # first: a store that has lost its connection prints torch's own stack
+            self._others.pop(member.process, None)
+            return None
+        try:
+            return answered(partial(self._open, member), limit_s=SILENT_S)
+        except (OSError, RuntimeError) as error:
+            self.gone |= {member.process} if isinstance(error, TimeoutError) else set()
+            self._others.pop(member.process, None)
+            return None
+
+    def _open(self, member: LiveNode) -> SealedStore | None:
+        if (store := self._others.get(member.process)) is None:
+            base = open_tcp_store(member.address, member.port, timeout_s=CONNECT_S)
+            break_dead_connections(member.port, after_s=SILENT_S)
+            store = self._others[member.process] = SealedStore(base, self._given.secret)
+        if store.peek("process") != member.process.encode():
+            self.gone.add(member.process)
+            return None
+        return store
+
+    def lobby(self, own: SealedStore) -> list[LiveNode]:
+        """The nodes that wait to join, in the store of the one that decides."""
+        numbers = range(self._given.world_size // self._given.local_world_size)
+        found = own.there([f"lobby/{number}" for number in numbers])
+        cards = (document(text, number=int, host=str, address=str, port=int, process=str) for text in found.values())
+        return [LiveNode(**card) for card in cards if card is not None]

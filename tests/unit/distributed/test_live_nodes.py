@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import subprocess
 import threading
@@ -15,18 +17,20 @@ import pytest
 
 from drumline.cli import train_rank
 from drumline.config.schema import Config, DistConfig
-from drumline.distributed.start import live_nodes
+from drumline.distributed.start import joining_node, live_nodes, node_group
 from drumline.distributed.start.fact_differences import Facts
-from drumline.distributed.start.live_nodes import REDIRECT, LiveNodes
-from drumline.distributed.start.node_group import LiveNode, NodeGroup, Redirected
+from drumline.distributed.start.live_nodes import LiveNodes
+from drumline.distributed.start.next_group import NextGroup
+from drumline.distributed.start.node_group import OVER, REDIRECT, LiveNode, NodeGroup, Redirected
 from drumline.distributed.start.rank_rendezvous import Rendezvous
 from drumline.distributed.start.rank_store import host_store
 from drumline.errors import PreflightError, TrainingError, UsageError
 from drumline.launch.node.agent import FINAL_CODES
 from drumline.launch.topology import Topology
 from drumline.net.sealed_store import SealedStore
+from drumline.net.tcp_store import open_tcp_store
 from drumline.watch.failure_kind import FailureKind, failure_kind
-from tests.ranks import free_port
+from tests.ranks import free_port, server_context
 
 SECRET = "0123456789abcdef" * 2
 
@@ -101,7 +105,7 @@ class Bed:
     def kill(self, *numbers: int) -> None:
         """As far as the others see: their stores do not know them any more."""
         for number in numbers:
-            own = self.nodes[number]._own
+            own = self.nodes[number].stores.own
             assert own is not None
             own.set("process", "another")
 
@@ -169,7 +173,7 @@ def test_a_node_is_let_in_with_the_next_group(capfd: pytest.CaptureFixture[str])
 
 def test_a_node_that_differs_is_refused_before_the_others_pause() -> None:
     bed = Bed(2, facts={"settings": {"the setting optim.lr": 0.1, "the number of ranks": 2}, "code": {"a": "1"}})
-    own = bed.nodes[0]._own
+    own = bed.nodes[0].stores.own
     assert own is not None
     told = Redirected(own.get(REDIRECT))
     bed.kill(1)
@@ -183,7 +187,7 @@ def test_a_node_that_differs_is_refused_before_the_others_pause() -> None:
     assert "), and cannot join: the setting optim.lr: 0.2 here, 0.1 there" in text
     assert refused.value.next_step == "start every rank with the same command and settings"
     assert refused.value.exit_code in FINAL_CODES  # its launcher does not start it again
-    assert bed.nodes[0]._lobby(own) == []
+    assert bed.nodes[0].stores.lobby(own) == []
 
 
 def test_a_node_that_waits_learns_of_the_end() -> None:
@@ -209,9 +213,9 @@ def test_nobody_is_left_to_join() -> None:
 def test_the_smaller_part_of_a_cut_network_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     bed = Bed(3)
     bed.kill(1, 2)
-    monkeypatch.setattr(live_nodes, "probe", lambda one: "silent")  # the route is cut: no host refuses anything
+    monkeypatch.setattr(node_group, "probe", lambda one: "silent")  # the route is cut: no host refuses anything
     for node in bed.nodes:
-        node._others.clear()
+        node.stores._others.clear()
     with pytest.raises(TrainingError) as refused:
         bed.nodes[0].regroup()
     text = str(refused.value)
@@ -227,22 +231,23 @@ def test_a_node_that_the_others_did_not_reach_does_not_continue_beside_them() ->
     bed = Bed(3)
     bed.kill(0)
     together(bed.nodes[1].regroup, bed.nodes[2].regroup)
-    own = bed.nodes[0]._own
+    own = bed.nodes[0].stores.own
     assert own is not None
-    own.set("process", bed.nodes[0]._process)  # it was running all the time
+    own.set("process", bed.nodes[0].stores.process)  # it was running all the time
     with pytest.raises(TrainingError, match="the other nodes continue without node 0"):
         bed.nodes[0].regroup()
 
 
 def test_only_the_lowest_node_that_answers_decides() -> None:
     bed = Bed(2)
-    assert bed.nodes[1]._decide("decision/0") is None  # the first one answers again
+    second = bed.nodes[1]
+    assert NextGroup(second.latest, second.stores, patience_s=30).decide() is None  # the first one answers again
     found = together(bed.nodes[1].regroup, bed.nodes[0].regroup)
     assert [one.world_size for one in found] == [2, 2]
 
 
 def test_a_node_that_decides_may_not_take_forever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_nodes, "SILENT_S", 1)
+    monkeypatch.setattr(NodeGroup, "longest_change_s", lambda self, patience_s: 0.5)
     bed = Bed(2, patience_s=0.2)
     with pytest.raises(TrainingError) as refused:
         bed.nodes[1].regroup()
@@ -251,20 +256,20 @@ def test_a_node_that_decides_may_not_take_forever(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_process_that_is_stopped_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_nodes, "SILENT_S", 1)
-    monkeypatch.setattr(live_nodes, "CONNECT_S", 0.2)  # the thread that waits for it ends soon after the test
+    monkeypatch.setattr(node_group, "SILENT_S", 1)
+    monkeypatch.setattr(node_group, "CONNECT_S", 0.2)  # the thread that waits for it ends soon after the test
     one = live(Topology(0, 2, 0, 1, secret=SECRET), patience_s=1)
     with socket.create_server(("127.0.0.1", 0)) as stopped:  # the kernel takes connections, and nobody answers
         member = LiveNode(1, "vm", "127.0.0.1", stopped.getsockname()[1], "start")
-        assert one._connect(member) is None
-        assert one._gone == {"start"}
+        assert one.stores.connect(member) is None
+        assert one.stores.gone == {"start"}
 
 
 def test_a_node_waits_where_the_lowest_node_is() -> None:
     bed = Bed(3)
     bed.kill(2)
-    first, second = bed.nodes[0]._me(), bed.nodes[1]._me()
-    own = [bed.nodes[0]._own, bed.nodes[1]._own]
+    first, second = bed.nodes[0].stores.card, bed.nodes[1].stores.card
+    own = [bed.nodes[0].stores.own, bed.nodes[1].stores.own]
     assert own[0] is not None
     assert own[1] is not None
     own[1].set(REDIRECT, NodeGroup(2, (first, second)).encode())
@@ -277,24 +282,56 @@ def test_a_node_waits_where_the_lowest_node_is() -> None:
 
     told = Redirected(NodeGroup(1, (second,)).encode().encode())  # since then the first node has joined
     assert together(lambda: again.join(told), lead) == [None, None]
-    assert bed.nodes[1]._lobby(own[1]) == []
+    assert bed.nodes[1].stores.lobby(own[1]) == []
+
+
+def run_store(port: int) -> None:
+    """What a node that decides does, in a process that can be stopped."""
+    store = SealedStore(host_store("127.0.0.1", port, timeout_s=30)[0], SECRET)
+    store.set("process", "stopped")
+    time.sleep(300)
+
+
+def test_a_node_that_waits_learns_that_the_decider_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joining_node, "SILENT_S", 1)
+    bed, port = Bed(2), free_port()
+    second, own = bed.nodes[1].stores.card, bed.nodes[1].stores.own
+    assert own is not None
+    decider = server_context.Process(target=run_store, args=(port,))
+    decider.start()
+    first = LiveNode(0, "vm", "127.0.0.1", port, "stopped")
+    lobby = SealedStore(open_tcp_store("127.0.0.1", port, timeout_s=60), SECRET)
+
+    def stop() -> None:
+        while not lobby.check(["lobby/1"]):
+            time.sleep(0.02)
+        os.kill(decider.pid or 0, signal.SIGSTOP)
+        own.set(REDIRECT, NodeGroup(8, (second,)).encode())
+        own.set(OVER, "1")
+
+    try:
+        told = Redirected(NodeGroup(7, (first, second)).encode().encode())
+        assert together(lambda: bed.new(1).join(told), stop) == [None, None]
+    finally:
+        decider.kill()
+        decider.join()
 
 
 def test_a_node_comes_with_all_of_its_ranks() -> None:
     topology = Topology(0, 4, 0, 2, "127.0.0.1", free_port(), node_start="once", secret=SECRET)
     first, other = (live(topology, patience_s=0.3), live(replace(topology, rank=1, local_rank=1), patience_s=30))
-    first._host("127.0.0.1", 0)
-    first.latest = other.latest = NodeGroup(0, (first._me(),))
+    first.stores.host("127.0.0.1", 0, timeout_s=30)
+    first.latest = other.latest = NodeGroup(0, (first.stores.card,))
     with pytest.raises(TrainingError, match="a rank of node 0 did not leave its group in time; the other nodes contin"):
         first.regroup()
     ended = subprocess.Popen(["true"])
     ended.wait()
-    assert first._own is not None
-    first._own.set("pid/1", str(ended.pid))
+    assert first.stores.own is not None
+    first.stores.own.set("pid/1", str(ended.pid))
     with pytest.raises(TrainingError, match="a rank of node 0 has exited; the other nodes continue without this one"):
         first.regroup()
-    first._own.delete_key("pid/1")
-    first._patience_s, other._own = 30, other._connect(first._me())
+    first.stores.own.delete_key("pid/1")
+    first._patience_s, other.stores.own = 30, other.stores.connect(first.stores.card)
     assert [(one.rank, one.world_size) for one in together(first.regroup, other.regroup)] == [(0, 2), (1, 2)]
 
 
