@@ -122,7 +122,7 @@ def enter_next_group(change: BaseException, live: LiveNodes, ddp: DDPManager) ->
     ddp.cleanup(broken=True)
     if not isinstance(change, Redirected):
         live.regroup()
-    elif live.join(change) is None:
+    elif not live.join(change):
         print_message(f"node {live.number} did not join again: the run has ended")
         return False
     return True

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -262,9 +262,9 @@ def _send_what_is_lacking(meeting: Meeting, kept: KeptState | None, job: Job) ->
             assert snapshot is not None
             files = {name: some for name, some in snapshot.tensors.items() if what == "all" or name in SHARED_FILES}
             documents = snapshot.documents if what == "all" else {}
-            _send(Snapshot(files, documents), other, device)
+            _transfer(Snapshot(files, documents), other, device)
         else:
-            received = _receive(source, device)
+            received = _transfer(None, source, device)
             mine = snapshot or Snapshot({}, {})
             snapshot = Snapshot({**mine.tensors, **received.tensors}, {**mine.documents, **received.documents})
     assert snapshot is not None
@@ -286,36 +286,29 @@ def _as_shards(snapshot: Snapshot, job: Job) -> Snapshot:
     return Snapshot(dict(tensors), snapshot.documents)
 
 
-def _send(snapshot: Snapshot, to: int, device: torch.device) -> None:
+def _transfer(given: Snapshot | None, peer: int, device: torch.device) -> Snapshot:
+    """Send what is `given` to that rank; None: receive it from there."""
+    move: Callable[[Tensor, int], Any] = dist.recv if given is None else dist.send
     shapes = {
         file: {name: [str(one.dtype).removeprefix("torch."), list(one.shape)] for name, one in some.items()}
-        for file, some in snapshot.tensors.items()
+        for file, some in ({} if given is None else given.tensors).items()
     }
-    text = torch.frombuffer(bytearray(json.dumps([shapes, snapshot.documents]).encode()), dtype=torch.uint8)
-    dist.send(torch.tensor([text.numel()], device=device), to)
-    dist.send(text.to(device), to)
-    for some in snapshot.tensors.values():
-        for one in some.values():
-            if one.numel():
-                dist.send(one.to(device).contiguous().reshape(-1).view(torch.uint8), to)
-
-
-def _receive(source: int, device: torch.device) -> Snapshot:
-    size = torch.zeros(1, dtype=torch.int64, device=device)
-    dist.recv(size, source)
-    text = torch.empty(int(size), dtype=torch.uint8, device=device)
-    dist.recv(text, source)
-    shapes, documents = json.loads(text.cpu().numpy().tobytes())
-    tensors: dict[str, Mapping[str, Tensor]] = {}
-    for file, some in shapes.items():
-        found = {}
-        for name, (dtype, shape) in some.items():
+    text = bytearray(json.dumps([shapes, None if given is None else given.documents]).encode())
+    move(size := torch.tensor([len(text)], device=device), peer)
+    encoded = torch.frombuffer(text if given else bytearray(int(size)), dtype=torch.uint8).to(device)
+    move(encoded, peer)
+    shapes, documents = json.loads(encoded.cpu().numpy().tobytes())
+    tensors: dict[str, dict[str, Tensor]] = {file: {} for file in shapes}
+    for file, name in [(file, name) for file, some in shapes.items() for name in some]:
+        dtype, shape = shapes[file][name]
+        if given is None:
             one = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
-            if one.numel():
-                dist.recv(one.reshape(-1).view(torch.uint8), source)
-            found[name] = one.cpu()
-        tensors[file] = found
-    return Snapshot(tensors, documents)
+        else:
+            one = given.tensors[file][name].to(device).contiguous()
+        if one.numel():
+            move(one.reshape(-1).view(torch.uint8), peer)
+        tensors[file][name] = one.cpu()
+    return Snapshot(dict(tensors), documents)
 
 
 def _split(sharding: Sharding) -> dict[str, int]:

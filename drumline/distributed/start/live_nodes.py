@@ -1,7 +1,6 @@
 """The nodes that train now, where a run continues without a lost one (`--dist.on_lost_node continue`).
 
-When a group breaks, or a node joins, all leave it, agree on the next one (`next_group.py`) and begin that. How a node
-joins: `joining_node.py`.
+When a group breaks, or a node joins, all leave it, agree on the next one (`next_group.py`) and begin that.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -17,32 +15,18 @@ from dataclasses import asdict, replace
 
 import torch.distributed as dist
 
-from drumline.distributed.start import node_group
 from drumline.distributed.start.fact_differences import Facts
-from drumline.distributed.start.joining_node import JoiningNode
-from drumline.distributed.start.next_group import NextGroup
-from drumline.distributed.start.node_group import (
-    CONNECT_S,
-    FACTS,
-    OVER,
-    POLL_S,
-    REDIRECT,
-    SILENT_S,
-    WATCH_S,
-    LiveNode,
-    NodeGroup,
-    NodeStores,
-    Redirected,
-)
+from drumline.distributed.start.next_group import JoiningNode, NextGroup
+from drumline.distributed.start.node_group import FACTS, OVER, REDIRECT, LiveNode, NodeGroup, NodeStores, Redirected
 from drumline.distributed.start.rank_rendezvous import Rendezvous
 from drumline.errors import PreflightError, TrainingError
 from drumline.launch.topology import Topology
 from drumline.net.sealed_store import SealedStore
-from drumline.net.tcp_store import break_dead_connections, close_connections, open_tcp_store
+from drumline.net.tcp_store import close_connections
 from drumline.processes import EXITED, state_of
 from drumline.text import join_names
 
-CHECK_S = 0.5
+POLL_S, WATCH_S, CHECK_S = 0.05, 0.25, 0.5
 JOIN_S = 30.0
 """How long the ranks of a decided group wait for each other: all of them run already."""
 MOST_REFUSALS = 3
@@ -56,6 +40,8 @@ class LiveNodes:
         `is_lost_peer`: whether an error is that of a broken connection."""
         self._given, self._patience_s, self._is_lost_peer = topology, patience_s, is_lost_peer
         self.number = topology.rank // topology.local_world_size
+        self.is_first = topology.local_rank == 0
+        """Whether this is the rank that acts for its node."""
         self.stores = NodeStores(topology)
         self.latest = NodeGroup(-1, ())
         """The group that this rank is in, or was in until it broke."""
@@ -72,11 +58,6 @@ class LiveNodes:
         self._checked_at = 0.0
         self._ended = threading.Event()
         self._watcher: threading.Thread | None = None
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this is the rank that acts for its node."""
-        return self._given.local_rank == 0
 
     @property
     def is_new(self) -> bool:
@@ -127,10 +108,9 @@ class LiveNodes:
         self._watcher.start()
 
     def guard_connections(self) -> None:
-        """Call it when all groups exist: from here on a connection to a node that does not answer breaks."""
+        """Call it when all groups exist, before the first step."""
         self._refusals = 0
-        for peer in {one.address for one in self.latest.members}:
-            break_dead_connections(None, after_s=SILENT_S, address=peer)
+        self.stores.guard_connections(self.latest)
 
     def topology(self) -> Topology:
         """This rank in the latest group: ranks have no gaps."""
@@ -150,19 +130,21 @@ class LiveNodes:
 
     def _watch(self, own: SealedStore) -> None:
         """Learn that another node has left the group, and of nodes that wait to join."""
-        generation, leads = self.latest.generation, self.number == self.latest.members[0].number and self.is_first
-        absent_first = leads and self.number > 0
+        generation, leads = self.latest.generation, self._leads()
         try:
             while not self._ended.wait(WATCH_S):
                 if own.check([f"broken/{generation}"]):
                     self._break()
                     return
                 if leads:
-                    self.has_joiner = any(node_group.probe(one) == "open" for one in self.stores.lobby(own))
-                if absent_first:
-                    self._redirect_first_node()
+                    self.has_joiner = any(one.probe() == "open" for one in self.stores.lobby(own))
+                if leads and self.number > 0:
+                    self.stores.redirect_first_node(self.latest)
         except (dist.DistError, RuntimeError):
             self._break()
+
+    def _leads(self) -> bool:
+        return self.is_first and self.number == self.latest.members[0].number
 
     def _break(self) -> None:
         self.is_broken = True
@@ -173,14 +155,6 @@ class LiveNodes:
         not end it."""
         stores = {one.port for one in self.latest.members} | {self._given.master_port}
         close_connections({one.address for one in self.latest.members}, but=stores)
-
-    def _redirect_first_node(self) -> None:
-        """A first node that was started again finds nobody at its own endpoint: tell it where the run is."""
-        with contextlib.suppress(OSError, RuntimeError):
-            host, port = self._given.master_addr, self._given.master_port
-            socket.create_connection((host, port), timeout=WATCH_S).close()
-            store = SealedStore(open_tcp_store(host, port, timeout_s=CONNECT_S), self._given.secret)
-            store.set(REDIRECT, self.latest.encode())
 
     # The group ends
 
@@ -220,7 +194,7 @@ class LiveNodes:
         if self._watcher is not None:  # Python's exit aborts the process if a thread comes back from torch's store
             self._watcher.join()
         with contextlib.suppress(dist.DistError, RuntimeError):
-            if self.is_first and self.stores.own is not None and self.number == self.latest.members[0].number:
+            if self.stores.own is not None and self._leads():
                 self.stores.own.set(OVER, "1")
                 until = time.monotonic() + 2.0
                 while self.stores.lobby(self.stores.own) and time.monotonic() < until:
@@ -265,10 +239,8 @@ class LiveNodes:
                 )
             time.sleep(POLL_S)
 
-    def join(self, told: Redirected) -> Topology | None:
-        """This rank was started while others train: wait until they let its node in. None: their run has ended."""
-        joining = JoiningNode(self._given, self.stores, self.facts, patience_s=self._patience_s)
-        if (decided := joining.join(told)) is None:
-            return None
-        self.latest = decided
-        return self.topology()
+    def join(self, told: Redirected) -> bool:
+        """This rank was started while others train: wait until they let its node in. False: their run has ended."""
+        found = JoiningNode(self._given, self.stores, self.facts, patience_s=self._patience_s).join(told)
+        self.latest = found or self.latest
+        return found is not None

@@ -1,17 +1,37 @@
-"""Who is in the next group of nodes, when one is lost or joins: the lowest one that still runs decides, and its store
-has the rendezvous of that group."""
+"""Who is in the next group of nodes: of those that are left, the lowest one that still runs decides. A node that was
+lost, or is new, is told of the run at the first node's endpoint, and waits in the store of the one that decides until
+the others have finished a round."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import time
+from dataclasses import asdict
+from functools import partial
 
 import torch.distributed as dist
 
-from drumline.distributed.start import node_group
-from drumline.distributed.start.node_group import POLL_S, LiveNode, NodeGroup, NodeStores
-from drumline.errors import TrainingError
+from drumline.distributed.start.fact_differences import MAX_DIFFERENCES, NEXT_STEPS, WARNINGS, Facts, differences
+from drumline.distributed.start.node_group import (
+    FACTS,
+    OVER,
+    REDIRECT,
+    LiveNode,
+    NodeGroup,
+    NodeStores,
+    Redirected,
+    answered,
+)
+from drumline.errors import PreflightError, TrainingError
+from drumline.launch.topology import Topology
+from drumline.net.dial import WaitNotice
+from drumline.net.sealed_store import SealedStore, document
+from drumline.terminal import print_message
 from drumline.text import join_names
+
+POLL_S, WATCH_S = 0.05, 0.25
+WORLD = "the number of ranks"
 
 
 class NextGroup:
@@ -69,7 +89,7 @@ class NextGroup:
                     with contextlib.suppress(dist.DistError, RuntimeError):
                         if (found := store.peek(self._key)) is not None:  # it could not reach this node meanwhile
                             return NodeGroup.decode(found)
-                elif one.process in self._stores.gone or (state := node_group.probe(one)) == "refused":
+                elif one.process in self._stores.gone or (state := one.probe()) == "refused":
                     waiting.remove(one)
                 elif state == "silent":  # if it is open, there was no connection for a moment only
                     waiting.remove(one)
@@ -95,3 +115,79 @@ class NextGroup:
                 f"{names[0]} cannot be reached, and may continue without {names[1]}, which ends",
                 next_step="check the network between them; then start this node again, and it joins the others",
             )
+
+
+class JoiningNode:
+    """One rank of it."""
+
+    def __init__(self, given: Topology, stores: NodeStores, facts: Facts, *, patience_s: float) -> None:
+        """`facts`: what this rank runs with."""
+        self._given, self._stores, self._facts, self._patience_s = given, stores, facts, patience_s
+        self._number, self._is_first = stores.card.number, given.local_rank == 0
+
+    def join(self, told: Redirected) -> NodeGroup | None:
+        """This rank was started while others train: wait until they let its node in. None: their run has ended."""
+        known = NodeGroup.decode(told.text)
+        notice = WaitNotice(first_s=0)
+        while known is not None:
+            stores = ((one, self._stores.connect(one)) for one in known.members)
+            decider, store = next((found for found in stores if found[1] is not None), (None, None))
+            if decider is None or store is None:
+                break
+            try:
+                if self._is_first:
+                    self._stores.host_for(decider, timeout_s=self._patience_s)
+                    self._check_facts(store, known)
+                    store.set(f"lobby/{self._number}", json.dumps(asdict(self._stores.card)))
+                while not answered(partial(self._is_settled, store, known)):
+                    if notice.is_due() and self._is_first:
+                        who = join_names([str(one) for one in known.members])
+                        print_message(f"node {self._number} waits to join {who} after their next round")
+                    time.sleep(WATCH_S)
+                if (found := store.peek(f"joined/{self._stores.process}")) is not None:
+                    return NodeGroup.decode(found)
+                store.delete_key(f"lobby/{self._number}")
+                if store.peek(OVER) is not None:
+                    return None
+            except (TimeoutError, RuntimeError) as error:  # it is stopped, or lost
+                self._stores.gone |= {decider.process} if isinstance(error, TimeoutError) else set()
+            known = self._newer(known)
+        raise TrainingError(
+            f"node {self._number} cannot join: none of the nodes that train answers",
+            next_step="nothing, if they are restarted too; otherwise check that they reach each other on all ports",
+        )
+
+    def _check_facts(self, store: SealedStore, known: NodeGroup) -> None:
+        """Refuse to join nodes that run another code, or with other settings, before they pause for this one."""
+        theirs = document(store.peek(FACTS) or b"") or {}
+        found = [one for one in differences([theirs, self._facts]) if one.group not in WARNINGS and one.name != WORLD]
+        if found:
+            values = [f"{one.name}: {one.values[1]!r} here, {one.values[0]!r} there" for one in found[:MAX_DIFFERENCES]]
+            raise PreflightError(
+                f"node {self._number} ({self._given.host}) differs from {join_names(list(map(str, known.members)))}, "
+                f"and cannot join: {'; '.join(values)}",
+                next_step="; ".join(dict.fromkeys(NEXT_STEPS[one.group] for one in found)),
+            )
+
+    def _is_settled(self, store: SealedStore, known: NodeGroup) -> bool:
+        """Whether this node is let in, the run has ended, or a lower node has joined meanwhile: then that one decides
+        who joins."""
+        if store.peek(f"joined/{self._stores.process}") is not None or store.peek(OVER) is not None:
+            return True
+        newer = NodeGroup.decode(store.peek(REDIRECT) or b"")
+        return newer is not None and newer.generation > known.generation and newer.members[0] not in known.members
+
+    def _newer(self, known: NodeGroup) -> NodeGroup | None:
+        """The decider is another one now: each node has the group that it is in in its store."""
+        deadline = time.monotonic() + known.longest_change_s(self._patience_s)
+        while time.monotonic() < deadline:
+            alive = [store for one in known.members if (store := self._stores.connect(one)) is not None]
+            if not alive:
+                return None
+            for store in alive:
+                with contextlib.suppress(dist.DistError, RuntimeError):
+                    found = NodeGroup.decode(store.peek(REDIRECT) or b"")
+                    if found is not None and found.generation > known.generation:
+                        return found
+            time.sleep(WATCH_S)
+        return None

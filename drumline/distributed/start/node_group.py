@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 import socket
@@ -17,9 +18,10 @@ from drumline.launch.topology import Topology
 from drumline.net.sealed_store import SealedStore, document
 from drumline.net.tcp_store import break_dead_connections, open_tcp_store
 
-POLL_S, WATCH_S, CONNECT_S = 0.05, 0.25, 3.0
+CONNECT_S = 3.0
 # A host that loses its power closes no connection: without an answer for so long it is lost.
 SILENT_S = 15
+FIRST_NODE_S = 0.25
 OVER, REDIRECT, FACTS = "over", "redirect", "facts"
 """In a store: the run has ended; which nodes train already; and what with."""
 T = TypeVar("T")
@@ -38,6 +40,17 @@ class LiveNode:
 
     def __str__(self) -> str:
         return f"node {self.number} ({self.host})"
+
+    def probe(self) -> str:
+        """Whether something listens there: `open`, or `refused` by its host. `silent`: the host is lost, or a network
+        is cut; then the node may still train."""
+        try:
+            socket.create_connection((self.address, self.port), timeout=CONNECT_S).close()
+        except ConnectionError:
+            return "refused"
+        except OSError:
+            return "silent"
+        return "open"
 
 
 class Redirected(Exception):  # noqa: N818  # no error
@@ -84,20 +97,8 @@ class NodeGroup:
         return cls(found["generation"], members, tuple(found["lost"]), tuple(found["joined"]))
 
 
-def probe(one: LiveNode) -> str:
-    """Whether something listens there: `open`, or `refused` by its host. `silent`: the host is lost, or a network is
-    cut; then the node may still train."""
-    try:
-        socket.create_connection((one.address, one.port), timeout=CONNECT_S).close()
-    except ConnectionError:
-        return "refused"
-    except OSError:
-        return "silent"
-    return "open"
-
-
-def answered(call: Callable[[], T], *, limit_s: float) -> T:
-    """What it returns or raises; TimeoutError after the limit. A process that is stopped keeps its connections, and a
+def answered(call: Callable[[], T]) -> T:
+    """What it returns or raises; TimeoutError after SILENT_S. A process that is stopped keeps its connections, and a
     call to its store would wait forever; it waits on in a thread."""
     found: SimpleQueue[tuple[T | None, Exception | None]] = SimpleQueue()
 
@@ -109,7 +110,7 @@ def answered(call: Callable[[], T], *, limit_s: float) -> T:
 
     threading.Thread(target=run, name="drumline-ask", daemon=True).start()
     try:
-        result, error = found.get(timeout=limit_s)
+        result, error = found.get(timeout=SILENT_S)
     except Empty:
         raise TimeoutError from None
     if error is not None:
@@ -137,15 +138,24 @@ class NodeStores:
         self.card = replace(self.card, address=address, port=port)
         self.own.set("process", self.process)
 
+    def host_for(self, peer: LiveNode, *, timeout_s: float) -> None:
+        """At the address by which this node reaches that one; the first node's is at its endpoint."""
+        if self.own is None and self.card.number == 0:
+            self.host(self._given.master_addr, self._given.master_port, timeout_s=timeout_s)
+        elif self.own is None:
+            with socket.create_connection((peer.address, peer.port), timeout=CONNECT_S) as connection:
+                address = str(connection.getsockname()[0])
+            self.host(address, 0, timeout_s=timeout_s)
+
     def connect(self, member: LiveNode) -> SealedStore | None:
         """The store of a node; None: the node is lost, or was started again."""
         if member.process in self.gone:
             return None
-        if probe(member) != "open":  # first: a store that has lost its connection prints torch's own stack
+        if member.probe() != "open":  # first: a store that has lost its connection prints torch's own stack
             self._others.pop(member.process, None)
             return None
         try:
-            return answered(partial(self._open, member), limit_s=SILENT_S)
+            return answered(partial(self._open, member))
         except (OSError, RuntimeError) as error:
             self.gone |= {member.process} if isinstance(error, TimeoutError) else set()
             self._others.pop(member.process, None)
@@ -160,6 +170,18 @@ class NodeStores:
             self.gone.add(member.process)
             return None
         return store
+
+    def guard_connections(self, group: NodeGroup) -> None:
+        """From here on a connection to a node that does not answer breaks."""
+        for peer in {one.address for one in group.members}:
+            break_dead_connections(None, after_s=SILENT_S, address=peer)
+
+    def redirect_first_node(self, group: NodeGroup) -> None:
+        """A first node that was started again finds nobody at its own endpoint: tell it where the run is."""
+        with contextlib.suppress(OSError, RuntimeError):
+            where = self._given.master_addr, self._given.master_port
+            socket.create_connection(where, timeout=FIRST_NODE_S).close()
+            SealedStore(open_tcp_store(*where, timeout_s=CONNECT_S), self._given.secret).set(REDIRECT, group.encode())
 
     def lobby(self, own: SealedStore) -> list[LiveNode]:
         """The nodes that wait to join, in the store of the one that decides."""

@@ -17,7 +17,7 @@ import pytest
 
 from drumline.cli import train_rank
 from drumline.config.schema import Config, DistConfig
-from drumline.distributed.start import joining_node, live_nodes, node_group
+from drumline.distributed.start import live_nodes, node_group
 from drumline.distributed.start.fact_differences import Facts
 from drumline.distributed.start.live_nodes import LiveNodes
 from drumline.distributed.start.next_group import NextGroup
@@ -165,8 +165,9 @@ def test_a_node_is_let_in_with_the_next_group(capfd: pytest.CaptureFixture[str])
             time.sleep(0.02)
         return bed.nodes[0].regroup()
 
-    joined, first = together(lambda: again.join(told), lead)
-    assert (joined.rank, joined.world_size, first.rank, first.world_size) == (1, 2, 0, 2)
+    is_in, first = together(lambda: again.join(told), lead)
+    joined = again.topology()
+    assert (is_in, joined.rank, joined.world_size, first.rank, first.world_size) == (True, 1, 2, 0, 2)
     assert [one.startswith("node 1 (") for one in (*again.latest.lost, *again.latest.joined)] == [True, True]
     assert "node 1 waits to join node 0 (" in capfd.readouterr().err
 
@@ -195,7 +196,7 @@ def test_a_node_that_waits_learns_of_the_end() -> None:
     store = SealedStore(host_store("127.0.0.1", bed.port, timeout_s=30)[0], SECRET)
     told = Redirected(store.get(REDIRECT))
     bed.kill(1)
-    assert together(lambda: bed.new(1).join(told), bed.nodes[0].close) == [None, None]
+    assert together(lambda: bed.new(1).join(told), bed.nodes[0].close) == [False, None]
 
 
 def test_nobody_is_left_to_join() -> None:
@@ -213,7 +214,7 @@ def test_nobody_is_left_to_join() -> None:
 def test_the_smaller_part_of_a_cut_network_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     bed = Bed(3)
     bed.kill(1, 2)
-    monkeypatch.setattr(node_group, "probe", lambda one: "silent")  # the route is cut: no host refuses anything
+    monkeypatch.setattr(LiveNode, "probe", lambda one: "silent")  # the route is cut: no host refuses anything
     for node in bed.nodes:
         node.stores._others.clear()
     with pytest.raises(TrainingError) as refused:
@@ -281,7 +282,7 @@ def test_a_node_waits_where_the_lowest_node_is() -> None:
         bed.nodes[0].close()
 
     told = Redirected(NodeGroup(1, (second,)).encode().encode())  # since then the first node has joined
-    assert together(lambda: again.join(told), lead) == [None, None]
+    assert together(lambda: again.join(told), lead) == [False, None]
     assert bed.nodes[1].stores.lobby(own[1]) == []
 
 
@@ -293,7 +294,6 @@ def run_store(port: int) -> None:
 
 
 def test_a_node_that_waits_learns_that_the_decider_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joining_node, "SILENT_S", 1)
     bed, port = Bed(2), free_port()
     second, own = bed.nodes[1].stores.card, bed.nodes[1].stores.own
     assert own is not None
@@ -305,13 +305,14 @@ def test_a_node_that_waits_learns_that_the_decider_is_stopped(monkeypatch: pytes
     def stop() -> None:
         while not lobby.check(["lobby/1"]):
             time.sleep(0.02)
+        monkeypatch.setattr(node_group, "SILENT_S", 3)
         os.kill(decider.pid or 0, signal.SIGSTOP)
         own.set(REDIRECT, NodeGroup(8, (second,)).encode())
         own.set(OVER, "1")
 
     try:
         told = Redirected(NodeGroup(7, (first, second)).encode().encode())
-        assert together(lambda: bed.new(1).join(told), stop) == [None, None]
+        assert together(lambda: bed.new(1).join(told), stop) == [False, None]
     finally:
         decider.kill()
         decider.join()
