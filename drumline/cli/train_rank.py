@@ -57,7 +57,7 @@ def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequ
                     local = with_local_data(config, ddp)
                     settled = settle_mode(local, task_class, ddp, lambda text: print_message(f"note: {text}"))
                     config = replace(settled, data=config.data)
-                preemption.join(ddp, progress)
+                preemption.join(ddp, progress, may_leave=live is not None)
                 starts_over = fresh and (live is None or live.latest.generation == 0)
                 request = RunRequest(task, config, folder, starts_over, tuple(argv))
                 code = train(request, task_class, ddp, progress, preemption, clock, live, kept)

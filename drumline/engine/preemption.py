@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import select
 import signal
@@ -37,6 +38,8 @@ from drumline.text import named_ranks
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 POLL_S, BUSY_POLL_S = 0.5, 0.05
+# A scheduler that stops a whole job signals all of its nodes within this time.
+ALL_NODES_S = 3.0
 # Most launchers kill their ranks 30 seconds after the signal.
 MAX_WAIT_FOR_SAVE_S = 20.0
 BEFORE_FIRST_STEP = "stopped by {} before the first step; rerun the same command to resume"
@@ -44,6 +47,7 @@ EXITS_WITHOUT_SAVE = (
     "rank {rank} on {host} received {signal} and exits without a save: {who} did not answer",
     "try: find out what blocks {who}; rerun the same command to resume from the newest checkpoint",
 )
+LEAVES = "{host} received {signal} and leaves; the other nodes continue without it"
 NOTICE_IGNORED = (
     "received {signal}, but {who} did not answer: the run continues; if the machine is reclaimed, the steps after the "
     "newest checkpoint are lost"
@@ -69,6 +73,9 @@ class Preemption:
         is not a signal: a signal after it counts as the first."""
         self._has_warned = False
         self._local_ranks: list[str] = []
+        self._nodes: list[str] = []
+        """Where nodes continue without each other: for each one, where it writes that it was asked to stop."""
+        self._node, self._node_asked_at = 0, math.inf
         self.ignores_signals = False
         """Whether all is saved: then signals are ignored. A launcher may signal the last ranks when the first exit."""
         self._is_joined = self._is_closed = False
@@ -82,14 +89,19 @@ class Preemption:
         self._pipe = SignalPipe(SIGNALS)
         self._thread.start()
 
-    def join(self, ddp: DDPManager, progress: Progress) -> None:
-        """Called when the group exists: from now on all ranks stop together."""
+    def join(self, ddp: DDPManager, progress: Progress, *, may_leave: bool = False) -> None:
+        """Called when a group exists: from now on all ranks stop together. `may_leave`: if not all nodes are asked to
+        stop, the others continue."""
         self._place = {"host": ddp.host, "rank": ddp.rank}
         if self._pipe is not None and ddp._connection.store is not None:
             ddp._connection.store.set(f"pid/{ddp.host}/{ddp.get_local_rank()}", str(os.getpid()))
             self._local_ranks = [f"pid/{ddp.host}/{rank}" for rank in range(ddp.local_world_size)]
             self._store = ddp._connection.store.clone()
             self._vote = StopVote(self._store, rank=ddp.rank, world_size=ddp.world_size, step=lambda: progress.step)
+            self._nodes = [f"asked/{node}" for node in range(ddp.world_size // ddp.local_world_size) if may_leave]
+            self._node = ddp.rank // ddp.local_world_size
+            if self.cause:  # in the group before
+                self._request()
         self._is_joined = True
 
     def begin(self) -> None:
@@ -153,18 +165,35 @@ class Preemption:
         is_sigterm = self._first is not None and self._first[0] == signal.SIGTERM
         if is_sigterm and (self._store.check([FIRST]) or self._has_lost_a_local_rank()):
             self._exit(128 + signal.SIGTERM)  # another rank has failed, and the launcher ends this one
-        self._vote.request(self.cause, in_a_hurry=is_sigterm)
+        if len(self._nodes) > 1:
+            self._store.set(self._nodes[self._node], json.dumps(self.cause))
+        else:
+            self._vote.request(self.cause, in_a_hurry=is_sigterm)
         return True
+
+    def _leave(self, store: SealedStore, vote: StopVote) -> None:
+        """If this node was asked to stop: if all were, they save and stop together; otherwise it exits alone."""
+        if (asked := store.peek(self._nodes[self._node])) is None:
+            return
+        cause, self._node_asked_at = json.loads(asked), min(self._node_asked_at, time.monotonic())
+        if store.check(self._nodes):
+            self._nodes = []
+            vote.request(cause)
+        elif time.monotonic() > self._node_asked_at + ALL_NODES_S:
+            if cause["rank"] == self._place["rank"]:  # the last one of this node that was asked
+                print_message(LEAVES.format(**cause), stream=screen())
+            self._exit(ExitCode.PREEMPTED)
 
     def _has_lost_a_local_rank(self) -> bool:
         """Whether a rank of this host has exited."""
         assert self._store is not None
-        known = [key for key in self._local_ranks if self._store.check([key])]
-        return any(state_of(int(pid)) in EXITED for pid in self._store.multi_get(known))
+        return any(state_of(int(pid)) in EXITED for pid in self._store.there(self._local_ranks).values())
 
     def _tick(self) -> bool:
         if self._vote is None:
             return False
+        if len(self._nodes) > 1 and self._store is not None:
+            self._leave(self._store, self._vote)
         is_busy = self._vote.tick()
         if self._vote.cause is not None:
             # The vote joins in one tick and answers in a later one: so the loop reads it before it could miss its step.
