@@ -21,6 +21,7 @@ from drumline.metrics.events import read_events
 from drumline.tasks.hook import Hook, Run
 from tests.jobs import Classify, Points
 from tests.ranks import free_port, server_context
+from tests.stream_jobs import Plain
 
 LIMIT_S = 120.0
 
@@ -55,7 +56,8 @@ class Held(Classify):
     }  # fmt: skip
 
     def train_data(self) -> Dataset[Any]:
-        return Points(self.config.data.samples + int(os.environ.get("MORE_SAMPLES", "0")))
+        count = self.config.data.samples + int(os.environ.get("MORE_SAMPLES", "0"))
+        return Plain(count, jitter=0.0) if os.environ.get("STREAM") else Points(count)
 
     def hooks(self) -> Sequence[Hook]:
         return [Hold()]

@@ -21,7 +21,7 @@ from torch import Tensor
 from drumline.checkpoint import catalog, state
 from drumline.checkpoint.state import capture_rng, restore_rng
 from drumline.checkpoint.store import Snapshot
-from drumline.data.sharding import Cursor, Sharding
+from drumline.data.sharding import Cursor
 from drumline.distributed.collectives import gather_json
 from drumline.distributed.outer_sync import OuterSync
 from drumline.distributed.shards import like_shard, own_part, sharded_parameters
@@ -52,7 +52,7 @@ class KeptState:
     pending: list[int]
     rng: Tensor
     ledger: Mapping[str, Any]
-    """Since the last save: `first` step, its `cursor`, and how batches were split (`rank`, `world_size`, ...)."""
+    """Since the last save: `first` step, its `cursor`, `entries`, and how batches were split (`sharding`)."""
     left_at: float = field(default_factory=time.monotonic)
 
     def release(self) -> None:
@@ -72,7 +72,8 @@ class Meeting:
 
     def source_of(self, rank: int) -> int:
         """The rank that is furthest among those that hold the same."""
-        known = [(_place(one), -other) for other, one in enumerate(self.states) if one is not None]
+        states = [(-other, one) for other, one in enumerate(self.states) if one is not None]
+        known = [((one["finished_at"], one["step"]), other) for other, one in states]
         same = [(place, other) for place, other in known if -other % self.num_shards == rank % self.num_shards]
         if not same or max(same)[0] < max(known)[0]:
             raise TrainingError(
@@ -95,14 +96,9 @@ class Meeting:
     def lacks(self, rank: int) -> str:
         """What this rank needs from its source: `all`, the `shared` weights, or nothing."""
         mine = self.states[rank]
-        if mine is None:
-            return "all"
-        is_behind = mine["finished_at"] != self.furthest["finished_at"]
-        return ("all" if self.num_shards > 1 else "shared") if is_behind else ""
-
-
-def _place(one: Mapping[str, Any]) -> tuple[list[int], int]:
-    return one["finished_at"], one["step"]
+        if mine is not None and mine["finished_at"] == self.furthest["finished_at"]:
+            return ""
+        return "all" if mine is None or self.num_shards > 1 else "shared"
 
 
 def check_continues(job: Job) -> None:
@@ -153,7 +149,7 @@ def keep_state(context: RunContext, facts: Mapping[str, Any], saver: Saver) -> K
         own=own,
         pending=[] if sync is None else sync.pending(progress.step, is_last=progress.step >= context.total_steps),
         rng=rng,
-        ledger={**saver.unsaved, **_split(job.loader.sharding)},
+        ledger=saver.unsaved(),
     )
 
 
@@ -218,8 +214,7 @@ def _restore_replica(
     sync.load_own_state(None if kept is None else kept.own, furthest["finished_at"])
     contributors = [other for other, one in enumerate(meeting.states) if one is not None]
     if furthest["pending"]:
-        size = len(sync.groups.members)
-        weight = size / len(contributors) if rank in contributors else 0.0
+        weight = len(sync.groups.members) / len(contributors) if rank in contributors else 0.0
         step = context.progress.step
         sync.repeat(furthest["pending"], step, weight=weight, is_last=step >= context.total_steps)
 
@@ -227,17 +222,14 @@ def _restore_replica(
 def report_regrouped(context: RunContext, group: NodeGroup, kept: KeptState | None) -> None:
     """After the first step of a group: who was lost or joined, and for how long this rank was paused."""
     paused_s = None if kept is None else time.monotonic() - kept.left_at
-    step = context.progress.step - 1
-    texts = []
+    step, texts = context.progress.step - 1, []
     if gone := [one for one in group.lost if one not in group.joined]:
-        texts.append(
-            f"{join_names(list(gone))} {'was' if len(gone) == 1 else 'were'} lost by step {step}; the others continue"
-        )
+        verb = "was" if len(gone) == 1 else "were"
+        texts.append(f"{join_names(gone)} {verb} lost by step {step}; the others continue")
     if group.joined:
         again = "joined" if not set(group.joined) & set(group.lost) else "was lost and joined again"
         texts.append(f"{join_names(list(group.joined))} {again} after step {step}, from the memory of the others")
-    if not texts:
-        texts.append(f"the same nodes continue after step {step}: a connection between them was lost")
+    texts = texts or [f"the same nodes continue after step {step}: a connection between them was lost"]
     paused = "" if paused_s is None else f" (paused {duration(paused_s)})"
     context.reporter.report(
         "regrouped",
@@ -309,7 +301,3 @@ def _transfer(given: Snapshot | None, peer: int, device: torch.device) -> Snapsh
             move(one.reshape(-1).view(torch.uint8), peer)
         tensors[file][name] = one.cpu()
     return Snapshot(dict(tensors), documents)
-
-
-def _split(sharding: Sharding) -> dict[str, int]:
-    return {name: getattr(sharding, name) for name in ("rank", "world_size", "batch_size", "accumulate")}

@@ -30,7 +30,7 @@ from drumline.checkpoint.rank_states import gather_states
 from drumline.checkpoint.retention import is_best, prune
 from drumline.checkpoint.state import gather_rng
 from drumline.checkpoint.store import WritingRank, flush_folder
-from drumline.data.ledger import Ledger, num_steps, to_json
+from drumline.data.ledger import Ledger, LedgerEntry, num_steps, to_json
 from drumline.data.sharding import Cursor, Sharding, plan_step
 from drumline.distributed.collectives import all_sum, gather_json
 from drumline.distributed.wrap import LiveBuffers
@@ -73,6 +73,7 @@ class LedgerFile:
         """This rank's entries since the last save."""
         self.since: dict[str, Any] = {}
         """The first step that is not written yet, and its cursor."""
+        self._taken: list[LedgerEntry] = []
         self._path = path
         self._lines: JsonLines | None = None
         self._waiting: list[str] = []
@@ -81,7 +82,7 @@ class LedgerFile:
         """Record that the job starts from this step. `before`: what each rank keeps of the group before this one."""
         job, train, progress = context.job, context.config.train, context.progress
         self.since = {"first": progress.step + 1, "cursor": asdict(progress.cursor)}
-        lost = self._end_group(before, progress.step, job.loader.num_samples)
+        lost = self._end_group(before, progress.step)
         record = {
             "kind": "start",
             "step": progress.step,
@@ -96,38 +97,43 @@ class LedgerFile:
         }
         self._write(record)
 
-    def _end_group(
-        self, before: Sequence[Mapping[str, Any] | None], step: int, length: int | None
-    ) -> list[tuple[int, int, int]]:
+    def _end_group(self, before: Sequence[Mapping[str, Any] | None], step: int) -> list[tuple[int, int, int]]:
         """Write what the ranks of the group before covered since the last save. Which samples that were follows from
-        the cursor, also for a rank that is lost. Returns which steps of which ranks are lost."""
+        the cursor and the sizes of the global batches, also for a rank that is lost. Returns which steps of which ranks
+        are lost."""
         known = [one for one in before if one is not None]
-        if not known or length is None:
+        if not known:
             return []
-        since = max((one["ledger"] for one in known), key=lambda one: int(one["first"]))
-        first, world_size = since["first"], since["world_size"]
-        ranks = []
-        for rank in range(world_size):
-            sharding = Sharding(
-                batch_size=since["batch_size"], rank=rank, world_size=world_size, accumulate=since["accumulate"]
-            )
-            covered, cursor = Ledger(), Cursor(**since["cursor"])
-            for _ in range(first, step + 1):
-                plan = plan_step(cursor, length=length, sharding=sharding)
-                covered.add(plan)
-                cursor = plan.next_cursor
+        since = max(known, key=lambda one: (one["step"], one["ledger"]["first"]))["ledger"]
+        first, cursor, split = since["first"], Cursor(**since["cursor"]), dict(since["sharding"])
+        batches = []
+        for epoch, _, _, size, count in since["entries"]:
+            start = cursor.position if epoch == cursor.epoch else 0
+            batches += [(Cursor(epoch, start + number * size), size) for number in range(count)]
+            cursor = Cursor(epoch, start + count * size)
+        ranks, split["sizes"] = [], split["sizes"] and tuple(split["sizes"])
+        for rank in range(split["world_size"]):
+            covered, sharding = Ledger(), Sharding(**{**split, "rank": rank})
+            for at, size in batches[: step - first + 1]:
+                covered.add(plan_step(at, length=at.position + size, sharding=sharding))
             ranks.append(to_json(covered.take()))
         if step >= first:
             self._write({"kind": "steps", "first": first, "last": step, "ranks": ranks, "unsaved": True})
-        in_weights = {one["ledger"]["rank"]: one["step"] for one in known}
+        in_weights = {one["ledger"]["sharding"]["rank"]: one["step"] for one in known}
         round_at = min(max(one["finished_at"] for one in known))
-        ends = [(rank, in_weights.get(rank, round_at)) for rank in range(world_size)]
+        ends = [(rank, in_weights.get(rank, round_at)) for rank in range(len(ranks))]
         return [(rank, end + 1, step) for rank, end in ends if end < step]
+
+    def unsaved(self) -> list[LedgerEntry]:
+        """This rank's entries since the last save that all ranks took part in."""
+        self._taken += self.ledger.take()
+        return self._taken
 
     def gather(self, progress: Progress, *, device: torch.device) -> None:
         """Collective: write what all ranks have covered up to this step. Call `flush` before the checkpoint."""
-        step, runs = progress.step, self.ledger.take()
+        step, runs = progress.step, self.unsaved()
         ranks = gather_json(to_json(runs), device=device)
+        self._taken = []
         self.since = {"first": step + 1, "cursor": asdict(progress.cursor)}
         if runs:
             self._write({"kind": "steps", "first": step - num_steps(runs) + 1, "last": step, "ranks": ranks})
@@ -252,10 +258,10 @@ class Saver:
         self._held: object = None
         self._paused_at = self._paused_s = 0.0
 
-    @property
     def unsaved(self) -> dict[str, Any]:
-        """The first step since the last save, and its cursor."""
-        return self._ledger_file.since
+        """The first step since the last save, its cursor, what this rank has trained on since, and as which part."""
+        entries, split = to_json(self._ledger_file.unsaved()), asdict(self._job.loader.sharding)
+        return {**self._ledger_file.since, "entries": entries, "sharding": split}
 
     def __enter__(self) -> Self:
         """Collective: choose the ranks that write."""
