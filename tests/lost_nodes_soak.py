@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -104,6 +105,55 @@ def test_a_node_that_differs_does_not_join(tmp_path: Path) -> None:
         assert "node 2 could not join the others: ranks differ in the training data" in job.output()
         job.finish(0, 1)
     assert [len(one["nodes"]) for one in job.events("regrouped")] == [2, 2]
+
+
+def test_data_of_unknown_length(tmp_path: Path) -> None:
+    with nodes(tmp_path, 3, "--train.steps", "60") as job:
+        job.variables = {"STREAM": "1"}
+        start_again(job, 2, lose(job, 2, 0, 1))
+        job.finish(0, 1, 2)  # the ledger has the steps of the lost node, over the ends of epochs
+    starts = [json.loads(line) for line in (job.run / "ledger.jsonl").read_text().splitlines() if '"start"' in line]
+    assert [(one["samples"], one["step"], one.get("lost")) for one in starts[:2]] == [
+        (None, 0, None),
+        (None, 15, [[2, 11, 15]]),
+    ]
+
+
+def test_a_first_node_that_is_stopped_keeps_the_lock(tmp_path: Path) -> None:
+    with nodes(tmp_path, 3, "--train.steps", "60", "--dist.train_timeout_s", "15") as job:
+        go = [job.hold(number, 13) for number in range(3)]
+        job.start(0, 1, 2)
+        for number in range(3):
+            job.held(number, 13)
+        os.kill(job.pid(0), signal.SIGSTOP)
+        for release in go:
+            release()
+        job.finish(1, 2)
+        assert f"another job (process {job.pid(0)} on " in job.output()
+        assert ": it was lost, and this run continues without the lock; end that process" in job.output()
+        os.kill(job.pid(0), signal.SIGCONT)
+        job.processes[0][0].join(LIMIT_S)
+        assert job.processes[0][0].exitcode == ExitCode.TRAINING_FAILED, job.output()
+
+
+def test_a_preempted_node_leaves_and_all_of_them_save(tmp_path: Path) -> None:
+    with nodes(tmp_path, 3, "--train.steps", "1000000") as job:
+        job.start(0, 1, 2)
+        job.until(lambda: bool(job.events("train")), "the first log line")
+        for numbers in ([2], [0, 1]):
+            for number in numbers:
+                os.kill(job.pid(number), signal.SIGTERM)
+            for number in numbers:
+                job.processes[number][0].join(LIMIT_S)
+                assert job.processes[number][0].exitcode == ExitCode.PREEMPTED, job.output()
+        assert " received SIGTERM and leaves; the other nodes continue without it" in job.output()
+        (lost,) = job.events("regrouped")
+        assert len(lost["nodes"]) == 2
+        (preempted,) = job.events("preempted")
+        assert (job.run / f"checkpoints/step-{preempted['step']:08d}").exists()
+        job.arguments = ("--train.steps", str(preempted["step"] + 10))
+        job.start(0, 1, 2)  # resumes
+        job.finish(0, 1, 2)
 
 
 @pytest.mark.parametrize("seed", range(4))

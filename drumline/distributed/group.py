@@ -11,12 +11,13 @@ import contextlib
 import ctypes
 import gc
 import os
+import struct
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -96,11 +97,12 @@ def join_group(
     `service`: what else runs once on each node. `live`: the nodes, where those that are left continue without a lost
     one; then raises Redirected if they train already.
     """
+    is_next = live is not None and bool(live.latest.members)
     if live is not None:
-        live.facts, start_timeout_s = facts, start_timeout_s if live.is_new else JOIN_S
+        live.facts, start_timeout_s = facts, JOIN_S if is_next else start_timeout_s
     deadline = time.monotonic() + start_timeout_s
     store = open_store(topology, timeout_s=start_timeout_s)
-    if live is not None and not live.is_new:
+    if live is not None and is_next:
         store = store.under(f"group-{live.latest.generation}")
     try:
         rendezvous = join_rendezvous(
@@ -190,11 +192,12 @@ def leave_group(*, broken: bool = False) -> bool:
     destroying.join(LEAVE_S)
     # gloo's destructor waits for its threads, and may hold the GIL. A thread that has just finished a collective needs
     # the GIL to release a tensor: a deadlock (seen with torch 2.13). So the objects are kept until the next group is
-    # left, when nothing happens in them any more, and released in a thread.
+    # left, when nothing happens in them any more, and released in a thread: each is 3 threads and 5 descriptors. Models
+    # that refer to themselves hold them, too.
     time.sleep(QUIET_S)
     before, _left_groups[:] = list(_left_groups), groups
     if before:
-        releasing = threading.Thread(target=_release, args=(before,), name="drumline-release", daemon=True)
+        releasing = threading.Thread(target=lambda: (gc.collect(), before.clear()), daemon=True)
         releasing.start()
         releasing.join(RELEASE_S)
     for error in errors:
@@ -202,12 +205,6 @@ def leave_group(*, broken: bool = False) -> bool:
             raise error
         log.warning(f"the broken process group was not destroyed: {type(error).__name__}: {error}")
     return not destroying.is_alive()
-
-
-def _release(groups: list[dist.ProcessGroup]) -> None:
-    """Each is 3 threads and 5 descriptors. Models of theirs that refer to themselves hold them, too."""
-    gc.collect()
-    groups.clear()
 
 
 def collective_counter() -> Callable[[], int]:
@@ -220,18 +217,6 @@ def collective_counter() -> Callable[[], int]:
 
 
 # The exit of the process
-
-
-class _TimerEvent(ctypes.Structure):
-    """`struct sigevent` of Linux on 64 bits."""
-
-    _fields_: ClassVar = [
-        ("value", ctypes.c_size_t),
-        ("signal", ctypes.c_int),
-        ("notify", ctypes.c_int),
-        ("function", ctypes.c_void_p),
-        ("rest", ctypes.c_byte * 40),
-    ]
 
 
 def limit_exit(limit_s: float, *, failed: bool) -> None:
@@ -250,8 +235,8 @@ def _start_timer(limit_s: float, failed: bool, pid: int) -> None:
     # A timer of the C library, which calls _exit(code) on its own thread: a Python thread would not get the GIL again.
     libc = ctypes.CDLL(None)
     function = ctypes.cast(libc._exit, ctypes.c_void_p).value
-    event = _TimerEvent(value=code, notify=SIGEV_THREAD, function=function)
+    event = struct.pack("NiiN40x", code, 0, SIGEV_THREAD, function)  # `struct sigevent` of Linux on 64 bits
     timer, seconds = ctypes.c_void_p(), int(limit_s)
-    if libc.timer_create(CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)) == 0:
+    if libc.timer_create(CLOCK_MONOTONIC, event, ctypes.byref(timer)) == 0:
         once = (ctypes.c_long * 4)(0, 0, seconds, int((limit_s - seconds) * 1e9))
         libc.timer_settime(timer, 0, ctypes.byref(once), None)

@@ -8,11 +8,12 @@ with rounds of its own, and while training continues: then a rank keeps the step
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -364,13 +365,8 @@ def split_evenly(parameters: Mapping[str, nn.Parameter], count: int) -> list[dic
             f"dist.sync_parts is {count}, but the model has {len(parameters)} trained parameters",
             next_step=f"set it to {len(parameters)} or less",
         )
-    ends = list(accumulate(one.numel() for one in parameters.values()))
-    parts: list[dict[str, nn.Parameter]] = [{}]
-    for number, (name, one) in enumerate(parameters.items()):
-        is_full = ends[number - 1] * count >= ends[-1] * len(parts) if number else False
-        # Each of the remaining parts needs a parameter.
-        is_needed = len(parameters) - number == count - len(parts)
-        if parts[-1] and len(parts) < count and (is_full or is_needed):
-            parts.append({})
-        parts[-1][name] = one
-    return parts
+    ends, names, cuts = list(accumulate(one.numel() for one in parameters.values())), list(parameters), [0]
+    for number in range(1, count):
+        cut = bisect_left(ends, ends[-1] * number / count) + 1
+        cuts.append(min(max(cut, cuts[-1] + 1), len(names) - count + number))  # each part has a parameter
+    return [{name: parameters[name] for name in names[low:high]} for low, high in pairwise([*cuts, len(names)])]

@@ -58,7 +58,7 @@ from drumline.engine.steps.warm_up import warm_up
 from drumline.engine.task_hooks import make_hooks
 from drumline.engine.throughput import total_peak
 from drumline.engine.trace import TracedStep
-from drumline.errors import ExitCode
+from drumline.errors import ExitCode, UsageError, log
 from drumline.manager import DDPManager
 from drumline.metrics.events import Reporter
 from drumline.tasks.base import Task
@@ -257,7 +257,13 @@ def _open_folder(
             moved_to = set_aside(folder)
         undo_divert()  # another rank may have been the first before
         folder.make()
-        stack.enter_context(locked(folder))
+        try:
+            stack.enter_context(locked(folder))
+        except UsageError as error:
+            if restores:
+                raise
+            # One that is stopped, and a lost host for a while, keep the lock.
+            log.warning(f"{error.what}: it was lost, and this run continues without the lock; end that process")
     restored = restore_from_mirror(request, folder, ddp) if has_mirror else []
     ddp.barrier()
     if not ddp.is_main_process():

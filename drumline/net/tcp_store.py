@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 from collections.abc import Collection, Iterator
 from datetime import timedelta
@@ -79,10 +80,15 @@ def break_dead_connections(port: int | None, *, after_s: int, address: str | Non
             _break_after(connection, after_s)
 
 
-def close_connections(addresses: Collection[str], *, but: Collection[int]) -> None:
-    """Shut down this process's connections with these addresses, except those that have one of these ports."""
-    for connection, peer in _connections():
-        if peer[0] in addresses and peer[1] not in but and connection.getsockname()[1] not in but:
+def close_connections(addresses: Collection[str], *, but: Collection[int] = (), to: Collection[int] = ()) -> None:
+    """Shut down this process's connections with these addresses, except those that have one of these ports; or only
+    those `to` these ports."""
+    for connection, (address, port) in _connections():
+        if to:  # torch's store has sockets for IPv6
+            is_chosen = address.removeprefix("::ffff:") in addresses and port in to
+        else:
+            is_chosen = address in addresses and {port, connection.getsockname()[1]}.isdisjoint(but)
+        if is_chosen:
             connection.shutdown(socket.SHUT_RDWR)
 
 
@@ -91,7 +97,7 @@ def _connections() -> Iterator[tuple[socket.socket, tuple[str, int]]]:
     entries = OPEN_FILES.iterdir() if OPEN_FILES.is_dir() else ()
     for number in [int(entry.name) for entry in entries if _is_socket(entry)]:
         # A listed descriptor may be closed by now, or not be a connection. The copy shares the original's options.
-        with contextlib.suppress(OSError), socket.fromfd(number, socket.AF_INET, socket.SOCK_STREAM) as connection:
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
             peer = connection.getpeername()
             if isinstance(peer, tuple):
                 yield connection, (str(peer[0]), int(peer[1]))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -17,13 +16,12 @@ import torch.distributed as dist
 
 from drumline.distributed.start.fact_differences import Facts
 from drumline.distributed.start.next_group import JoiningNode, NextGroup
-from drumline.distributed.start.node_group import FACTS, OVER, REDIRECT, LiveNode, NodeGroup, NodeStores, Redirected
+from drumline.distributed.start.node_group import SILENT_S, LiveNode, NodeGroup, NodeStores, Redirected
 from drumline.distributed.start.rank_rendezvous import Rendezvous
 from drumline.errors import PreflightError, TrainingError
 from drumline.launch.topology import Topology
 from drumline.net.sealed_store import SealedStore
-from drumline.net.tcp_store import close_connections
-from drumline.processes import EXITED, state_of
+from drumline.net.tcp_store import break_dead_connections, close_connections
 from drumline.text import join_names
 
 POLL_S, WATCH_S, CHECK_S = 0.05, 0.25, 0.5
@@ -44,7 +42,7 @@ class LiveNodes:
         """Whether this is the rank that acts for its node."""
         self.stores = NodeStores(topology)
         self.latest = NodeGroup(-1, ())
-        """The group that this rank is in, or was in until it broke."""
+        """The group that this rank is in, or was in until it broke. A rank that is new to a run is in none."""
         self.facts: Facts = {}
         """What this rank runs with: a node whose facts differ is refused before the others pause for it."""
         self._refusals = 0
@@ -59,18 +57,13 @@ class LiveNodes:
         self._ended = threading.Event()
         self._watcher: threading.Thread | None = None
 
-    @property
-    def is_new(self) -> bool:
-        """Whether this rank has not been in a group."""
-        return not self.latest.members
-
     # The group begins
 
     def check_start(self, store: SealedStore) -> None:
         """Called while the ranks of a group wait for each other: raises Redirected on a rank that is new to a run, and
         an error of the store if a node of the next group is lost."""
-        if self.is_new:
-            if (found := store.peek(REDIRECT)) is not None:
+        if not self.latest.members:
+            if (found := store.peek(NodeStores.REDIRECT)) is not None:
                 raise Redirected(found)
         elif time.monotonic() > self._checked_at + CHECK_S:
             self._checked_at = time.monotonic()
@@ -80,15 +73,13 @@ class LiveNodes:
     def begin(self, rendezvous: Rendezvous) -> None:
         """Collective: all ranks have joined the group."""
         topology, place = self._given, rendezvous.node_of(self.topology().rank)
-        if self.is_new:
+        if not self.latest.members:
             if self.is_first:
-                at_master = topology.rank == 0
-                address = rendezvous.addresses[place] or topology.master_addr
-                where = (topology.master_addr, topology.master_port) if at_master else (address, 0)
-                self.stores.host(*where, timeout_s=self._patience_s)
+                at = rendezvous.addresses[place] if topology.rank else topology.master_addr
+                port = 0 if topology.rank else topology.master_port
+                self.stores.host(at or topology.master_addr, port, timeout_s=self._patience_s)
                 rendezvous.store.set(f"live/{place}", json.dumps(asdict(self.stores.card)))
-            keys = [f"live/{number}" for number in range(len(rendezvous.nodes))]
-            cards = rendezvous.store.multi_get(keys)
+            cards = rendezvous.store.multi_get([f"live/{number}" for number in range(len(rendezvous.nodes))])
             self.latest = NodeGroup(0, tuple(LiveNode(**json.loads(card)) for card in cards))
             self.stores.process = self.latest.members[place].process  # where no launcher gave it to all
         if self.stores.own is None:
@@ -96,37 +87,29 @@ class LiveNodes:
             self.stores.own = self.stores.connect(me)
             if self.stores.own is None:
                 raise dist.DistStoreError(f"the store of {me} is gone")
-        if not self.is_first:
-            self.stores.own.set(f"pid/{topology.local_rank}", str(os.getpid()))
         self.is_broken = self.has_joiner = self.ends = False
         if self.is_first:
-            self.stores.own.set(FACTS, json.dumps(self.facts))
-            self.stores.own.set(REDIRECT, self.latest.encode())
+            self.stores.own.set(NodeStores.FACTS, json.dumps(self.facts))
+            self.stores.own.set(NodeStores.REDIRECT, self.latest.encode())
         self._ended = threading.Event()
         self._watcher = threading.Thread(target=self._watch, args=(self.stores.own.clone(),), name="drumline-nodes")
         self._watcher.daemon = True
         self._watcher.start()
 
     def guard_connections(self) -> None:
-        """Call it when all groups exist, before the first step."""
+        """Call it when all groups exist: from here on a connection to a node that does not answer breaks."""
         self._refusals = 0
-        self.stores.guard_connections(self.latest)
+        for peer in {one.address for one in self.latest.members}:
+            break_dead_connections(None, after_s=SILENT_S, address=peer)
 
     def topology(self) -> Topology:
         """This rank in the latest group: ranks have no gaps."""
         members, given = self.latest.members, self._given
         if not members:
             return given
-        place = [one.number for one in members].index(self.number)
-        return replace(
-            given,
-            rank=place * given.local_world_size + given.local_rank,
-            world_size=len(members) * given.local_world_size,
-            master_addr=members[0].address,
-            master_port=members[0].port,
-            agent_hosts_store=False,
-            node_names=(),
-        )
+        place, size = [one.number for one in members].index(self.number), given.local_world_size
+        here = replace(given, master_addr=members[0].address, master_port=members[0].port, node_names=())
+        return replace(here, rank=place * size + given.local_rank, world_size=len(members) * size)
 
     def _watch(self, own: SealedStore) -> None:
         """Learn that another node has left the group, and of nodes that wait to join."""
@@ -140,7 +123,7 @@ class LiveNodes:
                     self.has_joiner = any(one.probe() == "open" for one in self.stores.lobby(own))
                 if leads and self.number > 0:
                     self.stores.redirect_first_node(self.latest)
-        except (dist.DistError, RuntimeError):
+        except RuntimeError:
             self._break()
 
     def _leads(self) -> bool:
@@ -169,9 +152,9 @@ class LiveNodes:
         if is_lost and self.latest.generation > 0 and not has_state:
             reason, _, _ = str(change).partition("\n")
             what = f"node {self.number} could not join the others: {reason}"
-            if refusal is not None:
-                raise PreflightError(what, next_step=refusal.next_step) from change  # its launcher ends
-            raise TrainingError(what, next_step="nothing: its launcher starts it again") from change
+            if refusal is None:
+                raise TrainingError(what, next_step="nothing: its launcher starts it again") from change
+            raise PreflightError(what, next_step=refusal.next_step) from change  # its launcher ends
         return is_lost and self.latest.generation > 0 and self._refusals < MOST_REFUSALS
 
     def is_lost(self, error: RuntimeError) -> bool:
@@ -193,9 +176,9 @@ class LiveNodes:
         self._ended.set()
         if self._watcher is not None:  # Python's exit aborts the process if a thread comes back from torch's store
             self._watcher.join()
-        with contextlib.suppress(dist.DistError, RuntimeError):
+        with contextlib.suppress(RuntimeError):
             if self.stores.own is not None and self._leads():
-                self.stores.own.set(OVER, "1")
+                self.stores.own.set(NodeStores.OVER, "1")
                 until = time.monotonic() + 2.0
                 while self.stores.lobby(self.stores.own) and time.monotonic() < until:
                     time.sleep(POLL_S)
@@ -213,9 +196,10 @@ class LiveNodes:
             # Not `wait`: when another client peeks at a value that is not there, torch's store ends all waits for it.
             while (text := self.stores.own.peek(f"decision/{before.generation}")) is None:
                 time.sleep(POLL_S)
-            found = NodeGroup.decode(text)
-            assert found is not None
-            self.latest = found
+            self.latest = NodeGroup.decode(text) or before
+        if gone := [one for one in before.members if one not in self.latest.members]:
+            # A thread that waits for the store of a process that is stopped would wait forever.
+            close_connections({one.address for one in gone}, to={one.port for one in gone})
         if self.stores.process not in [one.process for one in self.latest.members]:
             me = f"node {self.number} ({self._given.host})"
             raise TrainingError(
@@ -228,13 +212,11 @@ class LiveNodes:
         """A node is in a group with all of its ranks: where one has failed, its launcher ends the others."""
         others = [f"local/{self.latest.generation}/{rank}" for rank in range(1, self._given.local_world_size)]
         until = time.monotonic() + self._patience_s
-        pids = [f"pid/{rank}" for rank in range(1, self._given.local_world_size)]
         while others and not own.check(others):
-            has_exited = any(state_of(int(pid)) in EXITED for pid in own.there(pids).values())
-            if has_exited or time.monotonic() > until:
-                how = "has exited" if has_exited else "did not leave its group in time"
+            if time.monotonic() > until:
                 raise TrainingError(
-                    f"a rank of node {self.number} {how}; the other nodes continue without this one",
+                    f"a rank of node {self.number} did not leave its group in time; the other nodes continue without "
+                    "this one",
                     next_step="nothing: its launcher starts it again, and it joins them",
                 )
             time.sleep(POLL_S)

@@ -10,19 +10,8 @@ import time
 from dataclasses import asdict
 from functools import partial
 
-import torch.distributed as dist
-
 from drumline.distributed.start.fact_differences import MAX_DIFFERENCES, NEXT_STEPS, WARNINGS, Facts, differences
-from drumline.distributed.start.node_group import (
-    FACTS,
-    OVER,
-    REDIRECT,
-    LiveNode,
-    NodeGroup,
-    NodeStores,
-    Redirected,
-    answered,
-)
+from drumline.distributed.start.node_group import LiveNode, NodeGroup, NodeStores, Redirected, answered
 from drumline.errors import PreflightError, TrainingError
 from drumline.launch.topology import Topology
 from drumline.net.dial import WaitNotice
@@ -31,7 +20,7 @@ from drumline.terminal import print_message
 from drumline.text import join_names
 
 POLL_S, WATCH_S = 0.05, 0.25
-WORLD = "the number of ranks"
+MAY_DIFFER = {*WARNINGS, "the number of ranks"}
 
 
 class NextGroup:
@@ -46,7 +35,7 @@ class NextGroup:
         assert self._stores.own is not None
         for member in self._before.members:
             if member.process != self._stores.process and (store := self._stores.connect(member)) is not None:
-                with contextlib.suppress(dist.DistError, RuntimeError):
+                with contextlib.suppress(RuntimeError):
                     store.set(f"broken/{self._before.generation}", "1")
         decided = None
         while decided is None:
@@ -59,7 +48,7 @@ class NextGroup:
         """The decision of a lower node; None: it is lost."""
         until = time.monotonic() + self._before.longest_change_s(self._patience_s)
         while (store := self._stores.connect(member)) is not None:
-            with contextlib.suppress(dist.DistError, RuntimeError):
+            with contextlib.suppress(RuntimeError):
                 store.set(f"arrived/{self._before.generation}/{self._number}", self._stores.process)
                 if (found := store.peek(self._key)) is not None:
                     return NodeGroup.decode(found)
@@ -86,7 +75,7 @@ class NextGroup:
                 elif (store := self._stores.connect(one)) is not None:
                     if one.number < self._number:
                         return None
-                    with contextlib.suppress(dist.DistError, RuntimeError):
+                    with contextlib.suppress(RuntimeError):
                         if (found := store.peek(self._key)) is not None:  # it could not reach this node meanwhile
                             return NodeGroup.decode(found)
                 elif one.process in self._stores.gone or (state := one.probe()) == "refused":
@@ -147,7 +136,7 @@ class JoiningNode:
                 if (found := store.peek(f"joined/{self._stores.process}")) is not None:
                     return NodeGroup.decode(found)
                 store.delete_key(f"lobby/{self._number}")
-                if store.peek(OVER) is not None:
+                if store.peek(NodeStores.OVER) is not None:
                     return None
             except (TimeoutError, RuntimeError) as error:  # it is stopped, or lost
                 self._stores.gone |= {decider.process} if isinstance(error, TimeoutError) else set()
@@ -159,8 +148,8 @@ class JoiningNode:
 
     def _check_facts(self, store: SealedStore, known: NodeGroup) -> None:
         """Refuse to join nodes that run another code, or with other settings, before they pause for this one."""
-        theirs = document(store.peek(FACTS) or b"") or {}
-        found = [one for one in differences([theirs, self._facts]) if one.group not in WARNINGS and one.name != WORLD]
+        theirs = document(store.peek(NodeStores.FACTS) or b"") or {}
+        found = [one for one in differences([theirs, self._facts]) if not {one.group, one.name} & MAY_DIFFER]
         if found:
             values = [f"{one.name}: {one.values[1]!r} here, {one.values[0]!r} there" for one in found[:MAX_DIFFERENCES]]
             raise PreflightError(
@@ -172,9 +161,9 @@ class JoiningNode:
     def _is_settled(self, store: SealedStore, known: NodeGroup) -> bool:
         """Whether this node is let in, the run has ended, or a lower node has joined meanwhile: then that one decides
         who joins."""
-        if store.peek(f"joined/{self._stores.process}") is not None or store.peek(OVER) is not None:
+        if store.peek(f"joined/{self._stores.process}") is not None or store.peek(NodeStores.OVER) is not None:
             return True
-        newer = NodeGroup.decode(store.peek(REDIRECT) or b"")
+        newer = NodeGroup.decode(store.peek(NodeStores.REDIRECT) or b"")
         return newer is not None and newer.generation > known.generation and newer.members[0] not in known.members
 
     def _newer(self, known: NodeGroup) -> NodeGroup | None:
@@ -185,8 +174,8 @@ class JoiningNode:
             if not alive:
                 return None
             for store in alive:
-                with contextlib.suppress(dist.DistError, RuntimeError):
-                    found = NodeGroup.decode(store.peek(REDIRECT) or b"")
+                with contextlib.suppress(RuntimeError):
+                    found = NodeGroup.decode(store.peek(NodeStores.REDIRECT) or b"")
                     if found is not None and found.generation > known.generation:
                         return found
             time.sleep(WATCH_S)

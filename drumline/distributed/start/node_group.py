@@ -8,10 +8,10 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from queue import Empty, SimpleQueue
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from drumline.distributed.start.rank_store import host_store
 from drumline.launch.topology import Topology
@@ -21,9 +21,6 @@ from drumline.net.tcp_store import break_dead_connections, open_tcp_store
 CONNECT_S = 3.0
 # A host that loses its power closes no connection: without an answer for so long it is lost.
 SILENT_S = 15
-FIRST_NODE_S = 0.25
-OVER, REDIRECT, FACTS = "over", "redirect", "facts"
-"""In a store: the run has ended; which nodes train already; and what with."""
 T = TypeVar("T")
 
 
@@ -53,20 +50,18 @@ class LiveNode:
         return "open"
 
 
+@dataclass(eq=False)
 class Redirected(Exception):  # noqa: N818  # no error
     """The job that this rank would start runs already, without its node."""
 
-    def __init__(self, text: bytes) -> None:
-        super().__init__()
-        self.text = text
+    text: bytes
 
 
+@dataclass(eq=False)
 class NodesChanged(BaseException):
     """Not an error: the group is left, and the next one continues from `kept`, what this rank has in memory."""
 
-    def __init__(self, kept: Any) -> None:
-        super().__init__()
-        self.kept = kept
+    kept: Any
 
 
 @dataclass(frozen=True)
@@ -87,39 +82,33 @@ class NodeGroup:
 
     @classmethod
     def decode(cls, text: bytes) -> NodeGroup | None:
-        found = document(text, generation=int, members=list, lost=list, joined=list)
-        if found is None:
-            return None
-        try:
+        found = document(text, generation=int, members=list, lost=list, joined=list) or {"members": [None]}
+        with contextlib.suppress(TypeError):
             members = tuple(LiveNode(**one) for one in found["members"])
-        except TypeError:
-            return None
-        return cls(found["generation"], members, tuple(found["lost"]), tuple(found["joined"]))
+            return cls(found["generation"], members, tuple(found["lost"]), tuple(found["joined"]))
+        return None
 
 
 def answered(call: Callable[[], T]) -> T:
     """What it returns or raises; TimeoutError after SILENT_S. A process that is stopped keeps its connections, and a
     call to its store would wait forever; it waits on in a thread."""
-    found: SimpleQueue[tuple[T | None, Exception | None]] = SimpleQueue()
+    found: Future[T] = Future()
 
     def run() -> None:
         try:
-            found.put((call(), None))
+            found.set_result(call())
         except Exception as error:
-            found.put((None, error))
+            found.set_exception(error)
 
     threading.Thread(target=run, name="drumline-ask", daemon=True).start()
-    try:
-        result, error = found.get(timeout=SILENT_S)
-    except Empty:
-        raise TimeoutError from None
-    if error is not None:
-        raise error
-    return cast("T", result)
+    return found.result(timeout=SILENT_S)
 
 
 class NodeStores:
     """The stores of all nodes, as one rank uses them."""
+
+    OVER, REDIRECT, FACTS = "over", "redirect", "facts"
+    """In a store: the run has ended; which nodes train already; and what with."""
 
     def __init__(self, given: Topology) -> None:
         self._given = given
@@ -131,6 +120,7 @@ class NodeStores:
         self.gone: set[str] = set()
         """Starts of nodes that another start has followed, or that do not answer although their host does."""
         self._others: dict[str, SealedStore] = {}
+        self._telling: threading.Thread | None = None
 
     def host(self, address: str, port: int, *, timeout_s: float) -> None:
         base, port = host_store(address, port, timeout_s=timeout_s)
@@ -171,21 +161,23 @@ class NodeStores:
             return None
         return store
 
-    def guard_connections(self, group: NodeGroup) -> None:
-        """From here on a connection to a node that does not answer breaks."""
-        for peer in {one.address for one in group.members}:
-            break_dead_connections(None, after_s=SILENT_S, address=peer)
-
     def redirect_first_node(self, group: NodeGroup) -> None:
-        """A first node that was started again finds nobody at its own endpoint: tell it where the run is."""
+        """A first node that was started again finds nobody at its own endpoint: tell it where the run is. In a thread:
+        one that is stopped takes the connection, and never answers."""
+        if self._telling is None or not self._telling.is_alive():
+            self._telling = threading.Thread(target=self._tell, args=(group,), name="drumline-tell", daemon=True)
+            self._telling.start()
+
+    def _tell(self, group: NodeGroup) -> None:
         with contextlib.suppress(OSError, RuntimeError):
             where = self._given.master_addr, self._given.master_port
-            socket.create_connection(where, timeout=FIRST_NODE_S).close()
-            SealedStore(open_tcp_store(*where, timeout_s=CONNECT_S), self._given.secret).set(REDIRECT, group.encode())
+            socket.create_connection(where, timeout=CONNECT_S).close()
+            store = SealedStore(open_tcp_store(*where, timeout_s=CONNECT_S), self._given.secret)
+            store.set(self.REDIRECT, group.encode())
 
     def lobby(self, own: SealedStore) -> list[LiveNode]:
         """The nodes that wait to join, in the store of the one that decides."""
-        numbers = range(self._given.world_size // self._given.local_world_size)
-        found = own.there([f"lobby/{number}" for number in numbers])
+        count = self._given.world_size // self._given.local_world_size
+        found = own.there([f"lobby/{number}" for number in range(count)])
         cards = (document(text, number=int, host=str, address=str, port=int, process=str) for text in found.values())
         return [LiveNode(**card) for card in cards if card is not None]

@@ -19,7 +19,7 @@ from drumline.errors import PreflightError
 from drumline.launch.topology import Topology
 from drumline.net.dial import CLOSED_S, FIRST_NOTICE_S, Reason, WaitNotice, closed_data_ports, explained, wait_for_port
 from drumline.net.sealed_store import SealedStore
-from drumline.net.tcp_store import listen_for_store, open_tcp_store, store_binding
+from drumline.net.tcp_store import open_tcp_store, store_binding
 from drumline.terminal import print_message
 
 UNKNOWN_NAME_S = 30.0  # a pod's name may exist later than the pod
@@ -54,16 +54,9 @@ def open_store(topology: Topology, *, timeout_s: float) -> SealedStore:
 def host_store(address: str, port: int, *, timeout_s: float) -> tuple[dist.TCPStore, int]:
     """The store of this process at that port (0: any that is free), opened if there is none; and its port."""
     if (store := _hosted.get(port)) is None:
-        listener, port = listen_for_store(address, port)
-        store = _hosted[port] = dist.TCPStore(
-            address,
-            port,
-            is_master=True,
-            timeout=timedelta(seconds=timeout_s),
-            wait_for_workers=False,
-            master_listen_fd=listener,
-        )
-    return store, port
+        store = open_tcp_store(address, port, timeout_s=timeout_s, bound=address)
+        _hosted[store.port] = store
+    return store, store.port
 
 
 def _wait_until_open(topology: Topology, *, timeout_s: float) -> None:
