@@ -197,7 +197,7 @@ def leave_group(*, broken: bool = False) -> bool:
     time.sleep(QUIET_S)
     before, _left_groups[:] = list(_left_groups), groups
     if before:
-        releasing = threading.Thread(target=lambda: (gc.collect(), before.clear()), daemon=True)
+        releasing = threading.Thread(target=_release, args=(before,), name="drumline-release", daemon=True)
         releasing.start()
         releasing.join(RELEASE_S)
     for error in errors:
@@ -205,6 +205,11 @@ def leave_group(*, broken: bool = False) -> bool:
             raise error
         log.warning(f"the broken process group was not destroyed: {type(error).__name__}: {error}")
     return not destroying.is_alive()
+
+
+def _release(groups: list[dist.ProcessGroup]) -> None:
+    gc.collect()
+    groups.clear()
 
 
 def collective_counter() -> Callable[[], int]:
