@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
+from drumline.distributed.tensor_hash import as_bytes
+
 BUFFER_BYTES = 32 << 20
 
 
@@ -77,12 +79,6 @@ class _Source:
 def make_event(*, is_timed: bool = False) -> torch.cuda.Event:
     """An event on which a thread waits without spinning."""
     return torch.cuda.Event(enable_timing=is_timed, blocking=True)  # type: ignore[no-untyped-call]
-
-
-def as_bytes(tensor: Tensor) -> Tensor:
-    """A tensor's content in the order of its indices, as bytes, on its device."""
-    dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    return dense.reshape(-1).view(torch.uint8)
 
 
 def _buffer(size: int) -> Tensor:

@@ -17,7 +17,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from drumline.checkpoint.manifest import CorruptCheckpointError
-from drumline.checkpoint.staging import Staging, as_bytes
+from drumline.checkpoint.staging import Staging
+from drumline.distributed.tensor_hash import as_bytes
 from drumline.errors import CheckpointError
 from drumline.untrusted import open_regular
 

@@ -51,7 +51,7 @@ def text_hash(text: str) -> int:
 def _hash_on_device(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     """Level 1 for many tensors at once, level 2 for the rows of all of them: most tensors are small, and launching a
     kernel takes the same time for a small one."""
-    raws = [_raw(tensor) for tensor in tensors]
+    raws = [as_bytes(tensor) for tensor in tensors]
     multipliers = _multipliers(device)
     sums = [(words * multipliers).sum(dim=1) for words in _blocks(raws)]
     lengths = [-(-raw.numel() // ROW_BYTES) for raw in raws]
@@ -67,8 +67,8 @@ def _on(device: torch.device, numbers: list[int]) -> Tensor:
     return torch.tensor(numbers, dtype=torch.int64).to(device, non_blocking=True)
 
 
-def _raw(tensor: Tensor) -> Tensor:
-    """A tensor's bytes."""
+def as_bytes(tensor: Tensor) -> Tensor:
+    """A tensor's content in the order of its indices, as bytes, on its device."""
     return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 

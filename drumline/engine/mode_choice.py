@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from drumline.checkpoint.state import capture_rng, restore_rng
+from drumline.checkpoint.state import keeping_rng
 from drumline.config.schema import Config
 from drumline.distributed.collectives import broadcast_json, gather_json
 from drumline.engine.memory_plan import plan_memory
@@ -49,15 +49,13 @@ def _smallest_memory(ddp: DDPManager) -> int:
 
 def _choose(config: Config, task_class: type[Task], ddp: DDPManager, memory: int) -> tuple[str | None, str]:
     """The mode and its reason; None and the reason why there is no plan."""
-    rng = capture_rng(ddp.device)
     try:
-        return choose_mode(config, task_class(config), ddp.world_size, ddp.local_world_size, memory)
+        with keeping_rng(ddp.device):
+            return choose_mode(config, task_class(config), ddp.world_size, ddp.local_world_size, memory)
     except UsageError as error:
         return None, error.what
     except Exception as error:  # the task's own code, on tensors without data; the other ranks wait for the answer
         return None, f"{type(error).__name__}: {error}"
-    finally:
-        restore_rng(rng, ddp.device)
 
 
 def choose_mode(config: Config, task: Task, world_size: int, ranks_per_node: int, memory: int) -> tuple[str, str]:

@@ -26,6 +26,7 @@ from drumline.checkpoint.state import capture
 from drumline.data.draws import permute
 from drumline.data.loader import MicroBatch, Step
 from drumline.distributed.shards import whole
+from drumline.distributed.tensor_hash import as_bytes
 from drumline.engine.run_context import RunContext
 from drumline.engine.run_folder import writing_to
 from drumline.engine.steps.eager import AnyStep
@@ -150,5 +151,4 @@ def _add(digest: blake3, tensor: Tensor) -> blake3:
     dense = tensor.detach().cpu()
     if dense.layout is not torch.strided:
         dense = dense.to_dense()
-    bits = dense.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
-    return digest.update(f"{tensor.dtype}{list(tensor.shape)}:".encode()).update(bits.numpy().data)
+    return digest.update(f"{tensor.dtype}{list(tensor.shape)}:".encode()).update(as_bytes(dense).numpy().data)
