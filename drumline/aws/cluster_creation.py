@@ -5,29 +5,19 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from drumline.aws import stack as stacks
 from drumline.aws.account import Account, AwsError
 from drumline.aws.cluster_plan import MOVING, ClusterPlan
-from drumline.aws.stack import (
-    POLL_S,
-    PRICE_TAG,
-    TAG,
-    Progress,
-    Stack,
-    find_stack,
-    newest_event,
-    parameters_of,
-    wait_until_deleted,
-)
 from drumline.aws.teardown import take_down
 from drumline.errors import UsageError, as_list
 
 CANCELLED = "Resource creation cancelled"
 
 
-def bring_up(account: Account, plan: ClusterPlan, progress: Progress) -> None:
+def bring_up(account: Account, plan: ClusterPlan, progress: stacks.Progress) -> None:
     """Create the cluster, or follow one that is being created. An existing one gets back the nodes that ended."""
     settings = plan.settings
-    found = find_stack(account, settings.stack)
+    found = stacks.find_stack(account, settings.stack)
     if found is None:
         stack = str(account.call("cloudformation", "create_stack", **_request(plan))["StackId"])
     elif found["StackStatus"] in ("CREATE_IN_PROGRESS", "CREATE_COMPLETE"):
@@ -44,7 +34,7 @@ def bring_up(account: Account, plan: ClusterPlan, progress: Progress) -> None:
 
 
 def _request(plan: ClusterPlan) -> dict[str, Any]:
-    tags = {TAG: plan.settings.name, PRICE_TAG: "" if plan.node_price is None else f"{plan.node_price:g}"}
+    tags = {stacks.TAG: plan.settings.name, stacks.PRICE_TAG: "" if plan.node_price is None else f"{plan.node_price:g}"}
     return {
         "StackName": plan.settings.stack,
         "TemplateBody": plan.template(),
@@ -55,8 +45,8 @@ def _request(plan: ClusterPlan) -> dict[str, Any]:
     }
 
 
-def _check_same(stack: Stack, plan: ClusterPlan) -> None:
-    before = parameters_of(stack)
+def _check_same(stack: stacks.Stack, plan: ClusterPlan) -> None:
+    before = stacks.parameters_of(stack)
     changed = [
         f"{name}: {before[name]} -> {value}"
         for name, value in plan.parameters.items()
@@ -69,11 +59,11 @@ def _check_same(stack: Stack, plan: ClusterPlan) -> None:
         )
 
 
-def _follow(account: Account, stack: str, plan: ClusterPlan, progress: Progress) -> None:
+def _follow(account: Account, stack: str, plan: ClusterPlan, progress: stacks.Progress) -> None:
     """Until it is complete. A refused launch of an instance would be retried for ever, so it ends the creation."""
     step = ""
     while True:
-        found = find_stack(account, stack) or {"StackStatus": "DELETE_COMPLETE"}
+        found = stacks.find_stack(account, stack) or {"StackStatus": "DELETE_COMPLETE"}
         if found["StackStatus"] == "CREATE_COMPLETE":
             return
         if found["StackStatus"] != "CREATE_IN_PROGRESS":
@@ -84,9 +74,9 @@ def _follow(account: Account, stack: str, plan: ClusterPlan, progress: Progress)
                 f"AWS could not start the instances: {refusal}; all that was made is removed again",
                 next_step="give another --zone, --type or --region, fewer --nodes, or leave --placement-group out",
             )
-        if (event := newest_event(account, stack)) != step:
+        if (event := stacks.newest_event(account, stack)) != step:
             progress(step := event)
-        time.sleep(POLL_S)
+        time.sleep(stacks.POLL_S)
 
 
 def _refused_launch(account: Account, group: str) -> str:
@@ -101,9 +91,9 @@ def _refused_launch(account: Account, group: str) -> str:
     return str(failed[-1].get("StatusMessage") or failed[-1]["Description"]) if failed else ""
 
 
-def _failure(account: Account, stack: str, progress: Progress) -> AwsError:
+def _failure(account: Account, stack: str, progress: stacks.Progress) -> AwsError:
     """After the rollback: the first resource that failed, and why."""
-    wait_until_deleted(account, stack, progress)
+    stacks.wait_until_deleted(account, stack, progress)
     events = account.all("cloudformation", "describe_stack_events", "StackEvents", StackName=stack)
     failed = [one for one in reversed(events) if one["ResourceStatus"].endswith("_FAILED")]
     own = [one for one in failed if one.get("ResourceStatusReason") != CANCELLED] or failed

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from drumline.aws import cluster_creation, cluster_plan, stack, teardown
+from drumline.aws import cluster_plan, stack
 from drumline.aws.account import Account
 from tests.store_server import forget_all, shared_loader
 
@@ -104,8 +104,7 @@ def make_cloud(
     monkeypatch.setattr(cluster_plan, "TEMPLATE", template)
     # drumline is on no index yet; what pip does with one: test_refusals.py.
     monkeypatch.setattr(cluster_plan, "check_install", lambda _: "pip was not asked")
-    for module in (stack, cluster_creation, teardown):
-        monkeypatch.setattr(module, "POLL_S", 0.0, raising=False)
+    monkeypatch.setattr(stack, "POLL_S", 0.0)
     stub("pricing", "get_products", {"PriceList": [json.dumps(PRICE)]}, times=MANY)
     quota = {"QuotaName": "Running On-Demand G and VT instances", "Value": 96.0}
     stub("service-quotas", "get_service_quota", {"Quota": quota}, times=MANY)

@@ -267,8 +267,7 @@ def test_a_failed_resource_is_named_after_the_rollback(
         event("Vpc", "CREATE_IN_PROGRESS"),
     ]
     stub("cloudformation", "describe_stack_events", {"StackEvents": events}, StackName="arn:1")
-    for module in ("stack", "cluster_creation"):
-        monkeypatch.setattr(f"drumline.aws.{module}.POLL_S", 0.0)
+    monkeypatch.setattr("drumline.aws.stack.POLL_S", 0.0)
     steps: list[str] = []
     with pytest.raises(AwsError) as error:
         bring_up(account, plan, steps.append)
