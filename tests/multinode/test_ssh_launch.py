@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from drumline.audit.verify import verify_run
 from tests.multinode import needs, processes
 from tests.multinode.hosts import Host, Testbed
 from tests.multinode.job import Job
@@ -305,3 +306,29 @@ def test_a_rank_that_raises_is_reported_once_and_named_at_the_end(make_desk: Mak
     assert text.count(closing) == 1, text
     assert text.index(report) < text.index(closing)
     assert "stopped because" not in text
+
+
+@pytest.mark.soak
+def test_the_others_continue_without_a_host_that_loses_its_power(make_desk: MakeDesk) -> None:
+    desk = make_desk("a", "b", "c", warm=True)
+    run = desk.folder / "run"
+    run.mkdir()
+    held = [run / f"hold-{rank}-13" for rank in range(3)]
+    for file in held:
+        file.touch()
+    job = desk.launch(
+        *("--hosts", "a,b,c", "--procs", "1", "--env", "GLOO_SOCKET_IFNAME=eth0", f"{ROOT}/tests/live_jobs.py:Held"),
+        *("--run", str(run), "--train.steps", "400", "--dist.on_lost_node", "continue"),
+    )
+    for file in held:
+        reached = file.with_name(f"{file.name}-reached")
+        processes.wait_until(lambda reached=reached: reached.exists(), f"{reached}\n{job.text()}", timeout_s=200)
+    pids = [(run / f"pid-{rank}").read_text() for rank in range(2)]
+    desk.bed["c"].power_off()
+    for file in held:
+        file.unlink()
+    job.wait_for("node 2 (c) was lost by step 15; the others continue (paused ", timeout_s=150)
+    assert job.wait(150) == 0, job.text()
+    assert "the job continues with a, b" in job.text()
+    assert [(run / f"pid-{rank}").read_text() for rank in range(2)] == pids, "in the same processes"
+    assert verify_run(run, lambda *_: None).problems == []
