@@ -25,10 +25,11 @@ def span(first: int, last: int, noun: str) -> str:
     return f"{noun} {first:,}" if first == last else f"{noun}s {first:,} to {last:,}"
 
 
-def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """A line for each row, with columns as wide as their longest value."""
+def columns(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> list[str]:
+    """A line for each row, with columns as wide as their longest value; those in `right` end in line."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    formats = [f"{'>' if column in right else '<'}{width}" for column, width in enumerate(widths)]
+    return ["  ".join(map(format, row, formats)).rstrip() for row in rows]
 
 
 def join_names(names: Iterable[object], *, most: int = MAX_NAMES) -> str:

@@ -8,18 +8,16 @@ from statistics import fmean
 from drumline.scale.prediction_check import PredictionCheck
 from drumline.scale.profile_result import PART_NAMES
 from drumline.scale.scaling_result import MeasuredSize, Measurement, PredictedSize, Prediction, Range, usual_efficiency
-from drumline.text import duration, join_names, plural, two_digits
+from drumline.text import columns, duration, join_names, plural, two_digits
 
 WORTH, WORTH_A_BATCH = 0.02, 0.05
 """A change is mentioned when it saves this part of a step; one of the batch when it raises the efficiency by this."""
 
 
-def table_lines(headings: str, rows: Sequence[Sequence[str]]) -> Iterator[str]:
+def table_lines(headings: str, rows: Sequence[Sequence[str]]) -> list[str]:
     """Columns aligned to the right; headings are separated by commas."""
     names = headings.split(",")
-    widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
-    for row in (names, *rows):
-        yield "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
+    return columns([names, *rows], right=range(len(names)))
 
 
 def step_text(seconds: float) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from drumline.terminal import one_line
-from drumline.text import duration, named_ranks, signal_name
+from drumline.text import columns, duration, named_ranks, signal_name
 from drumline.untrusted import make_own_folder, parse_json, read_regular, replace_text
 from drumline.watch.cluster_state import ClusterState, RankState, RasRank
 from drumline.watch.diagnosis.diagnosis import Diagnosis, collective_name, names
@@ -83,7 +83,7 @@ def diagnosis_text(alarm: str, diagnosis: Diagnosis, cluster: ClusterState, *, a
     parts = [
         [diagnosis.sentence(alarm)],
         [f"{when}. Action: {_ACTIONS.get(action, action)}."],
-        list(_table(diagnosis, cluster)),
+        _table(diagnosis, cluster),
         list(_remarks(cluster)),
         *_sections("Stacks, the innermost call first", _stacks(diagnosis, cluster)),
         *_sections("Last collectives, the newest last", _collectives(cluster)),
@@ -91,16 +91,9 @@ def diagnosis_text(alarm: str, diagnosis: Diagnosis, cluster: ClusterState, *, a
     return "\n\n".join("\n".join(map(one_line, part)) for part in parts if part) + "\n"
 
 
-def _table(diagnosis: Diagnosis, cluster: ClusterState) -> Iterator[str]:
+def _table(diagnosis: Diagnosis, cluster: ClusterState) -> list[str]:
     has_steps = Evidence(cluster).has_steps
-    rows = [_HEADINGS, *(_row(diagnosis, rank, has_steps) for rank in cluster.ranks)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = [
-            cell.rjust(width) if column in _RIGHT else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        yield "  ".join(cells).rstrip()
+    return columns([_HEADINGS, *(_row(diagnosis, rank, has_steps) for rank in cluster.ranks)], right=_RIGHT)
 
 
 def _row(diagnosis: Diagnosis, rank: RankState, has_steps: bool) -> tuple[str, ...]:
