@@ -6,6 +6,7 @@ Each is a process that runs `drumline train`, forked from the server of tests/ra
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import time
@@ -17,6 +18,7 @@ from torch.utils.data import Dataset
 
 from drumline.audit.verify import verify_run
 from drumline.distributed.delta_sum import DeltaSum
+from drumline.distributed.start.live_nodes import LiveNodes
 from drumline.metrics.events import read_events
 from drumline.tasks.hook import Hook, Run
 from tests.jobs import Classify, Points
@@ -45,7 +47,11 @@ class Hold(Hook):
             DeltaSum.advance = held  # type: ignore[method-assign]
 
     def after_step(self, run: Run) -> None:
-        wait_here(self.folder / f"hold-{self.node}-{run.step}")
+        wait_here(self.folder / f"hold-{self.node}-{run.step}", self._note_joiner)
+
+    def _note_joiner(self) -> None:
+        if any(isinstance(one, LiveNodes) and one.has_joiner for one in gc.get_objects()):
+            (self.folder / "has-joiner").touch()
 
 
 class Held(Classify):
@@ -63,11 +69,12 @@ class Held(Classify):
         return [Hold()]
 
 
-def wait_here(file: Path) -> None:
+def wait_here(file: Path, meanwhile: Callable[[], None] = lambda: None) -> None:
     if file.exists():
         file.with_name(f"{file.name}-reached").touch()
         while file.exists():
-            time.sleep(0.02)
+            meanwhile()
+            time.sleep(0.05)
 
 
 class Nodes:
@@ -121,6 +128,10 @@ class Nodes:
         while not is_so():
             assert time.monotonic() < deadline, f"never: {what}\n{self.output()}"
             time.sleep(0.02)
+
+    def until_joiner_is_known(self) -> None:
+        """To a node that is held: it lets it in after its next round."""
+        self.until((self.run / "has-joiner").exists, "a node that waits to join")
 
     def until_printed(self, text: str) -> None:
         self.until(lambda: text in self.output(), text)

@@ -36,7 +36,7 @@ def lose(job: Nodes, number: int, *others: int) -> list[Callable[[], None]]:
 def start_again(job: Nodes, number: int, go: list[Callable[[], None]]) -> None:
     job.start(number)
     job.until_printed(f"node {number} waits to join node {0 if number else 1} (")
-    time.sleep(1)  # the lowest node looks four times a second who waits
+    job.until_joiner_is_known()
     for release in go:
         release()
 
@@ -205,7 +205,7 @@ def test_real_launchers_of_nodes_with_two_ranks(tmp_path: Path) -> None:
         before = {rank: job.pid(rank) for rank in range(6)}
         os.kill(before[3], signal.SIGKILL)
         job.until_printed("node 1 waits to join node 0 (")
-        time.sleep(1)
+        job.until_joiner_is_known()
         for release in go:
             release()
         job.until(lambda: any(one["joined"] for one in job.events("regrouped")), "the node joins again")

@@ -294,6 +294,7 @@ def run_store(port: int) -> None:
     time.sleep(300)
 
 
+@pytest.mark.soak
 def test_a_node_that_waits_learns_that_the_decider_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     bed, port = Bed(2), free_port()
     second, own = bed.nodes[1].stores.card, bed.nodes[1].stores.own

@@ -79,6 +79,7 @@ def test_a_node_that_is_asked_alone_leaves_and_all_that_are_asked_stop_together(
 ) -> None:
     ended: list[int] = []
     monkeypatch.setattr(os, "_exit", ended.append)
+    monkeypatch.setattr(preemption, "ALL_NODES_S", 1000.0)
     store = SealedStore(host_store("127.0.0.1", 0, timeout_s=30)[0], None)
     some = [on_three_nodes(store, number) for number in range(3)]
     some[2]._receive(signal.SIGTERM)
