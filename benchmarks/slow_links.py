@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import re
 import statistics
 import tempfile
 from collections.abc import Callable
@@ -122,29 +123,39 @@ def show_links(found: dict[str, list[str]], mbits: list[float], own: list[str], 
             print(f"{name:<28} {figures} {(row.free_s or alone_s) / row.seconds:>8.0%}", flush=True)
 
 
-def show_losses(found: dict[str, list[str]], own: list[str], *, steps: int, base_steps: int, seeds: list[int]) -> None:
-    """The loss of each row and seed, and how much higher it is than the first row's of the same seed."""
+def show_losses(
+    found: dict[str, list[str]], own: dict[str, str], *, plain_lr: str, steps: int, base_steps: int, seeds: list[int]
+) -> None:
+    """The loss of each row and seed, how much higher it is than the first row's of the same seed, and how many times
+    fewer bytes were sent. `plain_lr`: the rate of plain DDP; empty: that of all rows."""
     begin = f"the weights after {base_steps} steps of DDP" if base_steps else "random weights"
-    print(
-        f"GPT 2 layers of 64 on text, batch {TEXT['--train.batch_size']} x 64, {steps} steps from {begin}", flush=True
-    )
-    text = [word for pair in TEXT.items() for word in pair]
+    text = TEXT | own
+    size = f"{text['--model.layers']} layers of {text['--model.width']}, batch {text['--train.batch_size']} x 64"
+    print(f"GPT on text, {size}, a rate of {text['--optim.lr']}, {steps} steps from {begin}", flush=True)
     losses: dict[str, list[float]] = {name: [] for name in found}
+    sent: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as scratch:
         for seed in seeds:
-            base, given = Path(scratch) / str(seed), [*text, *own, "--train.seed", str(seed)]
+            base, given = Path(scratch) / str(seed), text | {"--train.seed": str(seed)}
             if base_steps:
-                _train(None, [*given, "--optim.schedule", "constant"], steps=base_steps, run=base)
+                _train(None, _words(given | {"--optim.schedule": "constant"}), steps=base_steps, run=base)
                 # With samples in a different order.
-                given = [*text, *own, "--train.seed", str(1000 + seed), "--model.init", str(base)]
+                given |= {"--train.seed": str(1000 + seed), "--model.init": str(base)}
             for name, words in found.items():
-                losses[name].append(_train(None, [*given, *words], steps=steps)[1])
-                print(f"  seed {seed}: {name:<28} {losses[name][-1]:.4f}", flush=True)
-    plain = next(iter(losses.values()))
+                rate = {"--optim.lr": plain_lr} if plain_lr and "step" in words else {}
+                noted, loss = _train(None, [*_words(given | rate), *words], steps=steps)
+                losses[name].append(loss)
+                sent[name] = noted[-1][1] - noted[0][1]
+                print(f"  seed {seed}: {name:<28} {loss:.4f}  {sent[name] / 1e6:.2f} MB", flush=True)
+    plain = next(iter(found))
     for name, ends in losses.items():
-        higher = [loss / other - 1 for loss, other in zip(ends, plain, strict=True)]
+        higher = [loss / other - 1 for loss, other in zip(ends, losses[plain], strict=True)]
         spread = f"{statistics.fmean(higher):+.1%} ({min(higher):+.1%} to {max(higher):+.1%})"
-        print(f"{name:<28} loss {statistics.fmean(ends):.4f}  {spread}", flush=True)
+        print(f"{name:<28} loss {statistics.fmean(ends):.4f}  {spread}, {sent[plain] / sent[name]:.0f}x", flush=True)
+
+
+def _words(flags: dict[str, str]) -> list[str]:
+    return [word for pair in flags.items() for word in pair]
 
 
 def main() -> None:
@@ -155,21 +166,24 @@ def main() -> None:
     parser.add_argument("--seeds", default="0,1,2", help="each row trains to the loss with each of these [0,1,2]")
     parser.add_argument("--every", type=int, default=30, help="steps between two rounds [30]")
     parser.add_argument("--overlap", type=int, default=5, help="steps while a part is sent, in the last row [5]")
-    parser.add_argument("--rows", default="", help="only rows with this text in their name, and the first")
-    parser.add_argument("--flags", default="", help="more flags for every row")
+    parser.add_argument("--rows", default="", help="only rows whose name matches this, such as int8$, and the first")
+    parser.add_argument("--flags", default="", help="more flags for every row, such as --train.batch_size 256")
+    parser.add_argument("--plain-lr", default="", help="to the loss, the rate of plain DDP [that of all rows]")
     options = parser.parse_args()
-    own = ["--log.every_steps", str(options.every), *options.flags.split()]
+    more = options.flags.split()
+    own = {"--log.every_steps": str(options.every)} | dict(zip(more[::2], more[1::2], strict=True))
     cores = len(os.sched_getaffinity(0))
     machine = f"{platform.machine()}, {cores} cores, Linux {platform.release()}"
     print(f"{machine}, torch {torch.__version__}, Python {platform.python_version()}")
     print(f"2 hosts with one rank each, gloo; {PARAMETERS:,} parameters, waits of {COMPUTE_S * 1e3:.0f} ms a step")
     found = rows(options.every, options.overlap)
-    found = {name: words for name, words in found.items() if "step" in words or options.rows in name}
+    found = {name: words for name, words in found.items() if "step" in words or re.search(options.rows, name)}
     if options.mbit:
-        show_links(found, [float(one) for one in options.mbit.split(",")], own, options.every)
+        show_links(found, [float(one) for one in options.mbit.split(",")], _words(own), options.every)
     if options.seeds:
         seeds = [int(one) for one in options.seeds.split(",")]
-        show_losses(found, own, steps=options.steps, base_steps=options.base_steps, seeds=seeds)
+        lengths = {"steps": options.steps, "base_steps": options.base_steps}
+        show_losses(found, own, plain_lr=options.plain_lr, **lengths, seeds=seeds)
 
 
 if __name__ == "__main__":
