@@ -65,6 +65,7 @@ def rows(every: int, overlap: int) -> dict[str, list[str]]:
     return {
         "step (plain DDP)": ["--dist.sync", "step"],
         f"local:{every}": ["--dist.sync", f"local:{every}"],
+        f"local:{every} int8": ["--dist.sync", f"local:{every}", *int8],
         f"diloco:{every}": ["--dist.sync", f"diloco:{every}"],
         f"diloco:{every} int8": ["--dist.sync", f"diloco:{every}", *int8],
         f"diloco:{every} int8, 2 parts": ["--dist.sync", f"diloco:{every}", *int8, *streamed],
@@ -166,7 +167,7 @@ def main() -> None:
     parser.add_argument("--seeds", default="0,1,2", help="each row trains to the loss with each of these [0,1,2]")
     parser.add_argument("--every", type=int, default=30, help="steps between two rounds [30]")
     parser.add_argument("--overlap", type=int, default=5, help="steps while a part is sent, in the last row [5]")
-    parser.add_argument("--rows", default="", help="only rows whose name matches this, such as int8$, and the first")
+    parser.add_argument("--rows", default="", help="only rows whose name matches this, as local.*int8, and the first")
     parser.add_argument("--flags", default="", help="more flags for every row, such as --train.batch_size 256")
     parser.add_argument("--plain-lr", default="", help="to the loss, the rate of plain DDP [that of all rows]")
     options = parser.parse_args()
