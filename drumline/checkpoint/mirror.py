@@ -1,9 +1,10 @@
 """Copies the checkpoints of a run to an object store, in a thread, after each save; and restores a run from there.
 
-One upload runs at a time; when saves come faster, the newest is next. The manifest is uploaded last, after the store
-has confirmed every other object. A store that fails never stops the run: there is a warning, and it is tried again
-after growing pauses, and at each save. Retention is the same on both sides; a local checkpoint is removed only after
-it, or a newer one, was verified in the store: if the disk fills up meanwhile, a save fails, as without a mirror.
+One upload runs at a time; when saves come faster, the newest is next. The manifest is uploaded last: after the store
+has confirmed every other object, and after the ledger and the events, which must not lack a step of a checkpoint. A
+store that fails never stops the run: there is a warning, and it is tried again after growing pauses, and at each save.
+Retention is the same on both sides; a local checkpoint is removed only after it, or a newer one, was verified in the
+store: if the disk fills up meanwhile, a save fails, as without a mirror.
 """
 
 from __future__ import annotations
@@ -166,14 +167,17 @@ class Mirror:
                 self._store.delete_unfinished(CHECKPOINTS)
             self._has_begun = True
         corrupt: dict[int, CorruptCheckpointError] = {}
+        has_put_files = False
         while missing := self._missing(local := dict(complete_in(self._root))) - corrupt.keys():
             try:
                 self._upload(max(missing), local[max(missing)])
+                has_put_files = True
             except CorruptCheckpointError as error:  # reported at the end: it must not stop retention
                 corrupt[max(missing)] = error
         self._check()
         self._newest_safe = max(local.keys() & self._complete.keys(), default=-1)
-        self._put_files()
+        if not has_put_files:
+            self._put_files()
         self._remove_remote(newest=self._newest_safe)
         if local:
             try:
@@ -203,6 +207,7 @@ class Mirror:
         total = file_size(sum(record.size for record in found.files.values()))
         try:
             if step in self._complete:  # it was saved again: from here on it is incomplete
+                catalog.verify(path)
                 self._store.delete([object_name(step, manifest.FILE_NAME)])
                 del self._complete[step]
             for name, record in found.files.items():
@@ -213,6 +218,7 @@ class Mirror:
                 self._store.put(object_name(step, name), path / name)
                 self._store.check(object_name(step, name), size=record.size, checksum=record.blake3)
                 done += record.size
+            self._put_files()
             self._check()
             content, name = manifest.render(found), object_name(step, manifest.FILE_NAME)
             self._store.put(name, content)
@@ -228,6 +234,7 @@ class Mirror:
 
     def _put_files(self) -> None:
         """Upload the small files of the run that have changed."""
+        self._check()
         for path in self._files():
             name, found = path.relative_to(self._folder).as_posix(), path.stat()
             if self._sent.get(name) == (state := (found.st_size, found.st_mtime_ns)):

@@ -7,6 +7,7 @@ complete when its manifest is there, which is uploaded last. It only reads, and 
 from __future__ import annotations
 
 import re
+import shutil
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -70,6 +71,12 @@ class MirroredRun:
                 except ValueError as error:
                     found.corrupt[step] = f"{manifest.FILE_NAME}: {error}"
                     continue
+                except StoreError as error:
+                    if not error.is_bad_copy:
+                        raise
+                    if not error.is_missing:  # or a running job has removed it since
+                        found.corrupt[step] = error.what
+                    continue
             if others := [object_name(step, file) for file in files if file not in own]:
                 found.others[step] = others
         return found
@@ -123,7 +130,7 @@ class MirroredRun:
 
     def verify(self, path: Path) -> Manifest:
         """Like `catalog.verify`, for a checkpoint whose manifest alone is in this folder: its objects are read from the
-        store."""
+        store. The folder is removed if the checkpoint no longer is there."""
         found = manifest.read(path)
         for name, record in found.files.items():
             try:
@@ -133,25 +140,30 @@ class MirroredRun:
             except StoreError as error:
                 if not error.is_bad_copy:
                     raise
+                if object_name(found.step, manifest.FILE_NAME) not in self.store.sizes(CHECKPOINTS):
+                    shutil.rmtree(path)  # a running job has removed it since
                 raise CorruptCheckpointError(path, error.what) from error
         return found
 
     def fetch_outline(self, folder: Path) -> None:
-        """Fetch the run's small files, and of each checkpoint its manifest and position. What a killed upload left
+        """Fetch of each checkpoint its manifest and position, and the run's small files. What a killed upload left
         becomes a folder with a hidden name, as a killed save leaves one."""
-        deque(self.fetch_files(folder), maxlen=0)
         root = folder / CHECKPOINTS
         found = self.checkpoints()
         for step in {*found.complete, *found.corrupt}:
-            (root / catalog.folder_name(step)).mkdir(parents=True)
-            for name in (manifest.FILE_NAME, f"progress{catalog.DOCUMENT}"):
-                try:
-                    self.store.fetch(object_name(step, name), root / catalog.folder_name(step) / name)
-                except StoreError as error:
-                    if not error.is_bad_copy:
-                        raise
+            name, path = manifest.FILE_NAME, root / catalog.folder_name(step)
+            path.mkdir(parents=True)
+            if step in found.complete:
+                (path / name).write_bytes(manifest.render(found.complete[step]))
+                name = f"progress{catalog.DOCUMENT}"
+            try:
+                self.store.fetch(object_name(step, name), path / name)
+            except StoreError as error:
+                if not error.is_bad_copy:
+                    raise
         for step in found.others.keys() - found.complete.keys():
             (root / f".{catalog.folder_name(step)}.partial").mkdir(parents=True)
+        deque(self.fetch_files(folder), maxlen=0)  # last: a running job uploads the ledger before a checkpoint
 
     def fetch_files(self, folder: Path) -> Iterator[Path]:
         """Fetch the run's small files that the folder does not have, one after the other."""

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 
+from drumline.audit.checkpoint_check import check_checkpoints
+from drumline.audit.section import Section
 from drumline.checkpoint import catalog, mirror, store
 from drumline.checkpoint.mirror import Mirror, restore_run
 from drumline.checkpoint.mirrored_run import MARKER, MirroredRun, object_name
@@ -69,7 +71,8 @@ class Folder:
 def write(root: Path, step: int, *, value: float | None = None, size: int = 4, **metrics: float) -> Path:
     weights = torch.full((size,), float(step if value is None else value))
     tensors = {"model": {"w": weights}, "optimizer": {"m": weights}}
-    return store.write(root, step, tensors=tensors, documents={"progress": {"step": step}}, metrics=metrics)
+    progress = {"step": step, "cursor": {"epoch": 0, "position": step}}
+    return store.write(root, step, tensors=tensors, documents={"progress": progress}, metrics=metrics)
 
 
 def wait_until(is_done: Callable[[], object]) -> None:
@@ -98,7 +101,7 @@ def test_a_save_is_mirrored_with_the_manifest_last(
     put = [path.rpartition("/")[2] for method, path in proxy.requests if method == "PUT"]
     assert put[0] == "mirror.json"
     assert set(put[1:4]) == set(PARTS)
-    assert put.index("manifest.json") == 4
+    assert put[4:] == ["config.toml", "rank-00000.jsonl", "manifest.json"]
     events = bucket.read("runs/a/events/rank-00000.jsonl")
     assert events == b'{"kind":"start"}\n'  # complete lines
     assert "runs/a/config.toml" in bucket.sizes()
@@ -133,6 +136,25 @@ def test_a_file_that_grows_is_uploaded_in_pieces_and_restored(
             assert (tmp_path / str(step) / "events" / events.name).read_text() == content[:whole]
         folder.close()
     assert put == [["jsonl"], ["jsonl", "00001"], ["00001", "00002", "00003"], ["00003", "00004"]]
+
+
+def test_a_host_that_is_lost_after_an_upload_leaves_the_ledger_of_its_steps(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(method: str, path: str) -> int | None:
+        """Once the manifest is in the store."""
+        return 503 if any(path.endswith("manifest.json") for _, path in proxy.requests[:-1]) else None
+
+    with Proxy(bucket.server, lose) as proxy:
+        use_endpoint(monkeypatch, proxy.url)
+        folder = Folder(bucket.url, tmp_path / "a")
+        (folder.path / "ledger.jsonl").write_text("1\n2\n")
+        folder.save(2)
+        wait_until(lambda: folder.mirror._failure)
+        folder.close(0.1)
+    use_endpoint(monkeypatch, bucket.server)
+    assert restore_run(MirroredRun(open_store(bucket.url)), tmp_path / "b")[0].startswith("restored step 2 ")
+    assert (tmp_path / "b" / "ledger.jsonl").read_text() == "1\n2\n"
 
 
 def test_when_saves_pile_up_the_newest_is_next(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,6 +204,20 @@ def test_a_file_that_became_corrupt_here_is_not_mirrored(
     assert "model.safetensors: its checksum differs from the manifest's" in caplog.text
 
 
+def test_one_that_became_corrupt_here_does_not_replace_the_good_one_of_the_same_step(
+    bucket: Bucket, tmp_path: Path
+) -> None:
+    folder = Folder(bucket.url, tmp_path / "a")
+    folder.save(1)
+    folder.mirror.finish(LIMIT_S)
+    path = write(folder.root, 1, value=2.0)
+    content = (path / "optimizer.safetensors").read_bytes()
+    (path / "optimizer.safetensors").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    folder.close()
+    assert folder.mirrored == [1]
+    assert restore_run(folder.run, tmp_path / "b")[0].startswith("restored step 1 ")
+
+
 def test_a_corrupt_one_that_is_kept_here_does_not_stop_retention(bucket: Bucket, tmp_path: Path) -> None:
     folder = Folder(bucket.url, tmp_path, keep_last=1, keep_best=1)
     path = write(folder.root, 1, loss=0.1)
@@ -199,11 +235,12 @@ def test_a_corrupt_one_that_is_kept_here_does_not_stop_retention(bucket: Bucket,
 def test_a_checkpoint_that_a_save_has_removed_meanwhile_is_not_reported(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "config.toml").write_text("x = 1\n")
     reached, gate = threading.Event(), threading.Event()
 
     def hold(method: str, path: str) -> None:
-        if method == "PUT" and path.endswith("config.toml"):
+        """The listing for retention in the store."""
+        is_listing = (method, path.strip("/")) == ("GET", bucket.name)
+        if is_listing and any(path.endswith("manifest.json") for method, path in proxy.requests if method == "PUT"):
             reached.set()
             gate.wait(LIMIT_S)
 
@@ -636,6 +673,43 @@ def test_a_corrupt_object_is_named_and_the_one_before_is_restored(bucket: Bucket
     ) as caught:
         restore_run(folder.run, tmp_path / "c")
     assert "try: restore one from a backup, or start a new run with another --checkpoint.mirror" in str(caught.value)
+
+
+def test_a_manifest_that_is_too_large_is_skipped(bucket: Bucket, tmp_path: Path) -> None:
+    folder = Folder(bucket.url, tmp_path / "a")
+    for step in (1, 2):
+        folder.save(step)
+    folder.close()
+    bucket.put("runs/a/checkpoints/step-00000002/manifest.json", bytes(9 << 20))
+    note, skipped = restore_run(folder.run, tmp_path / "b")
+    assert note.startswith("restored step 1 ")
+    assert len(skipped) == 1
+    assert skipped[0].endswith("/manifest.json is corrupt: it has more than 8,388,608 bytes")
+
+
+def test_a_checkpoint_that_a_running_job_removes_is_neither_listed_nor_reported(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the listing and the manifest, and between the manifest and the rest."""
+    folder = Folder(bucket.url, tmp_path / "a", keep_last=3)
+    for step in (1, 2, 3):
+        folder.save(step)
+    folder.close()
+
+    def remove(method: str, path: str) -> None:
+        if path.endswith("step-00000001/manifest.json"):
+            bucket.delete(path.split("/", 2)[2])
+
+    with Proxy(bucket.server, remove) as proxy:
+        use_endpoint(monkeypatch, proxy.url)
+        run = MirroredRun(open_store(bucket.url))
+        run.fetch_outline(tmp_path / "b")
+        for name in ("manifest.json", *PARTS):
+            bucket.delete(f"runs/a/{object_name(2, name)}")
+        section = Section("checkpoints")
+        saved = check_checkpoints(tmp_path / "b" / "checkpoints", section, lambda text: None, run.verify)
+    assert ([one.step for one in saved], section.problems) == ([3], [])
+    assert section.summary.startswith("1 of 1 complete (step 3), ")
 
 
 def test_one_that_is_not_finite_is_restored_only_if_no_other_is(bucket: Bucket, tmp_path: Path) -> None:
