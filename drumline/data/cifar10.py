@@ -108,6 +108,7 @@ def read_python_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]
                 labels.append(argument)
             elif opcode.name == "NEWTRUE":  # the only one that an array has: it is in Fortran's order of memory
                 is_fortran = True
+        numbers = np.array(labels, dtype=np.int64)  # OverflowError for one of 255 bytes
     except DataError:
         raise
     except Exception as error:  # a damaged pickle may raise anything
@@ -120,7 +121,7 @@ def read_python_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]
         found = f"{len(pixels):,} bytes of pixels and {len(labels):,} labels"
         raise _malformed(path, f"images of {_PIXELS} bytes with a label each, found {found}")
     images = np.frombuffer(pixels.encode("latin-1"), dtype=np.uint8)
-    return images.reshape(count, _PIXELS, order="F" if is_fortran else "C"), np.array(labels, dtype=np.int64)
+    return images.reshape(count, _PIXELS, order="F" if is_fortran else "C"), numbers
 
 
 def _malformed(path: Path, expected: str) -> DataError:

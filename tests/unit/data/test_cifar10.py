@@ -163,6 +163,7 @@ IMAGES, LABELS = content(0)
         (python_2_pickle(IMAGES, LABELS).replace(b"labels", b"blabel"), "and 0 labels"),
         (python_2_pickle(IMAGES, [1, 2, 10]), "expected labels from 0 to 9, found 1 to 10"),
         (python_2_pickle(IMAGES, [1, -2, 3]), "expected labels from 0 to 9, found -2 to 3"),
+        (python_2_pickle(IMAGES, []).replace(b"](e", b"](" + b"\x8a\x09aaaaaaaaa" * 3 + b"e"), r"\(OverflowError: "),
     ],
 )
 def test_a_malformed_python_file_is_reported(tmp_path: Path, damaged: bytes, sentence: str) -> None:
