@@ -19,7 +19,7 @@ from drumline.text import MIB
 
 GPU_FIELDS = ("index", "uuid", "name", "memory.total", "memory.used", "driver_version")
 PROCESS_FIELDS = ("gpu_uuid", "pid", "process_name", "used_memory")
-DRIVER_FILE = Path("/proc/driver/nvidia/version")
+DRIVER_FOLDER = Path("/proc/driver/nvidia")
 
 
 class NvidiaSmi:
@@ -43,8 +43,7 @@ class NvidiaSmi:
 
     def facts(self, timeout_s: float) -> dict[str, Any]:
         """`driver`, `gpus`, and a `gpu_error` where nvidia-smi failed."""
-        driver = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", file_text(DRIVER_FILE))
-        known: dict[str, Any] = {"driver": driver[1] if driver else None, "gpus": []}
+        known = _known_to_kernel()
         if not self._processes:
             return {**known, "gpu_error": "nvidia-smi is not on the PATH" if known["driver"] else ""}
         deadline = time.monotonic() + timeout_s
@@ -56,6 +55,19 @@ class NvidiaSmi:
         has_none = "No devices" in gpus
         first_line = (gpus.strip() or "no output").splitlines()[0]
         return {**known, "gpu_error": "" if has_none else f"nvidia-smi failed: {first_line}"}
+
+
+def _known_to_kernel() -> dict[str, Any]:
+    """In nvidia-smi's place, which without persistence mode may be too slow: no memory and no processes."""
+    driver = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", file_text(DRIVER_FOLDER / "version"))
+    files = sorted(DRIVER_FOLDER.glob("gpus/*/information"))
+    known = [dict(re.findall(r"(?m)^(Model|GPU UUID):\s*(.*)$", file_text(file))) for file in files]
+    unknown = {"memory_bytes": None, "used_bytes": None, "processes": []}
+    gpus = [
+        {"index": index, "uuid": one.get("GPU UUID", "?"), "name": one.get("Model", "?"), **unknown}
+        for index, one in enumerate(known)
+    ]
+    return {"driver": driver[1] if driver else None, "gpus": gpus}
 
 
 def read_nvidia_smi(gpus: str, processes: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from drumline.background import in_background
+from drumline.doctor.finding import has_problems
 from drumline.doctor.machine import gpus
 from drumline.doctor.machine.gpus import NvidiaSmi, read_nvidia_smi
 from drumline.doctor.machine.known_variables import NOT_SHOWN, shown_variables
@@ -105,10 +106,18 @@ def test_an_nvidia_smi_that_fails_or_hangs(
     program.write_text(f"#!/bin/sh\n{'exec ' if 'sleep' in script else ''}{script}\n")
     program.chmod(0o755)
     (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.172.08  Tue Jul  8\n")
-    monkeypatch.setattr(gpus, "DRIVER_FILE", tmp_path / "version")
+    information = tmp_path / "gpus" / "0000:0f:00.0" / "information"
+    information.parent.mkdir(parents=True)
+    information.write_text("Model: \t\t NVIDIA H200\nIRQ:   \t\t 257\nGPU UUID: \t GPU-1f0a\nVideo BIOS: \t\n")
+    monkeypatch.setattr(gpus, "DRIVER_FOLDER", tmp_path)
     smi = NvidiaSmi({"PATH": f"{tmp_path}:/usr/bin:/bin"})
     found = smi.facts(0.3 if "sleep" in script else 20)
-    assert found == {"driver": "570.172.08", "gpus": [], "gpu_error": gpu_error}
+    assert (found["driver"], found["gpu_error"]) == ("570.172.08", gpu_error)
+    assert [(one["index"], one["name"], one["uuid"]) for one in found["gpus"]] == [(0, "NVIDIA H200", "GPU-1f0a")]
+    facts = healthy(**found)
+    rows = dict(machine_rows(facts))
+    assert (rows["driver"], rows["GPU 0"]) == ("570.172.08", "NVIDIA H200")
+    assert not has_problems(machine_findings(facts)), "it may only be slow"
 
 
 def test_a_machine_is_shown_in_lines() -> None:
