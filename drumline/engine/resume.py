@@ -52,6 +52,7 @@ from drumline.watch.heartbeat import Phase
 MOST_AT_ONE_STEP = 3
 # The facts in a checkpoint that a resumed run reads.
 _FACTS = {"task": str, "config": dict, "world_size": int, "batch_size": int}
+_STOPPED = {"reason": str, "unit": str, "length": int}
 
 
 def begin_launch(folder: RunFolder, ddp: DDPManager) -> dict[str, Any] | None:
@@ -196,7 +197,7 @@ def check_contents(path: Path) -> None:
     if not {"model", "optimizer", "rng"} <= found.tensors.keys() or not has_documents:
         raise CorruptCheckpointError(path, "it does not hold a model, an optimizer, random states and progress")
     saved = found.documents["progress"]
-    facts, cursor, stopped = saved.get("facts"), saved.get("cursor"), saved.get("stopped") or {}
+    facts, cursor, stopped = saved.get("facts"), saved.get("cursor"), saved.get("stopped")
     is_complete = (
         isinstance(facts, dict)
         and all(type(facts.get(name)) is kind for name, kind in _FACTS.items())
@@ -205,8 +206,8 @@ def check_contents(path: Path) -> None:
         and cursor.keys() == {"epoch", "position"}
         and all(type(count) is int and 0 <= count < 1 << 62 for count in (saved.get("step"), *cursor.values()))
         and saved["step"] == catalog.check_sizes(path).step
-        and isinstance(stopped, dict)
-        and (not stopped or (isinstance(stopped.get("reason"), str) and type(stopped.get("length")) is int))
+        and isinstance(stopped, dict | None)
+        and all(stopped is None or type(stopped.get(name)) is kind for name, kind in _STOPPED.items())
         and isinstance(saved.get("stop_asked"), str | None)
         and isinstance(saved.get("metrics", {}), dict)
     )

@@ -268,6 +268,9 @@ WRONG: list[Any] = [
     {"step": 3},
     {"stopped": "yes"},
     {"stopped": {"reason": "enough", "total_steps": "10"}},
+    {"stopped": {"reason": "enough", "length": 10}},
+    {"stopped": {}},
+    {"stopped": 0},
     {"stop_asked": 7},
 ]
 
