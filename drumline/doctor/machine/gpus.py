@@ -62,7 +62,7 @@ def _known_to_kernel() -> dict[str, Any]:
     driver = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", file_text(DRIVER_FOLDER / "version"))
     files = sorted(DRIVER_FOLDER.glob("gpus/*/information"))
     known = [dict(re.findall(r"(?m)^(Model|GPU UUID):\s*(.*)$", file_text(file))) for file in files]
-    unknown = {"memory_bytes": None, "used_bytes": None, "processes": []}
+    unknown: dict[str, Any] = {"memory_bytes": None, "used_bytes": None, "processes": []}
     gpus = [
         {"index": index, "uuid": one.get("GPU UUID", "?"), "name": one.get("Model", "?"), **unknown}
         for index, one in enumerate(known)
