@@ -94,12 +94,13 @@ class Preemption:
         stop, the others continue."""
         self._place = {"host": ddp.host, "rank": ddp.rank}
         if self._pipe is not None and ddp._connection.store is not None:
-            ddp._connection.store.set(f"pid/{ddp.host}/{ddp.get_local_rank()}", str(os.getpid()))
-            self._local_ranks = [f"pid/{ddp.host}/{rank}" for rank in range(ddp.local_world_size)]
+            self._node = ddp.rank // ddp.local_world_size
+            where = self._node if may_leave else ddp.host  # a host may have several nodes; srun may scatter ranks
+            ddp._connection.store.set(f"pid/{where}/{ddp.get_local_rank()}", str(os.getpid()))
+            self._local_ranks = [f"pid/{where}/{rank}" for rank in range(ddp.local_world_size)]
             self._store = ddp._connection.store.clone()
             self._vote = StopVote(self._store, rank=ddp.rank, world_size=ddp.world_size, step=lambda: progress.step)
             self._nodes = [f"asked/{node}" for node in range(ddp.world_size // ddp.local_world_size) if may_leave]
-            self._node = ddp.rank // ddp.local_world_size
             if self.cause:  # in the group before
                 self._request()
         self._is_joined = True
