@@ -24,8 +24,8 @@ NAME = re.compile(r"[a-z][a-z0-9-]{0,29}")
 # Part of a shell script on the nodes.
 REQUIREMENT = re.compile(r"[A-Za-z0-9_.,:/@+=\[\]#&~-]+")
 PINNED = re.compile(r"==[0-9]|@[0-9a-f]{40}\b|\.whl$")
-# A wheel or a folder of this machine, as pip takes it: dist/mine-1.0-py3-none-any.whl, or .[train]
-LOCAL = re.compile(r"(\.{0,2}/.*|\.{1,2}|[^:]*\.whl)(\[.*\])?")
+# A wheel or a folder of this machine, as pip takes it: dist/mine-1.0-py3-none-any.whl, .[train], or file:///...
+LOCAL = re.compile(r"(\.{0,2}/.*|\.{1,2}|[^:]*\.whl)(\[.*\])?|.*\bfile:.*")
 WIDEST_PREFIX = 8
 
 WHERE: FlagTable = {
