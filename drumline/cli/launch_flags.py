@@ -226,7 +226,7 @@ def _wrong_for_slurm(given: Mapping[str, Any]) -> Iterator[str]:
         others = shlex.split(given.get("sbatch", ""))
     except ValueError as error:
         yield f"--sbatch: {given['sbatch']!r} cannot be parsed: {error}"
-    yield from wrong_values(options, others)
+    yield from wrong_values(options, others, given.get("signal-before", SIGNAL_BEFORE_S))
 
 
 def _wrong_for_kubernetes(given: Mapping[str, Any]) -> Iterator[str]:

@@ -8,6 +8,7 @@ the batch file requeues itself.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shlex
@@ -30,6 +31,7 @@ MAX_REQUEUES = 1000
 # Slurm splits a line at blanks and has its own rules for quotes: values that it could misread are rejected.
 VALUE = re.compile(r"[A-Za-z0-9_.,:@%+=/()\[\]*&|!~-]+")
 FLAG = re.compile(rf"--[a-z][a-z0-9-]*(=({VALUE.pattern}))?")
+TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 TEXT = """\
 #!/bin/sh
 {written}
@@ -160,14 +162,27 @@ class BatchJob:
         return f"{self.name}-%j.log"
 
 
-def wrong_values(options: Mapping[str, str], others: Sequence[str]) -> Iterator[str]:
-    """A message for each value that a batch file cannot contain."""
+def wrong_values(options: Mapping[str, str], others: Sequence[str], signal_before_s: int) -> Iterator[str]:
+    """A message for each value that a batch file cannot contain, or that would not work."""
     for name, value in options.items():
         if not VALUE.fullmatch(value):
             yield f"--{name}: {value!r} cannot be in a batch file; no blanks, quotes and the like"
     for flag in others:
         if not FLAG.fullmatch(flag):
             yield f"--sbatch: {flag!r} is not a flag for a batch file; give --name or --name=value"
+    limit = options.get("time", "")
+    if _seconds_of(limit) <= signal_before_s:
+        what = f"--signal-before: {signal_before_s} s is not shorter than --time {limit}"
+        yield f"{what}: the job would be requeued as soon as it starts"
+
+
+def _seconds_of(limit: str) -> float:
+    """sbatch's minutes, M:S, H:M:S, D-H, D-H:M or D-H:M:S; anything else is its matter."""
+    if (found := TIME.fullmatch(limit)) is None:
+        return math.inf
+    numbers = [int(part) for part in found.groups()[1:] if part]
+    hours, minutes, seconds = [*([0] if not found[1] and len(numbers) < 3 else []), *numbers, 0, 0][:3]
+    return ((int(found[1] or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def batch_text(job: BatchJob) -> str:

@@ -318,9 +318,8 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
             "--install: 'dist/x-1-py3-none-any.whl' is of this machine; give the URL at which the nodes find it",
         ),
         (
-            {"install": "drumline[aws]@file:///x/drumline-1-py3-none-any.whl"},
-            "--install: 'drumline[aws]@file:///x/drumline-1-py3-none-any.whl' is of this machine; give the URL at which the "
-            "nodes find it",
+            {"install": "drumline[aws]@file:///x-1.whl"},
+            "--install: 'drumline[aws]@file:///x-1.whl' is of this machine; give the URL at which the nodes find it",
         ),
         ({"install": ".[train]"}, "--install: '.[train]' is of this machine; give the URL at which the nodes find it"),
         (
