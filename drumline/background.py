@@ -20,7 +20,7 @@ def in_background(call: Callable[[], T]) -> Future[T]:
     def run() -> None:
         try:
             future.set_result(call())
-        except Exception as error:
+        except BaseException as error:
             future.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()

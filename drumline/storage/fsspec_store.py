@@ -14,6 +14,7 @@ from threading import Event
 from drumline.background import T, in_background
 from drumline.errors import MissingExtraError, UsageError, did_you_mean
 from drumline.storage.backend import PIECE_BYTES, StoreError
+from drumline.untrusted import replacing
 
 ANSWER_S = 300.0
 """How long a store may take for a listing, or a piece of an object: few of these packages have time limits."""
@@ -29,6 +30,7 @@ class FsspecBackend:
             import fsspec
         except ImportError as error:
             raise MissingExtraError(f"{scheme}://", extra="storage") from error
+        self._is_local = scheme in ("file", "local")
         try:
             # Listings are not cached: another process may write.
             options = {"use_listings_cache": False, "skip_instance_cache": True}
@@ -60,7 +62,9 @@ class FsspecBackend:
         if self._has_folders:
             self._files.makedirs(self._files._parent(path), exist_ok=True)
         opened = io.BytesIO(source) if isinstance(source, bytes) else source.open("rb")
-        with opened as left, self._files.open(path, "wb") as right:
+        # fsspec would truncate the earlier object first.
+        writing = replacing(Path(path)) if self._is_local else self._files.open(path, "wb")
+        with opened as left, writing as right:
             while piece := left.read(PIECE_BYTES):
                 right.write(piece)
                 moved()
@@ -93,6 +97,9 @@ class FsspecBackend:
         if isinstance(error, PermissionError):
             step = "give this user the right to list, read, write and delete there"
             return StoreError(f"access to {where} was denied", next_step=step, kind="denied")
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            what = f"there is no room left for {where}"
+            return StoreError(what, next_step="free some space there", kind="busy")
         if isinstance(error, OSError) or "Timeout" in name:
             reason = getattr(error, "strerror", None) or name
             step = "check the network, and what the package of this store needs"

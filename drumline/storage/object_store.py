@@ -10,13 +10,14 @@ import errno
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 
 from blake3 import blake3
 
+from drumline.background import T
 from drumline.errors import DrumlineError, UsageError
 from drumline.storage.backend import StoreError, corrupt
 from drumline.storage.fsspec_store import FsspecBackend
@@ -24,7 +25,7 @@ from drumline.storage.s3_store import S3Backend
 from drumline.untrusted import DOCUMENT_BYTES, replacing
 
 RETRY_AFTER_S = (1.0, 4.0)
-"""Before an object is fetched again whose connection was cut."""
+"""Before an object is read again whose connection was cut."""
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 # These have no bucket or host in their addresses.
 _LOCAL = ("file", "local", "memory")
@@ -89,6 +90,9 @@ class ObjectStore:
         with self._explained(name):
             if not reads_all and self._backend.has_checked(name, size):
                 return
+        self._repeated(lambda: self._check(name, size, checksum))
+
+    def _check(self, name: str, size: int, checksum: str) -> None:
         digest, count = blake3(), 0
         for chunk in self._chunks(name):
             digest.update(chunk)
@@ -97,6 +101,9 @@ class ObjectStore:
 
     def read(self, name: str, *, most: int = DOCUMENT_BYTES) -> bytes:
         """The bytes of a small object."""
+        return self._repeated(lambda: self._read(name, most))
+
+    def _read(self, name: str, most: int) -> bytes:
         content = bytearray()
         for chunk in self._chunks(name):
             content += chunk
@@ -110,14 +117,7 @@ class ObjectStore:
         """Download an object to a file, which appears when it is complete, on disk, and has this size and blake3
         checksum, which is returned. `more`: objects that follow in the same file. Nothing is left of a download that
         fails."""
-        for delay_s in (*RETRY_AFTER_S, None):
-            try:
-                return self._fetch([name, *more], to, size, checksum)
-            except StoreError as error:
-                if delay_s is None or not error.may_pass:
-                    raise
-                time.sleep(delay_s)
-        raise AssertionError
+        return self._repeated(lambda: self._fetch([name, *more], to, size, checksum))
 
     def stop(self) -> None:
         """Have what other threads download end soon, incomplete."""
@@ -153,6 +153,16 @@ class ObjectStore:
             next_step = f"{'free some space on' if is_full else 'check'} the disk of {to.parent}"
             what = f"{self._where(names[0])} could not be written to {to}: {reason}"
             raise StoreError(what, next_step=next_step, kind="disk") from error
+
+    def _repeated(self, call: Callable[[], T]) -> T:
+        for delay_s in RETRY_AFTER_S:
+            try:
+                return call()
+            except StoreError as error:
+                if not error.may_pass or self._is_stopped:
+                    raise
+            time.sleep(delay_s)
+        return call()
 
     def _compare(self, name: str, size: int | None, checksum: str | None, count: int, digest: str) -> None:
         if size not in (None, count):

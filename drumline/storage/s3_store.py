@@ -26,7 +26,16 @@ _RIGHTS = {
 # Codes of S3, by what they mean. An answer to HEAD has only the number.
 _NOT_ALLOWED = {"AccessDenied", "AllAccessDisabled", "403"}
 _BAD_CREDENTIALS = {"ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch"}
-_BUSY = {"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "TooManyRequests", "429", "503"}
+_BUSY = {
+    "SlowDown",
+    "RequestTimeout",
+    "Throttling",
+    "ThrottlingException",
+    "RequestLimitExceeded",
+    "TooManyRequests",
+    "429",
+    "503",
+}
 _CHANGED = {"PreconditionFailed", "ConditionalRequestConflict"}
 _OTHER_REGION = {"PermanentRedirect", "AuthorizationHeaderMalformed", "301"}
 
@@ -87,7 +96,10 @@ class S3Backend:
                 raise
 
     def has_checked(self, name: str, size: int) -> bool:
-        """Whether the object has this size, and S3 compared a checksum when it received it."""
+        """Whether the object has this size, and S3 compared a checksum when it received it. If this client sends none
+        (AWS_REQUEST_CHECKSUM_CALCULATION), the one that S3 has is of what arrived."""
+        if self._client.meta.config.request_checksum_calculation != "when_supported":
+            return False
         found = self._client.head_object(Bucket=self._bucket, Key=self._prefix + name, ChecksumMode="ENABLED")
         return found["ContentLength"] == size and any(field.startswith("ChecksumCRC") for field in found)
 
@@ -156,6 +168,8 @@ class S3Backend:
             found = (f"S3 does not accept the credentials for {where} ({code})", step, "credentials")
         elif code in _OTHER_REGION:
             found = (f"the bucket {self._bucket} is in another region", "set AWS_REGION to the bucket's", "other")
+        elif code == "RequestTimeTooSkewed":
+            found = (f"the clock of this machine is wrong, and S3 refuses {where}", "set it, with NTP", "other")
         elif code in _BUSY or status >= 500:
             what = f"{where}: S3 answered {status} ({code}) to {MAX_ATTEMPTS} attempts"
             found = (what, "try again later", "busy")

@@ -20,7 +20,7 @@ from drumline.checkpoint import catalog, mirror, store
 from drumline.checkpoint.mirror import Mirror, restore_run
 from drumline.checkpoint.mirrored_run import MARKER, MirroredRun, object_name
 from drumline.errors import CheckpointError, UsageError
-from drumline.storage import fsspec_store
+from drumline.storage import fsspec_store, object_store
 from drumline.storage.backend import StoreError
 from drumline.storage.object_store import open_store
 from tests.ranks import server_context
@@ -336,6 +336,7 @@ def test_a_store_that_never_answers_holds_up_neither_the_start_nor_the_end(
     url = f"file://{tmp_path}/store"
     run, folder = MirroredRun(open_store(url)), Folder(url, tmp_path / "run")
     monkeypatch.setattr(fsspec_store, "ANSWER_S", 2.0)
+    monkeypatch.setattr(object_store, "RETRY_AFTER_S", ())
     try:
         with pytest.raises(StoreError, match=rf"cannot be read: {url}/\S+ is unreachable: no answer for 2 s\n"):
             restore_run(run, tmp_path / "empty")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from blake3 import blake3
 
 from drumline.errors import UsageError
 from drumline.storage import fsspec_store, object_store, s3_store
-from drumline.storage.backend import StoreError
+from drumline.storage.backend import PIECE_BYTES, StoreError
 from drumline.storage.object_store import ObjectStore, is_store_url, open_store
 from tests.store_server import Bucket, Proxy, use_endpoint
 
@@ -67,6 +69,31 @@ def test_what_the_store_holds_is_compared_with_the_checksum(store: ObjectStore) 
         store.check("weights", size=7, checksum="")
     with pytest.raises(StoreError, match="there is no object"):
         store.check("absent", size=7, checksum="")
+
+
+def test_a_checksum_that_this_client_did_not_send_proves_nothing(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S3 computes one itself for whatever arrives without."""
+    bucket.client.put_object(Bucket=bucket.name, Key="weights", Body=CONTENT, ChecksumAlgorithm="CRC32")
+    open_store(bucket.root).check("weights", size=len(CONTENT), checksum="0" * 64)
+    monkeypatch.setenv("AWS_REQUEST_CHECKSUM_CALCULATION", "when_required")
+    with pytest.raises(StoreError, match="its checksum differs"):
+        open_store(bucket.root).check("weights", size=len(CONTENT), checksum="0" * 64)
+
+
+def test_in_a_folder_an_object_is_replaced_when_the_next_is_complete(tmp_path: Path) -> None:
+    """A process that is killed meanwhile leaves the earlier one."""
+    store, pipe = open_store(f"file://{tmp_path}/store"), tmp_path / "pipe"
+    store.put("ledger", b"earlier")
+    os.mkfifo(pipe)
+    upload = threading.Thread(target=store.put, args=("ledger", pipe))
+    upload.start()
+    with pipe.open("wb") as file:
+        file.write(bytes(PIECE_BYTES + (1 << 20)))  # until the second piece is being read
+        assert store.read("ledger") == b"earlier"
+    upload.join()
+    assert store.sizes() == {"ledger": PIECE_BYTES + (1 << 20)}
 
 
 def test_an_object_that_another_process_has_changed_is_left_alone(bucket: Bucket) -> None:
@@ -191,10 +218,56 @@ def test_a_fetch_is_repeated_after_a_cut_connection(
         open_store(bucket.root).fetch("weights", tmp_path / "weights", checksum=checksum)
         assert (tmp_path / "weights").read_bytes() == CONTENT
         assert len(proxy.requests) == 2
+        for read in (
+            ObjectStore.read,
+            partial(ObjectStore.check, size=len(CONTENT), checksum=checksum, reads_all=True),
+        ):
+            proxy.requests.clear()
+            assert read(open_store(bucket.root), "weights") in (None, CONTENT)
+            assert len(proxy.requests) == 2
         proxy.fault = lambda method, path: fault
         with pytest.raises(StoreError):
             open_store(bucket.root).fetch("weights", tmp_path / "again", checksum=checksum)
         assert [path.name for path in tmp_path.iterdir()] == ["weights"]
+
+
+def test_what_is_stopped_is_not_repeated(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Proxy(bucket.server, lambda method, path: 503) as proxy:
+        use_endpoint(monkeypatch, proxy.url)
+        store = open_store(bucket.root)
+        store.stop()
+        with pytest.raises(StoreError, match="S3 answered 503"):
+            store.fetch("weights", tmp_path / "weights")
+    assert len(proxy.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "kind", "text"),
+    [
+        ("RequestTimeout", 400, "busy", "S3 answered 400 (RequestTimeout) to 1 attempts\n  try: try again later"),
+        (
+            "RequestTimeTooSkewed",
+            403,
+            "other",
+            "the clock of this machine is wrong, and S3 refuses WHERE\n  try: set it",
+        ),
+    ],
+)
+def test_codes_of_s3(bucket: Bucket, code: str, status: int, kind: str, text: str) -> None:
+    from botocore.exceptions import ClientError
+
+    answer = {"Error": {"Code": code, "Message": "m"}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    error = s3_store.S3Backend(bucket.name, "").explain(ClientError(answer, "PutObject"), "s3://b/x")
+    assert (error.kind, text.replace("WHERE", "s3://b/x") in str(error)) == (kind, True), str(error)
+
+
+def test_a_store_without_room(small_disk: Callable[[str], Path]) -> None:
+    store = open_store(f"file://{small_disk('size=256k')}/store")
+    with pytest.raises(StoreError) as caught:
+        store.put("large", bytes(1 << 20))
+    assert str(caught.value) == f"there is no room left for {store}/large\n  try: free some space there"
+    assert caught.value.may_pass
+    assert store.sizes() == {}
 
 
 def test_a_full_disk(bucket: Bucket, small_disk: Callable[[str], Path]) -> None:
@@ -225,7 +298,7 @@ def test_a_store_that_never_answers(puts: bool, pipe: Path, monkeypatch: pytest.
     monkeypatch.setattr(fsspec_store, "ANSWER_S", 0.5)
     monkeypatch.setattr(object_store, "RETRY_AFTER_S", ())
     with pytest.raises(StoreError) as caught:
-        store.put("weights", CONTENT) if puts else store.fetch("weights", pipe.with_name("to"))
+        store.put("weights", pipe) if puts else store.fetch("weights", pipe.with_name("to"))
     assert str(caught.value) == (
         f"{store}/weights is unreachable: no answer for 0.5 s\n"
         "  try: check the network, and what the package of this store needs"
