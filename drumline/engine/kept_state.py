@@ -299,5 +299,6 @@ def _transfer(given: Snapshot | None, peer: int, device: torch.device) -> Snapsh
             one = given.tensors[file][name].to(device).contiguous()
         if one.numel():
             move(one.reshape(-1).view(torch.uint8), peer)
-        tensors[file][name] = one.cpu()
+        if given is None:  # who sends needs no second copy in memory
+            tensors[file][name] = one.cpu()
     return Snapshot(dict(tensors), documents)
