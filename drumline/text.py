@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 import signal
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -13,6 +14,8 @@ MIB = 1 << 20
 GIB = 1 << 30
 MAX_NAMES = 4
 MAX_VALUE = 200
+CREDENTIALS = re.compile(r"://([^/]*@|[^/\[]*:(?!\d+/).*@|.*\?)")
+"""In an address: a user, a password (a key of AWS may contain slashes) or options."""
 
 
 def plural(count: float, noun: str) -> str:

@@ -16,6 +16,7 @@ from drumline.config.fields import Mismatch, from_value
 from drumline.config.flags import FlagTable
 from drumline.config.schema import Count, CountOrZero, Positive
 from drumline.errors import ConfigError, did_you_mean
+from drumline.text import CREDENTIALS
 from drumline.untrusted import TEXT_BYTES, parse_toml, read_regular
 
 ME = "me"
@@ -156,8 +157,8 @@ def _wrong_settings(settings: ClusterSettings) -> Iterator[str]:
 def _wrong_install(settings: ClusterSettings, *, copies_folder: bool) -> Iterator[str]:
     words = settings.requirements
     local = [word for word in words if LOCAL.fullmatch(word)]
-    if any(re.search("://[^/]*@", word) for word in words):
-        yield "--install: an address has a user or a password, which every node would show; give one without"
+    if any(map(CREDENTIALS.search, words)):
+        yield "--install: an address has a user, a password or options, which every node would show; give one without"
     elif not words or not all(map(REQUIREMENT.fullmatch, words)):
         yield f"--install: {settings.install!r} is not a list of requirements of pip without markers and quotes"
     elif unpinned := [word for word in words if word not in local and not PINNED.search(word)]:

@@ -11,6 +11,7 @@ from typing import Any
 from drumline.config.fields import flag_text
 from drumline.config.flags import Setting, evidence
 from drumline.config.schema import FIRST_PROFILED, MOST_PROFILED, profiled_steps, sync_interval
+from drumline.text import CREDENTIALS
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,7 @@ RULES = (
     *(
         Rule(
             (field,),
-            lambda url: bool(re.search(r"://([^/]*@|.*\?)", url or "")),
+            lambda url: bool(CREDENTIALS.search(url or "")),
             f"{field} takes no user, password or options, which would be written to logs and files: the variables, "
             "profile or role of the store itself are used",
         )

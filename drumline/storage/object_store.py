@@ -22,6 +22,7 @@ from drumline.errors import DrumlineError, UsageError
 from drumline.storage.backend import StoreError, corrupt
 from drumline.storage.fsspec_store import FsspecBackend
 from drumline.storage.s3_store import S3Backend
+from drumline.text import CREDENTIALS
 from drumline.untrusted import DOCUMENT_BYTES, replacing
 
 RETRY_AFTER_S = (1.0, 4.0)
@@ -40,7 +41,7 @@ def open_store(url: str) -> ObjectStore:
     """The objects under a URL. Nothing is sent yet."""
     scheme, _, rest = url.partition("://")
     host, _, prefix = rest.partition("/")
-    if "@" in host or "?" in url:
+    if CREDENTIALS.search(url):
         raise UsageError(
             f"the {scheme}:// address holds a user, a password or options, which would be written to logs and files",
             next_step="leave them out: the variables, profile or role of the store itself are used",

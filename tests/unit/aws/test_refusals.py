@@ -323,8 +323,12 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
         ),
         ({"install": ".[train]"}, "--install: '.[train]' is of this machine; give the URL at which the nodes find it"),
         (
+            {"install": "https://me:hun/ter2@host/x-1.whl"},
+            "--install: an address has a user, a password or options, which every node would show; give one without",
+        ),
+        (
             {"install": "git+https://me:hunter2@github.com/me/mine@" + "0123456789" * 4},
-            "--install: an address has a user or a password, which every node would show; give one without",
+            "--install: an address has a user, a password or options, which every node would show; give one without",
         ),
         (
             {"ssh-from": "0.0.0.0/0"},

@@ -408,7 +408,7 @@ BROKEN_RULES = [
             f"profile or role of the store itself are used: {field} = {quote}{scheme}://***{quote} (--{field})",
         )
         for field, scheme, secret, quote in [
-            ("checkpoint.mirror", "s3", "key:hun'ter 2@bucket/runs", '"'),
+            ("checkpoint.mirror", "s3", "key:hun'ter/ 2@bucket/runs", '"'),
             ("data.dir", "gs", "bucket/a?token=x", "'"),
         ]
     ),

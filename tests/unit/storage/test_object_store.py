@@ -332,7 +332,10 @@ def test_packages_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
         open_store("gs://bucket/runs")
 
 
-@pytest.mark.parametrize("url", ["s3://key:secret@bucket/runs", "s3://key@bucket", "gs://bucket/a?token=secret"])
+@pytest.mark.parametrize(
+    "url",
+    ["s3://key:secret@bucket/runs", "s3://key:sec/secret@bucket", "s3://key@bucket", "gs://bucket/a?token=secret"],
+)
 def test_an_address_holds_no_credentials(url: str) -> None:
     with pytest.raises(UsageError) as caught:
         open_store(url)
