@@ -43,7 +43,7 @@ class FsspecBackend:
             what = f"there is no kind of store {scheme}://; {did_you_mean(scheme, known)}"
             raise UsageError(what, next_step="correct the address") from error
         except Exception as error:
-            raise self.explain(error, url) from error
+            raise self.explain(error, url) from None
 
     def entries(self, under: str) -> Iterator[tuple[str, int, str]]:
         with suppress(FileNotFoundError):

@@ -192,7 +192,8 @@ class ObjectStore:
         except DrumlineError:
             raise
         except Exception as error:
-            raise self._backend.explain(error, self._where(name)) from error
+            # Without its cause: a traceback in a log would show addresses with passwords or signatures.
+            raise self._backend.explain(error, self._where(name)) from None
 
 
 def _is_relative(name: str) -> bool:

@@ -60,7 +60,7 @@ class S3Backend:
         try:
             self._client = boto3.Session().client("s3", config=config)
         except Exception as error:  # a profile that does not exist, an endpoint that is no URL
-            raise self.explain(error, f"s3://{bucket}") from error
+            raise self.explain(error, f"s3://{bucket}") from None
         # In the caller's thread alone: it leaves the processor to training, and threads of a pool delay an exit.
         self._transfer = TransferConfig(use_threads=False, multipart_threshold=64 << 20, multipart_chunksize=32 << 20)
 
@@ -134,7 +134,8 @@ class S3Backend:
         if isinstance(error, exceptions.FlexibleChecksumError):
             return corrupt(where, "its checksum differs from the one that S3 has")
         if isinstance(error, exceptions.HTTPClientError | exceptions.ConnectionError | exceptions.IncompleteReadError):
-            reason = "timed out" if "Timeout" in name else "the connection failed or was cut"
+            reason = "TLS failed" if name == "SSLError" else "the connection failed or was cut"
+            reason = "timed out" if "Timeout" in name else reason
             what = f"{where} is unreachable: {reason} ({urlsplit(self._client.meta.endpoint_url).hostname})"
             return StoreError(what, next_step="check the network, a proxy and AWS_ENDPOINT_URL", kind="unreachable")
         if isinstance(error, OSError):  # of the file that was to be uploaded
@@ -143,7 +144,10 @@ class S3Backend:
         if any(word in name for word in ("Credential", "Token", "SSO", "Profile")):
             step = "run aws configure or aws sso login, or give the instance a role"
             return StoreError(f"no usable AWS credentials for {where} ({name})", next_step=step, kind="credentials")
-        if isinstance(error, exceptions.BotoCoreError | ValueError):
+        if isinstance(error, ValueError):  # its text may hold a password
+            what = f"{where}: boto3 does not accept its settings"
+            return StoreError(what, next_step="correct AWS_ENDPOINT_URL", kind="other")
+        if isinstance(error, exceptions.BotoCoreError):
             return StoreError(f"{where}: {error}", next_step="correct the address, s3://bucket/prefix", kind="other")
         raise error
 

@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -145,9 +146,15 @@ def test_a_document_that_is_too_large_is_not_read(store: ObjectStore) -> None:
 def failure(store: ObjectStore) -> StoreError:
     with pytest.raises(StoreError) as caught:
         store.put("weights", b"x")
-    assert "test-secret" not in str(caught.value)
-    assert "test-key-id" not in str(caught.value)
+    assert_no_secret(caught.value)
     return caught.value
+
+
+def assert_no_secret(error: StoreError) -> None:
+    """Nor in its traceback, which a rank writes to its log."""
+    text = "".join(traceback.format_exception(error))
+    assert "test-secret" not in text
+    assert "test-key-id" not in text
 
 
 def test_no_such_bucket(bucket: Bucket) -> None:
@@ -165,6 +172,25 @@ def test_no_credentials(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None
         "  try: run aws configure or aws sso login, or give the instance a role"
     )
     assert error.kind == "credentials"
+
+
+def test_an_endpoint_with_a_password_is_not_shown(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://user:test-secret@127.0.0.1:9")
+    assert failure(open_store(bucket.root)).kind == "unreachable"
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "user:test-secret@127.0.0.1:9")
+    with pytest.raises(StoreError) as caught:
+        open_store(bucket.root)
+    assert str(caught.value) == f"{bucket.root}: boto3 does not accept its settings\n  try: correct AWS_ENDPOINT_URL"
+    assert_no_secret(caught.value)
+
+
+def test_a_signed_address_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ConnectionError("GET https://store/weights?signature=test-secret")
+
+    store = open_store(f"memory://{tmp_path}")
+    monkeypatch.setattr("fsspec.implementations.memory.MemoryFileSystem.open", fail)
+    assert str(failure(store)).startswith(f"{store}/weights is unreachable: ConnectionError\n")
 
 
 def test_a_profile_that_does_not_exist(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,6 +230,8 @@ def test_an_endpoint_that_refuses_or_does_not_answer(bucket: Bucket, monkeypatch
         assert (error.kind, error.may_pass) == ("unreachable", True)
     error = failure(open_store(bucket.root))
     assert "is unreachable: the connection failed or was cut (127.0.0.1)" in str(error)
+    use_endpoint(monkeypatch, bucket.server.replace("http:", "https:"))
+    assert "is unreachable: TLS failed (127.0.0.1)" in str(failure(open_store(bucket.root)))
 
 
 @pytest.mark.parametrize("fault", ["close", "cut", 503])
