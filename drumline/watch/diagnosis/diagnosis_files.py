@@ -48,6 +48,13 @@ def write_diagnosis(
     """Write both files; returns the `.json` file. `at`: Unix seconds. Raises OSError if the storage fails."""
     make_own_folder(folder)
     number = max((int(match[1]) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))), default=0) + 1
+    while True:  # in a network partition each side has a leader, and both write
+        path = folder / f"{number:04d}-{diagnosis.cause}.json"
+        try:
+            path.with_suffix(".txt").touch(exist_ok=False)
+            break
+        except FileExistsError:
+            number += 1
     record = {
         "number": number,
         "alarm": str(alarm),
@@ -58,10 +65,13 @@ def write_diagnosis(
         "diagnosis": asdict(diagnosis),
         "cluster": asdict(cluster),
     }
-    path = folder / f"{number:04d}-{diagnosis.cause}.json"
-    # The file for programs is written last: if it exists, both exist.
-    replace_text(path.with_suffix(".txt"), diagnosis_text(alarm, diagnosis, cluster, action=action, at=at))
-    replace_text(path, json.dumps(record, indent=1) + "\n")
+    try:
+        # The file for programs is written last: if it exists, both exist.
+        replace_text(path.with_suffix(".txt"), diagnosis_text(alarm, diagnosis, cluster, action=action, at=at))
+        replace_text(path, json.dumps(record, indent=1) + "\n")
+    except OSError:
+        path.with_suffix(".txt").unlink(missing_ok=True)
+        raise
     return path
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,14 @@ def test_remarks_on_hosts_and_last_errors(tmp_path: Path) -> None:
         "rank 3, error: ValueError: bad label",
     ):
         assert line in text.splitlines()
+
+
+def test_two_leaders_in_a_partition_write_a_diagnosis_each(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        paths = list(pool.map(lambda at: told(tmp_path, at=float(at)), range(40)))
+    assert sorted(int(path.name[:4]) for path in paths) == list(range(1, 41))
+    assert sorted(record["time"] for record in read_diagnoses(tmp_path)) == list(range(40))
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_what_was_written_is_read_and_what_is_not_ours_is_left_out(tmp_path: Path) -> None:
