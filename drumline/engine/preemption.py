@@ -73,9 +73,12 @@ class Preemption:
         is not a signal: a signal after it counts as the first."""
         self._has_warned = False
         self._local_ranks: list[str] = []
-        self._nodes: list[str] = []
+        self._local_pids: list[int] = []
+        self._may_leave, self._nodes, self._own_node = False, list[str](), ""
         """Where nodes continue without each other: for each one, where it writes that it was asked to stop."""
-        self._node, self._node_asked_at = 0, math.inf
+        self._node_asked_at = math.inf
+        self.is_between_groups = False
+        """Whether nodes have changed, and the next group has not begun: it then decides what a signal means."""
         self.ignores_signals = False
         """Whether all is saved: then signals are ignored. A launcher may signal the last ranks when the first exit."""
         self._is_joined = self._is_closed = False
@@ -92,15 +95,19 @@ class Preemption:
     def join(self, ddp: DDPManager, progress: Progress, *, may_leave: bool = False) -> None:
         """Called when a group exists: from now on all ranks stop together. `may_leave`: if not all nodes are asked to
         stop, the others continue."""
+        is_own = bool(self.cause) and self.cause.get("rank") == self._place.get("rank")
         self._place = {"host": ddp.host, "rank": ddp.rank}
+        self.cause |= self._place if is_own else {}  # ranks are numbered anew
         if self._pipe is not None and ddp._connection.store is not None:
-            self._node = ddp.rank // ddp.local_world_size
-            where = self._node if may_leave else ddp.host  # a host may have several nodes; srun may scatter ranks
+            node, self._may_leave = ddp.rank // ddp.local_world_size, may_leave
+            where = node if may_leave else ddp.host  # a host may have several nodes; srun may scatter ranks
             ddp._connection.store.set(f"pid/{where}/{ddp.get_local_rank()}", str(os.getpid()))
             self._local_ranks = [f"pid/{where}/{rank}" for rank in range(ddp.local_world_size)]
             self._store = ddp._connection.store.clone()
             self._vote = StopVote(self._store, rank=ddp.rank, world_size=ddp.world_size, step=lambda: progress.step)
-            self._nodes = [f"asked/{node}" for node in range(ddp.world_size // ddp.local_world_size) if may_leave]
+            self._own_node = f"asked/{node}"
+            self._nodes = [f"asked/{one}" for one in range(ddp.world_size // ddp.local_world_size) if may_leave]
+            self.is_between_groups = False
             if self.cause:  # in the group before
                 self._request()
         self._is_joined = True
@@ -109,6 +116,8 @@ class Preemption:
         """Called before the first step."""
         if self._vote is not None:
             self._vote.begin()
+            if self._may_leave:  # it must be known without a store, too
+                self._with_store(self._has_lost_a_local_rank)
 
     def stops_at(self, step: int) -> bool:
         """Whether the run ends after this step; waits while the ranks agree on that."""
@@ -164,22 +173,25 @@ class Preemption:
         assert self._store is not None
         assert self._vote is not None
         is_sigterm = self._first is not None and self._first[0] == signal.SIGTERM
-        if is_sigterm and (self._store.check([FIRST]) or self._has_lost_a_local_rank()):
+        is_left = self.is_between_groups
+        if is_sigterm and (self._has_lost_a_local_rank() or (not is_left and self._store.check([FIRST]))):
             self._exit(128 + signal.SIGTERM)  # another rank has failed, and the launcher ends this one
+        if is_left:
+            return False
         if len(self._nodes) > 1:
-            self._store.set(self._nodes[self._node], json.dumps(self.cause))
+            self._store.set(self._own_node, json.dumps(self.cause))
         else:
             self._vote.request(self.cause, in_a_hurry=is_sigterm)
         return True
 
     def _leave(self, store: SealedStore, vote: StopVote) -> None:
         """If this node was asked to stop: if all were, they save and stop together; otherwise it exits alone."""
-        if (asked := store.peek(self._nodes[self._node])) is None:
+        if (asked := store.peek(self._own_node)) is None:
             return
         cause, self._node_asked_at = json.loads(asked), min(self._node_asked_at, time.monotonic())
         if store.check(self._nodes):
             self._nodes = []
-            vote.request(cause)
+            vote.request(cause, in_a_hurry=self._first is not None and self._first[0] == signal.SIGTERM)
         elif time.monotonic() > self._node_asked_at + ALL_NODES_S:
             if cause["rank"] == self._place["rank"]:  # the last one of this node that was asked
                 print_message(LEAVES.format(**cause), stream=screen())
@@ -188,10 +200,12 @@ class Preemption:
     def _has_lost_a_local_rank(self) -> bool:
         """Whether a rank of this host has exited."""
         assert self._store is not None
-        return any(state_of(int(pid)) in EXITED for pid in self._store.there(self._local_ranks).values())
+        if len(self._local_pids) < len(self._local_ranks):
+            self._local_pids = list(map(int, self._store.there(self._local_ranks).values()))
+        return any(state_of(pid) in EXITED for pid in self._local_pids)
 
     def _tick(self) -> bool:
-        if self._vote is None:
+        if self._vote is None or self.is_between_groups:
             return False
         if len(self._nodes) > 1 and self._store is not None:
             self._leave(self._store, self._vote)
@@ -212,12 +226,16 @@ class Preemption:
         return is_busy
 
     def _with_store(self, action: Callable[[], bool]) -> bool:
+        vote = self._vote
         try:
             return action()
         except (dist.DistError, RuntimeError):  # the process with the store has exited
-            if self._vote is not None:
-                self._vote.abandon()
-            self._give_up()
+            if vote is not None:
+                vote.abandon()
+            if not self._may_leave:
+                self._give_up()
+            elif vote is self._vote:  # otherwise the next group has begun meanwhile
+                self.is_asked, self.is_between_groups = False, True
             return False
 
     def _give_up(self) -> None:

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from drumline.distributed.start.rank_store import host_store
 from drumline.distributed.stop_vote import StopVote
 from drumline.engine import preemption
+from drumline.engine.job import Progress
 from drumline.engine.preemption import Preemption
 from drumline.net.sealed_store import SealedStore
+from drumline.net.tcp_store import open_tcp_store
 
 
 class GivenUp:
@@ -70,7 +76,8 @@ def on_three_nodes(store: SealedStore, number: int) -> Any:
     one: Any = Preemption()
     one._place, one._store, one._is_joined = {"host": f"node-{number}", "rank": number}, store, True
     one._vote = StopVote(store, rank=number, world_size=3, step=lambda: 7)
-    one._nodes, one._node, one._local_ranks = [f"asked/{node}" for node in range(3)], number, [f"pid/{number}"]
+    one._may_leave, one._nodes, one._own_node = True, [f"asked/{node}" for node in range(3)], f"asked/{number}"
+    one._local_ranks = [f"pid/{number}"]
     return one
 
 
@@ -97,3 +104,55 @@ def test_a_node_that_is_asked_alone_leaves_and_all_that_are_asked_stop_together(
     for one in [*some, *some]:
         one._tick()
     assert (ended, [one.is_asked for one in some]) == ([75], [True] * 3)
+
+
+def in_a_group(one: Any, store: SealedStore, *, rank: int, num_nodes: int) -> None:
+    connection = SimpleNamespace(store=store)
+    ddp: Any = SimpleNamespace(
+        host="node-1", rank=rank, local_world_size=1, world_size=num_nodes, get_local_rank=lambda: 0,
+        _connection=connection,
+    )  # fmt: skip
+    one._pipe = one._pipe or SimpleNamespace()
+    one.join(ddp, Progress(step=7), may_leave=True)
+    one.begin()
+
+
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    codes: list[int] = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    return codes
+
+
+def with_a_lost_store() -> Any:
+    """A node of two; the other one had the store, and is lost."""
+    one: Any = Preemption()
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
+    in_a_group(one, SealedStore(open_tcp_store("127.0.0.1", server.port, timeout_s=30), None), rank=1, num_nodes=2)
+    del server
+    return one
+
+
+@pytest.mark.parametrize("is_asked_before", [True, False])
+def test_the_last_node_that_is_asked_while_nodes_change_saves_in_the_next_group(
+    ended: list[int], is_asked_before: bool
+) -> None:
+    one = with_a_lost_store()
+    if not is_asked_before:
+        one._with_store(one._tick)
+    one._receive(signal.SIGTERM)
+    one._with_store(one._tick)
+    assert (ended, one.is_asked, one.is_between_groups) == ([], False, True)
+    in_a_group(one, SealedStore(host_store("127.0.0.1", 0, timeout_s=30)[0], None), rank=0, num_nodes=1)
+    one._tick()
+    assert (ended, one.is_asked) == ([], True)
+    assert (one.cause["signal"], one.cause["rank"]) == ("SIGTERM", 0)
+
+
+def test_a_rank_that_its_launcher_ends_while_nodes_change_exits_at_once(ended: list[int]) -> None:
+    one = with_a_lost_store()
+    with subprocess.Popen(["true"]) as other:
+        pass
+    one._local_pids = [other.pid]
+    one._receive(signal.SIGTERM)
+    assert ended == [143]
