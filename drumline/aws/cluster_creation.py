@@ -110,8 +110,7 @@ def _failure(account: Account, stack: str, progress: stacks.Progress) -> AwsErro
 def _refill(account: Account, plan: ClusterPlan) -> None:
     """Start again what ended when it was idle. After its time limit the group takes no instance any more."""
     name, nodes = plan.settings.stack, plan.settings.nodes
-    group = account.call("autoscaling", "describe_auto_scaling_groups", AutoScalingGroupNames=[name])
-    found = group["AutoScalingGroups"][0]
+    found = stacks.group_of(account, name)
     if found["MaxSize"] < nodes:
         raise UsageError(
             f"the time of the cluster {plan.settings.name} is over",

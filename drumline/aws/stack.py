@@ -40,6 +40,12 @@ def kept_volumes(account: Account, name: str | None = None) -> list[Mapping[str,
     return [one for one in volumes if (owner := tags_of(one).get(TAG)) and name in (None, owner)]
 
 
+def group_of(account: Account, stack: str) -> Mapping[str, Any]:
+    """Its Auto Scaling group, which has the same name."""
+    found = account.call("autoscaling", "describe_auto_scaling_groups", AutoScalingGroupNames=[stack])
+    return dict(found["AutoScalingGroups"][0])
+
+
 def newest_event(account: Account, stack: str) -> str:
     events = account.call("cloudformation", "describe_stack_events", StackName=stack)["StackEvents"]
     return f"{events[0]['LogicalResourceId']}: {events[0]['ResourceStatus']}" if events else "waiting for AWS"

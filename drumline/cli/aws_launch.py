@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from drumline.aws.account import Account
 from drumline.aws.cluster_nodes import CloudNode, nodes_of, ssh_config
 from drumline.aws.cluster_settings import WHERE, ClusterSettings, account_and_settings
-from drumline.aws.stack import find_stack, parameters_of
+from drumline.aws.stack import find_stack, group_of, parameters_of
 from drumline.cli import doctor_command, launch_command
 from drumline.cli.launch_flags import OWN_FLAGS as LAUNCH_FLAGS
 from drumline.cli.launch_request import is_script
@@ -191,13 +191,23 @@ class _CloudJob:
             if len(nodes) == self._num_nodes and not waiting:
                 doctor_command.show_step("")
                 return nodes
+            run = f"{len(nodes)} of {plural(self._num_nodes, 'node')} run"
+            if len(nodes) < self._num_nodes and self._has_shrunk():
+                why = "they ended when they were idle, or the time of the cluster is over"
+                again = f"drumline aws up --name {self._settings.name} starts them again, if its time is not over"
+                raise PreflightError(
+                    f"{run}, and AWS starts no other: {why}", next_step=f"{again}; the same command then resumes"
+                )
             if time.monotonic() >= deadline:
                 raise reason or PreflightError(
-                    f"{len(nodes)} of {plural(self._num_nodes, 'node')} run after {READY_S / 60:.0f} minutes",
-                    next_step="drumline aws up starts the others, if they ended when they were idle",
+                    f"{run} after {READY_S / 60:.0f} minutes",
+                    next_step="AWS may have no capacity: wait, or give another --zone or --type to a new cluster",
                 )
             doctor_command.show_step(f"nodes: {len(nodes) - len(waiting)} of {self._num_nodes} are ready")
             time.sleep(POLL_S)
+
+    def _has_shrunk(self) -> bool:
+        return bool(group_of(self._account, self._settings.stack)["DesiredCapacity"] < self._num_nodes)
 
     def _prepare(self, nodes: Sequence[CloudNode]) -> tuple[dict[CloudNode, int], DrumlineError | None]:
         """Make this folder on each node; those that are not ready, with their exit codes, and the last reason."""

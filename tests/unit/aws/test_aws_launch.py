@@ -49,6 +49,11 @@ class Cluster:
     def has(self, *instances: dict[str, Any]) -> None:
         self.stub("ec2", "describe_instances", {"Reservations": [{"Instances": list(instances)}]})
 
+    def wants(self, nodes: int) -> None:
+        group = {"AutoScalingGroupName": "drumline-train", "MinSize": 0, "MaxSize": 2, "DesiredCapacity": nodes}
+        group |= {"DefaultCooldown": 0, "AvailabilityZones": ["us-east-1a"], "HealthCheckType": "EC2", "CreatedTime": 0}
+        self.stub("autoscaling", "describe_auto_scaling_groups", {"AutoScalingGroups": [group]})
+
     def made(self, **changes: str) -> None:
         given = {"SessionManager": "false", "NodeCount": "2", "Market": "on-demand", "KeyName": "laptop", **changes}
         parameters = [{"ParameterKey": name, "ParameterValue": value} for name, value in given.items()]
@@ -113,11 +118,27 @@ def test_a_replaced_node_joins_and_the_run_resumes(cluster: Cluster, capsys: pyt
     cluster.codes = [TrainingError("the connection to 10.0.0.2 was lost"), 0]
     cluster.has(instance(1))
     cluster.has(instance(1))
+    cluster.wants(2)
     cluster.has(instance(1), instance(3))
     assert aws_launch.launch(["--no-doctor", "digits", "--fresh"]) == 0
     assert [after(words, "--hosts") for words in cluster.calls] == ["10.0.0.1,10.0.0.2", "10.0.0.1,10.0.0.3"]
     assert ["--fresh" in words for words in cluster.calls] == [True, False]
     assert "AWS took back 10.0.0.2; waiting for its replacement, then the run resumes" in capsys.readouterr().err
+
+
+def test_nodes_that_ended_for_good_are_not_waited_for(cluster: Cluster) -> None:
+    cluster.made()
+    cluster.has(instance(1), instance(2))
+    cluster.codes = [TrainingError("the connection to 10.0.0.2 was lost")]
+    cluster.has()
+    cluster.has()
+    cluster.wants(0)
+    with pytest.raises(PreflightError) as error:
+        aws_launch.launch(["--no-doctor", "digits"])
+    assert (error.value.what, error.value.next_step) == (
+        "0 of 2 nodes run, and AWS starts no other: they ended when they were idle, or the time of the cluster is over",
+        "drumline aws up --name train starts them again, if its time is not over; the same command then resumes",
+    )
 
 
 def test_a_node_that_does_not_answer_is_reported_to_aws(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
@@ -198,6 +219,7 @@ def test_what_launch_cannot_use(cluster: Cluster, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(aws_launch, "READY_S", 0.0)
     cluster.made()
     cluster.has(instance(1))
+    cluster.wants(2)
     with pytest.raises(PreflightError, match="1 of 2 nodes run after 0 minutes"):
         aws_launch.launch(["digits"])
     cluster.made()
