@@ -233,25 +233,27 @@ class Mirror:
         self._tell(f"mirrored step {step} to {self._store} ({total} in {duration(time.monotonic() - began)})")
 
     def _put_files(self) -> None:
-        """Upload the small files of the run that have changed."""
+        """Upload the small files of the run that have changed: the events before the ledger, and of that only what it
+        had before them, so that the ledger in the store is never ahead of the events."""
         self._check()
-        for path in self._files():
-            name, found = path.relative_to(self._folder).as_posix(), path.stat()
+        for path, found in reversed([(path, path.stat()) for path in self._files()]):
+            name = path.relative_to(self._folder).as_posix()
             if self._sent.get(name) == (state := (found.st_size, found.st_mtime_ns)):
                 continue
             if path.suffix == ".jsonl":
-                self._put_lines(path, name)
+                self._put_lines(path, name, found.st_size)
             else:
                 self._store.put(name, read_regular(path))
             self._sent[name] = state
 
-    def _put_lines(self, path: Path, name: str) -> None:
+    def _put_lines(self, path: Path, name: str, size: int) -> None:
         """A file that only grows, in pieces, of which only the last is uploaded again; of that one the whole lines."""
         with open_regular(path) as file:
             while True:
                 number = self._num_pieces.get(name, 0)
                 file.seek(number * PIECE_BYTES)
-                is_full = len(content := file.read(PIECE_BYTES)) == PIECE_BYTES
+                content = file.read(min(PIECE_BYTES, max(0, size - number * PIECE_BYTES)))
+                is_full = len(content) == PIECE_BYTES
                 self._store.put(piece_name(name, number), content if is_full else content[: content.rfind(b"\n") + 1])
                 if not is_full:
                     return

@@ -101,7 +101,7 @@ def test_a_save_is_mirrored_with_the_manifest_last(
     put = [path.rpartition("/")[2] for method, path in proxy.requests if method == "PUT"]
     assert put[0] == "mirror.json"
     assert set(put[1:4]) == set(PARTS)
-    assert put[4:] == ["config.toml", "rank-00000.jsonl", "manifest.json"]
+    assert put[4:] == ["rank-00000.jsonl", "config.toml", "manifest.json"]
     events = bucket.read("runs/a/events/rank-00000.jsonl")
     assert events == b'{"kind":"start"}\n'  # complete lines
     assert "runs/a/config.toml" in bucket.sizes()
@@ -155,6 +155,31 @@ def test_a_host_that_is_lost_after_an_upload_leaves_the_ledger_of_its_steps(
     use_endpoint(monkeypatch, bucket.server)
     assert restore_run(MirroredRun(open_store(bucket.url)), tmp_path / "b")[0].startswith("restored step 2 ")
     assert (tmp_path / "b" / "ledger.jsonl").read_text() == "1\n2\n"
+
+
+def test_the_ledger_in_the_store_is_never_ahead_of_the_events(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run takes a step, and saves, while the events are being uploaded."""
+    files, seen = [tmp_path / "events" / "rank-00000.jsonl", tmp_path / "ledger.jsonl"], list[bytes]()
+
+    def train(method: str, path: str) -> None:
+        if method == "PUT" and "/events/" in path and not seen:
+            for file in files:
+                file.write_text("1\n2\n")
+        if method == "PUT" and path.endswith("manifest.json"):
+            seen.extend(bucket.read(f"runs/a/{file.relative_to(tmp_path)}") for file in files)
+
+    with Proxy(bucket.server, train) as proxy:
+        use_endpoint(monkeypatch, proxy.url)
+        folder = Folder(bucket.url, tmp_path)
+        files[0].parent.mkdir()
+        for file in files:
+            file.write_text("1\n")
+        folder.save(1)
+        folder.close()
+    assert seen == [b"1\n", b"1\n"]
+    assert bucket.read("runs/a/ledger.jsonl") == b"1\n2\n"
 
 
 def test_when_saves_pile_up_the_newest_is_next(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
