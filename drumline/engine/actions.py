@@ -90,11 +90,12 @@ class FirstStep(Action):
 
 def after_step(hook: Hook) -> Action:
     """A hook's `after_step`."""
+    every = hook.every_steps
     return SimpleAction(
         f"{type(hook).__name__}.after_step",
-        due=lambda step: step % hook.every_steps == 0,
+        due=lambda step: step % every == 0,
         run=lambda context: context.call_hooks("after_step", hook),
-        interval=hook.every_steps,
+        interval=every,
     )
 
 
