@@ -191,11 +191,12 @@ def leave_group(*, broken: bool = False) -> bool:
     destroying.start()
     destroying.join(LEAVE_S)
     # gloo's destructor waits for its threads, and may hold the GIL. A thread that has just finished a collective needs
-    # the GIL to release a tensor: a deadlock (seen with torch 2.13). So the objects are kept until the next group is
-    # left, when nothing happens in them any more, and released in a thread: each is 3 threads and 5 descriptors. Models
-    # that refer to themselves hold them, too.
+    # the GIL to release a tensor: a deadlock (seen with torch 2.13). So the objects are kept; where groups break and
+    # the process continues, until the next one is left, when nothing happens in them any more. They are released in a
+    # thread: each is 3 threads and 5 descriptors. Models that refer to themselves hold them, too.
     time.sleep(QUIET_S)
-    before, _left_groups[:] = list(_left_groups), groups
+    before = list(_left_groups) if broken else []
+    _left_groups[:] = [*(() if broken else _left_groups), *groups]
     if before:
         releasing = threading.Thread(target=_release, args=(before,), name="drumline-release", daemon=True)
         releasing.start()

@@ -108,6 +108,18 @@ def test_groups_that_were_left_are_released() -> None:
         assert max(grown) < 15, counts  # two groups have 6 threads and 10 descriptors, and four pairs of them were left
 
 
+def leave_two_groups() -> int:
+    for _ in range(2):
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        group.leave_group()
+    return len(group._left_groups)
+
+
+def test_groups_that_end_well_are_kept() -> None:
+    """Their release would collect all garbage."""
+    assert run_ranks(1, leave_two_groups) == [2]
+
+
 def test_with_no_group_collectives_act_on_one_rank() -> None:
     assert collectives.gather_json(5, device=CPU) == [5]
     assert collectives.broadcast_json("x", device=CPU) == "x"
