@@ -178,6 +178,6 @@ class NodeStores:
     def lobby(self, own: SealedStore) -> list[LiveNode]:
         """The nodes that wait to join, in the store of the one that decides."""
         count = self._given.world_size // self._given.local_world_size
-        found = own.there([f"lobby/{number}" for number in range(count)])
-        cards = (document(text, number=int, host=str, address=str, port=int, process=str) for text in found.values())
+        found = filter(None, (own.peek(f"lobby/{number}") for number in range(count)))  # it may be deleted meanwhile
+        cards = (document(text, number=int, host=str, address=str, port=int, process=str) for text in found)
         return [LiveNode(**card) for card in cards if card is not None]

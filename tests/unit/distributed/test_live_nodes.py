@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -198,6 +199,28 @@ def test_a_node_that_waits_learns_of_the_end() -> None:
     told = Redirected(store.get(NodeStores.REDIRECT))
     bed.kill(1)
     assert together(lambda: bed.new(1).join(told), bed.nodes[0].close) == [False, None]
+
+
+class DeletedAfterCheck:
+    """A store in which another client deletes a value as soon as it was seen."""
+
+    def __init__(self, raw: Any) -> None:
+        self._raw = raw
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._raw, name)
+
+    def check(self, keys: list[str]) -> bool:
+        return self._raw.check(keys) and all(map(self._raw.delete_key, keys))
+
+
+def test_a_node_that_stops_waiting_blocks_nobody() -> None:
+    one = live(Topology(0, 2, 0, 1, secret=SECRET), patience_s=1)
+    one.stores.host("127.0.0.1", 0, timeout_s=1)
+    own: Any = one.stores.own
+    own.set("lobby/1", json.dumps(asdict(LiveNode(1, "vm", "127.0.0.1", 1, "start"))))
+    own.raw = DeletedAfterCheck(own.raw)
+    assert len(one.stores.lobby(own)) <= 1  # and no wait for a value that is gone, which may be minutes
 
 
 def test_nobody_is_left_to_join() -> None:
