@@ -148,7 +148,7 @@ class JoiningNode:
 
     def _check_facts(self, store: SealedStore, known: NodeGroup) -> None:
         """Refuse to join nodes that run another code, or with other settings, before they pause for this one."""
-        theirs = document(store.peek(NodeStores.FACTS) or b"") or {}
+        theirs = document(store.peek(NodeStores.FACTS) or b"") or self._facts  # or it has just joined
         found = [one for one in differences([theirs, self._facts]) if not {one.group, one.name} & MAY_DIFFER]
         if found:
             values = [f"{one.name}: {one.values[1]!r} here, {one.values[0]!r} there" for one in found[:MAX_DIFFERENCES]]

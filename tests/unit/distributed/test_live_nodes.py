@@ -193,6 +193,19 @@ def test_a_node_that_differs_is_refused_before_the_others_pause() -> None:
     assert bed.nodes[0].stores.lobby(own) == []
 
 
+def test_a_node_may_wait_at_one_that_has_not_written_its_facts_yet() -> None:
+    """That one has just joined; the group compares them again."""
+    bed = Bed(2, facts={"settings": {"the setting optim.lr": 0.1}})
+    own = bed.nodes[0].stores.own
+    assert own is not None
+    own.delete_key(NodeStores.FACTS)
+    told = Redirected(own.get(NodeStores.REDIRECT))
+    bed.kill(1)
+    again = bed.new(1)
+    again.facts = {"settings": {"the setting optim.lr": 0.1}}
+    assert together(lambda: again.join(told), bed.nodes[0].close) == [False, None]
+
+
 def test_a_node_that_waits_learns_of_the_end() -> None:
     bed = Bed(2)
     store = SealedStore(host_store("127.0.0.1", bed.port, timeout_s=30)[0], SECRET)
