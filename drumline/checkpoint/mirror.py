@@ -236,14 +236,17 @@ class Mirror:
         """Upload the small files of the run that have changed: the events before the ledger, and of that only what it
         had before them, so that the ledger in the store is never ahead of the events."""
         self._check()
-        for path, found in reversed([(path, path.stat()) for path in self._files()]):
+        for path, found in reversed([(path, path.lstat()) for path in self._files()]):
             name = path.relative_to(self._folder).as_posix()
             if self._sent.get(name) == (state := (found.st_size, found.st_mtime_ns)):
                 continue
-            if path.suffix == ".jsonl":
-                self._put_lines(path, name, found.st_size)
-            else:
-                self._store.put(name, read_regular(path))
+            try:
+                if path.suffix == ".jsonl":
+                    self._put_lines(path, name, found.st_size)
+                else:
+                    self._store.put(name, read_regular(path))
+            except OSError as error:  # checkpoints matter more
+                log.warning(f"{path} is not mirrored: {error.strerror}")
             self._sent[name] = state
 
     def _put_lines(self, path: Path, name: str, size: int) -> None:

@@ -182,6 +182,26 @@ def test_the_ledger_in_the_store_is_never_ahead_of_the_events(
     assert bucket.read("runs/a/ledger.jsonl") == b"1\n2\n"
 
 
+def test_a_file_that_cannot_be_read_does_not_stop_the_upload_of_checkpoints(
+    bucket: Bucket, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = Folder(bucket.url, tmp_path)
+    (tmp_path / "diagnoses").mkdir()
+    (tmp_path / "diagnoses" / "a.json").symlink_to("nowhere")
+    with (tmp_path / "config.toml").open("wb") as file:
+        file.truncate(9 << 20)
+    for step in (1, 2):
+        folder.save(step)
+        folder.mirror.finish(LIMIT_S)
+    folder.close()
+    assert folder.mirrored == [1, 2]
+    warnings = [record.getMessage() for record in caplog.records if record.name == "drumline"]
+    assert warnings == [
+        f"{tmp_path}/diagnoses/a.json is not mirrored: it is a symbolic link, not a regular file",
+        f"{tmp_path}/config.toml is not mirrored: it has more than 8,388,608 bytes",
+    ]
+
+
 def test_when_saves_pile_up_the_newest_is_next(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = threading.Event()
 
