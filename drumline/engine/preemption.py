@@ -13,14 +13,17 @@ import math
 import os
 import select
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import wait
 from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
 
+from drumline.background import in_background
 from drumline.distributed.failure import FIRST
 from drumline.distributed.stop_vote import StopVote
 from drumline.engine.job import Progress
@@ -39,7 +42,7 @@ from drumline.text import named_ranks
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 POLL_S, BUSY_POLL_S = 0.5, 0.05
 # A scheduler that stops a whole job signals all of its nodes within this time.
-ALL_NODES_S = 3.0
+ALL_NODES_S, FLUSH_S = 3.0, 1.0
 # Most launchers kill their ranks 30 seconds after the signal.
 MAX_WAIT_FOR_SAVE_S = 20.0
 BEFORE_FIRST_STEP = "stopped by {} before the first step; rerun the same command to resume"
@@ -195,6 +198,7 @@ class Preemption:
         elif time.monotonic() > self._node_asked_at + ALL_NODES_S:
             if cause["rank"] == self._place["rank"]:  # the last one of this node that was asked
                 print_message(LEAVES.format(**cause), stream=screen())
+            wait([in_background(sys.stdout.flush)], timeout=FLUSH_S)  # what the task has printed; it may block
             self._exit(ExitCode.PREEMPTED)
 
     def _has_lost_a_local_rank(self) -> bool:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -104,6 +106,19 @@ def test_a_node_that_is_asked_alone_leaves_and_all_that_are_asked_stop_together(
     for one in [*some, *some]:
         one._tick()
     assert (ended, [one.is_asked for one in some]) == ([75], [True] * 3)
+
+
+def test_a_node_that_leaves_shows_what_its_code_has_printed(
+    monkeypatch: pytest.MonkeyPatch, ended: list[int], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(preemption, "ALL_NODES_S", -1.0)
+    one = on_three_nodes(SealedStore(host_store("127.0.0.1", 0, timeout_s=30)[0], None), 2)
+    with (tmp_path / "printed").open("w") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        print("loss 0.5")
+        one._receive(signal.SIGTERM)
+        one._tick()
+        assert ((tmp_path / "printed").read_text(), ended) == ("loss 0.5\n", [75])
 
 
 def in_a_group(one: Any, store: SealedStore, *, rank: int, num_nodes: int) -> None:
