@@ -172,7 +172,7 @@ class LiveNodes:
             self._watcher = None
 
     def close(self) -> None:
-        """The run is over: nodes that wait to join are told."""
+        """The run is over: nodes that wait to join get a message."""
         self._ended.set()
         if self._watcher is not None:  # Python's exit aborts the process if a thread comes back from torch's store
             self._watcher.join()
@@ -221,8 +221,8 @@ class LiveNodes:
                 )
             time.sleep(POLL_S)
 
-    def join(self, told: Redirected) -> bool:
+    def join(self, redirected: Redirected) -> bool:
         """This rank was started while others train: wait until they let its node in. False: their run has ended."""
-        found = JoiningNode(self._given, self.stores, self.facts, patience_s=self._patience_s).join(told)
+        found = JoiningNode(self._given, self.stores, self.facts, patience_s=self._patience_s).join(redirected)
         self.latest = found or self.latest
         return found is not None

@@ -1,5 +1,5 @@
 """Who is in the next group of nodes: of those that are left, the lowest one that still runs decides. A node that was
-lost, or is new, is told of the run at the first node's endpoint, and waits in the store of the one that decides until
+lost, or is new, finds the run at the first node's endpoint, and waits in the store of the one that decides until
 the others have finished a round."""
 
 from __future__ import annotations
@@ -114,9 +114,9 @@ class JoiningNode:
         self._given, self._stores, self._facts, self._patience_s = given, stores, facts, patience_s
         self._number, self._is_first = stores.card.number, given.local_rank == 0
 
-    def join(self, told: Redirected) -> NodeGroup | None:
+    def join(self, redirected: Redirected) -> NodeGroup | None:
         """This rank was started while others train: wait until they let its node in. None: their run has ended."""
-        known = NodeGroup.decode(told.text)
+        known = NodeGroup.decode(redirected.text)
         notice = WaitNotice(first_s=0)
         while known is not None:
             stores = ((one, self._stores.connect(one)) for one in known.members)
