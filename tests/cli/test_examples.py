@@ -36,7 +36,7 @@ def commands() -> list[tuple[str, str]]:
     return [(path.name, command) for path in EXAMPLES for command in COMMANDS.findall(path.read_text())]
 
 
-LONG = ("gan.py", "web_dataset.py")
+LONG = ("gan.py", "image_folder.py", "web_dataset.py")
 QUICK = {name for name, _ in commands()} - HUGGING_FACE.keys() - set(LONG)
 
 
@@ -111,6 +111,7 @@ def test_examples_on_hugging_face_learn_resume_and_are_right_on_two_ranks(
 
 
 # WebDataset leaves its files to the garbage collector to close.
+@pytest.mark.soak
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_stream_of_shards_continues_where_its_state_was_taken(tmp_path: Path) -> None:
     MAKERS["web_dataset.py"](tmp_path)

@@ -14,6 +14,7 @@ from tests.cli.test_command import drumline, torch_blocked
 TASK = ["text", "--model.layers", "1", "--model.width", "32", "--model.context", "16", "--dist.device", "cpu"]
 
 
+@pytest.mark.soak
 @pytest.mark.world_size(2)
 @pytest.mark.usefixtures("warm")
 def test_both_print_the_same_on_two_ranks_and_leave_nothing(tmp_path: Path) -> None:

@@ -82,7 +82,9 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
     return process.returncode, errors
 
 
-@pytest.mark.parametrize(("who", "procs"), [("launcher", "2"), ("launcher", "1"), ("rank", "2")])
+@pytest.mark.parametrize(
+    ("who", "procs"), [("launcher", "2"), pytest.param("launcher", "1", marks=pytest.mark.soak), ("rank", "2")]
+)
 def test_an_interrupt_that_python_would_drop_is_obeyed(tmp_path: Path, who: str, procs: str) -> None:
     process = start(tmp_path, "--procs", procs, WHO=who)
     num_ranks = int(procs) if who == "rank" else 1

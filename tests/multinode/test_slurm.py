@@ -118,6 +118,7 @@ def kinds(run: Path) -> list[str]:
     return [event["kind"] for event in read_events(file)] if file.exists() else []
 
 
+@pytest.mark.soak
 def test_a_script_is_requeued_while_it_is_preempted_and_not_when_it_fails_or_is_cancelled(
     make_testbed: MakeTestbed, tmp_path: Path
 ) -> None:

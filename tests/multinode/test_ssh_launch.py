@@ -148,6 +148,7 @@ def test_all_ranks_are_on_one_screen_and_the_first_failure_is_reported_last(make
     assert "hunter2" not in text + "".join(path.read_text(errors="replace") for path in logs.iterdir())
 
 
+@pytest.mark.soak
 def test_no_rank_outlives_the_controller_and_the_supervisor(make_desk: MakeDesk) -> None:
     desk = make_desk("a", "b")
     job, marker = desk.sleepers("--grace", "2")

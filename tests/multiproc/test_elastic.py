@@ -219,6 +219,7 @@ def test_a_parameter_without_a_gradient_is_named(tmp_path: Path) -> None:
     assert any("--dist.find_unused_parameters" in text for text in caught.value.errors.values())
 
 
+@pytest.mark.soak
 def test_the_default_mode_on_many_worlds_is_the_same_run_up_to_rounding(tmp_path: Path) -> None:
     """4 -> 2 -> 3 -> 1: the same samples, and losses that agree to many digits with those of one process."""
     legs = ((4, 1), (2, 2), (3, 3), (1, 4))
@@ -245,6 +246,7 @@ def test_synchronised_batch_statistics_are_refused(tmp_path: Path) -> None:
     assert "use nn.BatchNorm in its place" in str(caught.value)
 
 
+@pytest.mark.soak
 def test_a_batch_per_rank_keeps_its_bits_on_another_world(tmp_path: Path) -> None:
     def config(epochs: int) -> Config:
         return elastic(batch_size_per_rank=8, accumulate=2, samples=70, epochs=epochs, shards=8, optim=OPTIM)

@@ -13,6 +13,7 @@ from tests.jobs import make_config, train_on
 from tests.planted_jobs import SlowData
 
 
+@pytest.mark.soak
 @pytest.mark.world_size(2)
 def test_a_slow_dataset_is_named_first(tmp_path: Path) -> None:
     """That a slow rank is named is shown by test_step_profiler.py."""

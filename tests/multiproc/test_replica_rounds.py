@@ -155,6 +155,7 @@ def on_nodes(function: Any, *args: Any) -> Any:
     return function(*args)
 
 
+@pytest.mark.soak
 def test_a_node_trains_as_one_rank_with_its_samples(tmp_path: Path) -> None:
     """Micro-batches, an uneven last batch, and a loss with weights."""
     settings = {"samples": 37, "accumulate": 2}

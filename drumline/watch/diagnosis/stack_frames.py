@@ -19,7 +19,7 @@ _LIBRARY = re.compile(
 _OURS = re.compile(
     r"(^|/)drumline/((audit|aws|checkpoint|cli|config|data|distributed|doctor|engine|launch|metrics|models|net|report"
     r"|scale|storage|tasks|watch)/"
-    r"|(__main__|errors|log|manager|processes|python_api|rank_lifecycle|terminal|text|untrusted|user_code)\.py:)"
+    r"|(__main__|background|errors|manager|processes|python_api|rank_lifecycle|terminal|text|untrusted|user_code)\.py:)"
 )
 _LOADING = re.compile(r"(^|/)torch/utils/data/|(^|/)drumline/data/")
 # Not the launcher's wrapper around a whole script, `torch/distributed/elastic/...`.

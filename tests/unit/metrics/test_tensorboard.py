@@ -88,6 +88,7 @@ def test_without_the_package_the_extra_is_named(tmp_path: Path, monkeypatch: pyt
     assert "drumline[tensorboard]" in str(caught.value)
 
 
+@pytest.mark.soak
 def test_no_package_is_loaded_before_it_is_wanted() -> None:
     code = (
         "import sys, drumline.engine.output; "
