@@ -102,7 +102,7 @@ bench-profile: .venv/ready ## compare the overlap and idle time of a profile on 
 bench-overhead: .venv/ready ## what profiling costs: profiled steps, and those after them, against the steps before
 	$(BIN)/python -m benchmarks.profile_overhead
 
-soak: .venv/ready tools ## the tests that are too long for every change, about 10 minutes
+soak: .venv/ready tools ## the tests that are too long for every change, about 4 minutes
 	$(BIN)/python -m pytest --numprocesses 4 --dist worksteal --timeout 600 -m soak
 
 soak-profile: .venv/ready tools ## profiles of jobs with a planted bottleneck: is it named first, do changes bring what was predicted

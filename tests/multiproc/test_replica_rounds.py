@@ -190,9 +190,7 @@ RESUMED = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", ["streamed", *(pytest.param(name, marks=pytest.mark.soak) for name in ("local", "nodes"))]
-)
+@pytest.mark.parametrize("name", ["streamed", pytest.param("nodes", marks=pytest.mark.soak)])
 def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path, name: str) -> None:
     """Between two rounds; in the first case while a part is on its way."""
     world_size, step, settings = RESUMED[name]
