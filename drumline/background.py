@@ -11,7 +11,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def in_background(call: Callable[[], T]) -> Future[T]:
+def in_background(call: Callable[[], T], *, name: str | None = None) -> Future[T]:
     """Start `call` at once; `result(timeout_s)` waits for it.
 
     The threads of an executor would keep the process from exiting; these do not."""
@@ -23,7 +23,7 @@ def in_background(call: Callable[[], T]) -> Future[T]:
         except BaseException as error:
             future.set_exception(error)
 
-    threading.Thread(target=run, daemon=True).start()
+    threading.Thread(target=run, name=name, daemon=True).start()
     return future
 
 

@@ -106,7 +106,7 @@ class Mirror:
                 log.warning(f"{what} is not in the mirror {self._store}: {state}")
                 return
             if time.monotonic() - reported_at >= PROGRESS_S:
-                self._tell(f"waiting for the mirror {self._store}: {state}")
+                self._report(f"waiting for the mirror {self._store}: {state}")
                 reported_at = time.monotonic()
 
     def close(self, limit_s: float) -> None:
@@ -133,13 +133,13 @@ class Mirror:
                 pause_s = min(max(2 * pause_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
                 continue
             if self._failure:
-                self._tell(f"the mirror {self._store} works again")
+                self._report(f"the mirror {self._store} works again")
             self._failure, self._can_recover, pause_s = "", True, 0.0
             with self._changing:
                 if not self._wake.is_set():
                     self._is_current.set()
 
-    def _tell(self, message: str) -> None:
+    def _report(self, message: str) -> None:
         if not self._has_given_up:  # the run may have closed its files
             self._note(message)
 
@@ -230,7 +230,7 @@ class Mirror:
         finally:
             self._doing = ""
         self._complete[step] = found
-        self._tell(f"mirrored step {step} to {self._store} ({total} in {duration(time.monotonic() - began)})")
+        self._report(f"mirrored step {step} to {self._store} ({total} in {duration(time.monotonic() - began)})")
 
     def _put_files(self) -> None:
         """Upload the small files of the run that have changed: the events before the ledger, and of that only what it

@@ -6,13 +6,13 @@ import contextlib
 import json
 import secrets
 import socket
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
+from drumline.background import in_background
 from drumline.distributed.start.rank_store import host_store
 from drumline.launch.topology import Topology
 from drumline.net.sealed_store import SealedStore, document
@@ -92,16 +92,7 @@ class NodeGroup:
 def answered(call: Callable[[], T]) -> T:
     """What it returns or raises; TimeoutError after SILENT_S. A process that is stopped keeps its connections, and a
     call to its store would wait forever; it waits on in a thread."""
-    found: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            found.set_result(call())
-        except Exception as error:
-            found.set_exception(error)
-
-    threading.Thread(target=run, name="drumline-ask", daemon=True).start()
-    return found.result(timeout=SILENT_S)
+    return in_background(call, name="drumline-ask").result(timeout=SILENT_S)
 
 
 class NodeStores:
@@ -120,7 +111,7 @@ class NodeStores:
         self.gone: set[str] = set()
         """Starts of nodes that another start has followed, or that do not answer although their host does."""
         self._others: dict[str, SealedStore] = {}
-        self._telling: threading.Thread | None = None
+        self._announcing: Future[None] | None = None
 
     def host(self, address: str, port: int, *, timeout_s: float) -> None:
         base, port = host_store(address, port, timeout_s=timeout_s)
@@ -162,13 +153,12 @@ class NodeStores:
         return store
 
     def redirect_first_node(self, group: NodeGroup) -> None:
-        """A first node that was started again finds nobody at its own endpoint: tell it where the run is. In a thread:
+        """A first node that was started again finds nobody at its own endpoint: redirect it to the run. In a thread:
         one that is stopped takes the connection, and never answers."""
-        if self._telling is None or not self._telling.is_alive():
-            self._telling = threading.Thread(target=self._tell, args=(group,), name="drumline-tell", daemon=True)
-            self._telling.start()
+        if self._announcing is None or self._announcing.done():
+            self._announcing = in_background(partial(self._announce, group), name="drumline-announce")
 
-    def _tell(self, group: NodeGroup) -> None:
+    def _announce(self, group: NodeGroup) -> None:
         with contextlib.suppress(OSError, RuntimeError):
             where = self._given.master_addr, self._given.master_port
             socket.create_connection(where, timeout=CONNECT_S).close()

@@ -52,7 +52,7 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     Bed.made.clear()
     until = time.monotonic() + 30
     while left := [
-        one.name for one in threading.enumerate() if one.name in ("drumline-nodes", "drumline-ask", "drumline-tell")
+        one.name for one in threading.enumerate() if one.name in ("drumline-nodes", "drumline-ask", "drumline-announce")
     ]:
         assert time.monotonic() < until, left
         time.sleep(0.02)
