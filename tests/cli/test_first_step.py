@@ -1,5 +1,4 @@
-"""From the command to the first step: it is measured, nothing is loaded on the way that no step needs, and the modules
-that a reader has to open are counted."""
+"""From the command to the first step: it is measured, and nothing is loaded on the way that no step needs."""
 
 from __future__ import annotations
 
@@ -20,7 +19,6 @@ NOT_NEEDED = {
 }  # fmt: skip
 # Without torch, when a test gets a Python that has it.
 COLD = sys.executable
-MAX_MODULES_TO_THE_FIRST_STEP = 70
 # Runs a command, and prints which modules of ours had a function called before the first optimizer.step returned, and
 # in the end which modules are loaded.
 TRACE_CALLS = """
@@ -85,8 +83,6 @@ def first_steps(run: Path, rank: int) -> list[dict[str, Any]]:
 
 
 def test_one_process_loads_what_a_step_needs_and_says_how_long_that_took(tmp_path: Path) -> None:
-    """Also: from `drumline train` to optimizer.step a reader follows a batch through few modules, those with a function
-    that is called; imports are left out."""
     output, loaded = run_and_look(TRACE_CALLS, "train", "digits", *SMALL, "--run", "run", cwd=tmp_path)
     assert "torch" in loaded
     assert loaded & NOT_NEEDED == set()
@@ -100,7 +96,6 @@ def test_one_process_loads_what_a_step_needs_and_says_how_long_that_took(tmp_pat
     (line,) = (line for line in output.splitlines() if line.startswith("called: "))
     called = line.split()[1:]
     assert {"drumline.cli.train_command", "drumline.engine.loop", "drumline.models.mini_resnet"} <= set(called)
-    assert len(called) <= MAX_MODULES_TO_THE_FIRST_STEP, called
 
 
 def test_a_launcher_computes_nothing_and_is_counted_too(tmp_path: Path, warm: None) -> None:

@@ -1,11 +1,10 @@
-"""Imports go one way, sizes have limits, the public names are pinned, and what must start fast does not load torch."""
+"""Imports go one way, the public names are pinned, and what must start fast does not load torch."""
 
 from __future__ import annotations
 
 import ast
 import functools
 import os
-import statistics
 import subprocess
 import sys
 from collections import Counter, defaultdict
@@ -257,31 +256,6 @@ def test_what_starts_a_command_does_not_load_torch() -> None:
     environment = {**os.environ, "PYTHONPATH": str(linter)}
     done = subprocess.run([sys.executable, "-c", IMPORTS_EACH, *LIGHT], env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-# Sizes: every reader pays for them. `__init__.py` files that only say what a folder is do not count in the median.
-MAX_FILES, MAX_LINES, MAX_LINES_OF_A_FILE = 372, 57_000, 400
-FILE_MEDIAN = range(110, 161)
-MAX_FUNCTION_MEDIAN, MAX_FUNCTION_P90 = 9, 25
-
-
-def test_the_package_is_not_too_large_to_read() -> None:
-    lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in PACKAGE.rglob("*.py")}
-    assert len(lines) <= MAX_FILES
-    assert sum(lines.values()) <= MAX_LINES
-    assert [str(path) for path, count in lines.items() if count > MAX_LINES_OF_A_FILE] == []
-    assert int(statistics.median(count for count in lines.values() if count > 5)) in FILE_MEDIAN
-
-
-def test_functions_are_short() -> None:
-    sizes = sorted(
-        (node.end_lineno or 0) - node.lineno + 1
-        for path in modules()
-        for node in nodes(path)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    )
-    assert statistics.median(sizes) <= MAX_FUNCTION_MEDIAN
-    assert sizes[len(sizes) * 9 // 10] <= MAX_FUNCTION_P90
 
 
 def test_no_module_and_no_class_has_the_name_of_another() -> None:
