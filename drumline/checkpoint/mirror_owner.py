@@ -4,6 +4,7 @@ of another. In the mirror are the ids of the folders before, too, from which the
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,6 +16,8 @@ from drumline.checkpoint.mirrored_run import CHECKPOINTS, MARKER, RUN_FILES, RUN
 from drumline.errors import CheckpointError, UsageError
 from drumline.storage.backend import StoreError
 from drumline.untrusted import make_own_folder, parse_json, read_regular, replace_text
+
+_ID = re.compile(r"[0-9a-f]{16}")
 
 
 def claim(run: MirroredRun, folder: Path, *, is_empty: bool, uploads: bool = False) -> str:
@@ -49,8 +52,8 @@ def set_aside(run: MirroredRun, folder: Path, *, newest: int, mirrored: int) -> 
             "--checkpoint.mirror",
         )
     aside = folder / f"before-{own}"
+    _make_aside(aside)
     with _writing(aside):
-        aside.mkdir(exist_ok=True)  # a move that was killed is continued
         for name in (*RUN_FILES, *RUN_FOLDERS, CHECKPOINTS, MARKER):  # the last makes it no part of the run
             with suppress(FileNotFoundError):
                 (folder / name).rename(aside / name)
@@ -82,10 +85,20 @@ def write_marker(run: MirroredRun, folder: Path, *, continues: bool = False) -> 
 def _read_marker(run: MirroredRun, folder: Path) -> dict[str, Any]:
     """Empty: the run in this folder has no mirror at this address."""
     with suppress(OSError, ValueError):
-        found = parse_json(read_regular(folder / MARKER))
-        if isinstance(found, dict) and found.keys() >= {"url", "id", "after"} and found["url"] == run.store.url:
-            return found
+        marker = parse_json(read_regular(folder / MARKER))
+        if isinstance(marker, dict) and marker.get("url") == run.store.url and _has_ids(marker):
+            return marker
     return {}
+
+
+def _has_ids(marker: dict[str, Any]) -> bool:
+    after = marker.get("after")
+    return _is_id(marker.get("id")) and (after is None or _is_id(after))
+
+
+def _is_id(value: object) -> bool:
+    """Someone else may have written it, and a folder gets its name from it."""
+    return isinstance(value, str) and _ID.fullmatch(value) is not None
 
 
 def _read_owners(run: MirroredRun) -> tuple[bytes | None, list[str]]:
@@ -98,8 +111,20 @@ def _read_owners(run: MirroredRun) -> tuple[bytes | None, list[str]]:
             raise
         return None, []
     with suppress(ValueError, LookupError, TypeError):
-        return content, [str(one) for one in parse_json(content)["ids"]]
+        ids = list(parse_json(content)["ids"])
+        if all(map(_is_id, ids)):
+            return content, ids
     return content, []
+
+
+def _make_aside(aside: Path) -> None:
+    """A move that was killed is continued; a link that came with the run folder is not followed."""
+    try:
+        make_own_folder(aside)
+    except OSError as error:
+        raise CheckpointError(
+            f"{aside} cannot be used: {error.strerror}", next_step="move it away, or resume in another --run DIR"
+        ) from error
 
 
 def _put_owners(run: MirroredRun, seen: bytes | None, ids: list[str]) -> None:
