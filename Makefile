@@ -133,6 +133,9 @@ soak-modes: .venv/ready ## every --dist.mode against ddp, killed in each, and re
 soak-replicas: .venv/ready ## nodes that are lost at every bad moment, while the others continue and they join again
 	$(BIN)/python -m pytest --quiet --timeout 1800 tests/lost_nodes_soak.py
 
+soak-hsdp: .venv/ready ## 200 starts of a healthy hsdp job on four ranks, beside busy processes; none may crash
+	$(BIN)/python -m tests.hsdp_starts --count 200 --busy 4
+
 soak-properties: .venv/ready ## every property test with 1,000 examples
 	$(BIN)/python -m pytest --quiet --numprocesses 4 --dist worksteal --timeout 1800 --hypothesis-profile soak -m hypothesis
 
@@ -142,4 +145,4 @@ soak-demo: .venv/ready ## run the demo to its end: does it reach its accuracy?
 clean: ## remove what the targets above made
 	rm -rf .venv .venv-newest runs build *.egg-info $(LINT)/build $(LINT)/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo check quick docs tools test bench bench-gpu bench-data compare bench-exact bench-doctor bench-preflight bench-watch bench-comm bench-balance bench-sync bench-lost bench-large bench-scale bench-lint bench-profile bench-overhead soak-profile soak-exact soak-modes soak-replicas soak-properties soak-demo soak-restarts soak-faults soak-storm soak-calm soak-forks test-newest clean
+.PHONY: help setup demo check quick docs tools test bench bench-gpu bench-data compare bench-exact bench-doctor bench-preflight bench-watch bench-comm bench-balance bench-sync bench-lost bench-large bench-scale bench-lint bench-profile bench-overhead soak-profile soak-exact soak-modes soak-replicas soak-hsdp soak-properties soak-demo soak-restarts soak-faults soak-storm soak-calm soak-forks test-newest clean
