@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import faulthandler
 import gc
+import importlib
 import os
 import platform
 import shutil
@@ -27,18 +28,20 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-import torch.distributed.fsdp
-import torch.distributed.tensor
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Dataset, TensorDataset
 
-import drumline.cli.train_command
-import drumline.cli.train_rank
 from drumline.cli import main as drumline_main
 from drumline.tasks.base import Loss, Task
 from tests.ranks import free_port
 
+PRELOADED = (
+    "drumline.cli.train_command",
+    "drumline.cli.train_rank",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor",
+)
 NUM_NODES = 2
 RANKS_PER_NODE = 2
 WORLD_SIZE = NUM_NODES * RANKS_PER_NODE
@@ -231,6 +234,8 @@ def main() -> int:
     parser.add_argument("arguments", nargs="*", help="more arguments of drumline train, after --")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    for module in PRELOADED:
+        importlib.import_module(module)
     began_at = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="drumline-hsdp-starts-"))
     gc.collect()
