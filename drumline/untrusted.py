@@ -82,9 +82,11 @@ def open_log(path: Path) -> TextIO:
     return os.fdopen(descriptor_of(path, APPEND), "a", 1, encoding="utf-8", errors="backslashreplace")
 
 
-def replace_text(path: Path, text: str) -> None:
-    """Replace a file atomically, so that a full disk never leaves a part of it, or no file."""
-    replace_bytes(path, text.encode())
+def replace_text(path: Path, text: str, *, writer: str = "") -> None:
+    """Replace a file atomically, so that a full disk never leaves a part of it, or no file. `writer`: as of
+    `replacing`."""
+    with replacing(path, writer=writer) as file:
+        file.write(text.encode())
 
 
 def replace_bytes(path: Path, content: bytes) -> None:
@@ -94,9 +96,10 @@ def replace_bytes(path: Path, content: bytes) -> None:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A new file under a hidden name, which takes the place of this one when it is complete."""
-    beside = path.with_name(f".{path.name}.partial")
+def replacing(path: Path, *, writer: str = "") -> Iterator[BinaryIO]:
+    """A new file under a hidden name, which takes the place of this one when it is complete. `writer`: a part of the
+    hidden name, where several processes may replace the file at the same time."""
+    beside = path.with_name(f".{path.name}.{writer}.partial" if writer else f".{path.name}.partial")
     try:
         beside.unlink(missing_ok=True)  # a link placed there would be followed, or block us
         with beside.open("xb") as file:

@@ -205,7 +205,7 @@ def test_a_draft_that_is_a_link_is_replaced_and_not_followed(tmp_path: Path, vic
 def test_the_sidecar_writes_no_status_through_a_link(tmp_path: Path, victim: Path) -> None:
     (tmp_path / "watch").symlink_to(victim)
     with pytest.raises(NotADirectoryError):
-        write_status_file(tmp_path, {})
+        write_status_file(tmp_path, {}, writer="node-a-1")
     assert is_untouched(victim)
 
 

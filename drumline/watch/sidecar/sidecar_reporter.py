@@ -38,6 +38,8 @@ class SidecarReporter:
     def __init__(self, options: SidecarOptions) -> None:
         self._folder = Path(options.folder)
         self._run = None if options.run is None else Path(options.run)
+        self._writer = f"{options.host}-{os.getpid()}"
+        """Names this process among the sidecars that write to the run folder."""
         self._jobs: queue.Queue[Callable[[], None]] = queue.Queue()
         self._num_events = 0
         self._reported_errors: set[int | None] = set()
@@ -90,7 +92,7 @@ class SidecarReporter:
     def write_status(self, record: Mapping[str, Any]) -> None:
         """The file for `drumline watch`; skipped while the previous one is still being written."""
         if not self._jobs.unfinished_tasks:
-            self._queue(lambda run: write_status_file(run, record))
+            self._queue(lambda run: write_status_file(run, record, writer=self._writer))
 
     async def drain(self) -> None:
         deadline = time.monotonic() + DRAIN_S
@@ -130,9 +132,10 @@ def launch_of(run: Path) -> str:
         return ""
 
 
-def write_status_file(run: Path, record: Mapping[str, Any]) -> None:
-    """Not before the run has made its folder."""
+def write_status_file(run: Path, record: Mapping[str, Any], *, writer: str) -> None:
+    """Not before the run has made its folder. In a network partition each side has a leader, and after a restart the
+    sidecar before may still write: `writer` tells them apart."""
     if run.is_dir():
         check_own_folder(run, follow_links=True)
         make_own_folder((run / STATUS_FILE).parent)
-        replace_text(run / STATUS_FILE, json.dumps(record))
+        replace_text(run / STATUS_FILE, json.dumps(record), writer=writer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -11,7 +12,9 @@ import pytest
 
 from drumline.watch.cluster_state import ClusterState, LostNode, NodeState, RankState
 from drumline.watch.heartbeat import Phase
-from drumline.watch.status_file import Notice, StepRates, read_status_file, status_record
+from drumline.watch.sidecar.sidecar_options import SidecarOptions
+from drumline.watch.sidecar.sidecar_reporter import SidecarReporter
+from drumline.watch.status_file import STATUS_FILE, Notice, StepRates, read_status_file, status_record
 from drumline.watch.status_table import RowLevel, all_rows, fitting_rows, summary_line
 
 
@@ -145,3 +148,27 @@ def test_256_ranks_fit_and_the_odd_ones_are_seen(room: int, odd: int) -> None:
         assert rows[-1].state == "trains"
     if room == 5 and odd == 100:
         assert rows[-1].state.endswith(" differ")
+
+
+def test_two_leaders_write_the_status_at_the_same_time(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """As in a network partition, or when the sidecar of the start before still runs."""
+
+    def reporter(host: str) -> SidecarReporter:
+        options = SidecarOptions(
+            folder=str(tmp_path), owns_folder=False, node=0, host=host, ranks=(0,), world_size=2, run=str(tmp_path)
+        )
+        return SidecarReporter(options)
+
+    async def write() -> None:
+        leaders = [reporter("node-a"), reporter("node-b")]
+        for _ in range(300):
+            for leader in leaders:
+                leader.write_status(status(rank(0)))
+            await asyncio.sleep(0.0005)
+        for leader in leaders:
+            await leader.drain()
+
+    asyncio.run(write())
+    assert capfd.readouterr().err == ""
+    assert read_status_file(tmp_path / STATUS_FILE) == status(rank(0))
+    assert [path.name for path in (tmp_path / "watch").iterdir()] == ["status.json"]
