@@ -22,6 +22,7 @@ from drumline.distributed.start.rank_facts import rank_facts
 from drumline.distributed.start.rank_rendezvous import NodeService, Rendezvous
 from drumline.distributed.wrap import explain_unused
 from drumline.errors import ExitCode, Place, UsageError, log
+from drumline.launch.compile_cache import use_private_cache
 from drumline.launch.topology import Topology, topology_from
 from drumline.terminal import paragraph
 from drumline.watch.heartbeat import Phase
@@ -75,6 +76,7 @@ class RankLifecycle:
         if self._device is not None:
             raise UsageError("DDPManager.setup() was called twice", next_step="call cleanup() in between")
         self._pid = os.getpid()
+        use_private_cache()  # under another launcher, or none
         topology = topology_from(os.environ) if _live is None else _live.topology()
         self._topology = self._connection.topology = topology or Topology()
         if self._threads is not None:

@@ -30,7 +30,13 @@ if TYPE_CHECKING:
     from tests.store_server import Bucket
 
 # pytest sets the first; torch or its libraries set the others when they are first loaded.
-OWN_VARIABLES = {"PYTEST_CURRENT_TEST", "KMP_INIT_AT_FORK", "KMP_DUPLICATE_LIB_OK", "TORCHINDUCTOR_CACHE_DIR"}
+OWN_VARIABLES = {
+    "PYTEST_CURRENT_TEST",
+    "KMP_INIT_AT_FORK",
+    "KMP_DUPLICATE_LIB_OK",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TRITON_CACHE_DIR",
+}
 HELPERS = ("multiprocessing.forkserver", "multiprocessing.resource_tracker", "tests.fork_server", "execnet")
 HAS_LISTS = Path("/proc/thread-self/children").exists()
 

@@ -22,6 +22,7 @@ from drumline.data.images import ImageFolder, digits
 from drumline.data.synthetic import SyntheticImages, SyntheticTokens
 from drumline.data.tokens import tokens
 from drumline.errors import UsageError
+from drumline.launch.compile_cache import use_private_cache
 from drumline.models.model_registry import build_model
 from drumline.tasks.base import Loss, Task
 from drumline.user_code import build_accepted, find_named
@@ -160,6 +161,7 @@ BUILT_IN: Mapping[str, type[Task]] = {
 
 def load_task(spec: str) -> type[Task]:
     """The task class of a built-in name, `path/to/file.py:ClassName` or `package.module:ClassName`."""
+    use_private_cache()  # the user's imports may load torch's compiler, which chooses its cache then
     found: type[Any] = find_named("task", spec, BUILT_IN, Task)
     if not issubclass(found, Task):
         raise UsageError(f"{spec} is not a Task", next_step=f"write `class {found.__name__}(drumline.Task)`")

@@ -48,6 +48,7 @@ SCRIPT = """
 import json, os, signal, sys
 from pathlib import Path
 names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK", "MASTER_ADDR", "NOTE")
+names += ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 said = {name: os.environ.get(name) for name in names} | {"argv": sys.argv[1:]}
 folder = Path(sys.argv[1])
 starts = sorted(folder.glob(f"{said['RANK']}-*.json"))
@@ -65,7 +66,8 @@ while "fail-once" in sys.argv and not (folder / "1-1.json").exists():
 
 
 def start(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
-    environment = {name: value for name, value in os.environ.items() if name != "DATASET_DIR"}
+    ours = ("DATASET_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")  # of this process
+    environment = {name: value for name, value in os.environ.items() if name not in ours}
     return subprocess.Popen(
         [sys.executable, "-m", "drumline", "launch", *arguments],
         cwd=cwd,
@@ -123,6 +125,9 @@ def test_a_script_runs_on_two_ranks_with_its_own_arguments(tmp_path: Path, scrip
     for rank, words in enumerate(found.values()):
         assert (words["RANK"], words["WORLD_SIZE"], words["LOCAL_RANK"]) == (str(rank), "2", str(rank))
         assert words["argv"] == [str(tmp_path), *arguments]
+        cache = Path(words["TORCHINDUCTOR_CACHE_DIR"])  # not torch's, which another user may have made
+        assert (cache.name, cache.stat().st_mode & 0o777) == (f"drumline-compile-{os.geteuid()}", 0o700)
+        assert words["TRITON_CACHE_DIR"] == str(cache / "triton")
 
 
 @pytest.mark.usefixtures("warm")

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from drumline.errors import ExitCode, Place
 from drumline.launch import startup
+from drumline.launch.compile_cache import use_private_cache
 from drumline.launch.node.guard import JOB_ENV, Guard
 from drumline.launch.node.watch_folder import SidecarDiagnosis, WatchFolder, claim_report
 from drumline.launch.node_plan import NodePlan, Program, Supervision
@@ -33,6 +34,7 @@ def run_node(node: NodePlan, program: Program, supervision: Supervision) -> int:
     """Run this node's ranks to the end; the exit code is that of the rank that failed first."""
     if node.num_nodes > 1 and node.node_rank == 0:
         check_is_own(node.endpoint)
+    use_private_cache()
     # Until there are ranks to pass a signal on to; the guard ends the other processes.
     preempted = startup.exit_handler(ExitCode.PREEMPTED, STOPPED_EARLY)
     stopped = startup.exit_handler(ExitCode.INTERRUPTED, startup.INTERRUPTED_EARLY if program.is_task else STOPPED)
