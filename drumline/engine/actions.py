@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from typing import NamedTuple
 
 import torch
 
@@ -24,7 +25,7 @@ from drumline.engine.run_context import RunContext
 from drumline.engine.saver import Saver
 from drumline.engine.steps.compilation import report_recompilations
 from drumline.engine.steps.eager import AnyStep
-from drumline.engine.throughput import ExposedCommunication
+from drumline.engine.throughput import DdpStepTimes, ExposedCommunication, Speed
 from drumline.engine.trace import TracedStep
 from drumline.metrics.meters import means
 from drumline.tasks.base import Task
@@ -99,6 +100,22 @@ def after_step(hook: Hook) -> Action:
     )
 
 
+class RankCounts(NamedTuple):
+    """What a rank has counted so far; the ranks sum it with each log line."""
+
+    num_compiled: float
+    """Compilations since the last log line."""
+    num_compiled_later: float
+    """Of these, those after the first step."""
+    tokens: float
+    waited_s: float
+    start_tokens: float
+    start_waited_s: float
+    exposed_s: float
+    computing_s: float
+    """Of the step that was measured last, as `exposed_s`. NaN: unknown."""
+
+
 class LogTraining(Action):
     """Every `log.every_steps` steps: the loss since the last line."""
 
@@ -110,6 +127,7 @@ class LogTraining(Action):
         self._train_step, self._non_finite, self._notices = train_step, non_finite, notices
         self._data_advice: DataAdvice | None = None
         self._spent_s: dict[str, float] = {}
+        self._waited_s = 0.0
 
     def start(self, context: RunContext) -> None:
         self._communication = ExposedCommunication(context.job)
@@ -122,13 +140,13 @@ class LogTraining(Action):
         counted = [job.meter.take(), job.finite.counts]
         if context.hooks is not None:
             counted.insert(0, context.hooks.vote(job.finite.counts))
-        compilations = job.ddp._connection.compilations
-        num_compiled = 0.0 if compilations is None else float(len(compilations.began_at))
-        own = (num_compiled, float(job.loader.num_tokens), self._communication.seconds_per_step(step))
-        counted = [*(job.finite.counts.new_full((1,), number) for number in own), *counted]
+        this_rank = self._counts(context)
+        counted = [*(job.finite.counts.new_full((1,), number) for number in this_rank), *counted]
         asked = time.perf_counter()
-        num_compiled, num_tokens, exposed_s, *sums, num_bad, _ = all_sum(torch.cat(counted)).tolist()
+        reduced = all_sum(torch.cat(counted)).tolist()
         blocked_s = time.perf_counter() - asked
+        ranks = RankCounts(*reduced[: len(this_rank)])
+        *sums, num_bad, _ = reduced[len(this_rank) :]
         num_votes = 0.0 if context.hooks is None else sums.pop(0)
         if num_bad and not sums[1]:  # all were skipped
             sums = [math.nan, 1.0, *[math.nan] * len(job.meter.names)]
@@ -136,8 +154,7 @@ class LogTraining(Action):
         numbers = job.reported(means(sums, job.meter.names))
         if self._train_step.grad_norm is not None:
             numbers["grad_norm"] = float(self._train_step.grad_norm)
-        exposed = None if math.isnan(exposed_s) else exposed_s / job.ddp.world_size
-        speed = throughput.lap(waited_s=job.loader.waited_s, tokens=num_tokens, exposed_s=exposed)
+        speed = self._lap(context, ranks)
         self._report_phases(context)
         context.reporter.report(
             "train",
@@ -150,12 +167,46 @@ class LogTraining(Action):
         )
         self._notices.report(context.reporter)
         if self._data_advice is not None:
-            self._data_advice.check(context, speed.data_share, blocked_s * speed.samples_per_s / job.batch.size)
+            waited_share = (job.loader.waited_s - self._waited_s) / max(throughput.lap_s, 1e-9)
+            steps_left = blocked_s * speed.samples_per_s / job.batch.size
+            self._data_advice.check(context, waited_share, steps_left)
         elif job.ddp.is_main_process():
             self._data_advice = DataAdvice(context)
-        if num_compiled:
+        self._waited_s = job.loader.waited_s
+        if ranks.num_compiled:
             report_recompilations(context, self._first_step)
         context.end_if(num_votes)
+
+    def _counts(self, context: RunContext) -> RankCounts:
+        job, throughput = context.job, context.throughput
+        compilations = job.ddp._connection.compilations
+        compiled_at = [] if compilations is None else list(compilations.began_at.values())
+        measured = self._communication.newest(context.progress.step)
+        return RankCounts(
+            num_compiled=len(compiled_at),
+            num_compiled_later=sum(step > self._first_step for step in compiled_at),
+            tokens=job.loader.num_tokens,
+            waited_s=job.loader.waited_s,
+            start_tokens=throughput.start_tokens,
+            start_waited_s=throughput.start_waited_s,
+            exposed_s=math.nan if measured is None else measured.exposed_s,
+            computing_s=math.nan if measured is None else measured.computing_s,
+        )
+
+    def _lap(self, context: RunContext, ranks: RankCounts) -> Speed:
+        """`ranks`: the sums over all ranks."""
+        world_size = context.job.ddp.world_size
+        measured = None
+        if not math.isnan(ranks.exposed_s):
+            measured = DdpStepTimes(ranks.exposed_s / world_size, ranks.computing_s / world_size)
+        return context.throughput.lap(
+            waited_s=ranks.waited_s / world_size,
+            tokens=ranks.tokens,
+            measured=measured,
+            start_waited_s=ranks.start_waited_s / world_size,
+            start_tokens=ranks.start_tokens,
+            has_compiled=ranks.num_compiled_later > 0,
+        )
 
     def _report_phases(self, context: RunContext) -> None:
         """What this rank's time went to since the last line; the first line has the start of the run, too."""

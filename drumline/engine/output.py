@@ -202,7 +202,8 @@ def report_end(context: RunContext, notices: WatchNotices) -> None:
         step=context.progress.step,
         epoch=context.epoch,
         seconds=time.perf_counter() - throughput.created,
-        **asdict(throughput.whole(waited_s=job.loader.waited_s)),
+        start_s=throughput.start_s,
+        **asdict(throughput.steady()),
         checkpoint_pause_s=throughput.checkpoint_pause_s,
         metrics=context.metrics,
         best_step=best(

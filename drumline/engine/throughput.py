@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -28,6 +27,15 @@ class Speed:
     communication_share: float | None
 
 
+class DdpStepTimes(NamedTuple):
+    """A step that DDP has measured: the mean of all ranks."""
+
+    exposed_s: float
+    """How long it waited in communication that nothing overlapped."""
+    computing_s: float
+    """Its forward and backward pass, without what is exposed; of several micro-batches, the last one's."""
+
+
 class _Totals(NamedTuple):
     """Since the start of this process."""
 
@@ -36,9 +44,54 @@ class _Totals(NamedTuple):
     samples: int = 0
     tokens: float = 0.0
     waited_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Interval:
+    """A part of a run. Its time is that of waiting for data and that of steps, which has the exposed communication."""
+
+    seconds: float = 0.0
+    steps: int = 0
+    samples: int = 0
+    tokens: float = 0.0
+    waited_s: float = 0.0
     exposed_s: float = 0.0
     measured_s: float = 0.0
-    """Of the seconds, those for which `exposed_s` is known."""
+    """Of the time of steps, that for which `exposed_s` is known."""
+
+    @classmethod
+    def between(cls, begin: _Totals, end: _Totals, measured: DdpStepTimes | None) -> _Interval:
+        seconds = end.seconds - begin.seconds
+        steps = end.steps - begin.steps
+        # Ranks leave the reduction of the log line at slightly different times.
+        waited_s = min(end.waited_s - begin.waited_s, seconds)
+        exposed_s = 0.0
+        measured_s = 0.0
+        if measured is not None and steps:
+            measured_s = seconds - waited_s
+            # The measured step may have taken much longer than the others: its parts are fractions of its own time.
+            step_s = max(measured_s / steps, measured.exposed_s + measured.computing_s)
+            exposed_s = measured_s * (measured.exposed_s / step_s) if step_s else 0.0
+        return cls(
+            seconds=seconds,
+            steps=steps,
+            samples=end.samples - begin.samples,
+            tokens=end.tokens - begin.tokens,
+            waited_s=waited_s,
+            exposed_s=exposed_s,
+            measured_s=measured_s,
+        )
+
+    def __add__(self, following: _Interval) -> _Interval:
+        return _Interval(
+            seconds=self.seconds + following.seconds,
+            steps=self.steps + following.steps,
+            samples=self.samples + following.samples,
+            tokens=self.tokens + following.tokens,
+            waited_s=self.waited_s + following.waited_s,
+            exposed_s=self.exposed_s + following.exposed_s,
+            measured_s=self.measured_s + following.measured_s,
+        )
 
 
 class Throughput:
@@ -47,15 +100,27 @@ class Throughput:
     def __init__(self) -> None:
         self.created = time.perf_counter()
         self.seconds = 0.0
+        self.lap_s = 0.0
+        """The seconds of the latest lap."""
         self.num_pauses = 0
         self.checkpoint_pause_s = 0.0
         """How long saves have paused the loop."""
+        self.start_s: float | None = None
+        """From the creation to the end of the first step; None: no step has ended."""
+        self.start_waited_s = 0.0
+        """How long this rank had waited for data by then."""
+        self.start_tokens = 0.0
+        """How many tokens this rank had taken by then."""
         self.model_flops: ModelFlops | None = None
         self.peak_tflop_per_s: float | None = None
         """Of all devices together; None: unknown."""
-        self._steps = self._samples = 0
+        self._steps = 0
+        self._samples = 0
         self._started: float | None = None
         self._last = _Totals()
+        self._first_step = _Totals()
+        self._whole = _Interval()
+        self._steady = _Interval()
 
     def start(self) -> None:
         self._started = time.perf_counter()
@@ -77,51 +142,74 @@ class Throughput:
         self._steps += 1
         self._samples += num_samples
 
-    def lap(self, *, waited_s: float, tokens: float = 0.0, exposed_s: float | None = None) -> Speed:
-        """The speed since the last lap. Call it when the device has finished its work. `waited_s`: how long the run has
-        waited for data so far. `tokens`: of all ranks so far. `exposed_s`: exposed communication in a step."""
+    def end_start(self, *, waited_s: float = 0.0, tokens: float = 0.0) -> None:
+        """The device has finished the first step. It may have compiled, so it is not part of the steady speed.
+        `waited_s`, `tokens`: of this rank so far."""
         self.stop()
         self.start()
-        before = self._last
-        steps, seconds = self._steps - before.steps, self.seconds - before.seconds
-        exposed = (0.0, 0.0) if exposed_s is None else (min(exposed_s * steps, seconds), seconds)
-        self._last = _Totals(
-            self.seconds,
-            self._steps,
-            self._samples,
-            tokens,
-            waited_s,
-            before.exposed_s + exposed[0],
-            before.measured_s + exposed[1],
-        )
-        return self._speed(before, self._last)
+        self.start_s = time.perf_counter() - self.created
+        self.start_waited_s = waited_s
+        self.start_tokens = tokens
+        self._first_step = _Totals(seconds=self.seconds, steps=self._steps, samples=self._samples)
 
-    def whole(self, *, waited_s: float) -> Speed:
-        """The speed of the whole run, after its last lap."""
-        now = self._last._replace(seconds=self.seconds, samples=self._samples, waited_s=waited_s)
-        return self._speed(_Totals(), now)
+    def lap(
+        self,
+        *,
+        waited_s: float,
+        tokens: float = 0.0,
+        measured: DdpStepTimes | None = None,
+        start_waited_s: float = 0.0,
+        start_tokens: float = 0.0,
+        has_compiled: bool = False,
+    ) -> Speed:
+        """The speed since the last lap. Call it when the device has finished its work. `waited_s`: how long the run has
+        waited for data so far, the mean of all ranks. `tokens`: of all ranks so far. `start_waited_s`, `start_tokens`:
+        the same, when the first step ended. `has_compiled`: in this lap, after the first step."""
+        self.stop()
+        self.start()
+        begin = self._last
+        self._last = _Totals(self.seconds, self._steps, self._samples, tokens, waited_s)
+        lap = _Interval.between(begin, self._last, measured)
+        self.lap_s = lap.seconds
+        self._whole += lap
+        if not has_compiled:
+            if begin.steps < self._first_step.steps:
+                begin = self._first_step._replace(tokens=start_tokens, waited_s=start_waited_s)
+            self._steady += _Interval.between(begin, self._last, measured)
+        return self._speed(lap)
 
-    def _speed(self, begin: _Totals, end: _Totals) -> Speed:
-        seconds = max(end.seconds - begin.seconds, 1e-9)
-        samples, tokens = end.samples - begin.samples, end.tokens - begin.tokens
-        tflop_per_s = mfu = None
+    def steady(self) -> Speed:
+        """The speed of all laps, without the first step and without laps in which something was compiled. If nothing
+        else is left: with them."""
+        return self._speed(self._steady if self._steady.steps else self._whole)
+
+    def _speed(self, interval: _Interval) -> Speed:
+        seconds = max(interval.seconds, 1e-9)
+        samples = interval.samples
+        tokens = interval.tokens
+        tflop_per_s = None
+        mfu = None
         if self.model_flops is not None and samples:
             flops = self.model_flops.of(samples=samples, tokens=tokens or None)
             tflop_per_s = flops / seconds / 1e12
             mfu = tflop_per_s / self.peak_tflop_per_s if self.peak_tflop_per_s else None
-        measured_s = end.measured_s - begin.measured_s
+        data_share = interval.waited_s / seconds
+        communication_share = None
+        if interval.measured_s:
+            communication_share = (1.0 - data_share) * (interval.exposed_s / interval.measured_s)
         return Speed(
             samples_per_s=samples / seconds,
             tokens_per_s=tokens / seconds if tokens else None,
             tflop_per_s=tflop_per_s,
             mfu=mfu,
-            data_share=min(1.0, (end.waited_s - begin.waited_s) / seconds),
-            communication_share=(end.exposed_s - begin.exposed_s) / measured_s if measured_s else None,
+            data_share=data_share,
+            communication_share=communication_share,
         )
 
     def seconds_for(self, num_steps: int) -> float:
         """How long this many more steps will take, at the speed so far."""
-        return num_steps * self.seconds / max(self._steps, 1)
+        interval = self._steady if self._steady.steps else self._whole
+        return num_steps * interval.seconds / max(interval.steps, 1)
 
 
 def total_peak(ranks: Iterable[Mapping[str, Any]], arithmetic: str) -> float | None:
@@ -144,10 +232,10 @@ class ExposedCommunication:
         if isinstance(self._applied, DistributedDataParallel) and job.ddp.device.type == "cpu":
             self._applied._set_ddp_runtime_logging_sample_rate(self.EVERY)  # type: ignore[no-untyped-call]
 
-    def seconds_per_step(self, step: int) -> float:
-        """Of the step that was measured last; NaN: unknown. A captured step is not measured."""
+    def newest(self, step: int) -> DdpStepTimes | None:
+        """The parts of the step that was measured last, on this rank. A captured step is not measured."""
         if not isinstance(self._applied, DistributedDataParallel) or self._job.captured_steps:
-            return math.nan
+            return None
         measured = self._applied._get_ddp_logging_data()  # type: ignore[no-untyped-call]
         iteration, sent_ns = int(measured.get("iteration", 0)), measured.get("backward_comm_time", 0)
         if iteration != self._newest[0]:
@@ -155,5 +243,7 @@ class ExposedCommunication:
         # The first passes are those of the warm-up.
         is_recent = iteration > 2 and step - self._newest[1] <= self.LONGEST
         if not is_recent or not sent_ns or self._job.ddp.world_size == 1:
-            return math.nan
-        return max(0.0, float(sent_ns - measured["backward_compute_comm_overlap_time"]) / 1e9)
+            return None
+        exposed_ns = max(0, sent_ns - measured["backward_compute_comm_overlap_time"])
+        computing_ns = measured["forward_compute_time"] + measured["backward_compute_time"]
+        return DdpStepTimes(exposed_s=exposed_ns / 1e9, computing_s=computing_ns / 1e9)

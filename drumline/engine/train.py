@@ -341,6 +341,8 @@ def _after_first_step(
 ) -> None:
     """Write the settings of the run and their history. Not before the first step: a refused start changes nothing."""
     folder, step = context.folder, context.progress.step
+    loader = context.job.loader
+    context.throughput.end_start(waited_s=loader.waited_s, tokens=loader.num_tokens)
     if context.job.ddp.is_main_process():
         header = f"drumline train {context.request.task} --config {folder.config_file}"
         write_whole(folder.config_file, to_toml(context.config, header=header))

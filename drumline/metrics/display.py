@@ -148,6 +148,8 @@ def closing_page(event: Event) -> Page:
     rows = [(name, metric_text(name, value)) for name, value in metrics_of(event["metrics"]).items()]
     if event["samples_per_s"] > 0:  # a finished run that was started again took no step
         rows.append(("speed", ", ".join(speeds(event))))
+    if event.get("start_s") is not None:
+        rows.append(("start", f"{duration(event['start_s'])} to the first step, not part of the speed"))
     if event.get("data_share", 0.0) >= _MIN_SHARE:
         rows.append(("waiting", f"for data {event['data_share']:.0%} of the time"))
     if (event.get("communication_share") or 0.0) >= _MIN_SHARE:

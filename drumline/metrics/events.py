@@ -29,18 +29,21 @@ event has `time` (Unix seconds), `number` (from 0 in each process: a gap is a lo
 | `straggler`  | message, about_rank (null: the whole host), about_host: the rank or host that is slow         |
 | `stall`      | message, about_rank, about_host: the rank that blocks the run, which may still recover        |
 | `preempted`  | signal, about_rank, about_host: the rank that was signalled; the run has saved this step      |
-| `end`        | epoch, seconds, samples_per_s, tokens_per_s, tflop_per_s, mfu, data_share,                    |
-|              | communication_share, checkpoint_pause_s: the sum of blocked_s, run, resume_command,           |
-|              | two_node_command, best_step, metrics, stragglers: a message for each, stopped: why a hook     |
-|              | ended the run before its last step (null: none did)                                           |
+| `end`        | epoch, seconds; start_s: of these, those to the end of the first step (null: no step);        |
+|              | samples_per_s, tokens_per_s, tflop_per_s, mfu, data_share, communication_share: of the steps  |
+|              | after it, without log intervals in which something was compiled, if there are such steps;     |
+|              | checkpoint_pause_s: the sum of blocked_s, run, resume_command, two_node_command, best_step,   |
+|              | metrics, stragglers: a message for each, stopped: why a hook ended the run before its last    |
+|              | step (null: none did)                                                                         |
 
 `signal` is a signal's name, or the text of a spot notice.
 The numbers of samples and epochs are null for a stream, whose length is unknown.
 The two commands are null on several nodes, where a rank does not know its launcher's arguments.
 Samples, tokens and TFLOP a second are those of all ranks. `tokens_per_s` is null if the data is not tokens,
 `tflop_per_s` if the model's FLOPs are unknown, `mfu`, their fraction of the devices' peak, also if that is: on a CPU.
-`data_share` is the fraction of the time, from 0 to 1, that this rank's loop waited for batches, `communication_share`
-that of exposed communication, the mean of all ranks (null: one rank, or not measured: elastic and captured steps).
+`data_share` is the fraction of the time, from 0 to 1, in which the loop waited for batches, `communication_share` that
+of exposed communication in the rest of the time (null: one rank, or not measured: elastic and captured steps). Both are
+the mean of all ranks, and together they are at most 1.
 `epoch` counts from 1: in `train` it is the current epoch, in `evaluation` the one that has just finished,
 or the current one with `train.eval_every_steps`. With several evaluation sets metrics are called `NAME/METRIC`.
 Metrics that are more than one number are nested lists.

@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from drumline.config.schema import CheckpointConfig
 from drumline.metrics.events import read_events
 from drumline.tasks.base import Loss
+from drumline.tasks.hook import Hook, Run
 from tests.jobs import Classify, WeighTokens, make_config, train_each_on, train_here
 
 SLEEP_S = 0.08
+SLOW_START_S = 3.0
 
 
 class SlowRank(Classify):
@@ -51,12 +53,44 @@ def test_exposed_communication_is_the_mean_of_all_ranks(tmp_path: Path) -> None:
     config = make_config(steps=14, batch_size=8, accumulate=2)
     elastic = make_config(steps=6, batch_size=8, exact="elastic", shards=2)
     train_each_on(2, (config, SlowRank, tmp_path / "slow"), (elastic, Classify, tmp_path / "elastic"))
-    shares = [event["communication_share"] for event in events(tmp_path / "slow", "train")]
+    trained, [end] = events(tmp_path / "slow", "train"), events(tmp_path / "slow", "end")
+    for event in [*trained, end]:
+        assert event["data_share"] + (event["communication_share"] or 0.0) <= 1.0
+    shares = [event["communication_share"] for event in trained]
     # Rank 0 waits nearly all the time, rank 1 never: on a loaded machine both take longer to compute.
     assert 0.05 < shares[-1] < 0.65
-    [end] = events(tmp_path / "slow", "end")
     assert 0.05 < end["communication_share"] < 0.65
     assert {event["communication_share"] for event in events(tmp_path / "elastic", "train")} == {None}
+
+
+class BeginsLoop(Hook):
+    def __init__(self, task: SlowStart) -> None:
+        self._task = task
+
+    def start(self, run: Run) -> None:
+        self._task.is_first_step = True
+
+
+class SlowStart(Classify):
+    """Its first step takes long, as if torch compiled."""
+
+    is_first_step = False
+
+    def hooks(self) -> list[Hook]:
+        return [BeginsLoop(self)]
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
+        if self.is_first_step:
+            time.sleep(SLOW_START_S)
+            self.is_first_step = False
+        return super().loss(model, batch)
+
+
+def test_the_summary_has_the_speed_after_the_start(tmp_path: Path) -> None:
+    train_here(make_config(steps=12, batch_size=8, samples=96), SlowStart, tmp_path)
+    [end] = events(tmp_path, "end")
+    assert end["start_s"] >= SLOW_START_S
+    assert end["samples_per_s"] >= 11 * 8 / (end["seconds"] - end["start_s"])
 
 
 def test_tokens_flops_and_pauses_are_in_the_events(tmp_path: Path) -> None:

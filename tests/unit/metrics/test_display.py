@@ -139,11 +139,12 @@ def test_speeds_are_shown_as_far_as_they_are_known(
     display = make_display("plain", stream)
     display(event("start", **START))
     display(train(30, **fields))
-    display(event("end", **END, **fields, checkpoint_pause_s=0.031))
+    display(event("end", **END, **fields, checkpoint_pause_s=0.031, start_s=24.2))
     communication = ["exposed communication 8%"] if exposed else []
     assert "   ".join(["8,123 samples/s", *words, *communication, "0:41 left\n"]) in stream.getvalue()
     end = stream.getvalue().partition("done:")[2]
     assert f"  speed        {', '.join(['8,012 samples/s', *words])}\n" in end
+    assert "  start        24 s to the first step, not part of the speed\n" in end
     assert ("  exposed      communication 8% of the time\n" in end) == exposed
     assert "  saves        paused training 31 ms in all\n" in end
 
