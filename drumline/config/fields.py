@@ -12,20 +12,21 @@ import dataclasses
 import difflib
 import re
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from drumline.config.schema import Bounds, Config, OrClass, OrEvery
+from drumline.config.schema import EXPERIMENT, Bounds, Config, OrClass, OrEvery, SettingScope
 
 
 @dataclass(frozen=True)
 class Field:
-    """The type and the default of one setting."""
+    """The type, the default and the scope of one setting."""
 
     annotation: Any
     default: Any
+    scope: SettingScope = EXPERIMENT
 
     @property
     def is_table(self) -> bool:
@@ -38,12 +39,17 @@ SECTIONS: Mapping[str, type[Any]] = {
 }
 """The dataclass of each section, in the order of the schema."""
 
-FIELDS: Mapping[str, Field] = {
-    f"{section}.{field.name}": Field(hints[field.name], getattr(defaults, field.name))
-    for section, cls in SECTIONS.items()
-    for hints, defaults in [(get_type_hints(cls, include_extras=True), cls())]
-    for field in dataclasses.fields(cls)
-}
+
+def _fields_of_schema() -> Iterator[tuple[str, Field]]:
+    for section, cls in SECTIONS.items():
+        hints = get_type_hints(cls, include_extras=True)
+        defaults = cls()
+        for field in dataclasses.fields(cls):
+            scope = field.metadata.get(SettingScope, EXPERIMENT)
+            yield f"{section}.{field.name}", Field(hints[field.name], getattr(defaults, field.name), scope)
+
+
+FIELDS: Mapping[str, Field] = dict(_fields_of_schema())
 """Every setting, in the order of the schema."""
 
 TASK_SECTION = "task"
@@ -93,6 +99,12 @@ def annotation_of(path: str) -> Any | None:
         if field.is_table and path.startswith(f"{table}."):
             return get_args(field.annotation)[1]
     return None
+
+
+def scope_of(path: str) -> SettingScope:
+    """The scope of a setting. A task's own settings and the options inside a table are part of the experiment."""
+    field = FIELDS.get(path)
+    return EXPERIMENT if field is None else field.scope
 
 
 def nearest(path: str, *, besides: Collection[str] = ()) -> tuple[str, ...]:

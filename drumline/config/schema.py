@@ -1,13 +1,62 @@
-"""What a run is: every setting, its type, its bounds, its default and its doc; defined here and nowhere else.
+"""What a run is: every setting, its type, bounds, default, scope and doc; defined here and nowhere else.
 
-The docstring under a field becomes its `--help`. `None` means "not set": another field or the task decides.
+The docstring under a field becomes its `--help`. `None` means "not set": another field or the task decides. A field
+with a plain default is part of the experiment: all ranks need the same value, and another value gives another result.
+`setting(...)` declares what is different.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettingScope:
+    """What a setting belongs to. Ranks that compare their settings, a resumed run, a finished run that is started
+    again, and the model card of an export read it."""
+
+    per_machine: bool = False
+    """It names a place or a capacity of the machine, and is no part of the experiment."""
+    changes_result: bool = True
+    """Another value may change the bits of later steps: a resumed run reports the change and records it."""
+    changes_finished_run: bool = True
+    """With another value the result of a finished run could have been different: the run refuses it."""
+    may_differ_across_ranks: bool = False
+    """The ranks of a job may have different values."""
+
+
+EXPERIMENT = SettingScope()
+"""The scope of a field with a plain default."""
+
+
+def setting(
+    default: T,
+    *,
+    per_machine: bool = False,
+    changes_result: bool | None = None,
+    changes_finished_run: bool | None = None,
+    may_differ_across_ranks: bool | None = None,
+) -> T:
+    """A field with this default, and with a scope of its own. A setting of a machine changes no result and may differ
+    across ranks, unless the arguments say otherwise."""
+    if changes_result is None:
+        changes_result = not per_machine
+    if changes_finished_run is None:
+        changes_finished_run = changes_result
+    if may_differ_across_ranks is None:
+        may_differ_across_ranks = per_machine
+    scope = SettingScope(
+        per_machine=per_machine,
+        changes_result=changes_result,
+        changes_finished_run=changes_finished_run,
+        may_differ_across_ranks=may_differ_across_ranks,
+    )
+    declared: Any = field(default=default, metadata={SettingScope: scope})
+    return declared  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -90,10 +139,11 @@ class ModelConfig:
     of every N-th one. `dist.wrap` names the blocks of a model of your own."""
     options: Mapping[str, Scalar] = field(default_factory=dict)
     """Keyword arguments for a model of your own: `--model.options.hidden 64`."""
-    init: str | None = None
+    # Both act when a run begins; a resumed run refuses another value (check_init).
+    init: str | None = setting(None, changes_result=False)
     """Weights that a new run begins with: a .safetensors file, a Hugging Face folder, or a run (its best checkpoint). A
     resumed run has its own."""
-    init_strict: bool = True
+    init_strict: bool = setting(True, changes_result=False)
     """Stop when the names or shapes of these weights and of the model differ; without it, what fits is loaded and the
     rest is listed."""
 
@@ -105,10 +155,10 @@ class DataConfig:
     name: str = "digits"
     """`digits`, `cifar10`, `image_folder`, `tokens`, `synthetic_images`, `synthetic_tokens`, or your own
     dataset: `path/to/file.py:ClassName`."""
-    dir: str | None = None
+    dir: str | None = setting(None, per_machine=True)
     """Folder (or file) that holds the data, such as a shared volume. Also read from DATASET_DIR. A folder in an object
     store (`s3://bucket/folder`) is copied to each machine once."""
-    cache: str | None = None
+    cache: str | None = setting(None, per_machine=True)
     """Where such copies are kept on each machine [~/.cache/drumline/data]."""
     augment: bool = False
     """Random crop and flip of training images, seeded by (seed, epoch, sample index)."""
@@ -120,15 +170,15 @@ class DataConfig:
     """synthetic_images: number of classes."""
     token_type: Literal["uint8", "uint16", "uint32"] = "uint16"
     """tokens: integer type of a raw `.bin` file (`.npy` files contain theirs)."""
-    workers: CountOrZero = 0
+    workers: CountOrZero = setting(0, per_machine=True)
     """DataLoader processes per rank; 0 loads in the training process."""
-    pin_memory: bool = True
+    pin_memory: bool = setting(True, per_machine=True)
     """Page-locked batches, so that copies to a GPU overlap with compute (no effect on CPU)."""
-    persistent_workers: bool = True
+    persistent_workers: bool = setting(True, per_machine=True)
     """Keep DataLoader processes alive between epochs (no effect with 0 workers)."""
-    prefetch_factor: Count = 2
+    prefetch_factor: Count = setting(2, per_machine=True)
     """Batches each DataLoader process prepares ahead (no effect with 0 workers)."""
-    resident: bool = False
+    resident: bool = setting(False, per_machine=True)
     """Hold the whole training set in the device's memory, for data in arrays (digits, cifar10, tokens) that fits."""
     balance: Literal["off", "auto"] = "off"
     """How a global batch is split over ranks. `off`: equally. `auto`: by the measured speed of each rank, for different
@@ -170,7 +220,8 @@ class OptimConfig:
     """step: what the rate is multiplied by at each drop."""
     options: Mapping[str, Scalar] = field(default_factory=dict)
     """Keyword arguments of the optimizer's class: `--optim.options.momentum_decay 0.004`."""
-    reset: bool = False
+    # A resumed run records it by itself (resets_optimizer).
+    reset: bool = setting(False, changes_result=False)
     """On resume, keep the weights and start a new optimizer, for example to change it. It acts once: a checkpoint that
     was saved under it is resumed as it is, so a restart of the same command does not reset again."""
 
@@ -214,7 +265,8 @@ class TrainConfig:
     """CUDA: only kernels that give the same bits each time (on the CPU all do). `train.exact elastic` turns it on."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Type of autocast arithmetic; fp16 uses loss scaling. Weights stay fp32."""
-    on_nan: Literal["stop", "skip", "warn"] = "stop"
+    # It acts on steps that are still to come.
+    on_nan: Literal["stop", "skip", "warn"] = setting("stop", changes_finished_run=False)
     """When a loss is NaN or infinite. `stop`: stop the run and name the step, the rank and the module. `skip`: skip the
     update on all ranks, also when a gradient is not finite, and report how many were. `warn`: only report it."""
     eval_every_epochs: CountOrZero = 1
@@ -229,22 +281,23 @@ class TrainConfig:
 class DistConfig:
     """How ranks communicate."""
 
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    # What the device and the number of threads do to bits is compared by itself (platform_facts).
+    device: Literal["auto", "cpu", "cuda"] = setting("auto", per_machine=True, may_differ_across_ranks=False)
     """Where ranks compute; `auto` takes a GPU if there is one."""
     backend: Literal["auto", "nccl", "gloo"] = "auto"
     """The library for collectives; `auto`: NCCL on CUDA, gloo on the CPU."""
-    start_timeout_s: Positive = 180.0
+    start_timeout_s: Positive = setting(180.0, changes_result=False)
     """How long ranks wait for each other at the start."""
-    train_timeout_s: Positive = 600.0
+    train_timeout_s: Positive = setting(600.0, changes_result=False)
     """How long one collective may take once training runs. With the watchdog at least 90 s more than `watch.hang_s`,
     so that the watchdog, which names the rank, acts first."""
-    same_code: bool = True
+    same_code: bool = setting(True, changes_result=False)
     """Stop at the start when code differs across ranks; turn it off if nodes import different modules on purpose."""
     sync_batchnorm: bool = False
     """BatchNorm with statistics over all ranks (CUDA only: torch has no CPU version)."""
     find_unused_parameters: bool = False
     """For models that use some parameters only in some steps; costs time in every step."""
-    threads: Count | None = None
+    threads: Count | None = setting(None, per_machine=True)
     """CPU threads of a rank; by default torch's choice, and 1 in the elastic mode, whose bits must not depend on how
     many ranks share a machine."""
     broadcast_buffers: bool = True
@@ -295,7 +348,7 @@ class DistConfig:
     outer_dtype: Literal["fp32", "bf16", "int8"] = "fp32"
     """dist.sync: how what has changed is sent. `bf16`, `int8`: rounded, 2 bytes or 1 for each parameter in place of 4;
     what rounding leaves out is added the next time."""
-    on_lost_node: Literal["restart", "continue"] = "restart"
+    on_lost_node: Literal["restart", "continue"] = setting("restart", changes_result=False)
     """When a node is lost. `restart`: all ranks resume from the newest checkpoint. `continue`: with dist.sync, or
     with hsdp, the others continue without it, and it joins again from their memory."""
 
@@ -304,27 +357,27 @@ class DistConfig:
 class CheckpointConfig:
     """When the run is saved, and what is kept."""
 
-    every_epochs: CountOrZero = 1
+    every_epochs: CountOrZero = setting(1, changes_result=False)
     """Save after this many epochs; 0 turns it off. The end of the run is always saved."""
-    every_steps: CountOrZero = 0
+    every_steps: CountOrZero = setting(0, changes_result=False)
     """Save after this many optimizer steps too; 0 turns it off."""
-    keep_last: Count = 2
+    keep_last: Count = setting(2, changes_result=False)
     """How many of the newest checkpoints are kept."""
-    keep_best: CountOrZero = 1
+    keep_best: CountOrZero = setting(1, changes_result=False)
     """How many of the best checkpoints are kept besides these, by the evaluation metric that the task names."""
-    background: bool = True
+    background: bool = setting(True, changes_result=False)
     """Write checkpoints while training continues: it pauses only while the state is copied."""
-    when_busy: Literal["wait", "skip"] = "wait"
+    when_busy: Literal["wait", "skip"] = setting("wait", changes_result=False)
     """When a save is due while the one before is still being written: `wait` for that one, or `skip` the new one. The
     last save of a run always waits."""
-    writers: Literal["one", "nodes", "ranks"] = "one"
+    writers: Literal["one", "nodes", "ranks"] = setting("one", changes_result=False)
     """Who writes a checkpoint. `one`: rank 0. `nodes`, `ranks`: the first rank of each node, or every rank, writes a
     part; the run folder must then be on a volume that all nodes share."""
-    mirror: str | None = None
+    mirror: str | None = setting(None, changes_result=False)
     """An object store that gets a copy of each checkpoint, in the background: `s3://bucket/prefix`, or another address
     that fsspec knows. A run whose folder has no checkpoint resumes from there. Credentials are those that the store's
     own tools find."""
-    mirror_wait_s: Positive = 300.0
+    mirror_wait_s: Positive = setting(300.0, changes_result=False)
     """How long a run that has ended waits for the last copy."""
 
 
@@ -332,24 +385,24 @@ class CheckpointConfig:
 class WatchConfig:
     """What is checked during the run."""
 
-    replicas_every: CountOrZero = 100
+    replicas_every: CountOrZero = setting(100, changes_result=False)
     """Compare the replicas' weights, buffers and optimizer state across ranks after this many steps, and before
     each save; 0 turns it off."""
-    on_difference: Literal["stop", "broadcast"] = "stop"
+    on_difference: Literal["stop", "broadcast"] = setting("stop", changes_result=False)
     """When replicas differ. `stop`: stop the run. `broadcast`: send the majority's tensors to all ranks, and warn."""
-    sidecar: Literal["auto", "on", "off"] = "auto"
+    sidecar: Literal["auto", "on", "off"] = setting("auto", changes_result=False)
     """A process on each node that watches its ranks and reports which one blocks the run, and why; `auto`: when there
     is more than one rank."""
-    on_hang: Literal["restart", "stop", "report"] = "restart"
+    on_hang: Literal["restart", "stop", "report"] = setting("restart", changes_result=False)
     """When the run hangs. `restart`: end it and restart it from the newest checkpoint, as often as the launcher's
     --max-restarts allows. `stop`: end it. `report`: only report it."""
-    hang_s: Positive = 600.0
+    hang_s: Positive = setting(600.0, changes_result=False)
     """How long one rank may block the others before `watch.on_hang` applies. A stall is reported after some seconds,
     and again at growing intervals. A rank that cannot recover (it is stopped, or its host is lost) is handled at
     once; one that compiles (torch.compile) has six times as long."""
-    slow_factor: Annotated[float, Bounds(above=1)] = 2.0
+    slow_factor: Annotated[float, Bounds(above=1)] = setting(2.0, changes_result=False)
     """Report a rank whose own work takes this many times as long as that of the others."""
-    notice: str | None = None
+    notice: str | None = setting(None, per_machine=True)
     """Where a spot reclaim notice appears: a file, an http address (such as a cloud's metadata service), or your own
     function `path/to/file.py:function`. The run then saves and exits, as after a SIGTERM."""
 
@@ -358,18 +411,18 @@ class WatchConfig:
 class LogConfig:
     """What is logged and shown."""
 
-    every_steps: Count = 10
+    every_steps: Count = setting(10, changes_result=False)
     """Log the loss after this many optimizer steps; steps in between do not wait for the device."""
-    display: Literal["auto", "live", "plain", "none"] = "auto"
+    display: Literal["auto", "live", "plain", "none"] = setting("auto", changes_result=False)
     """How progress is shown; `auto`: a live display on a terminal, plain lines elsewhere."""
-    trackers: tuple[Literal["wandb", "mlflow", "tensorboard"], ...] | None = None
+    trackers: tuple[Literal["wandb", "mlflow", "tensorboard"], ...] | None = setting(None, changes_result=False)
     """Trackers that show the curves, one run in each for the whole run; each needs the extra of its name. Their own
     variables set them up (WANDB_PROJECT, WANDB_MODE, MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME, ...)."""
-    tensorboard: bool = False
+    tensorboard: bool = setting(False, changes_result=False)
     """The same as `tensorboard` among `log.trackers`: TensorBoard files in RUN/tensorboard."""
-    trace: bool = False
+    trace: bool = setting(False, changes_result=False)
     """Write hashes of every sample and tensor at every step to RUN/trace, to compare two runs bit by bit; slow."""
-    profile: str | None = None
+    profile: str | None = setting(None, changes_result=False)
     """Profile these steps of this start on every rank, as in `10:20`: from step 10 up to, not including, 20. At the end
     the run prints where the time of a step goes; traces are in RUN/profile."""
 

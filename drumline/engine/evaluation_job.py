@@ -107,7 +107,7 @@ def check_same_data(ddp: DDPManager, facts: Mapping[str, Any]) -> None:
         facts,
         host=ddp.host,
         device=ddp.device,
-        next_step="start every rank with the same command, packages and data (only data.dir may differ)",
+        next_step="start every rank with the same command, packages and data (data.dir and data.cache may differ)",
     )
 
 

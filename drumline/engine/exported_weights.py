@@ -14,8 +14,7 @@ from torch import Tensor
 
 from drumline.checkpoint import catalog, state, store, tensor_file
 from drumline.checkpoint.optimizer_state import decode_state
-from drumline.config.resolve import DEFAULTS
-from drumline.engine.run_context import FREE_TO_CHANGE
+from drumline.config.fields import FIELDS, scope_of
 from drumline.engine.task_hooks import HOOKS_FILE
 from drumline.errors import CheckpointError, UsageError
 from drumline.text import file_size, plural
@@ -91,7 +90,7 @@ def model_card(checkpoint: Path, snapshot: store.Snapshot, *, contents: str, fil
     if record.metrics and not averaged and average_in(snapshot) is not None:
         lines.append("\nMeasured with the average of the weights (EMA), which these are not.")
     lines += ["\n## Settings\n\nThose that differ from Drumline's defaults:\n\n```toml"]
-    lines += [*_changed_settings(facts["config"]), "```\n\n## Load them\n\n```python"]
+    lines += [*settings_in_card(facts["config"]), "```\n\n## Load them\n\n```python"]
     lines += ["from safetensors.torch import load_file\n", f'model.load_state_dict(load_file("{file}"))\n```\n']
     return "\n".join(lines)
 
@@ -110,13 +109,17 @@ def _metric_lines(metrics: Mapping[str, float]) -> list[str]:
     ]
 
 
-def _changed_settings(config: Mapping[str, Any]) -> Iterator[str]:
-    """Without those that do not change the result, such as the paths of a machine."""
-    for path, value in ((_plain(name), value) for name, value in config.items()):
-        if path.startswith(FREE_TO_CHANGE) or value is None:
+def settings_in_card(config: Mapping[str, Any]) -> Iterator[str]:
+    """The settings that differ from the defaults, without those that change no result, such as a machine's paths."""
+    for path, value in config.items():
+        if value is None or not scope_of(path).changes_result:
             continue
-        options = value.items() if isinstance(value, dict) else ()
-        yield from (f"{path}.{_plain(name)} = {json.dumps(one, ensure_ascii=False)}" for name, one in options)
-        default = DEFAULTS.settings.get(path)
-        if not isinstance(value, dict) and (default is None or json.dumps(default.value) != json.dumps(value)):
-            yield f"{path} = {json.dumps(value, ensure_ascii=False)}"
+        name = _plain(path)
+        if isinstance(value, dict):
+            yield from (f"{name}.{_plain(option)} = {_as_json(entry)}" for option, entry in value.items())
+        elif path not in FIELDS or _as_json(FIELDS[path].default) != _as_json(value):
+            yield f"{name} = {_as_json(value)}"
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -22,6 +22,7 @@ from torch.distributed import get_world_size
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from drumline.config.fields import scope_of
 from drumline.config.schema import Config, TrainConfig
 from drumline.data.dataset import fingerprint
 from drumline.data.sharding import Cursor
@@ -137,7 +138,6 @@ class Job(EvaluationJob):
 def make_manager(config: Config, task: str = "", *, run: Path | None = None) -> DDPManager:
     """This rank's DDPManager, from the settings. `task`: the user's name for it. `run`: its folder."""
     is_elastic = config.train.exact == "elastic"
-    settings = {name: value for name, value in flat(config).items() if name != "data.dir"}
     by_default = config.train.step is None and config.dist.device != "cpu" and torch.cuda.is_available()
     return DDPManager(
         device=config.dist.device,
@@ -148,12 +148,18 @@ def make_manager(config: Config, task: str = "", *, run: Path | None = None) -> 
         deterministic=config.train.deterministic or is_elastic,
         captures=by_default or config.train.step in CAPTURING,
         threads=config.dist.threads or (1 if is_elastic else None),
-        # The task's file may be in a different folder on each node.
-        settings={**settings, "TASK": task.rpartition("/")[2]},
+        settings=compared_settings(config, task),
         same_code=config.dist.same_code,
         watch=config.watch,
         run=run,
     )
+
+
+def compared_settings(config: Config, task: str) -> dict[str, Any]:
+    """The settings that must be the same on every rank, and the name of the task."""
+    settings = {name: value for name, value in flat(config).items() if not scope_of(name).may_differ_across_ranks}
+    # The task's file may be in a different folder on each node.
+    return {**settings, "TASK": task.rpartition("/")[2]}
 
 
 def flat(config: Config) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from drumline.config.fields import scope_of
 from drumline.config.schema import Config
 from drumline.distributed.determinism import platform_facts
 from drumline.engine.job import Job, Progress, flat, run_length
@@ -17,27 +18,6 @@ from drumline.engine.throughput import Throughput
 from drumline.errors import UsageError
 from drumline.metrics.events import Reporter
 from drumline.tasks.hook import Hook
-
-# Settings that do not change what a run computes.
-FREE_TO_CHANGE = (
-    "log.",
-    "checkpoint.",
-    "watch.",
-    "dist.device",  # platform_facts has it
-    "dist.threads",
-    "dist.same_code",
-    "dist.on_lost_node",
-    "dist.start_timeout_s",
-    "dist.train_timeout_s",
-    "data.dir",
-    "data.workers",
-    "data.pin_memory",
-    "data.persistent",
-    "data.prefetch",
-    "data.resident",
-    "optim.reset",
-    "model.init",  # check_init
-)
 
 
 @dataclass(frozen=True)
@@ -92,7 +72,7 @@ def changed_settings(before: Mapping[str, Any], request: RunRequest) -> dict[str
     changed = {
         name: (old[name], new[name])
         for name in new
-        if name in old and old[name] != new[name] and not name.startswith(FREE_TO_CHANGE)
+        if name in old and old[name] != new[name] and scope_of(name).changes_result
     }
     # The path of the task's file may have changed.
     tasks = (before["task"].rpartition("/")[2], request.task.rpartition("/")[2])
@@ -107,8 +87,11 @@ def resets_optimizer(before: Mapping[str, Any], request: RunRequest) -> bool:
 
 def check_not_finished(before: Mapping[str, Any], request: RunRequest, *, step: int, total_steps: int) -> None:
     """Refuse other settings for a finished run: its result is not theirs."""
-    changed = changed_settings(before, request)
-    changed.pop("train.on_nan", None)
+    changed = {
+        name: values
+        for name, values in changed_settings(before, request).items()
+        if scope_of(name).changes_finished_run
+    }
     if step < total_steps or not changed:
         return
     texts = ", ".join(f"{name} {old} -> {new}" for name, (old, new) in changed.items())

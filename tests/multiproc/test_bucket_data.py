@@ -39,6 +39,13 @@ def train_from_bucket(url: str, config: Config, run: Path) -> int:
     return train_here(config, FromFolder, run).step
 
 
+def train_with_own_cache(url: str, config: Config, run: Path) -> int:
+    """As on a machine of its own, with a cache that no other machine has."""
+    os.environ.update({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"})
+    cache = run.parent / f"cache-of-rank-{os.environ['RANK']}"
+    return train_from_bucket(url, replace(config, data=replace(config.data, cache=str(cache))), run)
+
+
 def evaluate_from_bucket(url: str, run: Path) -> int:
     os.environ.update(environment(url))
     with DDPManager(device="cpu") as ddp:
@@ -60,6 +67,14 @@ def test_one_rank_copies_and_both_train(bucket: Bucket, tmp_path: Path) -> None:
         assert run_ranks(1, evaluate_from_bucket, proxy.url, tmp_path / "run") == [37]
         asked = [path for method, path in proxy.requests if path.endswith("points.npy")]
         assert len(asked) == 1, "each start, or each rank, has fetched it"
+
+        # A cache of each machine's own: for a finished run, and for one that resumes.
+        assert run_ranks(2, train_with_own_cache, proxy.url, again, tmp_path / "run") == [10, 10]
+        longer = replace(config, train=replace(config.train, epochs=3))
+        assert run_ranks(2, train_with_own_cache, proxy.url, longer, tmp_path / "run") == [15, 15]
+        asked = [path for method, path in proxy.requests if path.endswith("points.npy")]
+        assert len(asked) == 3, "one more for each cache"
+        assert list(tmp_path.glob("cache-of-rank-*/**/points.npy"))
 
         missing = replace(config, data=replace(config.data, dir="s3://no-such/points"))
         with pytest.raises(RanksFailed) as failed:

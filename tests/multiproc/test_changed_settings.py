@@ -83,7 +83,7 @@ def test_settings_that_change_no_result_are_no_reason_to_refuse(tmp_path: Path) 
         log=LogConfig(every_steps=7, display="none"),
         watch=WatchConfig(hang_s=100),
         checkpoint=CheckpointConfig(keep_last=5),
-        data=replace(config.data, dir="elsewhere", workers=1),
+        data=replace(config.data, dir="elsewhere", cache="elsewhere", workers=1),
         optim=replace(config.optim, reset=True),
         train=replace(config.train, on_nan="warn"),
     )
