@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from torch import nn
 from torch.utils.data import Dataset
 
 from drumline.audit.verify import verify_run
@@ -69,6 +70,13 @@ class Held(Classify):
         return [Hold()]
 
 
+class HeldNormalised(Held):
+    """With BatchNorm and dropout: a forward pass changes buffers, and the state of random numbers."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 2)).double()
+
+
 def wait_here(file: Path, meanwhile: Callable[[], None] = lambda: None) -> None:
     if file.exists():
         file.with_name(f"{file.name}-reached").touch()
@@ -78,7 +86,8 @@ def wait_here(file: Path, meanwhile: Callable[[], None] = lambda: None) -> None:
 
 
 class Nodes:
-    def __init__(self, folder: Path, count: int, *arguments: str, per_node: int = 1) -> None:
+    def __init__(self, folder: Path, count: int, *arguments: str, per_node: int = 1, task: type[Held] = Held) -> None:
+        self.task = task
         self.run, self.count, self.arguments, self.per_node = folder / "run", count, arguments, per_node
         self.folder, self._port = folder, free_port()
         self.run.mkdir(parents=True)
@@ -99,7 +108,7 @@ class Nodes:
                     "DRUMLINE_RESTARTED": "1" if was_there else "", "DRUMLINE_NODE_START": f"start-{self._starts}",
                     **self.variables,
                 }  # fmt: skip
-                words = ["train", f"{__file__}:Held", "--run", str(self.run), *self.arguments]
+                words = ["train", f"{__file__}:{self.task.__name__}", "--run", str(self.run), *self.arguments]
                 output = self.folder / f"output-{self._starts}-{number}-{local_rank}"
                 one = server_context.Process(target=_train, args=(environment, words, str(output)))
                 one.start()
@@ -162,8 +171,8 @@ class Nodes:
 
 
 @contextlib.contextmanager
-def nodes(folder: Path, count: int, *arguments: str, per_node: int = 1) -> Iterator[Nodes]:
-    made = Nodes(folder, count, *arguments, per_node=per_node)
+def nodes(folder: Path, count: int, *arguments: str, per_node: int = 1, task: type[Held] = Held) -> Iterator[Nodes]:
+    made = Nodes(folder, count, *arguments, per_node=per_node, task=task)
     try:
         yield made
     finally:

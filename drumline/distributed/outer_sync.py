@@ -195,10 +195,13 @@ class OuterSync:
             self.is_shared = len(due) == len(self._parts) and (self._sends_buffers or not self._buffers)
 
     def _finish(self, part: SyncedPart, step: int) -> None:
+        """Collective. The buffers are sent first: a node may be lost meanwhile, and what follows the part's own end
+        would be done on some ranks only, though the round is not repeated."""
+        is_last_part = part is self._parts[-1]
+        if is_last_part and self._sends_buffers:
+            self._buffers.broadcast()
         part.finish(step)
-        if part is self._parts[-1]:
-            if self._sends_buffers:
-                self._buffers.broadcast()
+        if is_last_part:
             self._shared_buffers = self._buffers.keep(self._shared_buffers)
 
     @contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,18 @@ class Meeting:
     def progress(self) -> Progress:
         at = self.furthest
         return Progress(at["step"], Cursor(**at["cursor"]), at["saved_step"], metrics=at["metrics"])
+
+    def check_replica(self, ranks: Sequence[int]) -> None:
+        """Refuse to continue with a replica that one of these ranks has updated in its last step and another has not:
+        each of them has its own copy of the weights."""
+        states = [self.states[rank] for rank in ranks]
+        steps = sorted({state["step"] for state in states if state is not None})
+        if len(steps) > 1:
+            raise TrainingError(
+                f"{join_names([f'rank {rank}' for rank in ranks])} train one replica, and have left it at the steps "
+                f"{join_names([str(step) for step in steps])}",
+                next_step="nothing: their launcher starts them again, and they join the other nodes",
+            )
 
     def lacks(self, rank: int) -> str:
         """What this rank needs from its source: `all`, the `shared` weights, or nothing."""
@@ -200,7 +212,8 @@ def restore_kept(context: RunContext, meeting: Meeting, kept: KeptState | None) 
         context.hooks.restore(snapshot)
         context.hooks.run.stop_reason = saved.get("stop_asked")
     if kept is not None:
-        job.meter.put(**saved["measured"])
+        # Its own, not those of the rank that it may have got the shards from.
+        job.meter.put(**kept.snapshot.documents["progress"]["measured"])
         restore_rng(kept.rng, job.ddp.device)
     if job.sync is not None:
         _restore_replica(context, job.sync, meeting, kept, snapshot.tensors.get(OUTER_FILE, {}))
@@ -210,6 +223,7 @@ def _restore_replica(
     context: RunContext, sync: OuterSync, meeting: Meeting, kept: KeptState | None, outer: Mapping[str, Tensor]
 ) -> None:
     rank, furthest = context.job.ddp.rank, meeting.furthest
+    meeting.check_replica(sync.groups.members)
     sync.load_outer_state(outer)
     sync.load_own_state(None if kept is None else kept.own, furthest["finished_at"])
     contributors = [other for other, one in enumerate(meeting.states) if one is not None]

@@ -22,6 +22,7 @@ from drumline.distributed.outer_sync import OuterSync
 from drumline.distributed.start.live_nodes import LiveNodes
 from drumline.engine.job import Job
 from drumline.engine.run_context import RunContext
+from drumline.engine.step_state import StepState
 from drumline.engine.steps.eager import AnyStep
 from drumline.errors import log
 from drumline.watch.heartbeat import BACKWARD
@@ -30,11 +31,37 @@ REPLICAS_FILE, OUTER_FILE = "replicas", "outer"
 _NOT_A_LEADER: dict[str, Any] = {"dict": []}
 
 
+class RepeatableStep:
+    """A step that has changed nothing if it fails because a node is lost."""
+
+    def __init__(self, inner: AnyStep, live: LiveNodes, job: Job) -> None:
+        self._inner = inner
+        self._live = live
+        self._before = StepState(job.model, job.meter, job.ddp.device)
+        self.grad_norm: Tensor | None = None
+
+    def __call__(self, step: Step) -> None:
+        """Collective: one optimizer step."""
+        self._before.keep()
+        try:
+            self._inner(step)
+        except RuntimeError as error:
+            if self._live.is_lost(error):
+                self._before.restore()
+            raise
+        self.grad_norm = self._inner.grad_norm
+
+
 class SyncedStep:
     """A step of a replica, and the rounds after it."""
 
     def __init__(self, inner: AnyStep, sync: OuterSync, context: RunContext, live: LiveNodes | None = None) -> None:
-        self._inner, self._sync, self._progress, self._live = inner, sync, context.progress, live
+        # A replica of one rank needs nobody in its own steps.
+        has_peers = sync.groups.within is not None
+        self._inner = inner if live is None or not has_peers else RepeatableStep(inner, live, context.job)
+        self._sync = sync
+        self._progress = context.progress
+        self._live = live
         self._device = context.job.ddp.device
         self._heartbeat, self._total_steps = context.job.heartbeat, context.total_steps
         self.grad_norm: Tensor | None = None
@@ -72,7 +99,9 @@ class AgreedStep:
     updates its shards before all have their gradients, so a step that fails has changed nothing."""
 
     def __init__(self, inner: AnyStep, live: LiveNodes, context: RunContext) -> None:
-        self._inner, self._live, self._progress = inner, live, context.progress
+        self._inner = RepeatableStep(inner, live, context.job)
+        self._live = live
+        self._progress = context.progress
         self._every, self._total_steps = context.config.log.every_steps, context.total_steps
         self._flag = torch.zeros(1, device=context.job.ddp.device)
         self.grad_norm: Tensor | None = None

@@ -88,6 +88,14 @@ class Meter:
         """Undo what was added since `keep`, if the condition on the device is true, without waiting for it."""
         self._sums.copy_(torch.where(condition, kept, self._sums))
 
+    def put_back(self, sums: Tensor, host_weight: float) -> None:
+        """Undo what was added since `keep`. If the names of the metrics were not known then, all of it is dropped."""
+        if sums.shape == self._sums.shape:
+            self._sums.copy_(sums)
+        else:
+            self._sums.zero_()
+        self.host_weight = host_weight
+
     def _lay_out(self, names: Sequence[str]) -> None:
         self._sums = torch.zeros(2 + len(names), dtype=self.dtype, device=self._device)
         # Views made once: adding to one of them is a single operation on the device.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.live_jobs import nodes
+from tests.live_jobs import HeldNormalised, nodes
 
 
 def test_the_others_continue_and_a_lost_node_joins_again(tmp_path: Path) -> None:
@@ -42,3 +42,18 @@ def test_the_others_continue_and_a_lost_node_joins_again(tmp_path: Path) -> None
         (joined["step"], 3, None),
     ]
     assert job.events("end")[0]["step"] == 60
+
+
+def test_a_step_that_failed_has_changed_no_buffer(tmp_path: Path) -> None:
+    """hsdp: the forward pass of the step in which a node is lost has updated BatchNorm's statistics, on each rank from
+    samples of its own. The ranks are compared before the step is repeated."""
+    flags = ("--dist.mode", "hsdp", "--dist.sync", "step", "--train.steps", "20", "--data.samples", "60")
+    with nodes(tmp_path, 3, *flags, per_node=2, task=HeldNormalised) as job:
+        job.hold(4, 13)
+        job.start(0, 1, 2)
+        job.held(4, 13)
+        job.kill(2)
+        job.finish(0, 1)
+    (lost,) = job.events("regrouped")
+    assert (lost["step"], len(lost["nodes"])) == (13, 2)
+    assert job.events("end")[0]["step"] == 20

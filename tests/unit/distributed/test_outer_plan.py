@@ -14,6 +14,7 @@ from torch import nn
 from drumline.config.schema import sync_interval
 from drumline.distributed.delta_sum import BLOCK, decode, encode
 from drumline.distributed.outer_sync import OuterSync, ReplicaGroups, SyncPlan, split_evenly
+from drumline.distributed.wrap import LiveBuffers
 
 WRONG = ("diloco", "diloco:0", "diloco:x", "local:-3", "adam:4", "diloco:\u0663", "diloco:9999999999", "")
 
@@ -146,3 +147,22 @@ def test_a_replica_that_missed_the_end_of_a_round_keeps_its_steps_since() -> Non
         assert sync.finished_at == [finished]
     assert sync.pending(4, is_last=False) == []
     assert sync.pending(8, is_last=False) == sync.pending(5, is_last=True) == [0]
+
+
+def test_a_round_has_not_ended_before_all_ranks_have_its_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node is lost while the buffers are sent: the round is repeated, and the shared buffers are as before."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    groups = ReplicaGroups(members=(0,), leaders=(0,), within=None, across=None, weight=1.0)
+    sync = OuterSync(model, SyncPlan(every=5), groups, sends_buffers=True)
+    model(torch.randn(6, 3))
+
+    def lose_node(buffers: LiveBuffers) -> None:
+        raise RuntimeError("Connection closed by peer")
+
+    monkeypatch.setattr(LiveBuffers, "broadcast", lose_node)
+    with pytest.raises(RuntimeError, match="Connection closed"):
+        sync.after_step(5, is_last=False)
+    assert sync.finished_at == [0]
+    assert sync.pending(5, is_last=False) == [0]
+    with sync.shared_weights():
+        assert not model[1].running_mean.any()

@@ -33,6 +33,16 @@ def test_a_replica_that_missed_a_round_gets_the_shared_weights_and_a_new_one_all
     assert Meeting([at(5, 5), at(5, 5)], num_shards=1).source_of(1) == 0
 
 
+def test_a_replica_of_several_ranks_is_whole() -> None:
+    meeting = Meeting([at(10, 5), at(10, 5), at(11, 5), at(10, 5), None, None], num_shards=1)
+    meeting.check_replica((0, 1))
+    meeting.check_replica((4, 5))
+    with pytest.raises(TrainingError) as refused:
+        meeting.check_replica((2, 3))
+    assert refused.value.what == "rank 2 and rank 3 train one replica, and have left it at the steps 10 and 11"
+    assert refused.value.next_step == "nothing: their launcher starts them again, and they join the other nodes"
+
+
 def test_shards_come_from_the_rank_with_the_same_ones() -> None:
     meeting = Meeting([at(8), at(8), at(7), at(7), None, None], num_shards=2)
     assert [meeting.source_of(rank) for rank in range(6)] == [0, 1, 0, 1, 0, 1]
