@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +21,10 @@ _BUSY = {
 _MAX_ATTEMPTS = 8
 # The price list is served by a few regions only.
 PRICES_REGION = "us-east-1"
+# boto3 gives such a name to every session of a role, so it does not tell people apart.
+_GENERATED_SESSION = re.compile(r"/botocore-session-\d+$")
+_NOT_IN_A_TAG = re.compile(r"[^\w .:/=+@-]")
+_TAG_LENGTH = 256
 
 
 class AwsError(PreflightError):
@@ -60,6 +65,11 @@ class Account:
             service, operation, lambda client: client.get_paginator(operation).paginate(**arguments).build_full_result()
         )
         return list(pages.get(what, ()))
+
+    def identity(self) -> str:
+        """The user or role that makes the calls, as the value of a tag."""
+        name = str(self.call("sts", "get_caller_identity")["Arn"])
+        return _NOT_IN_A_TAG.sub("_", _GENERATED_SESSION.sub("", name))[:_TAG_LENGTH]
 
     def _explained(self, service: str, operation: str, request: Any) -> Any:
         from botocore.exceptions import BotoCoreError, ClientError

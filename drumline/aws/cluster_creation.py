@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from drumline.aws import stack as stacks
 from drumline.aws.account import Account, AwsError
 from drumline.aws.cluster_plan import MOVING, ClusterPlan
-from drumline.aws.teardown import take_down
+from drumline.aws.teardown import finish_rollback, take_down
 from drumline.errors import UsageError, as_list
 
 CANCELLED = "Resource creation cancelled"
@@ -17,24 +18,28 @@ CANCELLED = "Resource creation cancelled"
 def bring_up(account: Account, plan: ClusterPlan, progress: stacks.Progress) -> None:
     """Create the cluster, or follow one that is being created. An existing one gets back the nodes that ended."""
     settings = plan.settings
-    found = stacks.find_stack(account, settings.stack)
-    if found is None:
+    cluster = stacks.find_cluster(account, settings)
+    if cluster is None:
         stack = str(account.call("cloudformation", "create_stack", **_request(plan))["StackId"])
-    elif found["StackStatus"] in ("CREATE_IN_PROGRESS", "CREATE_COMPLETE"):
-        _check_same(found, plan)
-        stack = str(found["StackId"])
+    elif cluster["StackStatus"] in ("CREATE_IN_PROGRESS", "CREATE_COMPLETE"):
+        _check_same(cluster, plan)
+        stack = str(cluster["StackId"])
     else:
         raise UsageError(
-            f"the cluster {settings.name} is in the state {found['StackStatus']}",
+            f"the cluster {settings.name} is in the state {cluster['StackStatus']}",
             next_step=f"remove it first: drumline aws down --name {settings.name}",
         )
     _follow(account, stack, plan, progress)
-    if found is not None:
+    if cluster is not None:
         _refill(account, plan)
 
 
 def _request(plan: ClusterPlan) -> dict[str, Any]:
-    tags = {stacks.TAG: plan.settings.name, stacks.PRICE_TAG: "" if plan.node_price is None else f"{plan.node_price:g}"}
+    tags = {
+        stacks.TAG: plan.settings.name,
+        stacks.OWNER_TAG: plan.parameters.get("Owner", ""),
+        stacks.PRICE_TAG: "" if plan.node_price is None else f"{plan.node_price:g}",
+    }
     return {
         "StackName": plan.settings.stack,
         "TemplateBody": plan.template(),
@@ -63,58 +68,87 @@ def _follow(account: Account, stack: str, plan: ClusterPlan, progress: stacks.Pr
     """Until it is complete. A refused launch of an instance would be retried for ever, so it ends the creation."""
     step = ""
     while True:
-        found = stacks.find_stack(account, stack) or {"StackStatus": "DELETE_COMPLETE"}
-        if found["StackStatus"] == "CREATE_COMPLETE":
+        described = stacks.find_stack(account, stack)
+        if described is None or described["StackStatus"] not in ("CREATE_IN_PROGRESS", "CREATE_COMPLETE"):
+            raise _failed_resource(account, plan, {"StackId": stack, **(described or {})}, progress)
+        if described["StackStatus"] == "CREATE_COMPLETE":
             return
-        if found["StackStatus"] != "CREATE_IN_PROGRESS":
-            raise _failure(account, stack, progress)
-        if refusal := _refused_launch(account, plan.settings.stack):
-            take_down(account, plan.settings, progress, delete_data=False)
-            raise AwsError(
-                f"AWS could not start the instances: {refusal}; all that was made is removed again",
-                next_step="give another --zone, --type or --region, fewer --nodes, or leave --placement-group out",
-            )
+        if refusal := _refused_launch(account, described):
+            raise _refused_instances(account, plan, refusal, progress)
         if (event := stacks.newest_event(account, stack)) != step:
             progress(step := event)
         time.sleep(stacks.POLL_S)
 
 
-def _refused_launch(account: Account, group: str) -> str:
-    """The reason why AWS could not start an instance of the group; empty: it has not refused one."""
+def _refused_launch(account: Account, stack: stacks.Stack) -> str:
+    """Why AWS could not start an instance of this stack; empty: it has not refused one. An earlier stack of the same
+    name had a group of the same name, whose activities AWS may still list."""
     try:
-        answer = account.call("autoscaling", "describe_scaling_activities", AutoScalingGroupName=group)
+        answer = account.call("autoscaling", "describe_scaling_activities", AutoScalingGroupName=stack["StackName"])
     except AwsError as refused:
         if refused.code == "ValidationError":  # the group does not exist yet
             return ""
         raise
-    failed = [one for one in answer["Activities"] if one["StatusCode"] in ("Failed", "Cancelled")]
+    failed = [
+        activity
+        for activity in answer["Activities"]
+        if activity["StatusCode"] in ("Failed", "Cancelled") and activity["StartTime"] >= stack["CreationTime"]
+    ]
     return str(failed[-1].get("StatusMessage") or failed[-1]["Description"]) if failed else ""
 
 
-def _failure(account: Account, stack: str, progress: stacks.Progress) -> AwsError:
-    """After the rollback: the first resource that failed, and why."""
-    stacks.wait_until_deleted(account, stack, progress)
-    events = account.all("cloudformation", "describe_stack_events", "StackEvents", StackName=stack)
-    failed = [one for one in reversed(events) if one["ResourceStatus"].endswith("_FAILED")]
-    own = [one for one in failed if one.get("ResourceStatusReason") != CANCELLED] or failed
+def _refused_instances(account: Account, plan: ClusterPlan, refusal: str, progress: stacks.Progress) -> AwsError:
+    def remove() -> None:
+        take_down(account, plan.settings, progress, delete_data=False)
+
+    return _after_removal(
+        f"AWS could not start the instances: {refusal}",
+        remove,
+        name=plan.settings.name,
+        next_step="give another --zone, --type or --region, fewer --nodes, or leave --placement-group out",
+    )
+
+
+def _failed_resource(account: Account, plan: ClusterPlan, stack: stacks.Stack, progress: stacks.Progress) -> AwsError:
+    """The first resource that failed, and why; after AWS has rolled back."""
+
+    def remove() -> None:
+        finish_rollback(account, plan.settings, stack, progress)
+
+    events = account.all("cloudformation", "describe_stack_events", "StackEvents", StackName=stack["StackId"])
+    failed = [event for event in reversed(events) if event["ResourceStatus"].endswith("_FAILED")]
+    causes = [event for event in failed if event.get("ResourceStatusReason") != CANCELLED] or failed
     what = "for an unknown reason"
-    if own:
-        first, reason = own[0], own[0].get("ResourceStatusReason", "no reason given")
-        what = f"at {first['LogicalResourceId']} ({first['ResourceType']}): {reason}"
-    return AwsError(
-        f"the cluster could not be created, {what}; all that was made is removed again",
+    if causes:
+        reason = causes[0].get("ResourceStatusReason", "no reason given")
+        what = f"at {causes[0]['LogicalResourceId']} ({causes[0]['ResourceType']}): {reason}"
+    return _after_removal(
+        f"the cluster could not be created, {what}",
+        remove,
+        name=plan.settings.name,
         next_step="correct this, and run the same command again",
     )
 
 
+def _after_removal(what: str, remove: Callable[[], None], *, name: str, next_step: str) -> AwsError:
+    """Why the cluster could not be made, and whether all of it is removed: AWS was asked."""
+    try:
+        remove()
+    except AwsError as refused:
+        down = f"drumline aws down --name {name} removes it, or names what AWS cannot delete"
+        return AwsError(f"{what}; not all that was made is removed: {refused.what}", next_step=down)
+    return AwsError(f"{what}; all that was made is removed again", next_step=next_step)
+
+
 def _refill(account: Account, plan: ClusterPlan) -> None:
     """Start again what ended when it was idle. After its time limit the group takes no instance any more."""
-    name, nodes = plan.settings.stack, plan.settings.nodes
-    found = stacks.group_of(account, name)
-    if found["MaxSize"] < nodes:
+    name = plan.settings.stack
+    nodes = plan.settings.nodes
+    group = stacks.group_of(account, name)
+    if group["MaxSize"] < nodes:
         raise UsageError(
             f"the time of the cluster {plan.settings.name} is over",
             next_step=f"drumline aws down --name {plan.settings.name}, then up again: the volume is kept",
         )
-    if found["DesiredCapacity"] < nodes:
+    if group["DesiredCapacity"] < nodes:
         account.call("autoscaling", "set_desired_capacity", AutoScalingGroupName=name, DesiredCapacity=nodes)

@@ -8,7 +8,18 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from drumline.aws.account import Account
-from drumline.aws.stack import TAG, Stack, kept_volumes, parameters_of, price_words, tags_of
+from drumline.aws.cluster_settings import STACK_PREFIX
+from drumline.aws.stack import (
+    TAG,
+    Stack,
+    is_cluster,
+    kept_volumes,
+    made_at,
+    owner_of,
+    parameters_of,
+    price_words,
+    tags_of,
+)
 from drumline.text import duration, file_size, plural
 
 USER = "ubuntu"
@@ -24,12 +35,12 @@ class CloudNode:
     started: datetime
 
 
-def clusters(account: Account) -> list[Stack]:
-    """The stacks of drumline, the oldest first."""
-    found = [one for one in account.all("cloudformation", "describe_stacks", "Stacks") if TAG in tags_of(one)]
-    return sorted(
-        (one for one in found if one["StackStatus"] != "DELETE_COMPLETE"), key=lambda one: one["CreationTime"]
-    )
+def _named_stacks(account: Account) -> list[Stack]:
+    """The stacks with a name as clusters have it, the oldest first."""
+    stacks = account.all("cloudformation", "describe_stacks", "Stacks")
+    existing = [stack for stack in stacks if stack["StackStatus"] != "DELETE_COMPLETE"]
+    named = [stack for stack in existing if stack["StackName"].startswith(STACK_PREFIX)]
+    return sorted(named, key=lambda stack: stack["CreationTime"])
 
 
 def nodes_of(account: Account, name: str) -> list[CloudNode]:
@@ -53,23 +64,33 @@ def nodes_of(account: Account, name: str) -> list[CloudNode]:
 
 
 def status_lines(account: Account) -> Iterator[str]:
-    found = clusters(account)
-    for stack in found:
-        given, name = parameters_of(stack), tags_of(stack)[TAG]
-        hours = (datetime.now(UTC) - stack["CreationTime"]).total_seconds() / 3600
-        nodes = nodes_of(account, name)
-        yield (
-            f"{name}: {stack['StackStatus']}, {len(nodes)} of {given.get('NodeCount')} x {given.get('InstanceType')} "
-            f"({given.get('Market')}) run in {given.get('Zone')} since {duration(hours * 3600)}; "
-            f"so far {price_words(stack, hours)}; ends at {given.get('EndsAt')} at the latest"
-        )
-        yield from (f"  {node.address}  {node.public_address or '-'}  {node.id}" for node in nodes)
-    running = {tags_of(stack)[TAG] for stack in found}
+    stacks = _named_stacks(account)
+    clusters = [stack for stack in stacks if is_cluster(stack)]
+    for stack in clusters:
+        yield from _cluster_lines(account, stack)
+    names = {tags_of(stack)[TAG] for stack in clusters}
     for volume in kept_volumes(account):
-        if (name := tags_of(volume)[TAG]) not in running:
+        if (name := tags_of(volume)[TAG]) not in names:
             size = file_size(volume["SizeInBytes"]["Value"])
             yield f"{name}: only its volume {volume['FileSystemId']} is left ({size})"
-    yield f"{plural(len(found), 'cluster')} in {account.region}"
+    for stack in stacks:
+        if not is_cluster(stack):
+            yield f"{stack['StackName']}: not a cluster of drumline: the stack, made {made_at(stack)}, has no tag {TAG}"
+    yield f"{plural(len(clusters), 'cluster')} in {account.region}"
+
+
+def _cluster_lines(account: Account, stack: Stack) -> Iterator[str]:
+    given = parameters_of(stack)
+    name = tags_of(stack)[TAG]
+    hours = (datetime.now(UTC) - stack["CreationTime"]).total_seconds() / 3600
+    nodes = nodes_of(account, name)
+    yield (
+        f"{name}: {stack['StackStatus']}, {len(nodes)} of {given.get('NodeCount')} x {given.get('InstanceType')} "
+        f"({given.get('Market')}) run in {given.get('Zone')} since {duration(hours * 3600)}; "
+        f"so far {price_words(stack, hours)}; ends at {given.get('EndsAt')} at the latest"
+    )
+    yield f"  made by {owner_of(stack)} at {made_at(stack)}"
+    yield from (f"  {node.address}  {node.public_address or '-'}  {node.id}" for node in nodes)
 
 
 def ssh_config(account: Account, nodes: Sequence[CloudNode], *, by_ssm: bool, profile: str | None) -> str:

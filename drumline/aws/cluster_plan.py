@@ -16,7 +16,7 @@ from drumline.aws import prices
 from drumline.aws.account import Account, AwsError
 from drumline.aws.cluster_settings import ME, ClusterSettings
 from drumline.aws.offers import Hardware, check_quota, choose_zone, find_hardware, find_image, zones_with
-from drumline.aws.stack import find_stack, kept_volumes, parameters_of
+from drumline.aws.stack import find_cluster, kept_volumes, made_at, owner_of, parameters_of
 from drumline.errors import UsageError
 from drumline.text import plural
 
@@ -24,7 +24,7 @@ TEMPLATE = Path(__file__).with_name("cluster.yaml")
 MORE_CARDS = "          # more-network-cards\n"
 ADDRESS_URL = "https://checkip.amazonaws.com"
 # Chosen again at every start; a stack that differs in them alone is the same.
-MOVING = ("EndsAt", "ImageId", "SshFrom", "VolumeId")
+MOVING = ("EndsAt", "ImageId", "Owner", "SshFrom", "VolumeId")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ def make_plan(account: Account, settings: ClusterSettings) -> ClusterPlan:
     hardware = find_hardware(account, settings.type)
     if settings.efa and not hardware.num_efas:
         raise UsageError(f"{settings.type} has no EFA", next_step="leave --efa out, or give another --type")
-    stack = find_stack(account, settings.stack)
+    stack = find_cluster(account, settings)
     before = parameters_of(stack) if stack else {}
     market = prices.spot_prices(account, settings.type) if settings.spot else {}
     subnet = _subnet(account, settings.subnet)
@@ -84,14 +84,23 @@ def make_plan(account: Account, settings: ClusterSettings) -> ClusterPlan:
         what = f"{settings.subnet} is in {subnet['AvailabilityZone']}, not in {zone}"
         raise UsageError(what, next_step="give a --subnet of that zone, or leave --zone out")
     # The nodes of a cluster that is up are part of what is in use.
-    quota = "the cluster exists" if stack else check_quota(account, hardware, settings.nodes, settings.market)
+    if stack:
+        quota = f"the cluster exists; made by {owner_of(stack)} at {made_at(stack)}"
+    else:
+        quota = check_quota(account, hardware, settings.nodes, settings.market)
     install = () if stack else (check_install(settings.requirements),)
     price = market.get(zone) if settings.spot else prices.listed_price(account, "instance", instanceType=settings.type)
     _check_ceiling(settings, price)
     image, root = find_image(account, settings.ami, hardware)
     if settings.key is not None:
         account.call("ec2", "describe_key_pairs", KeyNames=[settings.key])
-    parameters = _parameters(account, settings, hardware, subnet) | {"Zone": zone, "ImageId": image, "RootDevice": root}
+    parameters = {
+        **_parameters(account, settings, hardware, subnet),
+        "Zone": zone,
+        "ImageId": image,
+        "RootDevice": root,
+        "Owner": account.identity(),
+    }
     return ClusterPlan(
         settings=settings,
         hardware=hardware,

@@ -22,6 +22,7 @@ from drumline.untrusted import TEXT_BYTES, parse_toml, read_regular
 ME = "me"
 # A stack's name is `drumline-NAME`, and an IAM role's name has that and more in 64 letters.
 NAME = re.compile(r"[a-z][a-z0-9-]{0,29}")
+STACK_PREFIX = "drumline-"
 # Part of a shell script on the nodes.
 REQUIREMENT = re.compile(r"[A-Za-z0-9_.,:/@+=\[\]#&~-]+")
 PINNED = re.compile(r"==[0-9]|@[0-9a-f]{40}\b|\.whl$")
@@ -90,7 +91,7 @@ class ClusterSettings:
 
     @property
     def stack(self) -> str:
-        return f"drumline-{self.name}"
+        return f"{STACK_PREFIX}{self.name}"
 
     @property
     def requirements(self) -> list[str]:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from datetime import UTC
 from typing import Any
 
 from drumline.aws.account import Account, AwsError
+from drumline.aws.cluster_settings import STACK_PREFIX, ClusterSettings
 from drumline.aws.prices import dollars
-from drumline.errors import as_list
+from drumline.errors import UsageError, as_list
 
-TAG, PRICE_TAG = "drumline:cluster", "drumline:price"
+TAG = "drumline:cluster"
+OWNER_TAG = "drumline:owner"
+PRICE_TAG = "drumline:price"
 POLL_S = 5.0
 Progress = Callable[[str], None]
 Stack = Mapping[str, Any]
@@ -24,6 +28,33 @@ def find_stack(account: Account, stack: str) -> Stack | None:
         if refused.code == "ValidationError":  # AWS's code for a stack that does not exist
             return None
         raise
+
+
+def find_cluster(account: Account, settings: ClusterSettings) -> Stack | None:
+    """The stack of the cluster; a stack of that name that drumline did not make is refused."""
+    stack = find_stack(account, settings.stack)
+    if stack is None or is_cluster(stack):
+        return stack
+    raise UsageError(
+        f"the stack {settings.stack} in {account.region}, made {made_at(stack)}, is not a cluster of drumline: it has "
+        f"no tag {TAG}={settings.name}; it was left alone",
+        next_step="give another --name; if the stack is yours, delete it with the program that made it",
+    )
+
+
+def is_cluster(stack: Stack) -> bool:
+    """Whether drumline made it: it has our tag, with the name that it has itself."""
+    name = tags_of(stack).get(TAG)
+    return name is not None and bool(stack["StackName"] == f"{STACK_PREFIX}{name}")
+
+
+def owner_of(described: Mapping[str, Any]) -> str:
+    """Who made a stack or a volume."""
+    return tags_of(described).get(OWNER_TAG, "an unknown identity")
+
+
+def made_at(described: Mapping[str, Any]) -> str:
+    return f"{described['CreationTime'].astimezone(UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def tags_of(described: Mapping[str, Any]) -> dict[str, str]:
@@ -42,8 +73,14 @@ def kept_volumes(account: Account, name: str | None = None) -> list[Mapping[str,
 
 def group_of(account: Account, stack: str) -> Mapping[str, Any]:
     """Its Auto Scaling group, which has the same name."""
-    found = account.call("autoscaling", "describe_auto_scaling_groups", AutoScalingGroupNames=[stack])
-    return dict(found["AutoScalingGroups"][0])
+    answer = account.call("autoscaling", "describe_auto_scaling_groups", AutoScalingGroupNames=[stack])
+    groups = answer["AutoScalingGroups"]
+    if not groups:
+        raise AwsError(
+            f"the stack {stack} in {account.region} has no Auto Scaling group any more",
+            next_step=f"remove what is left: drumline aws down --name {stack.removeprefix(STACK_PREFIX)}",
+        )
+    return dict(groups[0])
 
 
 def newest_event(account: Account, stack: str) -> str:

@@ -38,13 +38,43 @@ def take_down(
     account: Account, settings: ClusterSettings, progress: stacks.Progress, *, delete_data: bool
 ) -> list[Billed]:
     """What is kept. The same again, or after an `up` that was killed, does what is left to do."""
-    found = stacks.find_stack(account, settings.stack)
-    if found is not None:
-        _delete_stack(account, str(found["StackId"]), progress)
+    stack = stacks.find_cluster(account, settings)
+    if stack is not None:
+        _delete_stack(account, str(stack["StackId"]), progress)
+    never_came_up = stack is not None and stack["StackStatus"] == "CREATE_IN_PROGRESS"
     for volume in kept_volumes(account, settings.name):
-        if delete_data or (found is not None and _is_unused(volume, found)):
+        if delete_data or (never_came_up and _is_newer(volume, stack)):
             _delete_volume(account, str(volume["FileSystemId"]), progress)
     return _kept(account, settings.name, progress)
+
+
+def finish_rollback(
+    account: Account, settings: ClusterSettings, stack: stacks.Stack, progress: stacks.Progress
+) -> list[Billed]:
+    """Wait until AWS has deleted a stack that could not be created, and delete a volume that it kept all the same. What
+    is kept; an AwsError names what is still on the bill."""
+    stacks.wait_until_deleted(account, str(stack["StackId"]), progress)
+    for volume in kept_volumes(account, settings.name):
+        if "CreationTime" in stack and _is_newer(volume, stack):
+            _delete_volume(account, str(volume["FileSystemId"]), progress)
+    return _kept(account, settings.name, progress)
+
+
+def made_by_others(account: Account, settings: ClusterSettings, *, delete_data: bool) -> list[str]:
+    """What `down` would remove and another identity made, with who and when."""
+    stack = stacks.find_cluster(account, settings)
+    removed = [] if stack is None else [(f"the cluster {settings.name}", stack)]
+    if delete_data:
+        volumes = kept_volumes(account, settings.name)
+        removed += [(f"the volume {volume['FileSystemId']}, with its data,", volume) for volume in volumes]
+    if not removed:
+        return []
+    identity = account.identity()
+    return [
+        f"{what} was made by {stacks.owner_of(described)} at {stacks.made_at(described)}, and you are {identity}"
+        for what, described in removed
+        if stacks.owner_of(described) != identity
+    ]
 
 
 def _kept(account: Account, name: str, progress: stacks.Progress) -> list[Billed]:
@@ -59,9 +89,9 @@ def _kept(account: Account, name: str, progress: stacks.Progress) -> list[Billed
     raise AwsError(f"still on the bill of {name}: {named}", next_step=next_step)
 
 
-def _is_unused(volume: Mapping[str, Any], stack: stacks.Stack) -> bool:
-    """Whether it was made for a cluster that never came up; CloudFormation may have kept it all the same."""
-    return stack["StackStatus"] == "CREATE_IN_PROGRESS" and bool(volume["CreationTime"] >= stack["CreationTime"])
+def _is_newer(volume: Mapping[str, Any], stack: stacks.Stack | None) -> bool:
+    """Whether it was made for this stack; if that never came up it has no data."""
+    return stack is not None and bool(volume["CreationTime"] >= stack["CreationTime"])
 
 
 def _delete_stack(account: Account, stack: str, progress: stacks.Progress) -> None:

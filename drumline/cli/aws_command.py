@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from drumline.aws.cluster_creation import bring_up
 from drumline.aws.cluster_nodes import nodes_of, status_lines
 from drumline.aws.cluster_plan import make_plan
 from drumline.aws.cluster_settings import CLUSTER, ENDS, REACH, WHERE, ClusterSettings, account_and_settings
-from drumline.aws.teardown import kept_lines, take_down
+from drumline.aws.teardown import kept_lines, made_by_others, take_down
 from drumline.cli.doctor_command import show_step
 from drumline.config import FlagTable, read_flags
 from drumline.config.help import render_flags
@@ -26,12 +27,15 @@ MADE: Mapping[str, FlagTable] = {
     "when it ends  Also when this machine is off.": ENDS,
 }
 FOUND: Mapping[str, FlagTable] = {"where": {**WHERE, **HELP}}
-DELETE: FlagTable = {"delete-data": (bool, "", "Delete the volume with its data too [it is kept].")}
+DELETE: FlagTable = {
+    "delete-data": (bool, "", "Delete the volume with its data too [it is kept]."),
+    "any-owner": (bool, "", "Remove it also if another identity made it [asked on a terminal, otherwise refused]."),
+}
 GROUPS: Mapping[str, Mapping[str, FlagTable]] = {
     "plan": MADE,
     "up": MADE,
     "status": FOUND,
-    "down": {**FOUND, "data": DELETE},
+    "down": {**FOUND, "what is removed": DELETE},
 }
 LINES = {
     "plan": "drumline aws plan --type TYPE --nodes N ...   check quota, price and settings; nothing is touched",
@@ -105,7 +109,22 @@ def _status(account: Account, _: ClusterSettings, __: Mapping[str, Any]) -> int:
 
 
 def _down(account: Account, settings: ClusterSettings, given: Mapping[str, Any]) -> int:
-    kept = take_down(account, settings, show_step, delete_data=bool(given.get("delete-data")))
+    delete_data = bool(given.get("delete-data"))
+    others = made_by_others(account, settings, delete_data=delete_data)
+    if others and not given.get("any-owner"):
+        _ask_to_remove(others, settings.name)
+    kept = take_down(account, settings, show_step, delete_data=delete_data)
     show_step("")
     show_lines(kept_lines(account, settings, kept))
     return ExitCode.SUCCESS
+
+
+def _ask_to_remove(others: Sequence[str], name: str) -> None:
+    """On a terminal; without one nobody can answer, so a flag has to."""
+    what = "; ".join(others)
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        again = f"ask whoever made it; to remove it all the same: drumline aws down --name {name} --any-owner"
+        raise UsageError(f"{what}; nothing was removed", next_step=again)
+    print_message(what, f"remove it all the same? type its name ({name}) to do so:")
+    if sys.stdin.readline().strip() != name:
+        raise UsageError(f"{name} was left alone: {what}", next_step="ask whoever made it")

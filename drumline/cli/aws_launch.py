@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from drumline.aws.account import Account
 from drumline.aws.cluster_nodes import CloudNode, nodes_of, ssh_config
 from drumline.aws.cluster_settings import WHERE, ClusterSettings, account_and_settings
-from drumline.aws.stack import find_stack, group_of, parameters_of
+from drumline.aws.stack import find_cluster, group_of, parameters_of
 from drumline.cli import doctor_command, launch_command
 from drumline.cli.launch_flags import OWN_FLAGS as LAUNCH_FLAGS
 from drumline.cli.launch_request import is_script
@@ -103,7 +103,7 @@ class _CloudJob:
 
     def __init__(self, account: Account, settings: ClusterSettings, folder: Path, identity: str | None) -> None:
         self._account, self._settings, self._identity = account, settings, identity
-        stack = find_stack(account, settings.stack)
+        stack = find_cluster(account, settings)
         if stack is None or stack["StackStatus"] != "CREATE_COMPLETE":
             state = "does not exist" if stack is None else f"is in the state {stack['StackStatus']}"
             raise UsageError(

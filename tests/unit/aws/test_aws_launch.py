@@ -14,6 +14,7 @@ pytest.importorskip("boto3", reason="pip install 'drumline[dev]' brings it")
 from drumline.aws import cluster_settings
 from drumline.aws.account import Account
 from drumline.aws.cluster_nodes import CloudNode, ssh_config
+from drumline.aws.stack import TAG
 from drumline.cli import aws_launch
 from drumline.errors import ConfigError, PreflightError, TrainingError, UsageError
 
@@ -58,6 +59,7 @@ class Cluster:
         given = {"SessionManager": "false", "NodeCount": "2", "Market": "on-demand", "KeyName": "laptop", **changes}
         parameters = [{"ParameterKey": name, "ParameterValue": value} for name, value in given.items()]
         stack = {"StackName": "drumline-train", "CreationTime": 0, "StackStatus": "CREATE_COMPLETE"}
+        stack["Tags"] = [{"Key": TAG, "Value": "train"}]
         self.stub("cloudformation", "describe_stacks", {"Stacks": [{**stack, "Parameters": parameters}]})
 
     def doctor(self, argv: Sequence[str]) -> int:

@@ -206,7 +206,9 @@ def test_status_lists_every_cluster_and_what_it_has_cost(account: Account, stub:
     for _ in range(2):
         stub("ec2", "describe_instances", {"Reservations": []})
     stub("efs", "describe_file_systems", {"FileSystems": []})
-    old, new, count = status_lines(account)
+    old, old_owner, new, _, foreign, count = status_lines(account)
+    assert old_owner.startswith("  made by an unknown identity at 20")
+    assert foreign.startswith("drumline-other: not a cluster of drumline")
     assert old.startswith("old: CREATE_COMPLETE, 0 of 2 x g6.12xlarge (spot) run in us-east-1a since 4")
     assert "; so far at most $400.0" in old
     assert "; so far at most $1.00; ends at E at the latest" in new

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,7 @@ def test_a_cluster_from_nothing_to_nothing(
     with pytest.raises(UsageError, match="exists with other settings:\n  - NodeCount: 2 -> 3"):
         drumline("up", "--nodes", "3")
 
-    line, *addresses, count = drumline("status")
+    line, _, *addresses, count = drumline("status")
     assert line.startswith("t: CREATE_COMPLETE, 2 of 2 x g4dn.xlarge (on-demand) run in us-east-1")
     assert "so far at most $0.0" in line
     assert [address.split()[0] for address in addresses] == [node.address for node in nodes]
@@ -218,14 +219,17 @@ def test_no_capacity_ends_the_creation_and_leaves_nothing(
         "We currently do not have sufficient g4dn.xlarge capacity in the Availability Zone you requested (us-east-1a). "
         "Launching EC2 instance failed."
     )
-    activity = {"ActivityId": "1", "AutoScalingGroupName": "drumline-t", "Cause": "c", "StartTime": 0}
+    activity = {"ActivityId": "1", "AutoScalingGroupName": "drumline-t", "Cause": "c"}
     failed = {
         **activity,
         "StatusCode": "Failed",
         "StatusMessage": reason,
         "Description": "Launching a new EC2 instance",
     }
-    stub("autoscaling", "describe_scaling_activities", {"Activities": [failed]})
+    now = datetime.now(UTC) + timedelta(minutes=1)
+    earlier = {**failed, "StartTime": now - timedelta(days=1), "StatusMessage": "of an earlier cluster of this name"}
+    stub("autoscaling", "describe_scaling_activities", {"Activities": [earlier]})
+    stub("autoscaling", "describe_scaling_activities", {"Activities": [{**failed, "StartTime": now}, earlier]})
     monkeypatch.setattr(cloud, "call", Unfinished(cloud))
     with pytest.raises(AwsError) as error:
         bring_up(cloud, plan, quiet)
@@ -233,10 +237,15 @@ def test_no_capacity_ends_the_creation_and_leaves_nothing(
     assert list(inventory(Account(session, cloud.region))) == []
 
 
+REASON = "the cluster could not be created, at Vpc (AWS::EC2::Vpc): The maximum number of VPCs has been reached."
+
+
+@pytest.mark.parametrize("nat_gateway", ["deleted", "available"])
 def test_a_failed_resource_is_named_after_the_rollback(
-    account: Account, stub: Stub, plan: ClusterPlan, monkeypatch: pytest.MonkeyPatch
+    account: Account, stub: Stub, plan: ClusterPlan, monkeypatch: pytest.MonkeyPatch, nat_gateway: str
 ) -> None:
-    """By Stubber: moto's stacks do not fail."""
+    """By Stubber: moto's stacks do not fail. That all is removed is said only where AWS has nothing left."""
+    monkeypatch.setattr("drumline.aws.teardown._LAST_CHECKS", 1)
 
     def event(resource: str, status: str, reason: str | None = None) -> dict[str, Any]:
         kind = f"AWS::EC2::{resource}"
@@ -251,9 +260,6 @@ def test_a_failed_resource_is_named_after_the_rollback(
     for status, told in [
         ("CREATE_IN_PROGRESS", event("Vpc", "CREATE_IN_PROGRESS")),
         ("CREATE_IN_PROGRESS", event("Vpc", "CREATE_IN_PROGRESS")),
-        ("DELETE_IN_PROGRESS", None),
-        ("DELETE_IN_PROGRESS", event("Group", "DELETE_IN_PROGRESS")),
-        ("DELETE_COMPLETE", None),
     ]:
         stub("cloudformation", "describe_stacks", {"Stacks": [{**one, "StackStatus": status}]}, StackName="arn:1")
         if status == "CREATE_IN_PROGRESS":
@@ -261,21 +267,41 @@ def test_a_failed_resource_is_named_after_the_rollback(
         if told:
             stub("cloudformation", "describe_stack_events", {"StackEvents": [told]}, StackName="arn:1")
     events = [
-        event("Group", "DELETE_COMPLETE"),
         event("Subnet", "CREATE_FAILED", "Resource creation cancelled"),
         event("Vpc", "CREATE_FAILED", "The maximum number of VPCs has been reached."),
         event("Vpc", "CREATE_IN_PROGRESS"),
     ]
+    rolling_back = {**one, "StackStatus": "DELETE_IN_PROGRESS"}
+    stub("cloudformation", "describe_stacks", {"Stacks": [rolling_back]}, StackName="arn:1")
     stub("cloudformation", "describe_stack_events", {"StackEvents": events}, StackName="arn:1")
+    stub("cloudformation", "describe_stacks", {"Stacks": [rolling_back]}, StackName="arn:1")
+    deleting = {"StackEvents": [event("Group", "DELETE_IN_PROGRESS")]}
+    stub("cloudformation", "describe_stack_events", deleting, StackName="arn:1")
+    stub("cloudformation", "describe_stacks", {"Stacks": [{**one, "StackStatus": "DELETE_COMPLETE"}]})
+    volume = {"FileSystemId": "fs-1", "LifeCycleState": "available", "SizeInBytes": {"Value": 0}}
+    volume |= {"OwnerId": "1", "CreationToken": "x", "CreationTime": 9, "PerformanceMode": "generalPurpose"}
+    volume |= {"NumberOfMountTargets": 0, "Tags": [{"Key": "drumline:cluster", "Value": "t"}]}
+    stub("efs", "describe_file_systems", {"FileSystems": [volume]})
+    stub("efs", "describe_mount_targets", {"MountTargets": []}, FileSystemId="fs-1")
+    stub("efs", "delete_file_system", {}, FileSystemId="fs-1")
+    stub("ec2", "describe_instances", {"Reservations": []})
+    stub("ec2", "describe_volumes", {"Volumes": []})
+    stub("ec2", "describe_addresses", {"Addresses": []})
+    gateway = {"NatGatewayId": "nat-1", "State": nat_gateway}
+    stub("ec2", "describe_nat_gateways", {"NatGateways": [gateway]})
+    stub("efs", "describe_file_systems", {"FileSystems": []})
     monkeypatch.setattr("drumline.aws.stack.POLL_S", 0.0)
     steps: list[str] = []
     with pytest.raises(AwsError) as error:
         bring_up(account, plan, steps.append)
-    assert error.value.what == (
-        "the cluster could not be created, at Vpc (AWS::EC2::Vpc): The maximum number of VPCs has been reached.; "
-        "all that was made is removed again"
-    )
-    assert steps == ["Vpc: CREATE_IN_PROGRESS", "Group: DELETE_IN_PROGRESS"]
+    assert steps[:2] == ["Vpc: CREATE_IN_PROGRESS", "Group: DELETE_IN_PROGRESS"]
+    if nat_gateway == "deleted":
+        assert error.value.what == f"{REASON}; all that was made is removed again"
+    else:
+        assert error.value.what == (
+            f"{REASON}; not all that was made is removed: still on the bill of t: NAT gateway nat-1"
+        )
+        assert error.value.next_step == "drumline aws down --name t removes it, or names what AWS cannot delete"
 
 
 @pytest.fixture(name="plan")
