@@ -38,7 +38,7 @@ def _request(plan: ClusterPlan) -> dict[str, Any]:
     tags = {
         stacks.TAG: plan.settings.name,
         stacks.OWNER_TAG: plan.parameters.get("Owner", ""),
-        stacks.PRICE_TAG: "" if plan.node_price is None else f"{plan.node_price:g}",
+        **stacks.price_tags(plan.costs),
     }
     return {
         "StackName": plan.settings.stack,

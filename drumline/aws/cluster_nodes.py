@@ -82,12 +82,13 @@ def status_lines(account: Account) -> Iterator[str]:
 def _cluster_lines(account: Account, stack: Stack) -> Iterator[str]:
     given = parameters_of(stack)
     name = tags_of(stack)[TAG]
-    hours = (datetime.now(UTC) - stack["CreationTime"]).total_seconds() / 3600
+    now = datetime.now(UTC)
+    age = duration((now - stack["CreationTime"]).total_seconds())
     nodes = nodes_of(account, name)
     yield (
         f"{name}: {stack['StackStatus']}, {len(nodes)} of {given.get('NodeCount')} x {given.get('InstanceType')} "
-        f"({given.get('Market')}) run in {given.get('Zone')} since {duration(hours * 3600)}; "
-        f"so far {price_words(stack, hours)}; ends at {given.get('EndsAt')} at the latest"
+        f"({given.get('Market')}) run in {given.get('Zone')} since {age}; "
+        f"so far {price_words(stack, now)}; ends at {given.get('EndsAt')} at the latest"
     )
     yield f"  made by {owner_of(stack)} at {made_at(stack)}"
     yield from (f"  {node.address}  {node.public_address or '-'}  {node.id}" for node in nodes)

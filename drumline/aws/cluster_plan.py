@@ -36,10 +36,6 @@ class ClusterPlan:
     volume_price: float | None
     notes: tuple[str, ...]
 
-    @property
-    def node_price(self) -> float | None:
-        return self.costs[0].unit_price
-
     def template(self) -> str:
         text = TEMPLATE.read_text(encoding="utf-8")
         return text.replace(MORE_CARDS, "".join(_card_lines(self.hardware)) if self.has_cards else "")
@@ -60,11 +56,9 @@ class ClusterPlan:
         yield f"end     {given['EndsAt']} at the latest" + (f"; {idle}" if settings.idle_minutes else "")
         yield from (f"check   {note}" for note in self.notes)
         yield from (f"price   {cost.what}: {prices.dollars(cost.an_hour)} an hour" for cost in self.costs)
-        known = sum(cost.an_hour or 0 for cost in self.costs)
-        hour, day, most = (prices.dollars(known * hours) for hours in (1, prices.HOURS_A_DAY, settings.hours))
-        yield f"price   together {hour} an hour, {day} a day, at most {most} until its end"
+        yield from (f"price   {line}" for line in prices.total_lines(self.costs, settings.hours))
         month = prices.dollars(self.volume_price)
-        yield f"price   beside it EFS: {month} for a GB a month, and more for each GB read or written"
+        yield f"price   beside it traffic, and EFS: {month} for a GB a month, and more for each GB read or written"
 
 
 def make_plan(account: Account, settings: ClusterSettings) -> ClusterPlan:
@@ -211,16 +205,21 @@ def _check_ceiling(settings: ClusterSettings, price: float | None) -> None:
 def _costs(
     account: Account, settings: ClusterSettings, parameters: Mapping[str, str], price: float | None
 ) -> Iterator[prices.Cost]:
-    """The nodes first."""
+    """What is paid by the hour."""
     nodes = settings.nodes
-    yield prices.Cost(f"{nodes} x {settings.type} ({settings.market})", price, nodes)
+    instances = f"{nodes} x {settings.type} ({settings.market})"
+    if settings.spot:
+        yield prices.Cost(instances, price, nodes, highest_price=settings.max_price)
+    else:
+        yield prices.fixed_cost(instances, price, nodes)
     month = prices.listed_price(account, "disk")
     disk_price = None if month is None else month / prices.HOURS_A_MONTH
-    yield prices.Cost(f"{nodes} x disk of {settings.disk} GiB", disk_price, nodes * settings.disk)
+    yield prices.fixed_cost(f"{nodes} x disk of {settings.disk} GiB", disk_price, nodes * settings.disk)
     if parameters["PublicAddress"] == "true":
-        yield prices.Cost(f"{nodes} x public address", prices.listed_price(account, "address"), nodes)
+        yield prices.fixed_cost(f"{nodes} x public address", prices.listed_price(account, "address"), nodes)
     if parameters["NatGateway"] == "true":
-        yield prices.Cost("NAT gateway, without what passes through it", prices.listed_price(account, "nat"))
+        what = "NAT gateway until `down`, without what passes through it"
+        yield prices.fixed_cost(what, prices.listed_price(account, "nat"), ends_with_nodes=False)
 
 
 def _card_lines(hardware: Hardware) -> Iterator[str]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from drumline.aws.account import Account
+from drumline.text import join_names
 
 HOURS_A_DAY = 24
 HOURS_A_MONTH = 730
@@ -39,11 +40,50 @@ class Cost:
 
     what: str
     unit_price: float | None
+    """Now; None: unknown."""
     units: float = 1.0
+    highest_price: float | None = None
+    """What it may become; None: unknown, as that of a spot instance without a limit."""
+    ends_with_nodes: bool = True
+    """Otherwise it is paid until `down`."""
 
     @property
     def an_hour(self) -> float | None:
         return None if self.unit_price is None else self.unit_price * self.units
+
+    @property
+    def most_an_hour(self) -> float | None:
+        return None if self.highest_price is None else self.highest_price * self.units
+
+
+def fixed_cost(what: str, price: float | None, units: float = 1.0, *, ends_with_nodes: bool = True) -> Cost:
+    """Of the price list: it stays as it is."""
+    return Cost(what, price, units, highest_price=price, ends_with_nodes=ends_with_nodes)
+
+
+def total(amounts: Iterable[float | None]) -> float | None:
+    """None where a part is unknown."""
+    parts = list(amounts)
+    return None if None in parts else sum(part for part in parts if part is not None)
+
+
+def total_lines(costs: Sequence[Cost], hours: float) -> Iterator[str]:
+    """All parts together: now, and until the end. A part without a price is named."""
+    unknown = [cost.what for cost in costs if cost.unit_price is None]
+    hour = total(cost.an_hour for cost in costs)
+    if hour is None:
+        rest = sum(cost.an_hour or 0 for cost in costs)
+        yield f"together unknown: no price is known of {join_names(unknown)}; the rest is {dollars(rest)} an hour"
+    else:
+        yield f"together {dollars(hour)} an hour, {dollars(hour * HOURS_A_DAY)} a day"
+    most = total(cost.most_an_hour for cost in costs)
+    if most is not None:
+        yield f"until its end at most {dollars(most * hours)}"
+    elif hour is None:
+        yield "until its end unknown"
+    else:
+        now = dollars(hour * hours)
+        yield f"until its end unknown: spot prices change ({now} at the price of now); --max-price limits them"
 
 
 def listed_price(account: Account, product: str, **attributes: str) -> float | None:
@@ -80,6 +120,7 @@ def spot_prices(account: Account, instance_type: str) -> dict[str, float]:
 
 
 def dollars(amount: float | None) -> str:
+    """The amount, or that it is unknown."""
     if amount is None:
         return "unknown"
     return f"${amount:,.2f}" if amount >= 1 else f"${amount:.4f}"

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from datetime import UTC
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from drumline.aws.account import Account, AwsError
 from drumline.aws.cluster_settings import STACK_PREFIX, ClusterSettings
-from drumline.aws.prices import dollars
+from drumline.aws.prices import Cost, dollars, total
 from drumline.errors import UsageError, as_list
 
 TAG = "drumline:cluster"
 OWNER_TAG = "drumline:owner"
-PRICE_TAG = "drumline:price"
+NODES_PRICE_TAG = "drumline:nodes-usd-per-hour"
+STACK_PRICE_TAG = "drumline:stack-usd-per-hour"
 POLL_S = 5.0
 Progress = Callable[[str], None]
 Stack = Mapping[str, Any]
@@ -116,8 +117,28 @@ def _not_deleted(account: Account, stack: str) -> AwsError:
     )
 
 
-def price_words(stack: Stack, hours: float) -> str:
-    """What the nodes have cost at most, from the price when the cluster was made."""
-    price = tags_of(stack).get(PRICE_TAG)
-    nodes = int(parameters_of(stack).get("NodeCount", "0"))
-    return f"at most {dollars(float(price) * nodes * hours)}" if price else "unknown"
+def price_tags(costs: Sequence[Cost]) -> dict[str, str]:
+    """What `status` needs: the most that an hour may cost; no tag where that is unknown."""
+    parts = {
+        NODES_PRICE_TAG: [cost.most_an_hour for cost in costs if cost.ends_with_nodes],
+        STACK_PRICE_TAG: [cost.most_an_hour for cost in costs if not cost.ends_with_nodes],
+    }
+    totals = {tag: total(amounts) for tag, amounts in parts.items()}
+    return {tag: f"{amount:.6f}" for tag, amount in totals.items() if amount is not None}
+
+
+def price_words(stack: Stack, now: datetime) -> str:
+    """What the cluster has cost at most since it was made: its nodes until their end, and the rest until now."""
+    tags = tags_of(stack)
+    if NODES_PRICE_TAG not in tags or STACK_PRICE_TAG not in tags:
+        return "at an unknown price (one that changes, such as a spot price without --max-price, or is on no list)"
+    made = stack["CreationTime"]
+    end = parameters_of(stack).get("EndsAt")
+    nodes_until = now if end is None else min(now, datetime.fromisoformat(end))
+    nodes_price = float(tags[NODES_PRICE_TAG]) * _hours(nodes_until - made)
+    stack_price = float(tags[STACK_PRICE_TAG]) * _hours(now - made)
+    return f"at most {dollars(nodes_price + stack_price)}, beside EFS and traffic"
+
+
+def _hours(time: timedelta) -> float:
+    return time.total_seconds() / 3600

@@ -142,8 +142,9 @@ def _state(described: Mapping[str, Any]) -> str:
 def kept_lines(account: Account, settings: ClusterSettings, kept: list[Billed]) -> Iterator[str]:
     for one in kept:
         size = f"{file_size(one.size)}, as EFS last counted" if one.size else "size not counted yet"
-        month = dollars(listed_price(account, "volume"))
-        yield f"kept the volume {one.id} ({size}), which costs {month} for a GB a month; up uses it again"
+        month = listed_price(account, "volume")
+        cost = "whose price is unknown" if month is None else f"which costs {dollars(month)} for a GB a month"
+        yield f"kept the volume {one.id} ({size}), {cost}; up uses it again"
         yield f"delete it with its data: drumline aws down --name {settings.name} --delete-data"
     things = "no instance, disk, address or NAT gateway"
     yield f"nothing else of {settings.name} is on the bill: {things} has its tag in {account.region}"

@@ -20,7 +20,7 @@ from drumline.aws.cluster_nodes import status_lines
 from drumline.aws.cluster_plan import TEMPLATE, ClusterPlan, own_network
 from drumline.aws.cluster_settings import ClusterSettings
 from drumline.aws.offers import Hardware, find_image
-from drumline.aws.prices import Cost
+from drumline.aws.prices import fixed_cost
 from drumline.errors import MissingExtraError
 from tests.unit.aws.test_template import load
 
@@ -150,13 +150,14 @@ def test_everything_is_tagged_and_a_failed_stack_deletes_itself(made: Callable[.
         settings=ClusterSettings(name="t"),
         hardware=G6,
         parameters={},
-        costs=(Cost("nodes", 4.5),),
+        costs=(fixed_cost("nodes", 4.5),),
         volume_price=None,
         notes=(),
     )
     request = _request(plan)
-    tags = [{"Key": "drumline:cluster", "Value": "t"}, {"Key": "drumline:price", "Value": "4.5"}]
-    assert (request["Tags"], request["OnFailure"]) == (tags, "DELETE")
+    tags = {tag["Key"]: tag["Value"] for tag in request["Tags"]}
+    prices = {"drumline:nodes-usd-per-hour": "4.500000", "drumline:stack-usd-per-hour": "0.000000"}
+    assert (tags, request["OnFailure"]) == ({"drumline:cluster": "t", **prices}, "DELETE")
     found = made(name="t")
     tag = {"Key": "drumline:cluster", "Value": "t"}
     assert {**tag, "PropagateAtLaunch": True} in found["Nodes"]["Tags"]
@@ -192,16 +193,18 @@ def test_ssh_from_me_is_the_address_that_aws_sees(monkeypatch: pytest.MonkeyPatc
 
 def test_status_lists_every_cluster_and_what_it_has_cost(account: Account, stub: Stub) -> None:
     def stack(name: str, hours: float, price: str, tag: str = "drumline:cluster") -> dict[str, Any]:
-        given = {"NodeCount": "2", "InstanceType": "g6.12xlarge", "Market": "spot", "Zone": "us-east-1a", "EndsAt": "E"}
+        given = {"NodeCount": "2", "InstanceType": "g6.12xlarge", "Market": "spot", "Zone": "us-east-1a"}
+        given["EndsAt"] = "2099-01-01T00:00:00Z"
+        costs = {"drumline:nodes-usd-per-hour": price, "drumline:stack-usd-per-hour": "0"}
         return {
             "StackName": f"drumline-{name}",
             "StackStatus": "CREATE_COMPLETE",
             "CreationTime": datetime.now(UTC) - timedelta(hours=hours),
             "Parameters": [{"ParameterKey": key, "ParameterValue": value} for key, value in given.items()],
-            "Tags": [{"Key": tag, "Value": name}, {"Key": "drumline:price", "Value": price}],
+            "Tags": [{"Key": key, "Value": value} for key, value in {tag: name, **costs}.items()],
         }
 
-    stacks = [stack("new", 1, "0.5"), stack("other", 1, "9", tag="theirs"), stack("old", 100, "2")]
+    stacks = [stack("new", 1, "1"), stack("other", 1, "9", tag="theirs"), stack("old", 100, "4")]
     stub("cloudformation", "describe_stacks", {"Stacks": stacks})
     for _ in range(2):
         stub("ec2", "describe_instances", {"Reservations": []})
@@ -211,7 +214,7 @@ def test_status_lists_every_cluster_and_what_it_has_cost(account: Account, stub:
     assert foreign.startswith("drumline-other: not a cluster of drumline")
     assert old.startswith("old: CREATE_COMPLETE, 0 of 2 x g6.12xlarge (spot) run in us-east-1a since 4")
     assert "; so far at most $400.0" in old
-    assert "; so far at most $1.00; ends at E at the latest" in new
+    assert "; so far at most $1.00, beside EFS and traffic; ends at 2099-01-01T00:00:00Z at the latest" in new
     assert count == "2 clusters in us-east-1"
 
 

@@ -105,7 +105,8 @@ def test_a_cluster_from_nothing_to_nothing(
     quota = "quota 'Running On-Demand G and VT instances': 96 vCPUs, 0 in use, 8 needed"
     assert f"check   {quota}" in planned
     # Two instances, 300 GiB and two addresses.
-    assert "price   together $8.30 an hour, $199.20 a day, at most $199.20 until its end" in planned
+    assert "price   together $8.30 an hour, $199.20 a day" in planned
+    assert "price   until its end at most $199.20" in planned
     assert list(inventory(cloud)) == [], "plan touched something"
 
     assert drumline("up")[-3].startswith("t is up: 2 nodes at 172.")
