@@ -117,8 +117,8 @@ soak-restarts: .venv/ready tools ## repeated restarts under gloo, on two hosts a
 soak-faults: .venv/ready tools ## hundreds of faults on two hosts: which rank is named, how soon, how many steps are lost; compared with torchrun
 	$(BIN)/python -m tests.multinode.faults --count 360 --plain 3
 
-soak-storm: .venv/ready tools ## one launch with a fault every 45 s, unattended: does it recover, how much time is spent training
-	$(BIN)/python -m tests.multinode.storm --minutes 13
+soak-storm: .venv/ready tools ## one launch with a fault every 40 s for 30 minutes, unattended: does it recover, how much time is spent training
+	$(BIN)/python -m tests.multinode.storm
 
 soak-calm: .venv/ready tools ## 10,000 healthy steps with pauses of every kind: no false alarm
 	$(BIN)/python -m tests.multinode.faults --false-alarms

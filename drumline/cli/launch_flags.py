@@ -33,7 +33,8 @@ ANYWHERE: FlagTable = {
     "max-restarts": (
         CountOrZero,
         "N",
-        f"How often failed ranks are restarted [{TASK_RESTARTS} for a task, which resumes from its newest checkpoint; "
+        "How often failed ranks are restarted without getting any further: a job that makes progress is never given up "
+        f"[{TASK_RESTARTS} for a task, which resumes from its newest checkpoint; "
         f"{SCRIPT_RESTARTS} for a script, which may start over each time].",
     ),
     "grace": (NotNegative, "SECONDS", f"How long ranks may take to exit after a SIGTERM [{DEFAULT_GRACE_S:g}]."),

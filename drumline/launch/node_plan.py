@@ -47,6 +47,11 @@ class NodePlan:
     address: str | None = None
     """The address of this node for the others, if it was given."""
     max_restarts: int = 0
+    """How often failed ranks are restarted without getting any further."""
+    restarts_used: int = 0
+    """How many of these were used before this attempt, at `reached_step`."""
+    reached_step: int = 0
+    """The furthest step of the attempts before; 0 where steps are not known."""
     min_nodes: int | None = None
     """The job continues with this many nodes when others are missing; None: all are needed."""
     peers: tuple[str, ...] = ()

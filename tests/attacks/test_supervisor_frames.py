@@ -26,6 +26,7 @@ WHOLE: dict[str, dict[str, Any]] = {
     "started": {"ranks": [0], "world_size": 1, "start": 0, "restarts_left": 0},
     "diagnosis": {"alarm": "hang", "action": "stop", "sentence": "x", "was_printed": False, "is_last": True},
     "ended": {"code": 1, "last_lines": ["x"]},
+    "progress": {"reached_step": 3, "counted_step": 0},
     "failed": {"rank": 0, "code": 1, "at": 1.5, "restarts_left": 1, "last_lines": ["x"]},
     "lines": {"rank": None, "stream": "out", "lines": ["x"]},
     "heartbeat": {"number": 1, "now": 2.0},

@@ -110,6 +110,33 @@ def test_nodes_whose_ranks_are_all_ended_at_once_restart_together_once(tmp_path:
         assert sum(count for line, count in lines.items() if "restarting the ranks" in line) == 1
 
 
+# As SIDECAR, with the furthest step of its ranks: 10 more in each start, until they stay at 30.
+GETS_FURTHER = SIDECAR.replace(
+    "for path in pids:",
+    """step = min(10 * max(starts()), 30)
+(folder / "furthest-step").write_text(str(step))
+for path in pids:""",
+    1,
+)
+
+
+@pytest.mark.parametrize("num_nodes", [1, 2])
+def test_a_restart_counts_only_against_the_same_step(tmp_path: Path, num_nodes: int) -> None:
+    (tmp_path / "sidecar.py").write_text(GETS_FURTHER)
+    words = ["--max-restarts", "1", "stands.py", "hang", "restart", str(num_nodes)]
+    if num_nodes == 1:
+        ended = finish(start("--procs", "1", *words, cwd=tmp_path))
+    else:
+        port = free_port()
+        files = [env_file(tmp_path, f"{rank}.env", nodes=2, rank=rank, port=port) for rank in range(2)]
+        ended = finish(*(start("--env-file", file, *words, cwd=tmp_path) for file in files))
+    assert [code for code, *_ in ended] == [70] * num_nodes, ended
+    for rank in range(num_nodes):
+        assert len(starts_of(tmp_path, rank)) == 4, "three get further; the fourth does not, and no restart is left"
+    if num_nodes == 1:
+        assert ended[0][2].count("restarting the ranks (restart 1 of 1)") == 3
+
+
 def test_a_watched_script_is_run_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
         "import os, sys\nfrom pathlib import Path\n"

@@ -18,6 +18,7 @@ from tests.multinode.faults.plain import PlainResult
 from tests.multinode.faults.reading import Said, again, is_of_a_slow_start, said_in, sentences_on, steps_of
 from tests.multinode.faults.report import is_fine, report
 from tests.multinode.faults.table import make_table
+from tests.multinode.storm.strikes import Strike, Timeline, judge, table
 
 STOPPED = Said(10.0, "hang", "stopped", "b", 3, "hang: rank 3 on b is stopped by a signal")
 
@@ -102,3 +103,40 @@ def test_the_table_counts_what_is_missing() -> None:
     assert re.split(r" *\| *", row.strip("| "))[1:5] == ["4", "3", "3.5, 5.0", "none"]
     assert "nothing in 30" in row
     assert "0 of 1" in row
+
+
+def test_a_storm_is_read_from_events_steps_and_the_screen(tmp_path: Path) -> None:
+    events = tmp_path / "run" / "events"
+    events.mkdir(parents=True)
+    killed = event("failure", 101.0, rank=1, host="b", cause="killed", message="failure: rank 1 on b was killed")
+    cut = event("stall", 203.0, rank=None, host="b", cause="unreachable", message="stall: no heartbeat from b")
+    late_cut = event("stall", 303.0, rank=None, host="a", cause="unreachable", message="stall: no heartbeat from a")
+    (events / "watch.jsonl").write_text(f"{killed}\n{cut}\n{late_cut}\n")
+    lines = [event("start", 0.0)]
+    lines += [event("train", float(step), step=step) for step in range(1, 101)]
+    lines += [event("start", 105.0)]
+    lines += [event("train", 9.0 + step, step=step) for step in range(97, 192)]  # again from step 97, at 106 s
+    lines += [event("train", 20.0 + step, step=step) for step in range(192, 401)]  # after a pause until 212 s
+    (events / "rank-00000.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    log = tmp_path / "screen"
+    log.write_text("words")
+    timeline = Timeline()
+    timeline.note(log)
+    strikes = [
+        Strike("kill", "b", 100.5, 0, rank=1),
+        Strike("cut_10", "b", 200.5, 0),
+        Strike("cut_5", "b", 300.5, 0),
+        Strike("sidecar", "b", 350.5, 0),
+        Strike("agent", "b", 380.5, 5),
+    ]
+    log.write_text("words the launcher's agent on b was killed by SIGKILL")
+    timeline.note(log)
+    judge(strikes, tmp_path, steps_of(tmp_path, tmp_path / "run"), log.read_bytes(), timeline)
+    assert [strike.is_right for strike in strikes] == [True, True, False, True, True]
+    assert [strike.right_s for strike in strikes[:4]] == [0.5, 2.5, None, None]
+    assert [strike.new_step_s for strike in strikes[:2]] == [5.5, 11.5]
+    assert [strike.steps_lost for strike in strikes[:2]] == [4, 0]
+    rows = table(strikes, steps_of(tmp_path, tmp_path / "run")).splitlines()
+    assert rows[2].startswith("| agent | 1 | 1 | ")
+    assert "| cut_10 | 1 | 1 | 2.5, 2.5 | 11.5, 11.5 | 0, 0 |" in rows[3]
+    assert rows[-1].startswith("| **all** | 5 | 4 |")

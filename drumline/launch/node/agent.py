@@ -42,6 +42,8 @@ from drumline.text import how_it_ended
 # Ranks of a task that exit with one of these codes would do so again.
 FINAL_CODES = frozenset({ExitCode.USAGE, ExitCode.PREFLIGHT_FAILED, ExitCode.HANG})
 HEALTHY = RunResult(state=WorkerState.HEALTHY)
+# How often the step of the ranks is reported to the controller.
+PROGRESS_S = 2.0
 
 
 class RankFiles(LogsSpecs):
@@ -101,12 +103,14 @@ class NodeAgent(SignalledAgent):
         self._failure: FailureRecord | None = None
         """The failure of this start, as its ranks reported it."""
         self._failure_before: FailureRecord | None = None
+        self._progress_at = 0.0
 
     # Starting ranks
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         """A node may have failed because of another: a restart of all nodes counts once."""
         most, nodes = worker_group.spec.max_restarts, self.rendezvous
+        nodes.reached_step = max(nodes.reached_step, self.watch.furthest_step())
         with nodes.explained():
             while True:
                 nodes.restarts_used = max(nodes.restarts_used, most - max(0, self._remaining_restarts))
@@ -114,6 +118,7 @@ class NodeAgent(SignalledAgent):
                 with contextlib.suppress(dist.DistStoreError):
                     super()._rendezvous(worker_group)
                     break
+        nodes.counted_step = max(nodes.counted_step, nodes.reached_step)
         self._remaining_restarts = max(0, most - nodes.restarts_used)
 
     def _assign_worker_ranks(self, *args: Any, **kwargs: Any) -> list[Worker]:
@@ -143,6 +148,7 @@ class NodeAgent(SignalledAgent):
             start=self.files.num_starts - 1,
             restarts_left=self._remaining_restarts,
         )
+        self._report_progress()
         return ids
 
     def _variables(self) -> dict[str, str]:
@@ -185,6 +191,9 @@ class NodeAgent(SignalledAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         self._note_exits(worker_group)
         noted_at = time.monotonic()
+        if noted_at - self._progress_at > PROGRESS_S:
+            self.rendezvous.reached_step = max(self.rendezvous.reached_step, self.watch.furthest_step())
+            self._report_progress()
         if self.supervision.standby and not self.failed_first and self._remaining_restarts:
             self.supervision.standby.fill()
         self.raise_end_signal()
@@ -225,6 +234,8 @@ class NodeAgent(SignalledAgent):
                 self.watch.note_exit(rank, code)
             if code:
                 failures.append((failure_time(self.files.stderr(rank)), rank, code))
+        if failures:
+            self._count_progress([rank for _, rank, _ in failures])
         records = self._read_failures([rank for _, rank, _ in failures])
         followers = {rank for rank, record in records.items() if record.rank != rank}
         failures.sort(key=lambda failure: (failure[1] in followers, *failure))
@@ -242,6 +253,22 @@ class NodeAgent(SignalledAgent):
                 follows=rank in followers,
                 error=records[rank].error if rank in records else "",
             )
+
+    def _count_progress(self, ranks: Iterable[int]) -> None:
+        """A restart counts only against the same step: after progress all of them are left again."""
+        nodes = self.rendezvous
+        records = [record for rank in ranks if (record := self.files.failure(rank)) is not None]
+        steps = [record.step for record in records if record.step is not None]
+        nodes.reached_step = max(nodes.reached_step, self.watch.furthest_step(), *steps)
+        if nodes.reached_step > nodes.counted_step:
+            nodes.restarts_used = 0
+            self._remaining_restarts = self._worker_group.spec.max_restarts
+        self._report_progress()
+
+    def _report_progress(self) -> None:
+        self._progress_at = time.monotonic()
+        nodes = self.rendezvous
+        self.supervision.report("progress", reached_step=nodes.reached_step, counted_step=nodes.counted_step)
 
     def _read_failures(self, ranks: Iterable[int]) -> dict[int, FailureRecord]:
         """The failure records of ranks that have exited. If a restart cannot help, none is left."""
@@ -306,6 +333,7 @@ def run_agent(
     )
     with tempfile.TemporaryDirectory(prefix="drumline-agent-") as scratch:
         agent = NodeAgent(spec=spec, is_task=program.is_task, supervision=supervision, scratch=scratch, watch=watch)
+        agent._remaining_restarts = max(0, node.max_restarts - node.restarts_used)
         try:
             result: RunResult = agent.run()
             agent.check_preempted(agent.preempt_signal)

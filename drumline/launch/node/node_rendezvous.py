@@ -41,7 +41,7 @@ LINGER_S = 5.0
 FIRST_NOTICE_S = 15.0
 # What a node publishes about itself; if it does not listen for probes, there is no port.
 CARD: dict[str, type] = {
-    **dict.fromkeys(("rank", "port", "watch_port", "restarts"), int),
+    **dict.fromkeys(("rank", "port", "watch_port", "restarts", "counted_step", "reached_step"), int),
     **dict.fromkeys(("address", "host", "public", "nonce"), str),
 }
 
@@ -68,8 +68,12 @@ class NodeRendezvous(RendezvousHandler):
         """The secret of the ranks and sidecars of this round, on all nodes."""
         self.sidecars: tuple[str, ...] = ()
         """`ADDRESS:PORT` of each node's sidecar, in the order of the ranks of this round."""
-        self.restarts_used = 0
-        """How often the job was restarted after a failure on any node."""
+        self.restarts_used = node.restarts_used
+        """How often the job was restarted after a failure on any node, without getting further than `counted_step`."""
+        self.counted_step = node.reached_step
+        """The furthest step of all nodes when they joined."""
+        self.reached_step = node.reached_step
+        """The furthest step of this node's ranks."""
 
     def get_backend(self) -> str:
         return self.inner.get_backend()
@@ -114,10 +118,19 @@ class NodeRendezvous(RendezvousHandler):
         node_rank = [card["rank"] for card in in_order].index(self.node.node_rank)
         self.ranks_secret = self._ranks_secret(cards, results, info.rank, keys)
         self.sidecars = tuple(f"{card['address']}:{card['watch_port']}" for card in in_order)
-        self.restarts_used = max(card["restarts"] for card in cards)
+        self._count_restarts(cards)
         agents: Any = SealedStore(info.store, derived(self.ranks_secret, "agents"), "drumline/agents")
         place = RendezvousStoreInfo(in_order[0]["address"], in_order[0]["port"])
         return RendezvousInfo(agents, node_rank, info.world_size, place)
+
+    def _count_restarts(self, cards: Sequence[NodeCard]) -> None:
+        """The same on all nodes. A restart after progress is the first at its step."""
+        counted_step = max(card["counted_step"] for card in cards)
+        reached_step = max(card["reached_step"] for card in cards)
+        restarts = max(card["restarts"] for card in cards)
+        self.restarts_used = min(restarts, 1) if reached_step > counted_step else restarts
+        self.counted_step = max(counted_step, reached_step)
+        self.reached_step = self.counted_step
 
     def _ranks_secret(
         self, cards: Sequence[NodeCard], results: Sequence[NodeCard], number: int, keys: KeyPair | None
@@ -145,6 +158,7 @@ class NodeRendezvous(RendezvousHandler):
         rank, host = self.node.node_rank, self.membership.host(self.node.node_rank)
         mine = {"rank": rank, "host": host, "address": self.address, "port": _free_port(), **more}
         mine |= {"watch_port": _free_port(), "restarts": self.restarts_used}
+        mine |= {"counted_step": self.counted_step, "reached_step": self.reached_step}
         cards = self._exchange(store, info, "card", mine, **CARD)
         # After a network cut two groups may have joined separately, with the same numbers.
         return cards if cards and mine in cards else None

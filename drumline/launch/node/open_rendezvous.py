@@ -49,6 +49,8 @@ class SingleNodeRendezvous(RendezvousHandler):
 
     sidecars: tuple[str, ...] = ()
     restarts_used = 0
+    counted_step = 0
+    reached_step = 0
     restart_reason = ""
     is_leaving = has_lost_node = False
 

@@ -19,6 +19,8 @@ from pathlib import Path
 from drumline.untrusted import parse_json
 
 DIAGNOSIS, SIDECAR, REPORTED = "diagnosis.json", "sidecar.pid", "reported"
+FURTHEST_STEP = "furthest-step"
+"""The furthest step of the ranks of this node, which the sidecar writes about once a second."""
 # How long the sidecar may take to report why a rank has exited; it gathers evidence first.
 DIAGNOSIS_S = 4.0
 POLL_S = 0.05
@@ -116,6 +118,15 @@ class WatchFolder:
         if alarm not in ("hang", "failure") or (alarm, action) == ("hang", "report"):
             return None  # a stall, or a hang that was only reported: neither has ended a rank
         return SidecarDiagnosis(alarm, action, sentence, was_printed)
+
+    def furthest_step(self) -> int:
+        """The furthest step of the ranks of this start; 0: unknown."""
+        if self.current is None:
+            return 0
+        try:
+            return int((self.current / FURTHEST_STEP).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return 0
 
     def has_sidecar(self) -> bool:
         if self.current is None:

@@ -241,10 +241,21 @@ class Controller:
     # Ending
 
     @property
+    def reached_step(self) -> int:
+        return max(self.job.nodes[0].reached_step, *(remote.reached_step for remote in self.remotes))
+
+    @property
     def restarts_left(self) -> int:
-        """As counted by the agents, for all hosts together."""
-        counts = (remote.restarts_left for remote in self.remotes)
-        return min((count for count in counts if count is not None), default=self.job.nodes[0].max_restarts)
+        """As counted by the agents, for all hosts together: those that have seen a failure know whether it can be
+        helped. A host that is lost after progress leaves all of them."""
+        node = self.job.nodes[0]
+        failed = [remote for remote in self.remotes if remote.failures]
+        counted_step = max(node.reached_step, *(remote.counted_step for remote in self.remotes))
+        if not failed and self.reached_step > counted_step:
+            return node.max_restarts
+        counts = (remote.restarts_left for remote in failed or self.remotes)
+        left = node.max_restarts - node.restarts_used
+        return min((count for count in counts if count is not None), default=left)
 
     @property
     def may_restart(self) -> bool:

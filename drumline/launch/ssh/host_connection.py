@@ -40,6 +40,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "refused": {"problems": [[str]]},
     "started": {"ranks": [int], "world_size": int, "start": int, "restarts_left": int},
     "diagnosis": {"alarm": str, "action": str, "sentence": str, "was_printed": bool, "is_last": bool},
+    "progress": {"reached_step": int, "counted_step": int},
     "ended": {"code": int, "last_lines": [str]},
     "failed": {"rank": int, "code": int, "restarts_left": int, "at": (int, float), "last_lines": [str]},
     "lines": {"rank": (int, NoneType), "stream": str, "lines": [str]},

@@ -72,8 +72,20 @@ class HostsJob:
         """The nodes on these hosts, some of which may be spares."""
         return nodes_of_hosts(hosts, int(self.nodes[0].endpoint.rpartition(":")[2]), self.nodes)
 
-    def again(self, hosts: Sequence[Host], spares: Sequence[Host], *, restarts_left: int, first_start: int) -> HostsJob:
-        nodes = [replace(node, max_restarts=restarts_left, job=self.next_job) for node in self.placed(hosts)]
+    def again(
+        self,
+        hosts: Sequence[Host],
+        spares: Sequence[Host],
+        *,
+        restarts_used: int,
+        first_start: int,
+        reached_step: int = 0,
+    ) -> HostsJob:
+        """The next attempt."""
+        nodes = [
+            replace(node, restarts_used=restarts_used, reached_step=reached_step, job=self.next_job)
+            for node in self.placed(hosts)
+        ]
         return replace(
             self,
             job=self.next_job,

@@ -69,7 +69,8 @@ def _next_attempt(lost: Controller, *, max_restarts: int) -> Controller:
     job = lost.job.again(
         [remote.host for remote in lost.remotes],
         lost.reconnect.spares,
-        restarts_left=left,
+        restarts_used=max_restarts - left,
+        reached_step=lost.reached_step,
         first_start=max(lost.job.first_start, *(remote.num_starts for remote in lost.remotes)),
     )
     return Controller(job, lost.screen, lost)

@@ -65,6 +65,10 @@ class Remote:
     """How often ranks were started here, over all attempts of the launch."""
     restarts_left: int | None = None
     """As counted by its agent; None: it has not started ranks yet."""
+    reached_step: int = 0
+    """The furthest step of its ranks, over all attempts; 0 where steps are not known."""
+    counted_step: int = 0
+    """The furthest step when its ranks were last started."""
     failures: list[RankFailure] = field(default_factory=list)
     """Failures since the ranks were last started."""
     diagnosis: SidecarDiagnosis | None = None
@@ -157,6 +161,9 @@ class Remote:
             self.ranks, self.world_size, self.failures = frame["ranks"], frame["world_size"], []
             self.num_starts, self.restarts_left = frame["start"] + 1, frame["restarts_left"]
             self.diagnosis = None
+        elif kind == "progress":
+            self.reached_step = frame["reached_step"]
+            self.counted_step = frame["counted_step"]
         elif kind == "diagnosis":
             self.diagnosis = SidecarDiagnosis(frame["alarm"], frame["action"], frame["sentence"], frame["was_printed"])
         elif kind == "ended":

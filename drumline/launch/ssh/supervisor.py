@@ -27,7 +27,7 @@ from drumline.processes import Termination, descendants
 from drumline.text import signal_name
 from drumline.untrusted import make_own_folder, open_log
 
-PROTOCOL = 5
+PROTOCOL = 6
 PR_SET_CHILD_SUBREAPER = 36
 # After a cut of 10 s TCP retransmits within 13 s; a host that was cut off no longer than that is not lost.
 LEASE_S = 20.0

@@ -18,7 +18,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from drumline.launch.node.watch_folder import SIDECAR, hold
+from drumline.launch.node.watch_folder import FURTHEST_STEP, SIDECAR, hold
+from drumline.untrusted import replace_text
 from drumline.watch.diagnosis.diagnosis import Diagnosis
 from drumline.watch.diagnosis.evidence import is_done
 from drumline.watch.diagnosis.triggers import urgent_symptoms
@@ -63,6 +64,7 @@ class Sidecar:
         self._deciding: asyncio.Task[None] | None = None
         self._awake_s = 0.0
         self._heartbeat_at = self._status_at = self._decided_at = 0.0
+        self._furthest_step = 0
         self._rates = StepRates()
         self._tasks: set[asyncio.Task[None]] = set()
         self._errors: set[str] = set()
@@ -92,8 +94,11 @@ class Sidecar:
                 self._heartbeat_at = now
                 self._send_heartbeat()
             self._decide(now)
+            if is_urgent:
+                self._write_furthest_step()
             if now - self._status_at >= STATUS_S:
                 self._status_at = now
+                self._write_furthest_step()
                 self._write_status()
         await self._leave()
 
@@ -118,6 +123,14 @@ class Sidecar:
         message = {"kind": "heartbeat", "state": asdict(self.ranks.state), "is_last": is_last}
         for peer in self.options.peers:
             self.network.send(peer.node, message)
+
+    def _write_furthest_step(self) -> None:
+        """For the launcher: a job that makes progress is restarted again and again."""
+        step = max((rank.step for rank in self.ranks.state.ranks), default=0)
+        if step > self._furthest_step:
+            self._furthest_step = step
+            with contextlib.suppress(OSError):
+                replace_text(Path(self.options.folder, FURTHEST_STEP), str(step))
 
     def _write_status(self, *, is_last: bool = False) -> None:
         if not self.ranks.have_started or not self._leads():
@@ -181,6 +194,7 @@ class Sidecar:
         self._act_here(alarm, diagnosis, action, was_printed=is_printed(diagnosis))
 
     def _act_here(self, alarm: str, diagnosis: Diagnosis, action: str, *, was_printed: bool = False) -> None:
+        self._write_furthest_step()
         with contextlib.suppress(OSError):
             self.reporter.write_for_launcher(alarm, diagnosis, action, was_printed=was_printed)
         if action in ("restart", "stop"):

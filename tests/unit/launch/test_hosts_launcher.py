@@ -148,9 +148,34 @@ def test_a_lost_host_is_a_restart_while_that_is_allowed_and_may_help(
     assert bool(asyncio.run(lose()).lost) is is_restarted
 
 
+@pytest.mark.parametrize(
+    ("max_restarts", "reached_step", "failed_with", "left"),
+    [(3, 40, None, 0), (3, 41, None, 3), (0, 41, None, 0), (3, 41, 2, 2), (3, 41, 0, 0)],
+    ids=["the same step", "progress", "none are allowed", "counted by an agent", "a restart cannot help"],
+)
+def test_a_lost_host_after_progress_leaves_all_restarts(
+    screen: Screen, max_restarts: int, reached_step: int, failed_with: int | None, left: int
+) -> None:
+    async def lose() -> Controller:
+        controller = Controller(make_job("a", "b", max_restarts=max_restarts), screen)
+        for rank, remote in enumerate(controller.remotes):
+            hear(remote, "hello", host="x", protocol=PROTOCOL)
+            hear(remote, "started", ranks=[rank], world_size=2, start=0, restarts_left=0)
+            hear(remote, "progress", reached_step=40, counted_step=40)
+        a, b = controller.remotes
+        hear(b, "progress", reached_step=reached_step, counted_step=40)
+        if failed_with is not None:
+            hear(a, "failed", rank=0, code=1, at=1.0, restarts_left=failed_with, last_lines=[], start=0)
+        return controller
+
+    controller = asyncio.run(lose())
+    assert controller.reached_step == reached_step
+    assert controller.restarts_left == left
+
+
 def test_the_next_attempt_has_a_name_and_a_secret_of_its_own() -> None:
     job = make_job("a", "b")
-    again = job.again([Host("c"), Host("b")], [Host("a")], restarts_left=2, first_start=4)
+    again = job.again([Host("c"), Host("b")], [Host("a")], restarts_used=1, first_start=4, reached_step=40)
     spec = again.spec(again.nodes[0])
     assert spec["earlier"] == ("first",)
     assert spec["job"] == again.nodes[1].job != "first"
@@ -158,7 +183,8 @@ def test_the_next_attempt_has_a_name_and_a_secret_of_its_own() -> None:
     assert spec["first_start"] == 4
     assert spec["environment"] == {RESTARTED: "1"}
     assert again.nodes[1].endpoint == "c:29500", "the nodes meet at the new first one"
-    assert (again.nodes[0].address, again.nodes[0].max_restarts) == ("c", 2)
+    node = again.nodes[0]
+    assert (node.address, node.max_restarts, node.restarts_used, node.reached_step) == ("c", 3, 1, 40)
 
 
 @pytest.mark.parametrize(("grace_s", "waits_s", "reconnect_s"), [(0, 28, 60), (15, 40, 60), (50, 75, 95)])

@@ -105,6 +105,23 @@ def test_nodes_agree_on_a_secret_that_is_not_in_the_store_and_count_restarts_tog
     assert len(set(rounds)) == 4, "each round has a secret of its own"
 
 
+@pytest.mark.parametrize(("reached_step", "restarts_used"), [(40, 3), (41, 1)])
+def test_a_restart_after_progress_of_any_node_is_the_first_for_all(reached_step: int, restarts_used: int) -> None:
+    store = dist.HashStore()
+
+    def join(number: int) -> NodeRendezvous:
+        plan = replace(node_of(number, 3), restarts_used=number + 1, reached_step=40)
+        rendezvous = handler(Met(store, number, 3), plan)
+        rendezvous.reached_step = reached_step if number == 1 else 40
+        rendezvous.next_rendezvous()
+        return rendezvous
+
+    with ThreadPoolExecutor(3) as pool:
+        nodes = list(pool.map(join, range(3)))
+    assert [node.restarts_used for node in nodes] == [restarts_used] * 3
+    assert {(node.counted_step, node.reached_step) for node in nodes} == {(reached_step, reached_step)}
+
+
 def test_fewer_nodes_keep_their_order_without_a_gap_and_name_the_missing(capfd: pytest.CaptureFixture[str]) -> None:
     met = meet([3, 1], 4)
     assert [info.rank for _, info in met] == [1, 0]

@@ -172,3 +172,5 @@ def test_a_killed_rank_is_named_with_its_signal_and_its_step(run: Run) -> None:
     (line,) = run.said().splitlines()
     assert "SIGKILL" in line
     assert "step" in line
+    furthest_step = int((run.watch / "furthest-step").read_text())
+    assert furthest_step >= int(line.partition("at step ")[2].partition(",")[0]), "for the launcher"

@@ -1,0 +1,154 @@
+"""What came of each fault of a storm: the sentence about it, the next step, and how much of the time trained."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.multinode.faults.reading import Done, Said, again, said_in
+
+CAUSES = {"kill": "killed", "stop": "stopped", "exit": "left_early"}
+UNREACHABLE = ("cut_5", "cut_10", "cut_16", "power_off")
+AGENT_KILLED = "the launcher's agent on {host} was killed by SIGKILL"
+
+
+@dataclass
+class Strike:
+    """One fault: what, where and when; and what came of it."""
+
+    kind: str
+    host: str
+    time: float
+    screen_from: int
+    """How many bytes the launch had printed."""
+    rank: int | None = None
+    is_right: bool = False
+    right_s: float | None = None
+    """After how many seconds the right sentence came."""
+    new_step_s: float | None = None
+    steps_lost: int | None = None
+    effective: float | None = None
+    """Which part of the time until the next fault was spent on steps that were kept."""
+    sentences: list[str] = field(default_factory=list)
+
+
+class Timeline:
+    """When the launch had printed how much."""
+
+    def __init__(self) -> None:
+        self._sizes: list[tuple[float, int]] = []
+
+    def note(self, log: Path) -> None:
+        size = log.stat().st_size
+        if not self._sizes or size != self._sizes[-1][1]:
+            self._sizes.append((time.time(), size))
+
+    def time_of(self, position: int) -> float | None:
+        """When what is at this position had been printed."""
+        return next((noted_at for noted_at, size in self._sizes if size > position), None)
+
+
+def judge(strikes: Sequence[Strike], folder: Path, steps: list[Done], screen: bytes, timeline: Timeline) -> None:
+    """Fill in what came of each, from the events, the steps and the screen until the next one."""
+    sentences = said_in(folder)
+    for number, strike in enumerate(strikes):
+        following = strikes[number + 1] if number + 1 < len(strikes) else None
+        until = following.time if following else float("inf")
+        screen_until = following.screen_from if following else len(screen)
+        about = [said for said in sentences if strike.time <= said.time < until and _counts(said, strike)]
+        strike.sentences = [said.message for said in about]
+        _judge_step(strike, steps, until)
+        strike.effective = effective_time([step for step in steps if strike.time <= step.time < until], steps)
+        if strike.kind == "sidecar":
+            strike.is_right = not about
+        elif strike.kind == "agent":
+            words = AGENT_KILLED.format(host=strike.host).encode()
+            position = screen.find(words, strike.screen_from, screen_until)
+            printed_at = timeline.time_of(position) if position >= 0 else None
+            strike.is_right = printed_at is not None
+            strike.right_s = None if printed_at is None else printed_at - strike.time
+        else:
+            right = [said for said in about if _is_right(said, strike)]
+            strike.is_right = bool(right) and right[0] is about[0]
+            strike.right_s = right[0].time - strike.time if right else None
+
+
+def _counts(said: Said, strike: Strike) -> bool:
+    """A stall is a notice; it counts where it is the sentence that is waited for."""
+    return said.word != "stall" or (strike.kind in UNREACHABLE and said.cause == "unreachable")
+
+
+def _is_right(said: Said, strike: Strike) -> bool:
+    if strike.kind in UNREACHABLE:
+        return said.cause == "unreachable" and said.host == strike.host
+    return (said.cause, said.host, said.rank) == (CAUSES[strike.kind], strike.host, strike.rank)
+
+
+def _judge_step(strike: Strike, steps: list[Done], until: float) -> None:
+    """The next step is the first of the restarted job. Where nothing was restarted, it is the first one after the
+    longest pause."""
+    restarted = again(steps, strike.time)
+    if restarted.first_new_step is not None and restarted.first_new_step < until and strike.kind != "sidecar":
+        strike.new_step_s = restarted.first_new_step - strike.time
+        strike.steps_lost = restarted.steps_lost
+        return
+    before = [step for step in steps if step.time <= strike.time]
+    times = [step.time for step in before[-1:]] + [step.time for step in steps if strike.time < step.time < until]
+    pauses = list(itertools.pairwise(times))
+    if pauses:
+        _, resumed = max(pauses, key=lambda pause: pause[1] - pause[0])
+        strike.new_step_s = resumed - strike.time
+        strike.steps_lost = 0
+
+
+def effective_time(steps: Sequence[Done], all_steps: Sequence[Done] | None = None) -> float | None:
+    """Steps kept, at the pace of an undisturbed step, over the time from the first of these steps to the last."""
+    if len(steps) < 2:
+        return None
+    pace_s = statistics.median(
+        after.time - before.time
+        for before, after in itertools.pairwise(all_steps or steps)
+        if after.start == before.start
+    )
+    return (steps[-1].step - steps[0].step) * pace_s / (steps[-1].time - steps[0].time)
+
+
+def table(strikes: Sequence[Strike], steps: Sequence[Done]) -> str:
+    """In Markdown, one row for each kind."""
+    lines = [
+        "| kind | n | diagnosed right | right sentence after: median, longest (s) "
+        "| next step after: median, longest (s) | steps lost: median, most | effective time |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    kinds = sorted({strike.kind for strike in strikes})
+    lines += [_row(kind, [strike for strike in strikes if strike.kind == kind]) for kind in kinds]
+    whole = effective_time(steps)
+    lines.append(_row("**all**", strikes, effective=whole))
+    return "\n".join(lines)
+
+
+def _row(name: str, strikes: Sequence[Strike], *, effective: float | None = None) -> str:
+    if effective is None:
+        shares = [strike.effective for strike in strikes if strike.effective is not None]
+        effective = statistics.mean(shares) if shares else None
+    cells = [
+        name,
+        str(len(strikes)),
+        str(sum(strike.is_right for strike in strikes)),
+        _median_and_most([strike.right_s for strike in strikes], "{:.1f}"),
+        _median_and_most([strike.new_step_s for strike in strikes], "{:.1f}"),
+        _median_and_most([strike.steps_lost for strike in strikes], "{:.0f}"),
+        "-" if effective is None else f"{effective:.0%}",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _median_and_most(values: Sequence[float | None], form: str) -> str:
+    numbers = [value for value in values if value is not None]
+    if not numbers:
+        return "-"
+    return f"{form.format(statistics.median(numbers))}, {form.format(max(numbers))}"
