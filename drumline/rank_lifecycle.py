@@ -141,8 +141,9 @@ class RankLifecycle:
             error.add_note(f"[{self.place()}]")
         self.cleanup(broken=error is not None)
         if first is not None:
-            text = f"{self.place()} stopped because {first.place.clause('crashed')}: {first.error}"
-            raise SystemExit(paragraph(text).rstrip()) from None  # Python prints it
+            raise SystemExit(
+                paragraph(f"{self.place()} stopped because {first.sentence}").rstrip()
+            ) from None  # Python prints it
         if failed_save is not None:
             raise failed_save
 

@@ -38,10 +38,18 @@ class Failure:
     pid: int = field(default_factory=os.getpid)
     raised_by: Place | None = None
     """The rank of this pid, if it is another one: some errors are raised by all ranks together."""
+    is_assumed: bool = False
+    """Whether no rank has reported it: the ranks that lost a connection conclude it."""
+    diagnosis: str = ""
+    """The sidecar's sentence about it, where that names the cause, and no rank has reported it."""
 
     @property
     def origin(self) -> Place:
         return self.raised_by or self.place
+
+    @property
+    def sentence(self) -> str:
+        return self.diagnosis or f"{self.place.clause('crashed')}: {self.error}"
 
     def record(self) -> FailureRecord:
         """For the launcher."""
@@ -64,7 +72,8 @@ def claim_failure(
             return _reported(_wait_for_claim(store), mine)
     except RuntimeError:
         if rank_0_hosts_store and mine.origin.rank != 0:
-            return Failure(Place(rank=0), "the connection to the store, which it hosts, was lost", mine.exit_code)
+            what = "the connection to the store, which it hosts, was lost"
+            return Failure(Place(rank=0), what, mine.exit_code, is_assumed=True)
         return None
     if rank_0_hosts_store and mine.origin.rank == 0:
         time.sleep(CLAIM_WAIT_S)  # the store ends with this process; the others must read it first

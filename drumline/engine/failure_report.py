@@ -93,7 +93,7 @@ def _print_once(
         if not (is_log_shown and _append(log, text)):
             show(text, end="", stream=screen())
         return
-    line = paragraph(f"{place.clause('stopped')} because {first.place.clause('crashed')}: {first.error}")
+    line = paragraph(f"{place.clause('stopped')} because {first.sentence}")
     _append(log, line)
     if first.place.host != place.host and not environment.get(LOGS_SHOWN):  # its screen may be another one
         show(line, end="", stream=sys.stderr)

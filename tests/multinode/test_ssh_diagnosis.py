@@ -1,8 +1,11 @@
-"""What a launch over ssh does when sidecars have ended all ranks and say why. The sidecars here are stand-ins."""
+"""What a launch over ssh does when sidecars have ended all ranks, or name the rank that failed first."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+
+import pytest
 
 from tests.cli.test_diagnosis_command import SCRIPT, SENTENCE, SIDECAR, starts_of
 from tests.multinode import processes
@@ -35,3 +38,74 @@ def test_ranks_that_were_ended_on_all_hosts_restart_once_and_the_diagnosis_is_pr
     assert text.endswith(f"drumline: {SENTENCE}\ndrumline: logs in logs on each host\n")
     assert "failed first" not in text
     assert secret not in text + "".join(path.read_text() for path in (tmp_path / "logs").iterdir())
+
+
+LEAVES = """
+import os
+from drumline.tasks import ImageClassification
+
+class Leaves(ImageClassification):
+    defaults = {
+        "data.name": "digits", "model.widths": [4], "train.steps": 30, "train.batch_size": 64,
+        "checkpoint.every_steps": 2,
+    }
+    seen = 0
+
+    def loss(self, model, batch):
+        self.seen += 1
+        if self.seen == 6 and os.environ["RANK"] == "1":
+            os._exit(0)
+        return super().loss(model, batch)
+"""
+BLAMES_RANK_1 = "drumline: failure: rank 1 on b left the loop"
+
+
+def test_a_rank_that_exits_with_code_0_is_blamed_to_the_end(make_testbed: MakeTestbed, tmp_path: Path) -> None:
+    desk = Desk(make_testbed("a", "b", warm=True), tmp_path)
+    (tmp_path / "mine.py").write_text(LEAVES)
+    words = ["--hosts", "a,b", "--procs", "1", "--max-restarts", "1", "--logs", "logs", "--env", "OMP_NUM_THREADS=1"]
+    job = desk.launch(*words, "mine.py:Leaves", "--run", "run")
+    code, text = job.wait(120), job.text()
+    assert code == 1, text
+    assert "rank 0 on a crashed" not in text, "it lost its peer, as its log says"
+    assert "failed first" not in text, text
+    diagnosis, logs = text.splitlines()[-2:]
+    assert diagnosis.startswith(BLAMES_RANK_1), text
+    assert logs == "drumline: logs in logs on each host"
+    lines = (tmp_path / "run" / "events" / "rank-00000.jsonl").read_text().splitlines()
+    events = [json.loads(line) for line in lines]
+    recovered = [event for event in events if event["kind"] == "recovered"]
+    assert [(event["about_rank"], event["about_host"], event["cause"]) for event in recovered] == [
+        (1, "b", "left_early")
+    ]
+    log = (tmp_path / "run" / "logs" / "rank-00000.log").read_text()
+    assert "rank 0 on a stopped at step 5 because rank 1 on b left the loop" in log, log
+
+
+# When the sidecars watch: a job that ends within a second is not diagnosed.
+SCRIPT_THAT_LEAVES = """
+import os, time, torch
+from pathlib import Path
+import torch.distributed as dist
+dist.init_process_group("gloo")
+while not Path(os.environ["DRUMLINE_WATCH_DIR"], "sidecar.pid").exists():
+    time.sleep(0.02)
+for number in range(1000):
+    dist.all_reduce(torch.ones(4))
+    time.sleep(0.05)
+    if number == 40 and dist.get_rank() == 1:
+        os._exit(0)
+"""
+
+
+@pytest.mark.soak
+def test_a_script_whose_rank_exits_with_code_0_ends_with_the_diagnosis(
+    make_testbed: MakeTestbed, tmp_path: Path
+) -> None:
+    desk = Desk(make_testbed("a", "b", warm=True), tmp_path)
+    (tmp_path / "leaves.py").write_text(SCRIPT_THAT_LEAVES)
+    job = desk.launch("--hosts", "a,b", "--procs", "1", "--watch", "--logs", "logs", "leaves.py")
+    code, text = job.wait(120), job.text()
+    assert code == 1, text
+    assert "failed first" not in text, text
+    assert text.splitlines()[-2].startswith(BLAMES_RANK_1), text

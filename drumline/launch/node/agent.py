@@ -216,7 +216,7 @@ class NodeAgent(SignalledAgent):
             result.failures = {rank: result.failures[rank] for rank in self.failed_first}
             codes = {failure.exitcode for failure in result.failures.values()}
         self._read_failures(result.failures)
-        rank, first = first_failure(result)
+        rank, first = first_failure(result, None)
         if not self.failed_first:  # it exited between two checks
             self.watch.note_exit(rank, first.exitcode)
         # Do not wait for the sidecar if ranks were preempted, or have reported an error that a restart cannot fix.
@@ -350,14 +350,19 @@ def run_agent(
                 supervision.standby.close()
             rendezvous.warn_of_missing_nodes()
         if result.is_failed() and not agent.has_saved(result):
-            rank, failure = first_failure(result)
-            what, code = f"rank {rank} failed ({how_it_ended(failure.exitcode)})", ExitCode.TRAINING_FAILED
-            if agent.diagnosis is not None and agent.diagnosis.is_hang:
-                what, code = agent.diagnosis.sentence, ExitCode.HANG
+            rank, failure = first_failure(result, agent.diagnosis)
+            what = f"rank {rank} failed ({how_it_ended(failure.exitcode)})"
+            code = ExitCode.TRAINING_FAILED
+            if agent.diagnosis is not None:
+                what = agent.diagnosis.sentence if agent.diagnosis.is_hang else agent.diagnosis.what
+                code = ExitCode.HANG if agent.diagnosis.is_hang else code
             rendezvous.publish_failure(what, code)
         rendezvous.shutdown()
     return result, agent.diagnosis
 
 
-def first_failure(result: RunResult) -> tuple[int, ProcessFailure]:
+def first_failure(result: RunResult, diagnosis: SidecarDiagnosis | None) -> tuple[int, ProcessFailure]:
+    """The rank that the diagnosis blames, if it has failed here; otherwise the earliest failure of this node."""
+    if diagnosis is not None and diagnosis.rank in result.failures:
+        return diagnosis.rank, result.failures[diagnosis.rank]
     return min(result.failures.items(), key=lambda item: item[1].timestamp)

@@ -90,7 +90,7 @@ def _run_guarded(node: NodePlan, program: Program, supervision: Supervision, wat
         return ExitCode.INTERRUPTED
     if not result.is_failed():
         return ExitCode.SUCCESS
-    rank, failure = first_failure(result)
+    rank, failure = first_failure(result, diagnosis)
     if is_here:
         report_failure(rank, failure.exitcode, program, diagnosis, watch.current)
     if diagnosis is not None and diagnosis.is_hang:

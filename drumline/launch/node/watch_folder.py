@@ -38,10 +38,17 @@ class SidecarDiagnosis:
     alarm: str
     """`hang` or `failure`."""
     action: str
-    """`restart`, `stop` or `report`."""
+    """`restart`, `stop`, `report` or `none`."""
     sentence: str
     was_printed: bool = False
     """Whether it was already printed on this screen."""
+    what: str = ""
+    """The sentence without the alarm, and without what to do."""
+    rank: int | None = None
+    """The rank that it blames; None: the whole host."""
+    host: str = ""
+    is_ranks_error: bool = False
+    """Whether it only repeats the error of that rank, which prints it with its traceback."""
 
     @property
     def is_hang(self) -> bool:
@@ -52,8 +59,8 @@ class SidecarDiagnosis:
         return self.action == "stop"
 
     def explains_more(self, rank_code: int, *, is_task: bool) -> bool:
-        """Whether it explains the failure better than the rank that failed first, which may have printed its error."""
-        return self.is_hang or rank_code < 0 or not is_task
+        """Whether it explains more than the error that a rank with this exit code has printed."""
+        return not self.is_ranks_error or self.is_hang or rank_code < 0 or not is_task
 
 
 class WatchFolder:
@@ -96,28 +103,12 @@ class WatchFolder:
             path.with_suffix(".partial").replace(path)
 
     def wait_for_diagnosis(self, deadline: float) -> SidecarDiagnosis | None:
-        """Waits while the sidecar runs, until the deadline (monotonic)."""
-        while True:
-            if (diagnosis := self.diagnosis()) is not None:
-                return diagnosis
-            if time.monotonic() >= deadline or not self.has_sidecar():
-                return self.diagnosis()  # it may have written it just before it exited
-            time.sleep(POLL_S)
+        """The sidecar's diagnosis of this start. Waits while the sidecar runs, until the deadline (monotonic)."""
+        return None if self.current is None else wait_for_diagnosis(self.current, deadline)
 
     def diagnosis(self) -> SidecarDiagnosis | None:
         """The sidecar's diagnosis of this start, if it has ended ranks."""
-        if self.current is None:
-            return None
-        try:
-            record = parse_json((self.current / DIAGNOSIS).read_bytes())
-            alarm, action, found = record["alarm"], record["action"], record["diagnosis"]
-            sentence = f"{alarm}: {found['what']}. Try: {found['next_step']}"
-            was_printed = bool(record.get("was_printed"))
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
-            return None
-        if alarm not in ("hang", "failure") or (alarm, action) == ("hang", "report"):
-            return None  # a stall, or a hang that was only reported: neither has ended a rank
-        return SidecarDiagnosis(alarm, action, sentence, was_printed)
+        return None if self.current is None else read_diagnosis(self.current)
 
     def furthest_step(self) -> int:
         """The furthest step of the ranks of this start; 0: unknown."""
@@ -129,13 +120,49 @@ class WatchFolder:
             return 0
 
     def has_sidecar(self) -> bool:
-        if self.current is None:
-            return False
-        try:
-            os.kill(int((self.current / SIDECAR).read_text(encoding="utf-8")), 0)
-        except (OSError, ValueError):
-            return False
-        return True
+        return self.current is not None and has_sidecar(self.current)
+
+
+def wait_for_diagnosis(folder: Path, deadline: float) -> SidecarDiagnosis | None:
+    """Waits while the sidecar of this watch folder runs, until the deadline (monotonic)."""
+    while True:
+        if (diagnosis := read_diagnosis(folder)) is not None:
+            return diagnosis
+        if time.monotonic() >= deadline or not has_sidecar(folder):
+            return read_diagnosis(folder)  # it may have written it just before it exited
+        time.sleep(POLL_S)
+
+
+def read_diagnosis(folder: Path) -> SidecarDiagnosis | None:
+    """None: the sidecar has not diagnosed anything that has ended a rank."""
+    try:
+        record = parse_json((folder / DIAGNOSIS).read_bytes())
+        alarm = record["alarm"]
+        action = record["action"]
+        content = record["diagnosis"]
+        diagnosis = SidecarDiagnosis(
+            alarm=alarm,
+            action=action,
+            sentence=f"{alarm}: {content['what']}. Try: {content['next_step']}",
+            was_printed=bool(record.get("was_printed")),
+            what=content["what"],
+            rank=content.get("rank"),
+            host=content.get("host", ""),
+            is_ranks_error=bool(record.get("is_ranks_error")),
+        )
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+    if alarm not in ("hang", "failure") or (alarm, action) == ("hang", "report"):
+        return None  # a stall, or a hang that was only reported: neither has ended a rank
+    return diagnosis
+
+
+def has_sidecar(folder: Path) -> bool:
+    try:
+        os.kill(int((folder / SIDECAR).read_text(encoding="utf-8")), 0)
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def claim_report(folder: Path) -> bool:

@@ -103,12 +103,14 @@ def _report_end(controller: Controller) -> int:
     if controller.end_signal is not None:
         screen.report_last(interrupted(None, controller.job.program.words) if is_task else STOPPED)
         return ExitCode.INTERRUPTED
-    failures = in_order([failure for remote in controller.remaining for failure in remote.seen_failures()])
-    found = [remote.diagnosis for remote in controller.remaining if remote.diagnosis is not None]
+    diagnoses = [remote.diagnosis for remote in controller.remaining if remote.diagnosis is not None]
+    diagnosis = diagnoses[0] if diagnoses else None
+    seen_failures = [failure for remote in controller.remaining for failure in remote.seen_failures()]
+    failures = in_order(seen_failures, blamed=None if diagnosis is None else diagnosis.rank)
     # A rank's own last lines remain the last.
-    if failures and found and found[0].explains_more(failures[0].code, is_task=True):
-        screen.report_last(found[0].sentence)
-        return ExitCode.HANG if found[0].is_hang else exit_code_of(failures[0].code, is_task=is_task)
+    if failures and diagnosis is not None and diagnosis.explains_more(failures[0].code, is_task=True):
+        screen.report_last(diagnosis.sentence)
+        return ExitCode.HANG if diagnosis.is_hang else exit_code_of(failures[0].code, is_task=is_task)
     if failures:
         # A lost host was lost some time after its last frame.
         heard_at = [remote.connection.heard_at for remote in controller.remaining if remote.code is None]
@@ -126,17 +128,18 @@ def _report_end(controller: Controller) -> int:
     return exit_code_of(controller.ended_first.code, is_task=True)
 
 
-def in_order(failures: Sequence[RankFailure]) -> list[RankFailure]:
-    """Sorted, the first failure first: by what ranks of a task report about each other, then by time."""
-    return sorted(failures, key=lambda failure: (failure.is_follower, failure.at, failure.rank))
+def in_order(failures: Sequence[RankFailure], *, blamed: int | None = None) -> list[RankFailure]:
+    """Sorted, the first failure first: the rank that a diagnosis blames, then by what ranks of a task report about each
+    other, then by time."""
+    return sorted(failures, key=lambda failure: (failure.rank != blamed, failure.is_follower, failure.at, failure.rank))
 
 
 def last_messages(
     failures: Sequence[RankFailure], num_ranks: int, *, lost_first: bool = False
 ) -> Iterator[tuple[str, ...]]:
-    """What the user reads last: the first failure with its last lines, and all others in one line. `lost_first`: a
-    lost host, which was reported already, came first."""
-    later = in_order(failures)
+    """What the user reads last: the first failure with its last lines, and all others in one line. `failures`: the
+    first one first. `lost_first`: a lost host, which was reported already, came first."""
+    later = list(failures)
     if not lost_first:
         first = later.pop(0)
         if first.was_shown:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from drumline.errors import ExitCode
@@ -165,7 +165,8 @@ class Remote:
             self.reached_step = frame["reached_step"]
             self.counted_step = frame["counted_step"]
         elif kind == "diagnosis":
-            self.diagnosis = SidecarDiagnosis(frame["alarm"], frame["action"], frame["sentence"], frame["was_printed"])
+            names = (each.name for each in fields(SidecarDiagnosis))
+            self.diagnosis = SidecarDiagnosis(**{name: frame[name] for name in names if name in frame})
         elif kind == "ended":
             self.code, self.agent_lines = frame["code"], frame["last_lines"]
             self.ended.set()

@@ -6,23 +6,30 @@ DDPManager has one. The engine uses it too; to a user's script it is private.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 from drumline.config.schema import WatchConfig
 from drumline.distributed.failure import Failure, claim_failure, summary
 from drumline.distributed.start.live_nodes import LiveNodes
 from drumline.distributed.start.rank_rendezvous import Rendezvous
+from drumline.errors import Place
+from drumline.launch.node.watch_folder import wait_for_diagnosis
 from drumline.launch.rank_environment import watch_settings_from, write_failure
 from drumline.launch.topology import Topology
 from drumline.net.sealed_store import SealedStore
-from drumline.watch.failure_kind import failure_kind
+from drumline.watch.failure_kind import FailureKind, failure_kind
 from drumline.watch.heartbeat import HeartbeatWriter, Phase
 from drumline.watch.rank.compile_marks import CALLBACKS, CompileMarks
 from drumline.watch.rank.node_watch import NodeWatch
 from drumline.watch.rank.progress_monitor import ProgressMonitor
 from drumline.watch.rank.watched_rank import WatchedRank, watch_rank
+
+# How long a rank that has lost a peer waits for the sidecar's diagnosis, after it has waited for other ranks' reports.
+DIAGNOSED_S = 2.0
 
 
 class JobConnection:
@@ -77,13 +84,25 @@ class JobConnection:
 
     def claim_failure(self, error: BaseException, mine: Failure, *, environment: Mapping[str, str]) -> Failure | None:
         """Report to the other ranks and the launcher that this rank has failed. None: it failed first; otherwise the
-        earlier failure."""
+        earlier failure. If no rank has reported one, but this rank has lost a peer, the sidecar decides."""
         first = None
         if self.rendezvous is not None:
             by_rank_0 = not self.topology.agent_hosts_store and self.topology.world_size > 1
             first = claim_failure(self.rendezvous.store, mine, error, rank_0_hosts_store=by_rank_0)
+        if (first is None or first.is_assumed) and failure_kind(error) is FailureKind.LOST_PEER:
+            first = self._diagnosed_failure(mine) or first
         write_failure(environment, (first or mine).record())
         return first
+
+    def _diagnosed_failure(self, mine: Failure) -> Failure | None:
+        """The failure that the sidecar blames for the error of this rank; None: it blames this rank, or nobody yet."""
+        if self.watch_folder is None:
+            return None
+        diagnosis = wait_for_diagnosis(self.watch_folder, time.monotonic() + DIAGNOSED_S)
+        if diagnosis is None or diagnosis.rank == mine.place.rank:
+            return None
+        blamed = Place(host=diagnosis.host, rank=diagnosis.rank)
+        return replace(mine, place=blamed, raised_by=mine.origin, diagnosis=diagnosis.what)
 
     def stop_monitor(self) -> None:
         """Before the process group is destroyed."""

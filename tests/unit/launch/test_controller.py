@@ -96,11 +96,23 @@ DIAGNOSIS = {"alarm": "hang", "action": "stop", "sentence": "hang: rank 1 stands
 
 
 @pytest.mark.parametrize(
-    ("alarm", "code", "ends_with", "was_printed"),
-    [("hang", -9, 70, False), ("failure", -9, 1, True), ("failure", 7, 7, False)],
+    ("alarm", "code", "ends_with", "was_printed", "is_ranks_error"),
+    [
+        ("hang", -9, 70, False, False),
+        ("failure", -9, 1, True, True),
+        ("failure", 7, 7, False, False),
+        ("failure", 7, 7, False, True),
+    ],
 )
 def test_a_diagnosis_of_the_sidecars_is_printed_once_and_decides_the_code(
-    make: Make, said: Path, monkeypatch: pytest.MonkeyPatch, alarm: str, code: int, ends_with: int, was_printed: bool
+    make: Make,
+    said: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    alarm: str,
+    code: int,
+    ends_with: int,
+    was_printed: bool,
+    is_ranks_error: bool,
 ) -> None:
     monkeypatch.setattr(controller_module, "SETTLE_S", 0.01)
 
@@ -117,17 +129,18 @@ def test_a_diagnosis_of_the_sidecars_is_printed_once_and_decides_the_code(
         assert all(remote.diagnosis is None for remote in hosts)
         for rank, remote in enumerate(hosts):
             hear(remote, "failed", rank=rank, at=float(rank), **failed)
-            hear(remote, "diagnosis", **{**DIAGNOSIS, "alarm": alarm}, is_last=True)
+            told = {**DIAGNOSIS, "alarm": alarm, "rank": 1, "is_ranks_error": is_ranks_error}
+            hear(remote, "diagnosis", **told, is_last=True)
         return controller
 
     ended, lines = conclude(asyncio.run(go()), said)
     assert ended == ends_with
     first, *last = lines[1:] if was_printed else lines[2:]
     assert lines[1] == "drumline: hang: rank 1 stands. Try: look"
-    if code < 0:
+    if code < 0 or not is_ranks_error:
         assert (first, last) == (lines[1], ["drumline: logs in logs on each host"])
     else:
-        assert first == "drumline: rank 0 on a (exit code 7) failed first:"
+        assert first == "drumline: rank 1 on b (exit code 7) failed first:", "not the one that was earlier"
         assert "stands" not in "".join(last)
 
 

@@ -22,6 +22,8 @@ def test_the_earliest_is_first_unless_it_names_another() -> None:
     assert in_order([failure(1, 2.0), failure(0, 1.0)])[0].rank == 0
     follower = failure(0, 1.0, is_follower=True)
     assert in_order([follower, failure(1, 2.0, "x")])[0].rank == 1
+    assert in_order([failure(0, 1.0), failure(1, 2.0)], blamed=1)[0].rank == 1, "by the diagnosis"
+    assert in_order([failure(0, 1.0), failure(1, 2.0)], blamed=5)[0].rank == 0, "which may blame one that exited with 0"
 
 
 def test_the_others_are_one_line() -> None:

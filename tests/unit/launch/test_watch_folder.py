@@ -49,12 +49,20 @@ def test_a_diagnosis_is_read_once_it_is_complete(watch: WatchFolder) -> None:
     assert watch.diagnosis() is None, "that did not end a rank"
     (folder / "diagnosis.json").write_text(json.dumps(record))
     found = watch.diagnosis()
-    assert found == SidecarDiagnosis("hang", "stop", "hang: rank 1 stands. Try: look")
+    assert found == SidecarDiagnosis("hang", "stop", "hang: rank 1 stands. Try: look", what="rank 1 stands")
     assert (found.is_hang, found.is_final) == (True, True)
-    told = {**record, "alarm": "failure", "action": "restart", "was_printed": True}
+    told = {**record, "alarm": "failure", "action": "restart", "was_printed": True, "is_ranks_error": True}
+    told["diagnosis"] = {**DIAGNOSIS, "rank": 1, "host": "b"}
     (folder / "diagnosis.json").write_text(json.dumps(told))
     assert watch.diagnosis() == SidecarDiagnosis(
-        "failure", "restart", "failure: rank 1 stands. Try: look", was_printed=True
+        "failure",
+        "restart",
+        "failure: rank 1 stands. Try: look",
+        was_printed=True,
+        what="rank 1 stands",
+        rank=1,
+        host="b",
+        is_ranks_error=True,
     )
     watch.begin(1)
     assert watch.diagnosis() is None, "that of another start is none"
