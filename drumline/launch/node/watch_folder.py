@@ -148,7 +148,7 @@ def read_diagnosis(folder: Path) -> SidecarDiagnosis | None:
             what=content["what"],
             rank=content.get("rank"),
             host=content.get("host", ""),
-            is_ranks_error=bool(record.get("is_ranks_error")),
+            is_ranks_error=bool(content.get("is_ranks_error")),
         )
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None

@@ -73,6 +73,7 @@ class Diagnosis:
     is_certain: bool  # whether it cannot continue by itself
     since_s: float  # how long ago it began, as far as known
     num_blocked: int = 0  # how many ranks are blocked in a collective
+    is_ranks_error: bool = False  # whether it repeats the error of that rank, which reports it with its traceback
 
     def sentence(self, alarm: str) -> str:
         return f"{alarm}: {self.what.rstrip('.')}. Try: {self.next_step}"

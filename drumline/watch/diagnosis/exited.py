@@ -87,7 +87,8 @@ def find_lost_connection(evidence: Evidence) -> Diagnosis | None:
     next_step = "check the ends of all ranks' logs for what came first, and the network with drumline doctor"
     is_late = ago_s >= _WAIT_S or all(map(has_exited, ranks))
     is_certain = is_late and not _may_follow_a_lost_host(evidence, ago_s)
-    return evidence.diagnosis(first, cause, what, next_step, is_certain=is_certain, since_s=ago_s)
+    found = evidence.diagnosis(first, cause, what, next_step, is_certain=is_certain, since_s=ago_s)
+    return replace(found, is_ranks_error=cause is Cause.EXCEPTION and bool(first.failure))
 
 
 def _may_follow_a_lost_host(evidence: Evidence, ago_s: float) -> bool:
@@ -149,7 +150,8 @@ def _diagnosis(evidence: Evidence, rank: RankState, also: str = "") -> Diagnosis
     elif stopped:
         also += f"; {names(stopped)} {'is' if len(stopped) == 1 else 'are'} stopped by a signal"
     what = f"{name(rank)} {how}{also}"
-    return evidence.diagnosis(rank, cause, what, next_step, is_certain=True, since_s=_ago(rank) or 0.0)
+    found = evidence.diagnosis(rank, cause, what, next_step, is_certain=True, since_s=_ago(rank) or 0.0)
+    return replace(found, is_ranks_error=cause is Cause.EXCEPTION and bool(rank.failure))
 
 
 def _aborted_by_gloo(evidence: Evidence, first: RankState, own: list[RankState]) -> Diagnosis | None:

@@ -226,4 +226,4 @@ class Leader:
 
 def is_printed(diagnosis: Diagnosis) -> bool:
     """Whether the sidecar prints it; an error is printed by the rank itself, or by the launcher."""
-    return diagnosis.cause is not Cause.EXCEPTION
+    return not diagnosis.is_ranks_error

@@ -21,7 +21,7 @@ from drumline.metrics.events import JsonLines
 from drumline.terminal import print_message
 from drumline.untrusted import check_own_folder, make_own_folder, parse_json, read_regular, replace_text
 from drumline.watch.cluster_state import ClusterState
-from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis
+from drumline.watch.diagnosis.diagnosis import Diagnosis
 from drumline.watch.diagnosis.diagnosis_files import write_diagnosis
 from drumline.watch.sidecar.sidecar_options import SidecarOptions
 from drumline.watch.status_file import STATUS_FILE
@@ -73,13 +73,7 @@ class SidecarReporter:
 
     def write_for_launcher(self, alarm: str, diagnosis: Diagnosis, action: str, *, was_printed: bool) -> None:
         """In the watch folder, for the launcher, before anything is killed. `was_printed`: on this node's terminal."""
-        record = {
-            "alarm": alarm,
-            "action": action,
-            "was_printed": was_printed,
-            "is_ranks_error": diagnosis.cause is Cause.EXCEPTION,
-            "diagnosis": asdict(diagnosis),
-        }
+        record = {"alarm": alarm, "action": action, "was_printed": was_printed, "diagnosis": asdict(diagnosis)}
         replace_text(self._folder / DIAGNOSIS, json.dumps(record))
 
     def notify(self, kind: str, *, rank: int | None, host: str, message: str, what: str = "", step: int = 0) -> None:

@@ -51,8 +51,8 @@ def test_a_diagnosis_is_read_once_it_is_complete(watch: WatchFolder) -> None:
     found = watch.diagnosis()
     assert found == SidecarDiagnosis("hang", "stop", "hang: rank 1 stands. Try: look", what="rank 1 stands")
     assert (found.is_hang, found.is_final) == (True, True)
-    told = {**record, "alarm": "failure", "action": "restart", "was_printed": True, "is_ranks_error": True}
-    told["diagnosis"] = {**DIAGNOSIS, "rank": 1, "host": "b"}
+    told = {**record, "alarm": "failure", "action": "restart", "was_printed": True}
+    told["diagnosis"] = {**DIAGNOSIS, "rank": 1, "host": "b", "is_ranks_error": True}
     (folder / "diagnosis.json").write_text(json.dumps(told))
     assert watch.diagnosis() == SidecarDiagnosis(
         "failure",

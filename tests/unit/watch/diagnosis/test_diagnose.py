@@ -18,6 +18,7 @@ from drumline.watch.diagnosis.triggers import stop_symptoms
 from drumline.watch.diagnosis.watchdog import diagnose
 from drumline.watch.failure_kind import FailureKind
 from drumline.watch.heartbeat import Phase
+from drumline.watch.sidecar.leader import is_printed
 from drumline.watch.typed_json import from_json
 from tests.unit.watch.diagnosis.sample_ranks import (
     CLOSED,
@@ -302,6 +303,16 @@ def test_an_error_of_its_own_says_what_to_do(kind: FailureKind, next_step: str) 
     diagnosis = found(cluster(failed, *(dragged(r) for r in (0, 1, 3))))
     assert (diagnosis.cause, diagnosis.rank) == (Cause.EXCEPTION, 2)
     assert next_step in diagnosis.next_step
+
+
+def test_an_exit_code_without_an_error_is_no_report_of_the_rank() -> None:
+    raised = found(cluster(rank_state(2, phase=Phase.FAILED, failure="OSError: text"), dragged(0)))
+    assert raised.is_ranks_error
+    assert not is_printed(raised), "the rank prints it with its traceback"
+    silent = found(cluster(ended(2, 9), dragged(0)))
+    assert silent.what.startswith("rank 2 on node-a exited with code 9")
+    assert not silent.is_ranks_error
+    assert is_printed(silent), "nobody else does"
 
 
 def test_only_lost_connections_name_the_first_and_say_that_it_is_none() -> None:
