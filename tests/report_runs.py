@@ -7,6 +7,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from blake3 import blake3
+
+from drumline.checkpoint import manifest
+from drumline.checkpoint.manifest import FileRecord, Manifest
+
 BEGIN = 1_790_000_000.0
 START_S, STEP_S, RESTART_S = 10.0, 0.1, 8.0
 LOG_EVERY, SAVE_EVERY = 5, 50
@@ -54,6 +59,16 @@ def write_run(
                 attempt.append({"kind": "end", "step": high, "time": moment, **_end(metric)})
             events += [{"number": place, "rank": rank, "host": HOST, **one} for place, one in enumerate(attempt)]
         append(folder, rank, *events)
+    return folder
+
+
+def write_checkpoint(root: Path, step: int) -> Path:
+    """A complete checkpoint, with an empty model."""
+    folder = root / f"step-{step:08d}"
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(b"")
+    files = {"model.safetensors": FileRecord(0, blake3(b"").hexdigest())}
+    (folder / "manifest.json").write_bytes(manifest.render(Manifest(step, "", {}, files)))
     return folder
 
 

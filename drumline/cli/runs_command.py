@@ -19,7 +19,7 @@ HELP = """\
 usage: drumline runs [DIR] [--json]
 
 Lists the run folders in DIR [runs], the last changed first: task, state, step, result, size, and how long ago a file of
-it was last written. States:
+it was last written. `ended early`: a hook, such as EarlyStopping, ended it before its last step. States:
 
   running     a job trains in it, as far as this machine can see
   done, preempted, failed
@@ -58,6 +58,8 @@ def run(argv: Sequence[str]) -> int:
 
 def _cells(one: ListedRun) -> tuple[str, ...]:
     steps = f"{one.step:,}" + (f"/{one.total_steps:,}" if one.total_steps else "")
+    if one.stopped is not None:
+        steps += " (ended early)"
     # The loss is there anyway; what the task measures says more.
     names = sorted(one.metrics, key=lambda name: name == "loss")[:MAX_METRICS]
     result = ", ".join(f"{name} {metric_text(name, one.metrics[name])}" for name in names)

@@ -160,7 +160,7 @@ class LogTraining(Action):
             "train",
             step=step,
             epoch=context.epoch,
-            lr=float(job.optimizer.param_groups[0]["lr"]),
+            lr=job.rates.highest(),
             **asdict(speed),
             seconds_left=throughput.seconds_for(context.total_steps - step),
             **numbers,

@@ -352,7 +352,7 @@ def count_steps(job: Job, train: TrainConfig, progress: Progress) -> int:
     # Not by the number of steps, which a smaller batch raises, too.
     if stopped is not None and stopped["unit"] == length["unit"] and stopped["length"] >= length["length"]:
         return progress.step
-    return _steps_of_settings(job, train, progress)
+    return steps_of_settings(job, train, progress)
 
 
 def run_length(train: TrainConfig) -> dict[str, Any]:
@@ -362,9 +362,9 @@ def run_length(train: TrainConfig) -> dict[str, Any]:
     return {"unit": "epochs", "length": train.epochs or 1}
 
 
-def _steps_of_settings(job: Job, train: TrainConfig, progress: Progress) -> int:
-    """Epochs are passes over the data, so if the user has changed the batch since, the remaining epochs have a
-    different number of steps."""
+def steps_of_settings(job: Job, train: TrainConfig, progress: Progress) -> int:
+    """How many steps the settings ask for. Epochs are passes over the data, so if the user has changed the batch since,
+    the remaining epochs have a different number of steps."""
     if train.steps is not None:
         return train.steps
     if isinstance(job.loader, StreamLoader):

@@ -23,6 +23,11 @@ class LearningRates:
         self._own = [float(group["lr"]) for group in optimizer.param_groups]
         self.peak = max(self._own)
         """The highest rate of a group."""
+        self._highest_group = self._own.index(self.peak)
+
+    def highest(self) -> float:
+        """The rate of the latest step, of the group whose peak is the highest. Waits for a rate on the device."""
+        return float(self._optimizer.param_groups[self._highest_group]["lr"])
 
     def set(self, step: int, total_steps: int) -> None:
         """Before optimizer step `step`, counted from 0. A rate on the device is overwritten there, without waiting."""

@@ -20,7 +20,7 @@ from drumline.checkpoint.retention import best
 from drumline.config.schema import Config
 from drumline.data.sharding import Cursor, plan_step
 from drumline.distributed.failure import summary
-from drumline.engine.job import Progress, flat
+from drumline.engine.job import Progress, flat, steps_of_settings
 from drumline.engine.run_context import RunContext
 from drumline.engine.run_folder import RunFolder
 from drumline.errors import log
@@ -169,6 +169,10 @@ def start_clock(environment: Mapping[str, str], *, is_alone: bool) -> StartClock
 def report_start(context: RunContext) -> None:
     request, job = context.request, context.job
     train, world_size, per_epoch = request.config.train, job.ddp.world_size, job.loader.steps_per_epoch
+    total_steps = context.total_steps
+    if context.progress.stopped is not None:
+        # A hook has ended the run before its last step: that is not the length that was asked for.
+        total_steps = max(total_steps, steps_of_settings(job, train, context.progress))
     context.reporter.report(
         "start",
         task=request.task,
@@ -185,8 +189,9 @@ def report_start(context: RunContext) -> None:
         shards=train.shards if train.exact == "elastic" else None,
         precision=train.precision,
         lr=job.rates.peak,
-        epochs=train.epochs or (per_epoch and -(-context.total_steps // per_epoch)),
-        total_steps=context.total_steps,
+        lr_groups=len(job.optimizer.param_groups),
+        epochs=train.epochs or (per_epoch and -(-total_steps // per_epoch)),
+        total_steps=total_steps,
     )
 
 

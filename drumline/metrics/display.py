@@ -136,12 +136,18 @@ def opening_page(event: Event) -> Page:
         ("model", f"{event['model_parameters']:,} parameters, {event['precision']}"),
         ("data", data),
         ("batch", batch),
-        ("rate", f"{event['lr']:.3g} at its peak"),
+        ("rate", _peak_rate(event)),
         ("length", f"{plural(event['epochs'], 'epoch')}, {steps}" if event["epochs"] else steps),
         ("run folder", str(event["run"])),
     ]
     place = ", ".join(name for name in (event["device"], event["backend"]) if name)
     return Page(f"{event['task']} on {ranks} ({place})", rows, [])
+
+
+def _peak_rate(event: Event) -> str:
+    rate = f"{event['lr']:.3g} at its peak"
+    num_groups = event.get("lr_groups", 1)
+    return rate if num_groups == 1 else f"{rate}, the highest of {num_groups} parameter groups"
 
 
 def closing_page(event: Event) -> Page:

@@ -7,7 +7,8 @@ event has `time` (Unix seconds), `number` (from 0 in each process: a gap is a lo
 | kind         | fields                                                                                        |
 | ------------ | --------------------------------------------------------------------------------------------- |
 | `start`      | task, world_size, device, backend, model_parameters, train_samples, eval_samples, batch_size, |
-|              | batch_size_per_rank, accumulate, shards if elastic, precision, lr, epochs, total_steps, run   |
+|              | batch_size_per_rank, accumulate, shards if elastic, precision, lr: the peak, lr_groups: how   |
+|              | many parameter groups, epochs, total_steps: as many as were asked for, run                    |
 | `resume`     | epoch, path: the checkpoint that the run resumes from                                         |
 | `recovered`  | cause, about_rank, about_host: the fault before the restart; seconds from it to the first     |
 |              | step, seconds_to_diagnosis, lost_steps: steps that were repeated (null: unknown)              |
@@ -37,6 +38,7 @@ event has `time` (Unix seconds), `number` (from 0 in each process: a gap is a lo
 |              | step (null: none did)                                                                         |
 
 `signal` is a signal's name, or the text of a spot notice.
+`lr` is that of the parameter group with the highest peak, in `start` and in `train`.
 The numbers of samples and epochs are null for a stream, whose length is unknown.
 The two commands are null on several nodes, where a rank does not know its launcher's arguments.
 Samples, tokens and TFLOP a second are those of all ranks. `tokens_per_s` is null if the data is not tokens,

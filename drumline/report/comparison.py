@@ -45,10 +45,11 @@ def facts_of(run: RunData, goodput: Goodput) -> dict[str, str]:
     if type(best := run.end.get("best_step")) is int:
         facts["best checkpoint"] = f"step {best:,}"
     facts |= _speeds(run)
-    facts["time"] = duration(goodput.total_s)
-    facts["goodput"] = f"{goodput.share:.1%}"
-    facts["restarts"] = str(run.num_restarts)
-    facts["saves"] = f"{run.num_saves:,}"
+    if not run.is_own_loop:
+        facts["time"] = duration(goodput.total_s)
+        facts["goodput"] = f"{goodput.share:.1%}"
+        facts["restarts"] = str(run.num_restarts)
+        facts["saves"] = f"{run.num_saves:,}"
     if (stopped := text(run.end.get("stopped"))[:200]) and run.state == "done":
         facts["stopped"] = stopped
     return facts | _job_facts(run)

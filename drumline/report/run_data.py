@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from drumline.engine.run_folder import RunFolder
-from drumline.engine.run_status import RunState, RunStatusReader
+from drumline.engine.run_status import RunStatusReader
 from drumline.errors import UsageError
 from drumline.metrics.display import event_line, metrics_of
 from drumline.report.curves import SCALING, Curve, Curves, evenly
@@ -29,6 +29,7 @@ from drumline.report.event_sample import (
 )
 from drumline.report.goodput import AttemptTimes
 from drumline.report.heat_map import PhaseTimes
+from drumline.report.run_list import OWN_LOOP, FolderState, folder_state, newest_step
 from drumline.scale.profile_result import ProfileResult, read_profile
 from drumline.scale.profile_words import headline
 from drumline.scale.scaling_plot import efficiency_lines
@@ -73,7 +74,7 @@ class RunData:
     """Everything that the page shows of one run."""
 
     path: Path
-    state: RunState
+    state: FolderState
     message: str
     """How it ended, or why its state is not known."""
     facts: dict[str, Any] = field(default_factory=dict)
@@ -101,6 +102,11 @@ class RunData:
     profile_headline: str = ""
 
     @property
+    def is_own_loop(self) -> bool:
+        """Whether it has checkpoints, and no events: a loop of the user's own."""
+        return self.state == OWN_LOOP
+
+    @property
     def num_restarts(self) -> int:
         return sum(attempt.is_restart for attempt in self.attempts)
 
@@ -116,6 +122,9 @@ def read_run(path: Path) -> RunData:
         run.num_bytes, run.num_bytes_read = (size := files[0].lstat().st_size), min(size, RANK_0_BYTES)
         for event in sampled_events(files[0], most_bytes=RANK_0_BYTES):
             _add(run, curves, event)
+    if not run.attempts and folder_state(folder, has_events=False) == OWN_LOOP:
+        run.state = OWN_LOOP
+        run.step = newest_step(folder)
     run.curves, run.num_dropped = curves.found(), curves.num_dropped
     for rank in files.keys() - {0}:
         for event in sampled_events(files[rank], most_bytes=max(1 << 16, OTHER_BYTES // len(files)), kind="phases"):

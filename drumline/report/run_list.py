@@ -7,24 +7,34 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from drumline.audit.verify import is_run
+from drumline.checkpoint.catalog import STEP_NAME, check_sizes, folders
+from drumline.checkpoint.manifest import CorruptCheckpointError
 from drumline.engine.run_folder import RunFolder
 from drumline.engine.run_status import RunState, RunStatusReader
+from drumline.errors import CheckpointError
 from drumline.metrics.display import metrics_of
-from drumline.report.event_sample import WINDOW_BYTES, sampled_events, text
+from drumline.report.event_sample import MAX_STEP, WINDOW_BYTES, sampled_events, text
 from drumline.untrusted import TEXT_BYTES, parse_toml, read_regular
+
+OWN_LOOP: Final = "own loop"
+"""It has checkpoints of `ddp.checkpoint`, and no events."""
+FolderState = RunState | Literal["corrupt", "own loop"]
+MAX_REASON = 200
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListedRun:
     run: Path
     task: str
-    state: RunState | Literal["corrupt", "own loop"]
-    """`own loop`: it has checkpoints of `ddp.checkpoint`, and no events."""
+    state: FolderState
     step: int
+    """The latest that rank 0 reported; of an own loop, that of the newest complete checkpoint."""
     total_steps: int | None
+    stopped: str | None
+    """Why a hook ended the run before its last step; None: none did."""
     metrics: dict[str, float]
     """Of the latest evaluation."""
     num_bytes: int
@@ -46,19 +56,42 @@ def listed(path: Path) -> ListedRun:
     last = {event["kind"]: event for event in events}
     start, end, evaluated = (last.get(kind, {}) for kind in ("start", "end", "evaluation"))
     total, ended = start.get("total_steps"), end.get("metrics")
+    state = folder_state(folder, has_events=bool(events))
     return ListedRun(
         run=path,
         task=text(start.get("task")),
-        state=_state(folder, has_events=bool(events)),
-        step=max((event["step"] for event in events), default=0),
+        state=state,
+        step=max(event["step"] for event in events) if events else newest_step(folder),
         total_steps=total if type(total) is int else None,
+        stopped=text(end.get("stopped"))[:MAX_REASON] or None if state == "done" else None,
         metrics=metrics_of(evaluated or (ended if isinstance(ended, dict) else {})),
         num_bytes=num_bytes,
         changed=changed,
     )
 
 
-def _state(folder: RunFolder, *, has_events: bool) -> RunState | Literal["corrupt", "own loop"]:
+def newest_step(folder: RunFolder) -> int:
+    """The step of the newest checkpoint whose files have the sizes of its manifest; 0: there is none."""
+    try:
+        named = {STEP_NAME.fullmatch(path.name): path for path in folders(folder.checkpoints)}
+    except CheckpointError:
+        return 0
+    steps = {int(match[1]): path for match, path in named.items() if match is not None}
+    for step in sorted(steps, reverse=True):
+        if step < MAX_STEP and _is_complete(steps[step]):
+            return step
+    return 0
+
+
+def _is_complete(checkpoint: Path) -> bool:
+    try:
+        check_sizes(checkpoint)
+    except CorruptCheckpointError:
+        return False
+    return True
+
+
+def folder_state(folder: RunFolder, *, has_events: bool) -> FolderState:
     try:
         parse_toml(read_regular(folder.config_file, most=TEXT_BYTES).decode())
         has_settings = True
@@ -69,7 +102,7 @@ def _state(folder: RunFolder, *, has_events: bool) -> RunState | Literal["corrup
     state = RunStatusReader(folder.path).read().state
     if has_events or state == "running":
         return state
-    return "corrupt" if has_settings or os.path.lexists(folder.event_file(0)) else "own loop"
+    return "corrupt" if has_settings or os.path.lexists(folder.event_file(0)) else OWN_LOOP
 
 
 def _extent(path: Path) -> tuple[int, float]:

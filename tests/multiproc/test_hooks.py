@@ -14,6 +14,10 @@ from drumline.checkpoint import store
 from drumline.config.schema import CheckpointConfig, Config, DistConfig
 from drumline.errors import CheckpointError, UsageError
 from drumline.metrics.events import read_events
+from drumline.report.comparison import facts_of
+from drumline.report.goodput import Goodput
+from drumline.report.run_data import read_run
+from drumline.report.run_list import listed
 from tests.hooked_jobs import Failing, FailsInASchedule, Hooked, Recorded, Recorder, Stopped, Thawed, Unsavable
 from tests.jobs import assert_same_bits, make_config, newest, train_here
 from tests.multiproc.test_resume import EVERY_STEP, interrupted_at
@@ -76,6 +80,11 @@ def test_one_rank_asks_to_stop_and_all_end_after_the_next_log_line_also_after_a_
     assert note == (
         f"this run was stopped at step 4 ({reason}); raise train.epochs or train.steps, or start a new one with --fresh"
     )
+    assert [event["total_steps"] for event in events_of(tmp_path, "start")] == [10, 10, 10]
+    listed_run = listed(tmp_path)
+    assert (listed_run.step, listed_run.total_steps, listed_run.stopped) == (4, 10, reason)
+    facts = facts_of(read_run(tmp_path), Goodput())
+    assert (facts["steps"], facts["stopped"]) == ("4 of 10", reason)
     with pytest.raises(UsageError, match=r"has finished at step 4, and was trained with other settings: optim\.lr"):
         train_here(replace(config, optim=replace(config.optim, lr=0.5)), Stopped, tmp_path)
     with pytest.raises(

@@ -64,6 +64,14 @@ def test_every_group_has_its_own_rate_times_the_factor_of_the_step() -> None:
     assert [group["lr"] for group in optimizer.param_groups] == [0.25, 0.005]
 
 
+def test_the_rate_in_the_log_is_of_the_group_with_the_highest_peak_like_the_header() -> None:
+    first, second = nn.Linear(4, 6), nn.Linear(2, 2)
+    optimizer = SGD([{"params": first.parameters(), "lr": 0.01}, {"params": second.parameters(), "lr": 0.5}])
+    rates = LearningRates(optimizer, OptimConfig(schedule="linear"))
+    rates.set(2, 4)
+    assert (rates.peak, rates.highest()) == (0.5, 0.25)
+
+
 @pytest.mark.parametrize("factor", [-0.1, float("nan"), "1", torch.tensor(1.0)])
 def test_a_schedule_that_gives_no_factor_is_refused(factor: Any) -> None:
     rates = LearningRates(SGD(nn.Linear(2, 2).parameters(), lr=0.5), OptimConfig(), lambda step, total: factor)

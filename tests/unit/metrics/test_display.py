@@ -312,3 +312,8 @@ def test_the_cursor_and_the_streams_are_left_as_found_however_it_ends(
     if ending != "end":
         assert " 31/460" in on_screen(stream.getvalue())  # the last state stays on the screen
     live.close()  # once more does no harm
+
+
+def test_the_header_says_which_group_the_rate_is_of(stream: io.StringIO) -> None:
+    make_display("plain", stream)(event("start", **{**START, "lr_groups": 3}))
+    assert "at its peak, the highest of 3 parameter groups\n" in stream.getvalue()

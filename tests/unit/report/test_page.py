@@ -13,13 +13,15 @@ from typing import Any
 
 import pytest
 
+from drumline.cli.runs_command import _cells
 from drumline.errors import UsageError
 from drumline.report import page as page_module
 from drumline.report.goodput import goodput_of
 from drumline.report.page import MAX_BYTES, render_page, write_report
 from drumline.report.run_data import read_run
+from drumline.report.run_list import listed
 from drumline.scale.profile_result import write_profile
-from tests.report_runs import BEGIN, append, write_run
+from tests.report_runs import BEGIN, append, write_checkpoint, write_run
 from tests.unit.scale.test_profile_result import example
 from tests.unit.watch.diagnosis.test_diagnosis_files import told
 
@@ -150,7 +152,7 @@ def test_a_profile_in_which_no_rank_is_waited_for_names_none(tmp_path: Path) -> 
 
 def test_a_run_without_events_has_a_page(tmp_path: Path) -> None:
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-    assert "state stopped" in text_of(render_page([read_run(tmp_path / "run")]))
+    assert "state own loop steps 0" in text_of(render_page([read_run(tmp_path / "run")]))
 
 
 @pytest.mark.parametrize(
@@ -187,3 +189,21 @@ def test_only_a_live_page_loads_itself_again(tmp_path: Path, refresh_s: float | 
     page = render_page([read_run(write_run(tmp_path / "run"))], refresh_s=refresh_s)
     is_live = refresh_s is not None
     assert ('<meta http-equiv="refresh" content="5">' in page, 'data-refresh="5"' in page) == (is_live, is_live)
+
+
+def test_the_page_of_an_own_loop_has_its_newest_checkpoint_and_no_times(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "own" / "checkpoints", 120)
+    page = text_of(render_page([read_run(tmp_path / "own")]))
+    assert "state own loop steps 120" in page
+    assert "A loop of your own writes checkpoints and no events: there are no times and curves of it." in page
+    assert "goodput" not in page
+
+
+def test_a_run_that_a_hook_ended_early_is_shown_as_such(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", ranks=1, steps=100)
+    events = run / "events" / "rank-00000.jsonl"
+    ended = events.read_text().replace('"total_steps": 100', '"total_steps": 1000')
+    events.write_text(ended.replace('"best_step": 50', '"best_step": 50, "stopped": "loss did not improve"'))
+    assert "steps 100 of 1,000" in text_of(render_page([read_run(run)]))
+    assert "stopped loss did not improve" in text_of(render_page([read_run(run)]))
+    assert _cells(listed(run))[:4] == (str(run), "digits", "done", "100/1,000 (ended early)")

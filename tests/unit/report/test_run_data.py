@@ -17,7 +17,7 @@ from drumline.report.heat_map import make_heat_map
 from drumline.report.run_data import read_run
 from drumline.report.run_list import list_runs
 from drumline.scale.scaling_result import MeasuredSize, Measurement, write_scaling
-from tests.report_runs import append, write_run
+from tests.report_runs import append, write_checkpoint, write_run
 
 OLD_RUN = Path(__file__).parents[2] / "data" / "run-0.1"
 
@@ -224,7 +224,9 @@ def test_runs_are_listed_by_time_and_damaged_ones_are_listed_as_such(tmp_path: P
         for path in folder.rglob("*"):
             os.utime(path, (2e9 - age, 2e9 - age))
     (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "checkpoints").mkdir()
+    write_checkpoint(tmp_path / "own" / "checkpoints", 80)
+    write_checkpoint(tmp_path / "own" / "checkpoints", 120)
+    (write_checkpoint(tmp_path / "own" / "checkpoints", 160) / "model.safetensors").write_bytes(b"incomplete")
     (tmp_path / "no run").mkdir()
     found = list_runs(tmp_path)
     assert [(one.run.name, one.state) for one in found] == [
@@ -234,6 +236,8 @@ def test_runs_are_listed_by_time_and_damaged_ones_are_listed_as_such(tmp_path: P
         ("killed", "stopped"),
         ("own", "own loop"),
     ]
+    own = found[-1]
+    assert (own.step, own.total_steps, own.stopped) == (120, None, None)
     newest = found[0]
     assert (newest.task, newest.step, newest.total_steps, newest.changed) == ("digits", 200, 200, 2e9)
     assert newest.metrics == {"loss": 0.015, "accuracy": 0.9}
