@@ -141,6 +141,10 @@ class NonFiniteError(TrainingError):
     """A loss or a weight is NaN or infinite: after a restart the same steps would lead to it."""
 
 
+class UnusedParametersError(TrainingError):
+    """A step leaves out parameters that other ranks may wait for: after a restart the same batch would lead to it."""
+
+
 class TrialError(TrainingError):
     """A kind of step ran out of memory while `--train.step auto` tried it: a restart does not try it again."""
 

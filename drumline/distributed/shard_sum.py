@@ -16,7 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from drumline.errors import TrainingError
+from drumline.distributed.wrap import NAMED, USE_OR_FIND
+from drumline.errors import TrainingError, UnusedParametersError
+from drumline.text import join_names
 
 Part = TypeVar("Part")
 # torch 2.13 renamed this, and warns about the old name, which earlier versions need.
@@ -169,11 +171,10 @@ class ShardSum:
         if self._find_unused:
             self._ever_used |= self._used
         elif len(self._used) < len(self._parameters):
-            unused = next(name for name in self._parameters if name not in self._used)
-            raise TrainingError(
-                f"the loss of shard {shard} does not use the parameter {unused}",
-                next_step="use every parameter in every batch, freeze it (requires_grad=False), or set "
-                "--dist.find_unused_parameters",
+            unused = [name for name in self._parameters if name not in self._used]
+            raise UnusedParametersError(
+                f"the loss of shard {shard} does not use these parameters: {join_names(unused, most=NAMED)}",
+                next_step=USE_OR_FIND,
             )
         self._used.clear()
 

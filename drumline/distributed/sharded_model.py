@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from drumline.distributed.block_use import BlockUse, can_find_unused
 from drumline.distributed.blocks import find_blocks
 from drumline.distributed.group import keep_group, set_timeout
 from drumline.distributed.shards import own_parts
@@ -42,14 +43,27 @@ class ShardingPlan:
     timeout_s: float = 600.0
 
 
+def is_sharded_block(module: nn.Module) -> bool:
+    """Whether the module holds shards: `fully_shard` has changed its class."""
+    return hasattr(module, "set_requires_gradient_sync")
+
+
 class ShardedModel(Applied):
     """A sharded model; called as `Applied` is."""
 
     def __init__(self, model: nn.Module, mesh: Any, plan: ShardingPlan, device: torch.device) -> None:
         super().__init__(model)
         self.plan, self.mesh, self.device = plan, mesh, device
+        sharded = {name: module for name, module in model.named_modules() if is_sharded_block(module)}
+        self.use = BlockUse(sharded, mode=plan.mode, finds_unused=plan.finds_unused)
         # A forward pass without a backward pass would leave parameters gathered, and the optimizer changes the shards.
         model.register_forward_hook(lambda *_: None if torch.is_grad_enabled() else self.reshard())
+
+    def forward(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        self.use.begin_pass()
+        result = super().forward(function, *arguments)
+        self.use.end_forward()
+        return result
 
     @property
     def replica_group(self) -> Any:
@@ -88,7 +102,7 @@ class ShardedModel(Applied):
     def reshard(self) -> None:
         """Free what is gathered of the parameters."""
         for module in self.model.modules():
-            if hasattr(module, "set_requires_gradient_sync"):
+            if is_sharded_block(module):
                 module.reshard()  # type: ignore[operator]
 
     @torch.no_grad()
@@ -179,7 +193,7 @@ def check_parameters(model: nn.Module) -> None:
 
 
 def _reduce_unused(model: Any) -> None:
-    if not hasattr(model, "set_reduce_scatter_unused_params"):
+    if not can_find_unused():
         raise UsageError(
             f"torch {torch.__version__} cannot find unused parameters of a sharded model",
             next_step="use torch 2.13 or newer, or --dist.mode ddp",

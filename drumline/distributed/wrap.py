@@ -22,6 +22,12 @@ from drumline.errors import UsageError
 from drumline.text import join_names
 
 SMALL_BATCH = 16
+NAMED = 5
+"""Parameters in a message."""
+USE_OR_FIND = (
+    "use them in every batch, freeze them (requires_grad=False), or set --dist.find_unused_parameters (drumline "
+    "doctor TASK tries several)"
+)
 # torch 2.13 renamed this option, and warns about the old name, which earlier versions need.
 _BUFFER_OPTION = (
     "forward_sync_buffers"

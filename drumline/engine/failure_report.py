@@ -25,7 +25,16 @@ from drumline.engine.output import screen
 from drumline.engine.run_folder import RunFolder
 from drumline.engine.steps.capture_checks import user_line
 from drumline.engine.steps.eager import TrainStep
-from drumline.errors import DrumlineError, ExitCode, NonFiniteError, Place, TrainingError, TrialError, UsageError
+from drumline.errors import (
+    DrumlineError,
+    ExitCode,
+    NonFiniteError,
+    Place,
+    TrainingError,
+    TrialError,
+    UnusedParametersError,
+    UsageError,
+)
 from drumline.launch.rank_environment import LOGS_SHOWN, ErrorRecord, write_error
 from drumline.launch.topology import let_first_rank_report, topology_from
 from drumline.manager import DDPManager
@@ -100,11 +109,13 @@ def _print_once(
 
 
 def can_restart(error: BaseException, *, has_checkpoint: bool) -> bool:
-    """Whether a restart can help. An error before the first checkpoint would be raised again at the same step. A NaN, a
-    full disk, a quota, a missing permission or a read-only file system would fail again, too."""
+    """Whether a restart can help. An error before the first checkpoint would be raised again at the same step. A NaN,
+    unused parameters, a full disk, a quota, a missing permission or a read-only file system would fail again, too."""
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, NonFiniteError) or (isinstance(cause, OSError) and cause.errno in REFUSALS):
+        if isinstance(cause, NonFiniteError | UnusedParametersError):
+            return False
+        if isinstance(cause, OSError) and cause.errno in REFUSALS:
             return False
         cause = cause.__cause__
     return has_checkpoint or isinstance(error, TrialError) or not is_own(error)

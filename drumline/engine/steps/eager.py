@@ -21,10 +21,11 @@ from torch.nn.parallel import DistributedDataParallel
 from drumline.data.loader import MicroBatch, Step
 from drumline.distributed.sharded_model import ShardedModel
 from drumline.distributed.shards import own_parts
-from drumline.distributed.wrap import LiveBuffers, names_without_gradient
+from drumline.distributed.wrap import NAMED, USE_OR_FIND, LiveBuffers, names_without_gradient
 from drumline.engine.job import Job
-from drumline.errors import TrainingError, UsageError
+from drumline.errors import TrainingError, UnusedParametersError, UsageError
 from drumline.tasks.base import Loss, Task
+from drumline.text import join_names
 from drumline.watch.heartbeat import BACKWARD, DATA, FORWARD, OPTIMIZER
 
 FIND_UNUSED = (
@@ -104,6 +105,11 @@ class TrainStep:
         self._no_sync: Callable[[], AbstractContextManager[None]] = nullcontext
         if isinstance(job.applied, DistributedDataParallel | ShardedModel):
             self._no_sync = job.applied.no_sync
+        self._check_reducer: Callable[[], None] | None = None
+        if isinstance(job.applied, DistributedDataParallel):
+            self._check_reducer = job.applied._check_reducer_finalized
+        elif isinstance(job.applied, ShardedModel):
+            self._check_reducer = job.applied.use.end_step
         sharded = job.sharded
         self._own: Callable[..., list[Tensor]] = list if sharded is None else own_parts
         self._clip: Callable[..., Tensor] = nn.utils.clip_grad_norm_ if sharded is None else sharded.clip_grad_norm_
@@ -131,6 +137,7 @@ class TrainStep:
             self._measure(loss, micro)
             if not micro.is_last:
                 self._heartbeat.mark(DATA)
+        self._check_all_reduced()
         if reduction is not None:
             reduction.wait()
         if self._sends_buffers:
@@ -156,14 +163,25 @@ class TrainStep:
                     next_step="let loss() call model(...), or a module that --dist.wrap names, and nothing inside "
                     "them; or use --dist.mode ddp",
                 ) from error
-            if (names := names_without_gradient(error)) is None:
+            raise
+        return loss
+
+    def _check_all_reduced(self) -> None:
+        """Raise if the last backward pass left out parameters. The peers that use them wait for their gradients, so
+        this rank must not call another collective; DDP itself raises only in the next forward pass."""
+        if self._check_reducer is None:
+            return
+        try:
+            self._check_reducer()
+        except RuntimeError as error:
+            names = names_without_gradient(error)
+            if names is None:
                 raise
             is_static = getattr(self._applied, "static_graph", False)
-            raise TrainingError(
-                f"the loss of the step before did not use these parameters: {', '.join(names) or 'unknown'}",
-                next_step=NOT_STATIC if is_static else FIND_UNUSED,
+            raise UnusedParametersError(
+                f"the loss does not use these parameters: {join_names(names, most=NAMED) or 'unknown'}",
+                next_step=NOT_STATIC if is_static else USE_OR_FIND,
             ) from None
-        return loss
 
     def _backward(self, loss: LossParts, scale: float) -> None:
         self._heartbeat.mark(BACKWARD)

@@ -19,9 +19,10 @@ from torch.utils import _pytree as pytree
 
 from drumline.checkpoint.state import capture_rng, restore_rng
 from drumline.config.schema import Config, DistConfig
+from drumline.distributed.block_use import unused_advice
 from drumline.distributed.collectives import gather_json
 from drumline.distributed.shards import is_shard
-from drumline.distributed.wrap import LiveBuffers
+from drumline.distributed.wrap import NAMED, LiveBuffers
 from drumline.engine.job import Job
 from drumline.engine.model_flops import ModelFlops, count_flops, graph
 from drumline.engine.steps.eager import FIND_UNUSED, OUTSIDE_FORWARD, LossParts, loss_function
@@ -36,7 +37,6 @@ FIRST_WORLD_WITH_AN_ORDER = 3
 FEW_SAMPLES = 8
 # Enough for models and losses that refuse a single sample: FLOPs are counted per sample.
 COUNTED_SAMPLES = 2
-NAMED = 5
 
 
 def warm_up(job: Job, config: Config, *, note: Callable[[str], None]) -> ModelFlops | None:
@@ -202,10 +202,12 @@ def warm_up_shards(job: Job, dist: DistConfig, *, note: Callable[[str], None]) -
     between the two passes."""
     job.heartbeat.mark(Phase.START)
     batch = job.loader.preview()
+    sharded = job.sharded
+    assert sharded is not None
     with dry_run(job) as task:
 
         def compute_loss() -> Tensor:
-            with job.autocast, _gathered(job.model) as gathered:
+            with job.autocast, sharded.use.compared(job.ddp.host, job.ddp.device), _gathered(job.model) as gathered:
                 total: Tensor = job.applied(loss_function(task), batch).total
             if not dist.find_unused_parameters:
                 reached = {id(getattr(node, "variable", None)) for node in graph(total)}
@@ -219,6 +221,7 @@ def warm_up_shards(job: Job, dist: DistConfig, *, note: Callable[[str], None]) -
             if OUTSIDE_FORWARD not in str(error):
                 raise
             return None  # the first step reports it
+    sharded.use.learn()
     unused = [name for name, one in job.model.named_parameters() if one.requires_grad and one.grad is None]
     if unused and job.ddp.is_main_process():
         note(f"the loss does not use these parameters, which are not trained: {join_names(unused, most=NAMED)}")
@@ -252,8 +255,7 @@ def _check_same_use(job: Job, mine: list[str]) -> None:
         texts = [join_names(names, most=NAMED) or "none" for names in found]
         raise UsageError(
             f"the parameters that the loss does not use differ across ranks: {by_rank(texts, hosts)}",
-            next_step="use them in every batch, freeze them (requires_grad=False), or set "
-            "--dist.find_unused_parameters (drumline doctor TASK tries several)",
+            next_step=unused_advice(),
         )
 
 
@@ -281,7 +283,8 @@ def _try_loss(job: Job, batch: Any) -> LossParts | None:
     """The loss, with a new copy of the task and the same random numbers each time. None: it failed; a real error is
     raised by the first step too."""
     try:
-        with dry_run(job) as task, job.autocast:
+        compared = nullcontext() if job.sharded is None else job.sharded.use.compared(job.ddp.host, job.ddp.device)
+        with dry_run(job) as task, job.autocast, compared:
             job.model.eval()  # `dry_run` restores the modes
             task.training = False
             return loss_function(task)(job.model, batch)
