@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,11 @@ SHARED = "/mnt/shared"
 QUEUE = "train"
 # Small, and x86_64 like most types with GPUs.
 HEAD_NODE = "t3.large"
+# The accelerated types with EFA: docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa.html. No account is asked for a file.
+EFA_TYPES = re.compile(
+    r"(p3dn|p4de?|p5\w*|p6[\w-]*|hpc\w+|trn1n|trn2\w*)\.\w+|trn1\.32xlarge"
+    r"|(g4dn|g5|g6|g6e|gr6|g7|g7e)\.(([89]|\d\d)xlarge|metal)"
+)
 RUN = """\
 # SkyPilot sets these variables on each node; the first address is that of node 0.
 master=$(echo "$SKYPILOT_NODE_IPS" | head -n 1)
@@ -70,12 +76,13 @@ def skypilot_text(file: CloudFile) -> str:
 
 def parallelcluster_text(file: CloudFile) -> str:
     settings = file.settings
+    has_efa = bool(EFA_TYPES.fullmatch(settings.type)) if settings.efa is None else settings.efa
     nodes = {
         "Name": "nodes",
         "Instances": [{"InstanceType": settings.type}],
         "MinCount": 0,
         "MaxCount": settings.nodes,
-        **({"Efa": {"Enabled": settings.efa}} if settings.efa is not None else {}),
+        **({"Efa": {"Enabled": True}} if has_efa else {}),
         **({"SpotPrice": settings.max_price} if settings.spot and settings.max_price else {}),
     }
     queue = {
@@ -111,6 +118,7 @@ def parallelcluster_text(file: CloudFile) -> str:
     comments = [
         f"Written by drumline launch --print parallelcluster. The head node is a {HEAD_NODE} (x86_64). Start it with:",
         f"  pcluster create-cluster {cluster} --cluster-configuration FILE",
+        *([] if has_efa else ["EFA is off: if the type has it, write the file again with --efa."]),
         f"Then on the head node (pcluster ssh {cluster}), in a folder with the code below {SHARED}:",
         f"  python3 -m venv {SHARED}/drumline",
         f"  {python}/pip install {shlex.join(settings.requirements)}",

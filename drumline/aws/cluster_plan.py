@@ -15,7 +15,18 @@ from typing import Any
 from drumline.aws import prices
 from drumline.aws.account import Account, AwsError
 from drumline.aws.cluster_settings import ME, ClusterSettings
-from drumline.aws.offers import Hardware, check_quota, choose_zone, find_hardware, find_image, zones_with
+from drumline.aws.offers import (
+    Hardware,
+    Image,
+    check_quota,
+    check_zone,
+    default_zone,
+    find_hardware,
+    find_image,
+    ordinary_zones,
+    zones_with,
+)
+from drumline.aws.reach import check_way_in, check_way_out
 from drumline.aws.stack import find_cluster, kept_volumes, made_at, owner_of, parameters_of
 from drumline.errors import UsageError
 from drumline.text import plural
@@ -70,10 +81,13 @@ def make_plan(account: Account, settings: ClusterSettings) -> ClusterPlan:
         raise UsageError(f"{settings.type} has no EFA", next_step="leave --efa out, or give another --type")
     stack = find_cluster(account, settings)
     before = parameters_of(stack) if stack else {}
-    market = prices.spot_prices(account, settings.type) if settings.spot else {}
     subnet = _subnet(account, settings.subnet)
+    is_public = _is_public(settings, hardware, subnet)
+    check_way_in(settings, hardware, is_public=is_public)
+    check_way_out(account, settings, subnet, is_public=is_public)
+    market = prices.spot_prices(account, settings.type) if settings.spot else {}
     wanted = settings.zone or subnet.get("AvailabilityZone") or before.get("Zone")
-    zone = choose_zone(zones_with(account, settings.type), wanted, market, settings.type)
+    zone = _choose_zone(account, settings, wanted, market)
     if subnet and subnet["AvailabilityZone"] != zone:
         what = f"{settings.subnet} is in {subnet['AvailabilityZone']}, not in {zone}"
         raise UsageError(what, next_step="give a --subnet of that zone, or leave --zone out")
@@ -85,14 +99,15 @@ def make_plan(account: Account, settings: ClusterSettings) -> ClusterPlan:
     install = () if stack else (check_install(settings.requirements),)
     price = market.get(zone) if settings.spot else prices.listed_price(account, "instance", instanceType=settings.type)
     _check_ceiling(settings, price)
-    image, root = find_image(account, settings.ami, hardware)
+    image = find_image(account, settings.ami, hardware)
+    _check_disk(settings, image)
     if settings.key is not None:
         account.call("ec2", "describe_key_pairs", KeyNames=[settings.key])
     parameters = {
         **_parameters(account, settings, hardware, subnet),
         "Zone": zone,
-        "ImageId": image,
-        "RootDevice": root,
+        "ImageId": image.id,
+        "RootDevice": image.root_device,
         "Owner": account.identity(),
     }
     return ClusterPlan(
@@ -106,6 +121,25 @@ def make_plan(account: Account, settings: ClusterSettings) -> ClusterPlan:
             *install,
         ),
     )
+
+
+def _choose_zone(
+    account: Account, settings: ClusterSettings, wanted: str | None, spot_prices: Mapping[str, float]
+) -> str:
+    zones = zones_with(account, settings.type)
+    if wanted is not None:
+        return check_zone(zones, wanted, settings.type)
+    ordinary = ordinary_zones(account)
+    return default_zone([zone for zone in zones if zone in ordinary], spot_prices, settings.type)
+
+
+def _has_one_card(settings: ClusterSettings, hardware: Hardware) -> bool:
+    """Whether the instances get one network interface: AWS gives no public address to several."""
+    return hardware.num_cards == 1 or not hardware.num_efas or settings.efa is False
+
+
+def _is_public(settings: ClusterSettings, hardware: Hardware, subnet: Mapping[str, Any]) -> bool:
+    return _has_one_card(settings, hardware) and bool(subnet.get("MapPublicIpOnLaunch", False) if subnet else True)
 
 
 def check_install(requirements: Sequence[str]) -> str:
@@ -129,9 +163,8 @@ def check_install(requirements: Sequence[str]) -> str:
 def _parameters(
     account: Account, settings: ClusterSettings, hardware: Hardware, subnet: Mapping[str, Any]
 ) -> dict[str, str]:
-    is_single = hardware.num_cards == 1 or not hardware.num_efas or settings.efa is False
-    has_efa = is_single and settings.efa is not False and hardware.num_efas > 0
-    is_public = is_single and (subnet.get("MapPublicIpOnLaunch", False) if subnet else True)
+    has_one_card = _has_one_card(settings, hardware)
+    has_efa = has_one_card and settings.efa is not False and hardware.num_efas > 0
     ends = datetime.now(UTC) + timedelta(hours=settings.hours)
     return {
         "ClusterName": settings.name,
@@ -148,8 +181,8 @@ def _parameters(
         "SessionManager": _flag(settings.ssm),
         "VpcId": subnet.get("VpcId", ""),
         "SubnetId": settings.subnet or "",
-        "PublicAddress": _flag(is_public),
-        "NatGateway": _flag(not is_single and not subnet),
+        "PublicAddress": _flag(_is_public(settings, hardware, subnet)),
+        "NatGateway": _flag(not has_one_card and not subnet),
         "EndsAt": ends.strftime("%Y-%m-%dT%H:%M:%SZ"),
         "IdleMinutes": str(settings.idle_minutes),
         "Requirements": " ".join(settings.requirements),
@@ -189,6 +222,14 @@ def own_network() -> str:
 def _subnet(account: Account, subnet: str | None) -> Mapping[str, Any]:
     found = account.call("ec2", "describe_subnets", SubnetIds=[subnet])["Subnets"] if subnet else [{}]
     return dict(found[0])
+
+
+def _check_disk(settings: ClusterSettings, image: Image) -> None:
+    if settings.disk < image.size_gib:
+        raise UsageError(
+            f"--disk: {settings.disk} GiB is smaller than the image {image.id}, which has {image.size_gib} GiB",
+            next_step=f"give --disk {image.size_gib} or more, or another --ami",
+        )
 
 
 def _check_ceiling(settings: ClusterSettings, price: float | None) -> None:

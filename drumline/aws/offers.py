@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from drumline.aws.account import Account, AwsError
@@ -23,6 +23,8 @@ _QUOTAS: Mapping[tuple[str, str], str] = {
 }
 _DLAMI = "/aws/service/deeplearning/ami/{arch}/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
 _UBUNTU = "/aws/service/canonical/ubuntu/server/24.04/stable/current/{arch}/hvm/ebs-gp3/ami-id"
+# The type of a zone that is not a Local or a Wavelength Zone.
+ORDINARY = "availability-zone"
 _UBUNTU_ARCHS = {"x86_64": "amd64", "arm64": "arm64"}
 
 
@@ -119,8 +121,15 @@ def _used_vcpus(account: Account, code: str) -> int:
     )
 
 
-def find_image(account: Account, ami: str | None, hardware: Hardware) -> tuple[str, str]:
-    """The image, and the name of its root disk."""
+@dataclass(frozen=True, kw_only=True)
+class Image:
+    id: str
+    root_device: str
+    size_gib: int
+    """Of its root disk, at least; 0: unknown."""
+
+
+def find_image(account: Account, ami: str | None, hardware: Hardware) -> Image:
     if ami is None:
         arch = hardware.arch if hardware.num_gpus else _UBUNTU_ARCHS[hardware.arch]
         name = (_DLAMI if hardware.num_gpus else _UBUNTU).format(arch=arch)
@@ -131,13 +140,29 @@ def find_image(account: Account, ami: str | None, hardware: Hardware) -> tuple[s
     if images[0].get("Architecture", hardware.arch) != hardware.arch:
         what = f"{ami} is for {images[0]['Architecture']}, and {hardware.name} is {hardware.arch}"
         raise UsageError(what, next_step="give an --ami of the same architecture, or leave it out")
-    return ami, images[0].get("RootDeviceName") or "/dev/sda1"
+    root_device = images[0].get("RootDeviceName") or "/dev/sda1"
+    disks = [disk for disk in images[0].get("BlockDeviceMappings", ()) if disk.get("DeviceName") == root_device]
+    size_gib = disks[0].get("Ebs", {}).get("VolumeSize", 0) if disks else 0
+    return Image(id=ami, root_device=root_device, size_gib=size_gib)
 
 
-def choose_zone(zones: list[str], wanted: str | None, spot_prices: Mapping[str, float], instance_type: str) -> str:
-    """The wanted one, the cheapest, or the first."""
-    if wanted is None:
-        return min(zones, key=lambda zone: (spot_prices.get(zone, float("inf")), zone)) if spot_prices else zones[0]
+def ordinary_zones(account: Account) -> set[str]:
+    """Those of the region itself. Local and Wavelength Zones are elsewhere, cost more, and have no EFS."""
+    zones = account.call("ec2", "describe_availability_zones")["AvailabilityZones"]
+    return {zone["ZoneName"] for zone in zones if zone.get("ZoneType", ORDINARY) == ORDINARY}
+
+
+def default_zone(zones: Sequence[str], spot_prices: Mapping[str, float], instance_type: str) -> str:
+    """The cheapest, or the first, of the ordinary zones that offer the type."""
+    if not zones:
+        raise UsageError(
+            f"only Local Zones offer {instance_type}, which are never chosen by themselves",
+            next_step="give another --region or --type, or such a zone as --zone",
+        )
+    return min(zones, key=lambda zone: (spot_prices.get(zone, float("inf")), zone))
+
+
+def check_zone(zones: Sequence[str], wanted: str, instance_type: str) -> str:
     if wanted not in zones:
         what = f"{wanted} does not offer {instance_type}; {join_names(zones)} do"
         raise UsageError(what, next_step="give one of these as --zone (or a subnet in it), or another --type")

@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from drumline.aws.account import Account
 from drumline.aws.cluster_nodes import CloudNode, nodes_of, ssh_config
 from drumline.aws.cluster_settings import WHERE, ClusterSettings, account_and_settings
+from drumline.aws.reach import check_session_manager
 from drumline.aws.stack import find_cluster, group_of, parameters_of
 from drumline.cli import doctor_command, launch_command
 from drumline.cli.launch_flags import OWN_FLAGS as LAUNCH_FLAGS
@@ -118,6 +119,8 @@ class _CloudJob:
                 f"the cluster {settings.name} was made without --key, and launch needs ssh",
                 next_step="remove it and make it with --key NAME and --ssh-from me, or --ssm",
             )
+        if self._by_ssm:
+            check_session_manager(f"the cluster {settings.name} was made with --ssm, which")
         self._config = folder / "ssh_config"
         self._nodes = self._ready_nodes()
 

@@ -9,6 +9,7 @@ address of a mount target: here it gets Retain, and the id of the target.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -109,4 +110,24 @@ def make_cloud(
     quota = {"QuotaName": "Running On-Demand G and VT instances", "Value": 96.0}
     stub("service-quotas", "get_service_quota", {"Quota": quota}, times=MANY)
     account.client("ec2").create_key_pair(KeyName="laptop", KeyType="ed25519")
+    give_gateway(account)
     return account
+
+
+def give_gateway(account: Account) -> None:
+    """As in an account of AWS, the default VPC has a way to the internet; moto's has none."""
+    ec2 = account.client("ec2")
+    vpc = ec2.describe_vpcs(Filters=[{"Name": "is-default", "Values": ["true"]}])["Vpcs"][0]["VpcId"]
+    gateway = ec2.create_internet_gateway()["InternetGateway"]["InternetGatewayId"]
+    ec2.attach_internet_gateway(InternetGatewayId=gateway, VpcId=vpc)
+    table = ec2.describe_route_tables(Filters=[{"Name": "vpc-id", "Values": [vpc]}])["RouteTables"][0]["RouteTableId"]
+    ec2.create_route(RouteTableId=table, DestinationCidrBlock="0.0.0.0/0", GatewayId=gateway)
+
+
+def add_programs(folder: Path, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """The PATH has these, and what it had before."""
+    folder.mkdir()
+    for name in names:
+        (folder / name).write_text("#!/bin/sh\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")

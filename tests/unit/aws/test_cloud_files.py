@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from drumline.aws.cloud_files import EFA_TYPES
 from drumline.cli import main
 
 WHY = "pip install 'drumline[dev]' brings it"
@@ -213,3 +215,31 @@ def test_what_is_wrong_with_a_cloud_file(
     shown = capsys.readouterr().err
     assert [one for one in messages if one not in shown] == [], shown
     assert "hunter2" not in shown
+
+
+def test_parallelcluster_turns_efa_on_for_a_type_that_has_it(printed: Any) -> None:
+    """As the help of --efa says."""
+
+    def efa(*flags: str) -> tuple[Any, bool]:
+        text = printed("--print", "parallelcluster", *CLUSTER[4:], *flags, "digits")
+        document = yaml.safe_load(text)
+        is_noted = "# EFA is off: if the type has it, write the file again with --efa.\n" in text
+        return document["Scheduling"]["SlurmQueues"][0]["ComputeResources"][0].get("Efa"), is_noted
+
+    assert efa("--type", "p5.48xlarge") == ({"Enabled": True}, False)
+    assert efa("--type", "p5.48xlarge", "--no-efa") == (None, True)
+    assert efa("--type", "g6.xlarge") == (None, True)
+    assert efa("--type", "c5n.18xlarge", "--efa") == ({"Enabled": True}, False)
+
+
+def test_the_accelerated_types_with_efa_are_those_of_aws() -> None:
+    """moto has AWS's own description of every type."""
+    moto = pytest.importorskip("moto.ec2", reason=WHY)
+    text = gzip.decompress(Path(moto.__file__).with_name("resources").joinpath("instance_types.json.gz").read_bytes())
+    accelerated = {name: kind for name, kind in json.loads(text).items() if name.startswith(("p", "g", "trn", "hpc"))}
+    wrong = [
+        name
+        for name, kind in accelerated.items()
+        if bool(EFA_TYPES.fullmatch(name)) != kind["NetworkInfo"].get("EfaSupported", False)
+    ]
+    assert (wrong, len(accelerated) > 50) == ([], True)

@@ -19,7 +19,7 @@ from drumline.aws.cluster_creation import _request
 from drumline.aws.cluster_nodes import status_lines
 from drumline.aws.cluster_plan import TEMPLATE, ClusterPlan, own_network
 from drumline.aws.cluster_settings import ClusterSettings
-from drumline.aws.offers import Hardware, find_image
+from drumline.aws.offers import Hardware, Image, find_image
 from drumline.aws.prices import fixed_cost
 from drumline.errors import MissingExtraError
 from tests.unit.aws.test_template import load
@@ -170,7 +170,7 @@ def test_instances_without_gpus_get_ubuntu(account: Account, stub: Stub) -> None
     stub("ssm", "get_parameter", {"Parameter": {"Value": "ami-1"}}, Name=name)
     stub("ec2", "describe_images", {"Images": [{"Architecture": "arm64", "RootDeviceName": "/dev/sda1"}]})
     hardware = Hardware(**{**vars(G6), "name": "c7g.large", "arch": "arm64", "num_gpus": 0})
-    assert find_image(account, None, hardware) == ("ami-1", "/dev/sda1")
+    assert find_image(account, None, hardware) == Image(id="ami-1", root_device="/dev/sda1", size_gib=0)
 
 
 def test_ssh_from_me_is_the_address_that_aws_sees(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from drumline.aws.teardown import take_down
 from drumline.cli import aws_command
 from drumline.errors import UsageError
 from tests.store_server import Proxy
-from tests.unit.aws.conftest import SECRET
+from tests.unit.aws.conftest import SECRET, add_programs
 
 # moto warns of what it leaves out; conftest.py names it.
 pytestmark = pytest.mark.filterwarnings("ignore:Tried to parse", "ignore:.*utcnow", "ignore::ResourceWarning")
@@ -47,6 +47,7 @@ def subnet(account: Account) -> str:
 
 def settings(account: Account, **changes: Any) -> ClusterSettings:
     given = {"name": "t", "type": "g4dn.xlarge", "ami": image(account), "key": "laptop", "region": account.region}
+    given["ssh_from"] = "192.0.2.7/32"
     return ClusterSettings(**{**given, "subnet": subnet(account), **changes})
 
 
@@ -84,6 +85,7 @@ class Shell:
     def __init__(self, account: Account, capsys: pytest.CaptureFixture[str]) -> None:
         self.account, self._capsys = account, capsys
         self._made = ["--type", "g4dn.xlarge", "--ami", image(account), "--key", "laptop", "--subnet", subnet(account)]
+        self._made += ["--ssh-from", "192.0.2.7/32"]
 
     def __call__(self, verb: str, *flags: str) -> list[str]:
         self._capsys.readouterr()
@@ -346,8 +348,11 @@ def test_a_node_that_ended_is_started_again_and_a_lost_one_is_replaced(cloud: Ac
         bring_up(cloud, plan, quiet)
 
 
-def test_many_network_cards_get_a_nat_gateway_and_no_public_address(cloud: Account, stub: Stub) -> None:
-    plan = make_plan(cloud, settings(cloud, type="p4d.24xlarge", nodes=1, ssm=True, subnet=None))
+def test_many_network_cards_get_a_nat_gateway_and_no_public_address(
+    cloud: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_programs(tmp_path / "bin", monkeypatch, "aws", "session-manager-plugin")
+    plan = make_plan(cloud, settings(cloud, type="p4d.24xlarge", nodes=1, ssm=True, ssh_from=None, subnet=None))
     given = plan.parameters
     assert (given["NatGateway"], given["PublicAddress"], given["Efa"]) == ("true", "false", "false")
     assert plan.template().count("InterfaceType: efa-only") == plan.hardware.num_efas == 4

@@ -17,7 +17,16 @@ from drumline.aws import cluster_plan
 from drumline.aws.account import Account, AwsError, connect
 from drumline.aws.cluster_plan import check_install, make_plan, own_network
 from drumline.aws.cluster_settings import ClusterSettings, settings_from
-from drumline.aws.offers import Hardware, check_quota, choose_zone, find_hardware, find_image, zones_with
+from drumline.aws.offers import (
+    Hardware,
+    Image,
+    check_quota,
+    check_zone,
+    default_zone,
+    find_hardware,
+    find_image,
+    zones_with,
+)
 from drumline.aws.prices import listed_price, spot_prices
 from drumline.cli import aws_command
 from drumline.errors import DrumlineError, UsageError
@@ -112,13 +121,13 @@ def test_unknown_types_and_zones(account: Account, stub: Stub) -> None:
     assert message(error) == ("us-east-1 does not offer p5.48xlarge", "give another --region or another --type")
     zones = ["us-east-1a", "us-east-1b"]
     with pytest.raises(UsageError) as error:
-        choose_zone(zones, "us-east-1e", {}, "p5.48xlarge")
+        check_zone(zones, "us-east-1e", "p5.48xlarge")
     assert message(error) == (
         "us-east-1e does not offer p5.48xlarge; us-east-1a and us-east-1b do",
         "give one of these as --zone (or a subnet in it), or another --type",
     )
-    assert choose_zone(zones, None, {}, "x") == "us-east-1a"
-    assert choose_zone(zones, None, {"us-east-1a": 2.0, "us-east-1b": 1.0, "us-east-1c": 0.1}, "x") == "us-east-1b"
+    assert default_zone(zones, {}, "x") == "us-east-1a"
+    assert default_zone(zones, {"us-east-1a": 2.0, "us-east-1b": 1.0, "us-east-1c": 0.1}, "x") == "us-east-1b"
 
 
 def running(instance_type: str, cores: int, **more: Any) -> dict[str, Any]:
@@ -173,9 +182,14 @@ def test_which_quota_counts(name: str, market: str, code: str | None) -> None:
 def test_the_image_is_looked_up(account: Account, stub: Stub) -> None:
     name = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
     stub("ssm", "get_parameter", {"Parameter": {"Value": "ami-1"}}, Name=name)
-    described = {"Images": [{"Architecture": "x86_64", "RootDeviceName": "/dev/sda1"}]}
+    disks = [
+        {"DeviceName": "/dev/sdb", "VirtualName": "ephemeral0"},
+        {"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 75}},
+    ]
+    image = {"Architecture": "x86_64", "RootDeviceName": "/dev/sda1", "BlockDeviceMappings": disks}
+    described = {"Images": [image]}
     stub("ec2", "describe_images", described, ImageIds=["ami-1"])
-    assert find_image(account, None, G6) == ("ami-1", "/dev/sda1")
+    assert find_image(account, None, G6) == Image(id="ami-1", root_device="/dev/sda1", size_gib=75)
     stub("ec2", "describe_images", {"Images": [{"Architecture": "arm64", "RootDeviceName": "/dev/xvda"}]})
     with pytest.raises(UsageError, match=r"ami-2 is for arm64, and g6.12xlarge is x86_64"):
         find_image(account, "ami-2", G6)
