@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, assert_never
 
 import torch
 from torch import Tensor
@@ -43,6 +43,21 @@ class GatheredState:
     """Called in the writer's thread when the copy is done, before anything is written."""
 
 
+Writers = Literal["one", "nodes", "ranks"]
+"""Who writes a checkpoint: a value of `checkpoint.writers`."""
+
+
+def is_writer(who: Writers, local_rank: int) -> bool:
+    """Whether a rank writes, besides rank 0, by its number on its host."""
+    match who:
+        case "one" | "nodes":
+            return local_rank == 0
+        case "ranks":
+            return True
+        case _:
+            assert_never(who)
+
+
 class BackgroundSaver:
     """Writes the checkpoints of one folder, one at a time."""
 
@@ -63,15 +78,15 @@ class BackgroundSaver:
     def is_writer(self) -> bool:
         return self._me.rank in [writer.rank for writer in self._writers]
 
-    def choose_writers(self, who: str, store: SealedStore, *, local_rank: int, num_shards: int = 1) -> None:
-        """Collective: let several ranks write, rank 0 first. `who`: "nodes" or "ranks". `num_shards`: of a sharded
-        model, whose first replica writes."""
+    def choose_writers(self, who: Writers, store: SealedStore, *, local_rank: int, num_shards: int = 1) -> None:
+        """Collective: let several ranks write, rank 0 first. `num_shards`: of a sharded model, whose first replica
+        writes."""
         self._store, self._num_shards = store.clone(), num_shards
         ranks = gather_json([self._me.host, local_rank], device=self._device)
         self._writers = [
             WritingRank(rank, host)
             for rank, (host, local_rank) in enumerate(ranks)
-            if (rank < num_shards if num_shards > 1 else rank == 0 or who == "ranks" or local_rank == 0)
+            if (rank < num_shards if num_shards > 1 else rank == 0 or is_writer(who, local_rank))
         ]
 
     def rehearse(self) -> None:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, assert_never
 
 from drumline.cli.report_command import report_at_end
 from drumline.config import Layers
@@ -100,7 +100,14 @@ def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequ
 
 def live_nodes(topology: Topology | None, config: Config) -> LiveNodes | None:
     """None: a lost node restarts all."""
-    if topology is None or config.dist.on_lost_node == "restart" or topology.world_size == topology.local_world_size:
+    match config.dist.on_lost_node:
+        case "restart":
+            return None
+        case "continue":
+            pass
+        case _:
+            assert_never(config.dist.on_lost_node)
+    if topology is None or topology.world_size == topology.local_world_size:
         return None
     if topology.agent_hosts_store or (topology.local_world_size > 1 and not topology.node_start):
         raise UsageError(

@@ -8,36 +8,53 @@ leaves out is added the next time (error feedback). All replicas get the same bi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, assert_never
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+Wire = Literal["fp32", "bf16", "int8"]
 BLOCK = 256
 """int8: so many values share one scale, which is sent in fp32."""
 _LEVELS = 127
 _SCALE_BYTES = 4
 
 
-def encode(rows: Tensor, wire: str) -> Tensor:
+def encode(rows: Tensor, wire: Wire) -> Tensor:
     """Rows of values as rows of bytes; for `int8` their length is a multiple of `BLOCK`."""
-    if wire == "bf16":
-        rows = rows.to(torch.bfloat16)
-    if wire != "int8":
-        return rows.contiguous().view(torch.uint8)
+    match wire:
+        case "fp32":
+            return rows.contiguous().view(torch.uint8)
+        case "bf16":
+            return rows.to(torch.bfloat16).contiguous().view(torch.uint8)
+        case "int8":
+            return _encode_int8(rows)
+        case _:
+            assert_never(wire)
+
+
+def _encode_int8(rows: Tensor) -> Tensor:
     blocks = rows.float().view(len(rows), -1, BLOCK)
     scales = blocks.abs().amax(2, keepdim=True) / _LEVELS
     rounded = (blocks / scales.clamp_min(torch.finfo(torch.float32).tiny)).round_().to(torch.int8)
     return torch.cat([rounded.flatten(1).view(torch.uint8), scales.flatten(1).view(torch.uint8)], 1)
 
 
-def decode(rows: Tensor, wire: str, dtype: torch.dtype) -> Tensor:
+def decode(rows: Tensor, wire: Wire, dtype: torch.dtype) -> Tensor:
     """The reverse of `encode`, but for its rounding."""
-    if wire == "fp32":
-        return rows.view(dtype)
-    if wire == "bf16":
-        return rows.view(torch.bfloat16).to(dtype)
+    match wire:
+        case "fp32":
+            return rows.view(dtype)
+        case "bf16":
+            return rows.view(torch.bfloat16).to(dtype)
+        case "int8":
+            return _decode_int8(rows, dtype)
+        case _:
+            assert_never(wire)
+
+
+def _decode_int8(rows: Tensor, dtype: torch.dtype) -> Tensor:
     length = rows.shape[1] * BLOCK // (BLOCK + _SCALE_BYTES)
     blocks = rows[:, :length].view(torch.int8).to(dtype).view(len(rows), -1, BLOCK)
     scales = rows[:, length:].contiguous().view(torch.float32)
@@ -47,7 +64,7 @@ def decode(rows: Tensor, wire: str, dtype: torch.dtype) -> Tensor:
 class DeltaSum:
     """The sum of one vector over a group, as often as it is started; and what rounding has left out so far."""
 
-    def __init__(self, like: Tensor, wire: str, group: dist.ProcessGroup) -> None:
+    def __init__(self, like: Tensor, wire: Wire, group: dist.ProcessGroup) -> None:
         """`wire`: fp32 (as the vector is), bf16 or int8."""
         self._wire, self._group = wire, group
         self._size, self._dtype, self._device = like.numel(), like.dtype, like.device

@@ -26,7 +26,7 @@ from drumline.distributed.start.live_nodes import JOIN_S, LiveNodes
 from drumline.distributed.start.rank_rendezvous import NodeService, Rendezvous, join_rendezvous
 from drumline.distributed.start.rank_store import open_store
 from drumline.distributed.start.reachability import check_reachability
-from drumline.errors import PreflightError, log
+from drumline.errors import PreflightError, UsageError, log
 from drumline.launch.topology import Topology
 
 QUIET_S = 0.02
@@ -41,6 +41,11 @@ _left_groups: list[dist.ProcessGroup] = []
 
 def choose_device(wanted: str, *, local_rank: int) -> torch.device:
     """The rank's own device; a GPU is made current at once, before anything can touch GPU 0 by default."""
+    if wanted not in ("auto", "cpu", "cuda"):
+        raise UsageError(
+            f"the device is {wanted!r}: it takes auto, cpu or cuda",
+            next_step="give one of them; with cuda each rank of a machine takes a GPU of its own",
+        )
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     num_gpus = torch.cuda.device_count()

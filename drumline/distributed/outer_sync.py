@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from drumline.config.schema import DistConfig, sync_interval
-from drumline.distributed.delta_sum import DeltaSum
+from drumline.distributed.delta_sum import DeltaSum, Wire
 from drumline.distributed.group import make_group
 from drumline.distributed.wrap import LiveBuffers
 from drumline.errors import UsageError, log
@@ -38,7 +38,7 @@ class SyncPlan:
     """For how many steps training continues while a part is sent."""
     lr: float = 1.0
     momentum: float = 0.0
-    wire: str = "fp32"
+    wire: Wire = "fp32"
 
     def is_due(self, part: int, step: int) -> bool:
         """Whether a round of this part begins after this step. The last part's is after every H steps."""
@@ -349,13 +349,22 @@ class OuterSync:
 
 def make_sync(settings: DistConfig, model: nn.Module, groups: ReplicaGroups) -> OuterSync:
     """Of the model on its device."""
-    is_local = settings.sync.startswith("local")
+    kind = settings.sync.partition(":")[0]
+    match kind:
+        case "local":
+            outer_lr = 1.0
+            outer_momentum = 0.0
+        case "diloco":
+            outer_lr = settings.outer_lr
+            outer_momentum = settings.outer_momentum
+        case _:
+            raise AssertionError(f"dist.sync {settings.sync} has no rounds")
     plan = SyncPlan(
         every=sync_interval(settings.sync) or 1,
         parts=settings.sync_parts,
         overlap=settings.sync_overlap,
-        lr=1.0 if is_local else settings.outer_lr,
-        momentum=0.0 if is_local else settings.outer_momentum,
+        lr=outer_lr,
+        momentum=outer_momentum,
         wire=settings.outer_dtype,
     )
     return OuterSync(model, plan, groups, sends_buffers=settings.broadcast_buffers)

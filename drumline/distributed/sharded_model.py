@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, assert_never
 
 import torch
 import torch.distributed as dist
@@ -29,8 +29,7 @@ from drumline.errors import UsageError
 class ShardingPlan:
     """How a model is sharded."""
 
-    mode: str
-    """zero1, fsdp or hsdp."""
+    mode: Literal["zero1", "fsdp", "hsdp"]
     num_shards: int
     """Ranks that hold one copy of the model together."""
     wrap: tuple[str, ...] = ()
@@ -94,10 +93,15 @@ class ShardedModel(Applied):
     def _set_sync(self, is_on: bool) -> None:
         if self.plan.dtype is not None:
             return
-        if self.plan.mode == "zero1":
-            self._root.set_requires_gradient_sync(is_on)
-        elif self.plan.mode == "hsdp":
-            self._root.set_requires_all_reduce(is_on)
+        match self.plan.mode:
+            case "zero1":
+                self._root.set_requires_gradient_sync(is_on)
+            case "hsdp":
+                self._root.set_requires_all_reduce(is_on)
+            case "fsdp":
+                pass
+            case _:
+                assert_never(self.plan.mode)
 
     def reshard(self) -> None:
         """Free what is gathered of the parameters."""

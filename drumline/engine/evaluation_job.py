@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, assert_never
 
 import torch
 from torch import nn
@@ -139,20 +139,39 @@ def set_arithmetic(train: TrainConfig, device: torch.device) -> None:
     """Set TF32 and cuDNN's search for kernels, for the whole process."""
     if device.type != "cuda":
         return
-    if train.tf32 != "auto":
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = train.tf32 == "on"
+    match train.tf32:
+        case "auto":
+            pass
+        case "on" | "off":
+            is_allowed = train.tf32 == "on"
+            torch.backends.cuda.matmul.allow_tf32 = is_allowed
+            torch.backends.cudnn.allow_tf32 = is_allowed
+        case _:
+            assert_never(train.tf32)
     torch.backends.cudnn.benchmark = train.cudnn_benchmark
 
 
-def make_autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
+def make_autocast(precision: Literal["fp32", "bf16", "fp16"], device: torch.device) -> AbstractContextManager[object]:
     """A context for forward passes, made once and entered in every step. fp32 needs none."""
-    if precision == "fp32":
-        return nullcontext()
-    return torch.autocast(device.type, dtype={"bf16": torch.bfloat16, "fp16": torch.float16}[precision])
+    match precision:
+        case "fp32":
+            return nullcontext()
+        case "bf16":
+            return torch.autocast(device.type, dtype=torch.bfloat16)
+        case "fp16":
+            return torch.autocast(device.type, dtype=torch.float16)
+        case _:
+            assert_never(precision)
 
 
 def is_channels_last(train: TrainConfig, model: nn.Module, device: torch.device) -> bool:
     """Tensor cores are faster with channels last; on the CPU it gains little."""
-    if train.memory_format == "auto":
-        return device.type == "cuda" and gains_from_channels_last(model)
-    return train.memory_format == "channels_last"
+    match train.memory_format:
+        case "auto":
+            return device.type == "cuda" and gains_from_channels_last(model)
+        case "contiguous":
+            return False
+        case "channels_last":
+            return True
+        case _:
+            assert_never(train.memory_format)

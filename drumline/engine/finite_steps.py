@@ -4,6 +4,7 @@ device. What the loop does about them is in `non_finite.py`."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Literal, assert_never
 
 import torch
 import torch.distributed as dist
@@ -34,7 +35,7 @@ class FiniteSteps:
 
     def __init__(
         self,
-        on_nan: str,
+        on_nan: Literal["stop", "skip", "warn"],
         meter: Meter,
         buffers: LiveBuffers,
         optimizer: Optimizer,
@@ -45,6 +46,13 @@ class FiniteSteps:
     ) -> None:
         """`waits_for_device`: whether reading a number waits for the device. `is_sharded`: ranks hold different shards,
         so all of them must skip the same updates."""
+        match on_nan:
+            case "stop" | "skip":
+                prevents_update = True
+            case "warn":
+                prevents_update = False
+            case _:
+                assert_never(on_nan)
         self.skips = on_nan == "skip"
         self.counts = torch.zeros(2, dtype=meter.dtype, device=meter.loss.device)
         """Since the last reset: the number of non-finite steps, and of steps since the first of them."""
@@ -53,7 +61,7 @@ class FiniteSteps:
         self._meter, self._buffers, self._optimizer, self._scaler = meter, buffers, optimizer, scaler
         self._kept_buffers: list[Tensor] | None = None
         self._kept_sums: Tensor | None = None
-        decides = on_nan != "warn" and scaler is None
+        decides = prevents_update and scaler is None
         self._is_sharded, self._agrees = is_sharded, decides and is_sharded
         # An optimizer on the host would have to wait for the number, which is on the device.
         is_here = all(one.device == self._bad.device for group in optimizer.param_groups for one in group["params"])

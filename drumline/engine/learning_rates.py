@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import assert_never
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -53,7 +54,15 @@ class LearningRates:
 
 def peak_rate(optim: OptimConfig, *, world_size: int) -> float:
     """The highest rate of the run: `optim.lr`, scaled by the number of ranks if the global batch was."""
-    return optim.lr * {"none": 1.0, "linear": float(world_size), "sqrt": math.sqrt(world_size)}[optim.scale_lr]
+    match optim.scale_lr:
+        case "none":
+            return optim.lr
+        case "linear":
+            return optim.lr * world_size
+        case "sqrt":
+            return optim.lr * math.sqrt(world_size)
+        case _:
+            assert_never(optim.scale_lr)
 
 
 def rate_factor(optim: OptimConfig, step: int, *, total_steps: int) -> float:
@@ -61,10 +70,16 @@ def rate_factor(optim: OptimConfig, step: int, *, total_steps: int) -> float:
     if step < optim.warmup_steps:
         return (step + 1) / optim.warmup_steps
     after = step - optim.warmup_steps
-    if optim.schedule == "constant":
-        return 1.0
-    if optim.schedule == "step":
-        return float(optim.step_factor ** (after // optim.step_every))
     done = min(1.0, after / max(1, total_steps - optim.warmup_steps))
-    falling = 1.0 - done if optim.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+    match optim.schedule:
+        case "constant":
+            return 1.0
+        case "step":
+            return float(optim.step_factor ** (after // optim.step_every))
+        case "linear":
+            falling = 1.0 - done
+        case "cosine":
+            falling = 0.5 * (1.0 + math.cos(math.pi * done))
+        case _:
+            assert_never(optim.schedule)
     return optim.final_lr_ratio + (1.0 - optim.final_lr_ratio) * falling

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, assert_never
 
 import torch
 from torch import nn
@@ -176,10 +176,16 @@ def _in_replicas(
     has_buckets = world_size > num_replicas
     is_view = has_buckets and dist.gradient_as_bucket_view and not accumulates
     communication = trained if has_buckets and not is_view else 0
-    if has_buckets and dist.comm == "powersgd":
-        communication += trained  # what the last step left out
-    elif has_buckets and dist.comm != "none":
-        communication += int(dist.bucket_cap_mb * MIB)  # two buckets in half the bytes, on their way
+    if has_buckets:
+        match dist.comm:
+            case "none":
+                pass
+            case "bf16" | "fp16":
+                communication += int(dist.bucket_cap_mb * MIB)  # two buckets in half the bytes, on their way
+            case "powersgd":
+                communication += trained  # what the last step left out
+            case _:
+                assert_never(dist.comm)
     parameters = sum(rounded(one.num_bytes) for one in step.parameters) + step.buffer_bytes
     optimizer = sum(rounded(size) for one in step.parameters for size in one.state_bytes) + step.scalar_bytes
 

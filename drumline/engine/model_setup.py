@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import assert_never
 
 import torch
 from torch import nn
@@ -24,10 +25,24 @@ def plan_sharding(config: Config, ddp: DDPManager) -> ShardingPlan | None:
     dist, world_size = config.dist, ddp.world_size
     if dist.mode == "ddp" or world_size == 1:
         return None
-    assert dist.mode != "auto", "settle_mode comes first"
+    match dist.mode:
+        case "zero1" | "fsdp":
+            num_shards = world_size
+        case "hsdp":
+            num_shards = dist.shard_ranks or ddp.local_world_size
+        case "auto":
+            raise AssertionError("settle_mode comes first")
+        case _:
+            assert_never(dist.mode)
+    match dist.shard_dtype:
+        case "fp32":
+            dtype = None
+        case "bf16":
+            dtype = torch.bfloat16
+        case _:
+            assert_never(dist.shard_dtype)
     if dist.offload_optimizer and ddp.device.type != "cuda":
         raise UsageError("--dist.offload_optimizer needs GPUs", next_step="leave it off on the CPU")
-    num_shards = (dist.shard_ranks or ddp.local_world_size) if dist.mode == "hsdp" else world_size
     if num_shards < 2 or world_size % num_shards:
         raise UsageError(
             f"hsdp cannot split {world_size} ranks into groups of {num_shards} that hold one model each",
@@ -37,7 +52,7 @@ def plan_sharding(config: Config, ddp: DDPManager) -> ShardingPlan | None:
         mode=dist.mode,
         num_shards=num_shards,
         wrap=dist.wrap or (),
-        dtype=torch.bfloat16 if dist.shard_dtype == "bf16" else None,
+        dtype=dtype,
         offloads=dist.offload_optimizer,
         finds_unused=dist.find_unused_parameters,
         timeout_s=ddp._train_timeout_s,
@@ -80,7 +95,14 @@ def _make_groups(dist: DistConfig, model: nn.Module, ddp: DDPManager) -> Replica
     """Collective: the replicas of `--dist.sync`; None: all ranks reduce their gradients in every step."""
     if not sync_interval(dist.sync) or (rendezvous := ddp._connection.rendezvous) is None:
         return None
-    replicas = rendezvous.nodes if dist.sync_within == "node" else [(rank,) for rank in range(ddp.world_size)]
+    replicas: Sequence[tuple[int, ...]]
+    match dist.sync_within:
+        case "node":
+            replicas = rendezvous.nodes
+        case "none":
+            replicas = [(rank,) for rank in range(ddp.world_size)]
+        case _:
+            assert_never(dist.sync_within)
     may_grow = dist.on_lost_node == "continue"
     groups = make_replica_groups(replicas, timeout_s=ddp._train_timeout_s, may_grow=may_grow)
     for name, module in model.named_modules():

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from contextlib import ExitStack, nullcontext, suppress
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 from torch import Tensor, nn
@@ -51,15 +51,19 @@ class NonFinite:
             self._has_bad_steps = True
             num_skipped, place, cause = self._locate()
             why = f": {cause}" if cause else ""
-            if self._on_nan == "stop":
-                raise NonFiniteError(f"the loss is not finite{why}", next_step=self._next_step(), place=place)
-            self._num_skipped += num_skipped
-            self._warn(
-                f"the loss is not finite since step {place.step}{why} [{place}]"
-                if self._on_nan == "warn"
-                else f"updates that were not finite were skipped: {num_skipped}, the first at step {place.step} "
-                f"({self._num_skipped} since the start){why} [{place}]"
-            )
+            match self._on_nan:
+                case "stop":
+                    raise NonFiniteError(f"the loss is not finite{why}", next_step=self._next_step(), place=place)
+                case "warn":
+                    self._warn(f"the loss is not finite since step {place.step}{why} [{place}]")
+                case "skip":
+                    self._num_skipped += num_skipped
+                    self._warn(
+                        f"updates that were not finite were skipped: {num_skipped}, the first at step {place.step} "
+                        f"({self._num_skipped} since the start){why} [{place}]"
+                    )
+                case _:
+                    assert_never(self._on_nan)
             self._job.finite.counts.zero_()
         self._read_at = (self._progress.step, self._progress.cursor)
 

@@ -18,7 +18,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, assert_never
 
 import torch
 from torch import Tensor
@@ -281,7 +281,14 @@ class Saver:
     def prepare(self, step: int, metrics: Mapping[str, float], *, must_save: bool) -> bool:
         """Collective: whether to save at this step. Rank 0 decides whether to wait for the previous save or to skip."""
         self._paused_at = time.perf_counter()
-        if self._settings.when_busy == "skip" and not must_save:
+        match self._settings.when_busy:
+            case "wait":
+                may_skip = False
+            case "skip":
+                may_skip = not must_save
+            case _:
+                assert_never(self._settings.when_busy)
+        if may_skip:
             task, ddp = self._job.task, self._job.ddp
             skips = (
                 ddp.is_main_process()

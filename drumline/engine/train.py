@@ -8,7 +8,7 @@ import platform
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 
@@ -145,7 +145,13 @@ def train(
         # The steps, and what happens between them.
         notices = WatchNotices(ddp._connection.watch_folder if ddp.is_main_process() else None)
         non_finite = NonFinite(context)
-        balance = None if config.data.balance == "off" else make_balance(context, non_finite, facts, saved)
+        match config.data.balance:
+            case "off":
+                balance = None
+            case "auto":
+                balance = make_balance(context, non_finite, facts, saved)
+            case _:
+                assert_never(config.data.balance)
         before = [] if meeting is None else meeting.states
         saver = Saver(context, facts=facts, check_state=non_finite.check_state, before=before)
         stack.callback(saver.close)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, assert_never
 
 import torch
 import torch.distributed as dist
@@ -91,21 +91,25 @@ class ReplicaComparison:
                 next_step="look for code that differs across ranks: the model, or which parameters are frozen",
                 place=place,
             )
-        if self.on_difference == "stop":
-            raise TrainingError(
-                sentence,
-                next_step="rerun the same command to resume from the newest checkpoint, which was compared before it "
-                f"was saved; test the memory of {difference.suspect_hosts()}; if it happens again at the same step, "
-                "look for code that differs across ranks",
-                place=place,
-            )
-        for name in difference.tensors if dist.get_rank() in difference.hosts else ():
-            _broadcast(tensors[name], difference.source, self.device, self._group)
-        if dist.get_rank() == 0:
-            log.warning(
-                f"{sentence}; all ranks continue with the tensors of rank {difference.source}. "
-                f"Test the memory of {difference.suspect_hosts()}"
-            )
+        match self.on_difference:
+            case "stop":
+                raise TrainingError(
+                    sentence,
+                    next_step="rerun the same command to resume from the newest checkpoint, which was compared before "
+                    f"it was saved; test the memory of {difference.suspect_hosts()}; if it happens again at the same "
+                    "step, look for code that differs across ranks",
+                    place=place,
+                )
+            case "broadcast":
+                for name in difference.tensors if dist.get_rank() in difference.hosts else ():
+                    _broadcast(tensors[name], difference.source, self.device, self._group)
+                if dist.get_rank() == 0:
+                    log.warning(
+                        f"{sentence}; all ranks continue with the tensors of rank {difference.source}. "
+                        f"Test the memory of {difference.suspect_hosts()}"
+                    )
+            case _:
+                assert_never(self.on_difference)
 
 
 @torch.no_grad()

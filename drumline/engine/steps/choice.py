@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 from torch import Tensor
@@ -56,14 +56,19 @@ def make_step(
     """`chosen`: the earlier choice of `auto` in this run; `on_choice` gets a new one. `num_steps`: how many are left.
     `is_default`: the run did not ask for `auto`. `uncaptured`: why `auto` is not to try captured steps, as the end of a
     sentence. `trials`: where it records what it tries. `note` logs a message."""
-    if config.train.exact == "elastic":
-        return ElasticStep(
-            job,
-            seed=config.train.seed,
-            clip_norm=config.optim.clip_norm,
-            bucket_bytes=int(config.dist.bucket_cap_mb * 2**20),
-            find_unused=config.dist.find_unused_parameters,
-        )
+    match config.train.exact:
+        case "world":
+            pass
+        case "elastic":
+            return ElasticStep(
+                job,
+                seed=config.train.seed,
+                clip_norm=config.optim.clip_norm,
+                bucket_bytes=int(config.dist.bucket_cap_mb * 2**20),
+                find_unused=config.dist.find_unused_parameters,
+            )
+        case _:
+            assert_never(config.train.exact)
     settings: dict[str, Any] = {"clip_norm": config.optim.clip_norm, "sends_buffers": config.dist.broadcast_buffers}
     kinds: dict[str, Callable[[], AnyStep]] = {
         "eager": lambda: TrainStep(job, **settings),

@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import assert_never
 
 from drumline.config.schema import WatchConfig
 from drumline.distributed.failure import Failure, claim_failure, summary
@@ -57,11 +58,18 @@ class JobConnection:
         self, config: WatchConfig, *, run: Path | None, environment: Mapping[str, str], live: LiveNodes | None = None
     ) -> AbstractContextManager[NodeWatch | None]:
         """For the rendezvous. None: this rank is not to be watched. `live`: a lost node does not end the others."""
-        if config.sidecar == "on" or (config.sidecar == "auto" and self.topology.world_size > 1):
-            return NodeWatch(
-                self.topology, config, watch_settings_from(environment), run=run, continues=live is not None
-            )
-        return nullcontext()
+        match config.sidecar:
+            case "on":
+                is_watched = True
+            case "off":
+                is_watched = False
+            case "auto":
+                is_watched = self.topology.world_size > 1
+            case _:
+                assert_never(config.sidecar)
+        if not is_watched:
+            return nullcontext()
+        return NodeWatch(self.topology, config, watch_settings_from(environment), run=run, continues=live is not None)
 
     def start_watchdog(self, node: NodeWatch, config: WatchConfig, *, sign: Callable[[], Hashable]) -> None:
         """From here on a sidecar watches this rank, where it can. `sign` changes as the rank makes progress."""

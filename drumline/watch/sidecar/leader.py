@@ -188,7 +188,7 @@ class Leader:
         if alarm is None or diagnosis is None:
             return
         if alarm == "stall":
-            diagnosis = self._watchdog.with_duration(diagnosis, ends_job=self.options.on_hang != "report")
+            diagnosis = self._watchdog.with_duration(diagnosis, ends_job=self.options.ends_job)
         action = self.options.on_hang if alarm == "hang" else "none"
         if alarm == "hang" and self.options.continues and diagnosis.cause is Cause.UNREACHABLE:
             action = "report"  # its ranks leave the group themselves, and continue without the node

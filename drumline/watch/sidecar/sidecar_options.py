@@ -35,3 +35,14 @@ class SidecarOptions:
     ras: str = ""  # where NCCL's RAS thread listens on this host; empty: it is not asked
     listener: int | None = None
     """The socket that it inherits from the first rank of its node, which keeps it open for a restarted sidecar."""
+
+    @property
+    def ends_job(self) -> bool:
+        """Whether a hang ends the job."""
+        match self.on_hang:
+            case "restart" | "stop":
+                return True
+            case "report":
+                return False
+            case _:
+                raise ValueError(f"on_hang is {self.on_hang!r}: it takes restart, stop or report")
