@@ -40,7 +40,12 @@ def export_weights(checkpoint: Path, to: Path, card: Path, *, averaged: bool = F
     except OSError as error:
         reason, next_step = catalog.explain_os_error(error, folder=to.parent, needed=size)
         raise CheckpointError(f"{to} could not be written: {reason}", next_step=next_step) from error
-    return f"step {step}: {contents}"
+    summary = f"step {step}: {contents}"
+    if average_in(snapshot) is None:
+        return summary
+    if averaged:
+        return f"{summary}; without --ema: the weights as trained"
+    return f"{summary}, as trained; --ema exports their average (EMA), which evaluate and predict use"
 
 
 def weights_in(snapshot: store.Snapshot, *, averaged: bool = False) -> dict[str, Tensor]:

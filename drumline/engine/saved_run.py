@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from drumline.config.schema import Config
 from drumline.config.task_fields import is_in_task, task_fields
 from drumline.engine.evaluation import evaluate
 from drumline.engine.evaluation_job import EvaluationJob, build_evaluation_job, evaluation_sets
-from drumline.engine.exported_weights import weights_in
+from drumline.engine.exported_weights import average_in, weights_in
 from drumline.engine.local_data import with_local_data
 from drumline.engine.resume import check_contents
 from drumline.engine.run_folder import RunFolder
@@ -32,6 +32,7 @@ from drumline.manager import DDPManager
 from drumline.metrics.events import read_events
 from drumline.tasks.base import Task
 from drumline.tasks.built_in import dataset_for, load_task, resolve_task
+from drumline.terminal import print_message
 from drumline.user_code import is_class_spec
 
 
@@ -75,15 +76,15 @@ def find_checkpoint(run: Path, which: str | int) -> Path:
         raise UsageError(f"there is no checkpoint {which!r}", next_step="name it best, last, or by its step")
     if which in ("best", "last"):
         newest, skipped = catalog.newest_valid(root, check_contents)
+        reasons = [f"{checkpoint.path.name} was skipped: {checkpoint.reason}" for checkpoint in skipped]
         if newest is None:
-            reasons = [f"{one.path.name} was skipped: {one.reason}" for one in skipped]
             raise CheckpointError(
                 as_list(f"there is no complete checkpoint in {run}", reasons),
                 next_step="give the folder of a run of drumline train",
             )
         if which == "last":
             return newest
-        which = _best_step(RunFolder(run), newest)
+        which = _best_step(RunFolder(run), newest, reasons)
     path = root / catalog.folder_name(int(which))
     if not path.is_dir():
         steps = ", ".join(map(str, catalog.list_steps(root)))
@@ -114,7 +115,8 @@ def fetched_run(url: str, which: str | int) -> Iterator[Path]:
         yield folder
 
 
-def _best_step(run: RunFolder, newest: Path) -> int:
+def _best_step(run: RunFolder, newest: Path, reasons: Sequence[str]) -> int:
+    """`reasons`: why newer checkpoints were skipped."""
     root, progress = run.checkpoints, catalog.read_document(newest, "progress")
     facts = progress["facts"]
     if (metric := facts.get("best_metric")) is not None:
@@ -126,6 +128,7 @@ def _best_step(run: RunFolder, newest: Path) -> int:
         step = ends[-1].get("best_step") if ends else None
         problem = f"the checkpoints in {root} are of version 0.1, which recorded the best only at the end of a run"
     if type(step) is not int:
+        problem = as_list(problem, reasons) if reasons else problem
         raise UsageError(problem, next_step='choose the last (--which last, which="last"), or one by its step')
     return step
 
@@ -145,7 +148,13 @@ def load_model(saved: SavedRun, *, averaged: bool = False) -> nn.Module:
     CPU, in evaluation mode. It draws no random number that the caller would miss."""
     with state.keeping_rng(torch.device("cpu")):
         model = saved.task(saved.config).model()
-    state.load_model_state(model, weights_in(store.read(saved.checkpoint), averaged=averaged), {})
+    snapshot = store.read(saved.checkpoint)
+    state.load_model_state(model, weights_in(snapshot, averaged=averaged), {})
+    if average_in(snapshot) is not None:
+        which = "the average of the weights (EMA); without ema=True: the weights as trained"
+        if not averaged:
+            which = "the weights as trained; ema=True loads their average (EMA), which evaluate and predict use"
+        print_message(f"loaded step {saved.step} of {saved.checkpoint.parents[1]}: {which}")
     return model.eval()
 
 

@@ -95,6 +95,18 @@ def test_the_average_is_what_the_run_was_evaluated_with(trained: Path, tmp_path:
     assert loss == pytest.approx(catalog.check_sizes(find_checkpoint(trained, "last")).metrics["loss"], rel=1e-12)
 
 
+def test_the_screen_says_which_weights_were_exported(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["export", str(trained), "--which", "last", "--to"]
+    assert main([*words, str(tmp_path / "trained.safetensors")]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.endswith(", as trained; --ema exports their average (EMA), which evaluate and predict use")
+    assert main([*words, str(tmp_path / "average.safetensors"), "--ema"]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.endswith(", averaged (EMA); without --ema: the weights as trained")
+
+
 def test_the_card_has_task_checkpoint_metrics_and_settings(trained: Path, tmp_path: Path) -> None:
     to = tmp_path / "weights.safetensors"
     best = catalog.check_sizes(find_checkpoint(trained, "best"))

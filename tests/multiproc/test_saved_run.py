@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.nn import functional
 import drumline
 from drumline.checkpoint import catalog
 from drumline.config.flags import Setting, check_layer
+from drumline.config.schema import CheckpointConfig
 from drumline.engine.job import make_manager
 from drumline.engine.run_folder import RunFolder
 from drumline.engine.saved_run import evaluate_run, find_checkpoint, open_run
@@ -111,6 +113,24 @@ def test_the_model_is_loaded_and_nothing_of_the_caller_is_changed(trained: Path)
     assert not torch.equal(average["1/average/0.weight"], weights["0.weight"])
 
 
+def test_the_screen_says_which_weights_were_loaded(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step = catalog.list_steps(trained / "checkpoints")[-1]
+    drumline.load(trained, "last", task=Everything)
+    drumline.load(trained, "last", ema=True, task=Everything)
+    assert capsys.readouterr().err == (
+        f"drumline: loaded step {step} of {trained}: the weights as trained; ema=True loads their average (EMA), which "
+        "evaluate and predict use\n"
+        f"drumline: loaded step {step} of {trained}: the average of the weights (EMA); without ema=True: the weights "
+        "as trained\n"
+    )
+    train_here(make_config(epochs=1), Classify, tmp_path)
+    capsys.readouterr()
+    drumline.load(tmp_path, "last", task=Classify)
+    assert capsys.readouterr().err == "", "there is one kind of weights"
+
+
 def test_which_checkpoint(trained: Path, tmp_path: Path) -> None:
     steps, expected = catalog.list_steps(trained / "checkpoints"), evaluations(trained)
     best = max(steps, key=lambda step: (expected[step]["accuracy"], step))
@@ -162,6 +182,20 @@ def test_settings_are_the_checkpoints_unless_others_are_given(trained: Path) -> 
     given = check_layer([Setting("train.eval_batch_size", 3, "--train.eval_batch_size")])
     saved = open_run(trained, "last", task=Everything, given=given)
     assert (saved.config.train.eval_batch_size, saved.config.train.epochs, saved.config.model.dropout) == (3, 3, 0.1)
+
+
+def test_a_checkpoint_that_lacks_a_file_is_named_when_no_other_was_evaluated(tmp_path: Path) -> None:
+    """The newest alone was evaluated, and it has lost a part."""
+    config = replace(make_config(epochs=1), checkpoint=CheckpointConfig(every_steps=2, every_epochs=0))
+    train_here(config, Classify, tmp_path)
+    (find_checkpoint(tmp_path, "best") / "model.safetensors").unlink()
+    with pytest.raises(UsageError) as caught:
+        find_checkpoint(tmp_path, "best")
+    assert str(caught.value) == (
+        f"no checkpoint in {tmp_path / 'checkpoints'} was evaluated for 'accuracy', so none is the best\n"
+        "  - step-00000005 was skipped: model.safetensors is missing\n"
+        '  try: choose the last (--which last, which="last"), or one by its step'
+    )
 
 
 def test_without_evaluation_there_is_no_best(tmp_path: Path) -> None:
