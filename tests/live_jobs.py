@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch.distributed as dist
 from torch import nn
 from torch.utils.data import Dataset
 
@@ -38,6 +39,7 @@ class Hold(Hook):
         self.folder, self.node = run.folder, os.environ["RANK"]
         (run.folder / f"pid-{self.node}").write_text(str(os.getpid()))
         (run.folder / f"began-{self.node}").write_text(str(run.step))
+        print(f"node {self.node} trains as rank {dist.get_rank()}", flush=True)
         advance = DeltaSum.advance
 
         def held(this: DeltaSum) -> None:

@@ -24,6 +24,7 @@ from drumline.engine.preemption import Preemption
 from drumline.engine.run_context import RunRequest
 from drumline.engine.train import train
 from drumline.errors import ExitCode, PreflightError, UsageError
+from drumline.launch.rank_environment import write_rank
 from drumline.launch.startup import interrupted, load_compiler_late
 from drumline.launch.topology import Topology, topology_from
 from drumline.manager import DDPManager
@@ -69,6 +70,7 @@ def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequ
                 preemption.is_between_groups = True
                 if not enter_next_group(change, live, ddp):
                     exit_now(ExitCode.SUCCESS)
+                write_rank(os.environ, live.topology().rank)
                 clock = StartClock()
     except KeyboardInterrupt as error:
         ddp._connection.heartbeat.fail(summary(error), failure_kind(error))

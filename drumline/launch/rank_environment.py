@@ -14,7 +14,7 @@ from pathlib import Path
 
 from drumline.errors import Place
 from drumline.net.secrets import derived, secret_from
-from drumline.untrusted import parse_json, replace_text
+from drumline.untrusted import parse_json, replace_text, whole_number
 
 RESTARTED = "DRUMLINE_RESTARTED"
 # Tells one start of a node's ranks from any other.
@@ -23,6 +23,8 @@ LOGS_SHOWN = "DRUMLINE_LOGS_SHOWN"
 """Set if the launcher also shows what ranks other than 0 write to their logs in the run folder."""
 FAILURE_FILE = "DRUMLINE_FAILURE_FILE"
 ERROR_FILE = "DRUMLINE_ERROR_FILE"
+RANK_FILE = "DRUMLINE_RANK_FILE"
+"""Where a rank writes its number when the group of nodes has changed; the launcher marks its lines with that."""
 COMMAND_START = "DRUMLINE_COMMAND_START"
 WATCH_FOLDER = "DRUMLINE_WATCH_DIR"
 WATCH_NODES = "DRUMLINE_WATCH_NODES"
@@ -69,6 +71,24 @@ def read_failure(path: Path) -> FailureRecord | None:
     try:
         return FailureRecord(**parse_json(path.read_bytes()))
     except (OSError, ValueError, TypeError):
+        return None
+
+
+# Which rank a process is now
+
+
+def write_rank(environment: Mapping[str, str], rank: int) -> None:
+    """Does nothing where no launcher shows the lines of ranks."""
+    if path := environment.get(RANK_FILE):
+        with contextlib.suppress(OSError):
+            replace_text(Path(path), str(rank))
+
+
+def read_rank(path: Path) -> int | None:
+    """None: the number is the one that the launcher gave."""
+    try:
+        return whole_number(path.read_text())
+    except (OSError, UnicodeDecodeError):
         return None
 
 

@@ -310,26 +310,39 @@ def test_a_rank_that_raises_is_reported_once_and_named_at_the_end(make_desk: Mak
 
 
 @pytest.mark.soak
-def test_the_others_continue_without_a_host_that_loses_its_power(make_desk: MakeDesk) -> None:
+def test_the_others_continue_without_a_host_that_loses_its_power_until_it_is_back(make_desk: MakeDesk) -> None:
     desk = make_desk("a", "b", "c", warm=True)
     run = desk.folder / "run"
     run.mkdir()
-    held = [run / f"hold-{rank}-13" for rank in range(3)]
-    for file in held:
-        file.touch()
+    for name in ("hold-0-13", "hold-1-13", "hold-2-13", "hold-0-22", "hold-2-22"):
+        (run / name).touch()
+
+    def wait_until_held(*names: str) -> None:
+        for name in names:
+            reached = run / f"{name}-reached"
+            processes.wait_until(lambda reached=reached: reached.exists(), f"{reached}\n{job.text()}", timeout_s=200)
+
     job = desk.launch(
         *("--hosts", "a,b,c", "--procs", "1", "--env", "GLOO_SOCKET_IFNAME=eth0", f"{ROOT}/tests/live_jobs.py:Held"),
         *("--run", str(run), "--train.steps", "400", "--dist.on_lost_node", "continue"),
     )
-    for file in held:
-        reached = file.with_name(f"{file.name}-reached")
-        processes.wait_until(lambda reached=reached: reached.exists(), f"{reached}\n{job.text()}", timeout_s=200)
-    pids = [(run / f"pid-{rank}").read_text() for rank in range(2)]
-    desk.bed["c"].power_off()
-    for file in held:
-        file.unlink()
-    job.wait_for("node 2 (c) was lost by step 15; the others continue (paused ", timeout_s=150)
+    wait_until_held("hold-0-13", "hold-1-13", "hold-2-13")
+    pids = {rank: (run / f"pid-{rank}").read_text() for rank in (0, 2)}
+    desk.bed["b"].power_off()
+    for rank in range(3):
+        (run / f"hold-{rank}-13").unlink()
+    job.wait_for("node 1 (b) was lost by step 15; the others continue (paused ", timeout_s=150)
+    job.wait_for("the job continues with a, c", timeout_s=150)
+    wait_until_held("hold-0-22", "hold-2-22")
+    job.wait_for("[c 1] node 2 trains as rank 1\n", timeout_s=60)
+    desk.bed["b"].power_on()
+    desk.ssh.serve(desk.bed["b"])
+    job.wait_for("b answers again; its ranks join the others", timeout_s=150)
+    job.wait_for("node 1 waits to join node 0 (a)", timeout_s=150)
+    for rank in (0, 2):
+        (run / f"hold-{rank}-22").unlink()
+    job.wait_for("node 1 (b) joined after step ", timeout_s=150)
+    job.wait_for("[c 2] node 2 trains as rank 2\n", timeout_s=60)
     assert job.wait(150) == 0, job.text()
-    assert "the job continues with a, b" in job.text()
-    assert [(run / f"pid-{rank}").read_text() for rank in range(2)] == pids, "in the same processes"
+    assert {rank: (run / f"pid-{rank}").read_text() for rank in (0, 2)} == pids, "in the same processes"
     assert verify_run(run, lambda *_: None).problems == []

@@ -29,7 +29,7 @@ from torch.distributed.launcher.api import LaunchConfig
 from drumline.errors import DrumlineError, ExitCode
 from drumline.launch import rank_environment
 from drumline.launch.node.open_rendezvous import OwnRendezvous, address_of, open_rendezvous
-from drumline.launch.node.rank_logs import failure_time, rank_output
+from drumline.launch.node.rank_logs import failure_time, rank_file, rank_output
 from drumline.launch.node.signalled_agent import Preempted, SignalledAgent
 from drumline.launch.node.watch_folder import DIAGNOSIS_S, SidecarDiagnosis, WatchFolder
 from drumline.launch.node_plan import NodePlan, Program, Supervision
@@ -79,6 +79,7 @@ class RankFiles(LogsSpecs):
             dest.stdouts[local_rank] = dest.stderrs[local_rank] = ""
             if self.folder is not None:
                 out, err = rank_output(self.folder, rank, start)
+                variables[rank_environment.RANK_FILE] = str(rank_file(self.folder, rank, start))
                 dest.stdouts[local_rank], dest.stderrs[local_rank] = str(out), str(err)
         dest.filtered_stdout = dest.filtered_stderr = str(self.scratch / "filtered")
         return dest

@@ -7,6 +7,7 @@ decides whether there is another attempt. If this process is killed or cut off, 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import time
 from collections.abc import Mapping
@@ -34,6 +35,8 @@ ENDING_S = 5.0
 MAX_LOGGING_IN = 10
 # The pause between two tries to reach a host.
 RETRY_S = 0.5
+# The pause between two tries to reach a lost host that the job continues without.
+JOIN_AGAIN_S = 5.0
 # Exit codes of an agent after which a restart may help: a signal ended it, or its rendezvous failed.
 RESTARTABLE = (ExitCode.TRAINING_FAILED, ExitCode.INTERRUPTED)
 # Signals that ask a run to save and stop; other signals only end it.
@@ -55,7 +58,9 @@ class Controller:
         self.ended_first: Remote | None = None
         """The host whose part of the job failed first, before we ended it."""
         self.dropped: list[Remote] = []
-        """Lost hosts without which the job continues."""
+        """Lost hosts without which the job continues, until they answer again."""
+        self._is_over = asyncio.Event()
+        """Set when no host is left that a lost one could join."""
         self.end_signal: signal.Signals | None = None
         self.is_ending = False
         self.num_ranks = 0
@@ -80,9 +85,10 @@ class Controller:
 
     # Reaching the hosts
 
-    def _remote(self, number: int, host: Host, *, tries: int = 0) -> Remote:
-        """Uses the open connection of the previous attempt, if there is one."""
-        job = self.job
+    def _remote(self, number: int, host: Host, *, tries: int = 0, job: HostsJob | None = None) -> Remote:
+        """Uses the open connection of the previous attempt, if there is one. `job`: what runs there, if it is not
+        what runs on all."""
+        job = job or self.job
         connection = next((one for one in self.connections if one.host == host and one.ssh_code is None), None)
         if connection is None:
             command = remote_module("drumline.launch.ssh.supervisor", job.python, job.python_path)
@@ -100,17 +106,52 @@ class Controller:
             await self._run_remote(remote)
             if remote.code is not None or remote.was_refused:
                 return
-            host = None if self.is_ending else self.reconnect.next_host(remote, search)
-            if host is None:
+            is_given_up = self.is_ending or remote in self.dropped
+            host = None if is_given_up else self.reconnect.next_host(remote, search)
+            if host is not None:
+                await asyncio.sleep(RETRY_S)
+                self.remotes[number] = self._remote(number, host, tries=search.tries[host])
+                continue
+            if remote not in self.dropped:
                 self._lost(remote)
+            if not await self._may_join_again(remote):
                 return
-            await asyncio.sleep(RETRY_S)
-            self.remotes[number] = self._remote(number, host, tries=search.tries[host])
+            search.tries[remote.host] += 1
+            self.remotes[number] = self._joining_again(number, remote, tries=search.tries[remote.host])
+
+    async def _may_join_again(self, lost: Remote) -> bool:
+        """After a pause, while others continue without this host: whether to try whether it answers again."""
+        if not self.job.program.continues or lost not in self.dropped:
+            return False
+        self._check_over()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._is_over.wait(), JOIN_AGAIN_S)
+        return not self._is_over.is_set()
+
+    def _joining_again(self, number: int, lost: Remote, *, tries: int) -> Remote:
+        """Its ranks find the others themselves. Until it answers, the job continues without it as before."""
+        self.connections.remove(lost.connection)
+        remote = self._remote(number, lost.host, tries=tries, job=self.job.joining_again(lost.num_starts))
+        remote.num_starts = lost.num_starts
+        self.dropped[self.dropped.index(lost)] = remote
+        return remote
+
+    def _check_over(self) -> None:
+        """The job is over when all hosts but those that are lost have ended their part: nobody waits for these."""
+        if not self.is_ending and any(remote.is_running for remote in self.remaining):
+            return
+        self._is_over.set()
+        for remote in self.dropped:
+            remote.give_up()
 
     async def _run_remote(self, remote: Remote) -> None:
         """Run it from the login to the end of its part, or of the connection."""
+        await self._log_in_and_run(remote)
+        self._check_over()
+
+    async def _log_in_and_run(self, remote: Remote) -> None:
         async with self._logging_in:
-            if self.is_ending:  # before its turn came
+            if self.is_ending or (remote in self.dropped and self._is_over.is_set()):  # before its turn came
                 remote.was_refused = True
                 return
             running = asyncio.create_task(remote.run())
@@ -137,7 +178,9 @@ class Controller:
 
     def _receive(self, remote: Remote, frame: Mapping[str, Any]) -> None:
         kind = frame["kind"]
-        if kind == "hello" and frame["protocol"] != PROTOCOL:
+        if remote in self.dropped and kind in ("hello", "refused"):
+            self._answers_again(remote, frame)
+        elif kind == "hello" and frame["protocol"] != PROTOCOL:
             what = f"{remote.name} has another version of drumline"
             self._fail(PreflightError(what, next_step="install the same version on all hosts"))
         elif kind == "hello":
@@ -161,6 +204,21 @@ class Controller:
             elif not frame["is_last"]:
                 self._to_print = frame["sentence"]
                 self._later(SETTLE_S, self._print_diagnosis)
+
+    def _answers_again(self, remote: Remote, frame: Mapping[str, Any]) -> None:
+        """A lost host: its ranks start, and join the others, unless it is not as before."""
+        problems = [problem[0] for problem in frame.get("problems", []) if problem]
+        if frame["kind"] == "hello" and frame["protocol"] != PROTOCOL:
+            problems = ["it has another version of drumline"]
+            remote.was_refused = True
+            remote.give_up()
+        if problems:
+            self.screen.report(f"warning: {remote.name} cannot join again: {'; '.join(problems)}", is_error=True)
+        elif frame["kind"] == "hello":
+            self.dropped.remove(remote)
+            self.screen.report(f"{remote.name} answers again; its ranks join the others")
+            nodes = self.job.placed([other.host for other in self.remotes])
+            remote.connection.send({"kind": "start", "node": asdict(nodes[self.remotes.index(remote)])})
 
     def _later(self, seconds: float, call: Any, *args: Any) -> None:
         asyncio.get_running_loop().call_later(seconds, call, *args)
@@ -289,6 +347,7 @@ class Controller:
         if self.is_ending and grace_s:
             return
         self.is_ending = True
+        self._is_over.set()
         for remote in (remote for remote in self.remotes if remote.is_running):
             remote.end(grace_s)
             self._later(grace_s + ENDING_S, remote.give_up)

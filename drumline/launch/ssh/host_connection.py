@@ -43,7 +43,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "progress": {"reached_step": int, "counted_step": int},
     "ended": {"code": int, "last_lines": [str]},
     "failed": {"rank": int, "code": int, "restarts_left": int, "at": (int, float), "last_lines": [str]},
-    "lines": {"rank": (int, NoneType), "stream": str, "lines": [str]},
+    "lines": {"rank": (int, NoneType), "shown_rank": (int, NoneType), "stream": str, "lines": [str]},
     "heartbeat": {"number": int, "now": (int, float)},
 }
 MAX_NUMBER = 1 << 53

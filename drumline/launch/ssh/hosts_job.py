@@ -72,6 +72,10 @@ class HostsJob:
         """The nodes on these hosts, some of which may be spares."""
         return nodes_of_hosts(hosts, int(self.nodes[0].endpoint.rpartition(":")[2]), self.nodes)
 
+    def joining_again(self, first_start: int) -> HostsJob:
+        """The same attempt for a host that was lost and answers again; what is left there of its ranks is ended."""
+        return replace(self, earlier=(*self.earlier, self.job), first_start=first_start)
+
     def again(
         self,
         hosts: Sequence[Host],

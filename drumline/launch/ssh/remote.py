@@ -141,7 +141,8 @@ class Remote:
     def _receive(self, frame: Mapping[str, Any]) -> None:
         if frame["kind"] == "lines":
             rank = frame["rank"]
-            label = self.name if rank is None else f"{self.name} {rank}"
+            shown_rank = frame["shown_rank"]
+            label = self.name if shown_rank is None else f"{self.name} {shown_rank}"
             is_all_shown = self.screen.show(label, frame["lines"], is_error=frame["stream"] == "err")
             if is_all_shown and frame["stream"] != "out":
                 self._shown[rank].extend(frame["lines"])

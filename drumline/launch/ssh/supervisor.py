@@ -20,7 +20,8 @@ from types import FrameType
 from typing import Any
 
 from drumline.launch.node.guard import job_processes
-from drumline.launch.node.rank_logs import LogFollower, last_lines, rank_output
+from drumline.launch.node.rank_logs import LogFollower, last_lines, rank_file, rank_output
+from drumline.launch.rank_environment import read_rank
 from drumline.launch.ssh.agent_process import AgentProcess
 from drumline.net.frames import MAX_PIPE_BYTES, FrameReader, FrameWriter
 from drumline.processes import Termination, descendants
@@ -88,6 +89,10 @@ class Supervisor:
             (None, "err"): LogFollower(self.node_log, from_end=True)
         }
         """By rank (None for the agent) and stream."""
+        self.rank_files: dict[int, Path] = {}
+        """By rank: where its process writes which rank it is now."""
+        self.ranks_now: dict[int, int] = {}
+        """The ranks that are others than when they were started, after the group of nodes has changed."""
         self.agent = waiting if waiting and waiting.is_alive else AgentProcess(spec, self.node_log)
         self.waiting: AgentProcess | None = None
         """The agent for the next attempt."""
@@ -180,9 +185,12 @@ class Supervisor:
                     self.waiting.close()
             elif frame["kind"] == "failed":
                 out, err = rank_output(self.logs, frame["rank"], frame["start"])
-                found = map(last_lines, [err, *self._task_log(frame["rank"]), out])
+                failed_rank: int = frame["rank"]
+                task_log = self._task_log(self.ranks_now.get(failed_rank, failed_rank))
+                found = map(last_lines, [err, *task_log, out])
                 frame["last_lines"] = next(filter(None, found), [])
             self.out.send(**frame)
+        self._renumber()
         self._send_lines(is_last=is_last)
         self.out.flush()
 
@@ -191,11 +199,26 @@ class Supervisor:
             if not self.out.has_room() and not is_last:
                 break
             if lines := follower.rest() if is_last else follower.read():
-                self.out.send("lines", rank=rank, stream=stream, lines=lines)
+                shown_rank = None if rank is None else self.ranks_now.get(rank, rank)
+                self.out.send("lines", rank=rank, shown_rank=shown_rank, stream=stream, lines=lines)
+
+    def _renumber(self) -> None:
+        """Without a lost node the ranks after it have other numbers, and write to the logs of those."""
+        for rank, path in self.rank_files.items():
+            number = read_rank(path)
+            if number is None or number == self.ranks_now.get(rank, rank):
+                continue
+            self._send_lines(is_last=True)  # of its earlier number
+            self.ranks_now[rank] = number
+            self.followers.pop((rank, "log"), None)
+            for log in self._task_log(number):
+                self.followers[rank, "log"] = LogFollower(log, from_end=True)
 
     def _follow(self, ranks: list[int], start: int) -> None:
         self._send_lines(is_last=True)  # of an earlier start
         self.followers = {key: follower for key, follower in self.followers.items() if key[0] is None}
+        self.ranks_now = {}
+        self.rank_files = {rank: rank_file(self.logs, rank, start) for rank in ranks}
         for rank in ranks:
             for stream, path in zip(("out", "err"), rank_output(self.logs, rank, start), strict=True):
                 self.followers[rank, stream] = LogFollower(path)

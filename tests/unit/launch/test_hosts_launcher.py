@@ -7,6 +7,7 @@ import json
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,72 @@ def test_a_killed_agent_is_one_restart_of_all_and_a_host_that_is_down_is_replace
     assert second["job"] == first["next_job"], "what waits for it carries its name"
     (again,) = (tmp_path / "d.starts").read_text().splitlines()
     assert '"peers":["a","d"]' in again
+
+
+CONTINUES = Program(("train", "digits"), is_task=True, continues=True)
+UNTIL = "until [ CONDITION ]; do sleep 0.02; done\n"
+
+
+def test_a_lost_host_that_answers_again_joins_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller_module, "JOIN_AGAIN_S", 0.05)
+    job = replace(make_job("a", "b", client=[str(tmp_path / "ssh")]), program=CONTINUES)
+    code, lines = go(
+        tmp_path,
+        job,
+        {
+            "a.0": hello() + UNTIL.replace("CONDITION", "-e {folder}/joined") + ENDS.format(code=0),
+            "b.0": hello() + "exit 255",
+            "b.1": REFUSED,
+            "b.2": hello(1) + "touch {folder}/joined\n" + ENDS.format(code=0),
+        },
+    )
+    assert code == 0, lines
+    assert [line for line in lines if "ranks run on" not in line] == [
+        "drumline: 2 hosts; logs in logs on each",
+        "drumline: warning: the connection to b was lost: it was closed; the job continues with a",
+        "drumline: b answers again; its ranks join the others",
+        "drumline: done; logs in logs on each host",
+    ]
+    (first, second) = map(json.loads, (tmp_path / "b.specs").read_text().splitlines())
+    assert (first["job"], first["secret"]) == (second["job"], second["secret"])
+    assert (first["earlier"], second["earlier"]) == ([], ["first"]), "what is left of its ranks is ended"
+    assert second["environment"]["DRUMLINE_RESTARTED"] == "1"
+    assert (first["first_start"], second["first_start"]) == (0, 1), "its logs have other names"
+    assert len((tmp_path / "b.starts").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "warning"),
+    [
+        ("exec sleep 1000", None),
+        (
+            """echo '{"kind": "refused", "problems": [["there is no file x in /code", "copy it"]]}'""",
+            "drumline: warning: b cannot join again: there is no file x in /code",
+        ),
+        (
+            """echo '{"kind": "hello", "protocol": 1}'; exec sleep 1000""",
+            "drumline: warning: b cannot join again: it has another version of drumline",
+        ),
+    ],
+    ids=["silent", "refused", "another version"],
+)
+def test_a_lost_host_that_does_not_come_back_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, warning: str | None
+) -> None:
+    monkeypatch.setattr(controller_module, "JOIN_AGAIN_S", 0.05)
+    job = replace(make_job("a", "b", client=[str(tmp_path / "ssh")]), program=CONTINUES)
+    was_tried = UNTIL.replace("CONDITION", '"$(cat {folder}/b.calls | wc -l)" -gt 1')
+    pause = "" if warning is None else UNTIL.replace("CONDITION", '"$(grep -c cannot {folder}/said)" -gt 0')
+    code, lines = go(
+        tmp_path,
+        job,
+        {"a.0": hello() + was_tried + pause + ENDS.format(code=0), "b.0": hello() + "exit 255", "default": answer},
+    )
+    assert code == 0, lines
+    assert [line for line in lines if "ranks run on" not in line][2:] == [
+        *([] if warning is None else [warning]),
+        "drumline: done; logs in logs on each host",
+    ]
 
 
 @pytest.fixture(name="screen")

@@ -151,3 +151,29 @@ def test_a_supervisor_that_gets_a_signal_exits_and_takes_no_other_attempt(node: 
     node.hear("ended")
     assert node.process.wait(30) == 0
     assert not node.is_anyone_left()
+
+
+RENUMBERED = """
+import os, time
+from pathlib import Path
+from drumline.launch.rank_environment import write_rank
+print("before", flush=True)
+while not Path("go").exists():
+    time.sleep(0.02)
+write_rank(os.environ, 7)
+time.sleep(0.5)
+print("after", flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_lines_are_marked_with_the_rank_that_a_process_is_now(node: SupervisorProcess, tmp_path: Path) -> None:
+    (tmp_path / "rank.py").write_text(RENUMBERED)
+    node.send(node.job.spec(node.job.nodes[0]))
+    node.hear("hello")
+    node.send({"kind": "start", "node": asdict(node.job.nodes[0])})
+    before = node.hear("lines", lambda frame: frame["lines"] == ["before"])
+    (tmp_path / "go").touch()
+    after = node.hear("lines", lambda frame: frame["lines"] == ["after"])
+    assert (before["rank"], before["shown_rank"]) == (0, 0)
+    assert (after["rank"], after["shown_rank"]) == (0, 7)
