@@ -87,7 +87,7 @@ def write_rank(environment: Mapping[str, str], rank: int) -> None:
 def read_rank(path: Path) -> int | None:
     """None: the number is the one that the launcher gave."""
     try:
-        return whole_number(path.read_text())
+        return whole_number(path.read_text(encoding="ascii"))
     except (OSError, UnicodeDecodeError):
         return None
 
