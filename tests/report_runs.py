@@ -62,6 +62,42 @@ def write_run(
     return folder
 
 
+METRICS = [
+    "loss",
+    "accuracy",
+    "perplexity",
+    "f1",
+    "precision",
+    "recall",
+    "auc",
+    "calibration_error",
+    "brier",
+    "top5_accuracy",
+    "bleu",
+    "rouge",
+]
+SETS = ("clean", "noisy", "shifted")
+
+
+def write_run_of_many_metrics(folder: Path, scale: float = 1.0) -> Path:
+    """Twelve metrics in training, and of three evaluation sets."""
+    write_run(folder, ranks=1, settings={"lr": str(scale)})
+    events = []
+    for line in (folder / "events" / "rank-00000.jsonl").read_text().splitlines():
+        event = json.loads(line)
+        values = {name: scale * place / max(1, event["step"]) for place, name in enumerate(METRICS, start=1)}
+        if event["kind"] == "train":
+            event |= values
+        elif event["kind"] == "evaluation":
+            del event["loss"], event["accuracy"]
+            for shift, name in enumerate(SETS, start=1):
+                event |= {f"{name}/{metric}": value + 0.1 * shift for metric, value in values.items()}
+        events.append(event)
+    (folder / "events" / "rank-00000.jsonl").unlink()
+    append(folder, 0, *events)
+    return folder
+
+
 def write_checkpoint(root: Path, step: int) -> Path:
     """A complete checkpoint, with an empty model."""
     folder = root / f"step-{step:08d}"

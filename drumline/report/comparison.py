@@ -37,11 +37,10 @@ def compare(of_runs: Sequence[Mapping[str, str]]) -> list[ComparedRow]:
 
 
 def facts_of(run: RunData, goodput: Goodput) -> dict[str, str]:
-    """What a reader asks first, as text."""
-    total, facts = run.facts.get("total_steps"), {"task": run.facts.get("task", ""), "state": run.state}
+    """What a reader asks first, as text, without the metrics."""
+    total = run.facts.get("total_steps")
+    facts = {"task": run.facts.get("task", ""), "state": run.state}
     facts["steps"] = f"{run.step:,}" + (f" of {total:,}" if total else "")
-    metrics = list(run.metrics.items())[:8]
-    facts |= {name: metric_text(name, value) for name, value in metrics if name not in facts}
     if type(best := run.end.get("best_step")) is int:
         facts["best checkpoint"] = f"step {best:,}"
     facts |= _speeds(run)
@@ -53,6 +52,28 @@ def facts_of(run: RunData, goodput: Goodput) -> dict[str, str]:
     if (stopped := text(run.end.get("stopped"))[:200]) and run.state == "done":
         facts["stopped"] = stopped
     return facts | _job_facts(run)
+
+
+def metric_texts(run: RunData) -> dict[str, str]:
+    """The metrics of the latest evaluation, by name."""
+    return {name: metric_text(name, value) for name, value in run.metrics.items()}
+
+
+@dataclass(frozen=True)
+class MetricTable:
+    """The latest evaluation of a run: a row for each metric, a column for each evaluation set."""
+
+    sets: list[str]
+    rows: list[ComparedRow]
+
+
+def metric_table(run: RunData) -> MetricTable:
+    """A metric of one of several sets is called `SET/METRIC`."""
+    by_set: dict[str, dict[str, str]] = {}
+    for name, value in metric_texts(run).items():
+        evaluation_set, _, metric = name.rpartition("/")
+        by_set.setdefault(evaluation_set, {})[metric] = value
+    return MetricTable(list(by_set), compare(list(by_set.values())))
 
 
 def _speeds(run: RunData) -> dict[str, str]:

@@ -11,7 +11,8 @@ from drumline.metrics.events import STAMP
 from drumline.report.event_sample import number
 
 T = TypeVar("T")
-MAX_CURVES = 48
+MAX_CURVES = 1000
+"""Of a run: hundreds of metrics with several evaluation sets, and not a file full of names."""
 TABLE_ROWS = 12
 UNITS = {
     "lr": "learning rate",
@@ -24,6 +25,8 @@ UNITS = {
 }
 """The engine's own numbers in a `train` event, in the order in which they are shown, after the task's."""
 SCALING = "scaling efficiency"
+TRAINING = "training"
+"""The label of the curves that are not of an evaluation."""
 SHARES = ("MFU", "waiting for data", "exposed communication", SCALING)
 """Those that are fractions of 1."""
 _NOT_SHOWN = STAMP | {"epoch", "samples", "seconds", "seconds_left"}
@@ -63,7 +66,7 @@ class Curves:
             if name in _NOT_SHOWN or not (type(value) in (int, float) or value in ("nan", "inf", "-inf")):
                 continue
             dataset, _, metric = ("", "", name) if is_training else name.rpartition("/")
-            label = "training" if is_training else f"evaluation {dataset}".rstrip()
+            label = TRAINING if is_training else f"evaluation {dataset}".rstrip()
             self._put(UNITS.get(metric, metric), label, step, value)
 
     def _put(self, chart: str, label: str, step: int, value: Any) -> None:
@@ -84,7 +87,7 @@ class Curves:
         own = ["loss", *(name for name, _ in self._curves if name not in UNITS.values()), *UNITS.values()]
         place = {name: order for order, name in reversed(list(enumerate(own)))}
         curves = (curve for curve in self._curves.values() if any(value is not None for value in curve.values))
-        return sorted(curves, key=lambda curve: (place[curve.chart], curve.label != "training"))
+        return sorted(curves, key=lambda curve: (place[curve.chart], curve.label != TRAINING))
 
 
 def thinned(steps: Sequence[int], values: Sequence[float | None], most: int) -> list[tuple[int, float | None]]:

@@ -2,6 +2,9 @@
 (() => {
   const charts = JSON.parse(document.getElementById("data").textContent);
   const colours = ["#2f8fd8", "#e0762b", "#1f9d6b", "#cc79a7", "#d9a400", "#5bbfe0", "#a06fd6", "#8a8f96"];
+  // Further ones have hues that are far from each other.
+  const colour = (number) => number < colours.length ? colours[number] : `hsl(${Math.round(number * 137.5) % 360} 60% 48%)`;
+  const dashes = [undefined, [6, 4], [2, 3], [12, 3, 2, 3], [16, 5], [6, 3, 1, 3, 1, 3]];
   const ink = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const text = (value) => value == null ? "" : value !== 0 && Math.abs(value) < 1e-3 ? (+value.toPrecision(3)).toExponential() : Math.abs(value) >= 1e4 ? value.toPrecision(3) : String(+value.toPrecision(5));
   const axis = () => ({stroke: () => ink("--quiet"), grid: {stroke: () => ink("--line"), width: 1}, ticks: {show: false}, font: "12px system-ui"});
@@ -56,9 +59,10 @@
       cursor: {drag: {x: true, y: false}},
       axes: [{...axis(), size: 32}, {...axis(), size: 62, values: (plot, values) => values.map(shown)}],
       series: [{label: name}, ...series.map((one) => ({
-        label: one.label, stroke: colours[one.colour % colours.length], width: 1.5, dash: one.dashed ? [6, 4] : undefined,
+        label: one.label, stroke: colour(one.colour), width: 1.5, dash: dashes[one.dash % dashes.length],
         points: {show: one.x.length < 40}, value: (plot, value) => shown(value),
       }))],
+      legend: {markers: {dash: (plot, number) => number && series[number - 1].dash ? "dashed" : "solid"}},
       hooks: {setScale: [(plot, key) => { if (key === "x") reset.hidden = !isZoomed(plot); }]},
     };
     const plot = new uPlot(options, uPlot.join(series.map((one) => [one.x, one.y])), place);

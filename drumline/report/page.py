@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from drumline.errors import UsageError
 from drumline.metrics.display import number_text
-from drumline.report.comparison import compare, facts_of, run_names
-from drumline.report.curves import SCALING, SHARES, TABLE_ROWS, Curve, evenly, table_rows, thinned
+from drumline.report.comparison import MetricTable, compare, facts_of, metric_table, metric_texts, run_names
+from drumline.report.curves import SCALING, SHARES, TABLE_ROWS, TRAINING, Curve, evenly, table_rows, thinned
 from drumline.report.goodput import Goodput, RunClock, goodput_of
 from drumline.report.heat_map import MAX_COLUMNS, MAX_ROWS, STEP_PHASES, HeatMap, level_of, make_heat_map, mean_phases
 from drumline.report.run_data import MAX_MOMENTS, MAX_SETTINGS, MAX_TEXT, Moment, RunData, read_run
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 3_000_000
 MAX_POINTS, MAX_SERIES_POINTS = 50_000, 1200
+MAX_METRICS = 1000
+MAX_KINDS_IN_CHART = 2
+"""Of several runs: training, and one evaluation set."""
 MAX_HALVINGS, MIN_TEXT = 6, 40
 STRIP_WIDTH = 1000
 _HERE = Path(__file__).parent
@@ -104,6 +107,9 @@ def _render(runs: Sequence[RunData], detail: float, refresh_s: float | None) -> 
     names = run_names(runs)
     views = [_view(run, name, detail, num_runs=len(runs)) for run, name in zip(runs, names, strict=True)]
     charts = _charts(runs, names, detail)
+    most_metrics = max(1, int(MAX_METRICS * detail))
+    metrics = compare([metric_texts(run) for run in runs])
+    table = metric_table(runs[0])
     compared = map(compare, ([run.settings for run in runs], [run.environment for run in runs]))
     differing = [[row for row in rows if row.differs] for rows in compared]
     return _template(max(MIN_TEXT, int(MAX_TEXT * detail))).render(
@@ -112,6 +118,9 @@ def _render(runs: Sequence[RunData], detail: float, refresh_s: float | None) -> 
         charts=charts,
         data=[chart.data for chart in charts],
         rows=compare([facts_of(view.run, view.goodput) for view in views]),
+        metrics=metrics[:most_metrics],
+        num_more_metrics=max(0, len(metrics) - most_metrics),
+        metric_table=MetricTable(table.sets[:most_metrics], table.rows[:most_metrics]),
         differing=[row for rows in differing for row in rows[: int(MAX_SETTINGS * detail)]],
         profile_parts=PART_NAMES,
         made_at=time.time(),
@@ -159,40 +168,87 @@ def _strip(run: RunData, clock: RunClock) -> list[StripMark]:
 # Charts
 
 
+class DrawnCurve(NamedTuple):
+    """A curve with its look, which is the same in every chart."""
+
+    curve: Curve
+    title: str
+    """Of its chart."""
+    label: str
+    colour: int
+    dash: int
+    """A pattern of dashes; 0: none."""
+
+
 def _charts(runs: Sequence[RunData], names: Sequence[str], detail: float) -> list[ChartView]:
-    """Of several runs, each has a colour; of one run, each of its curves in a chart."""
-    found: dict[str, list[tuple[str, int, Curve]]] = {}
+    drawn = _curves_of_run(runs[0]) if len(runs) == 1 else _curves_of_runs(runs, names)
+    most = min(MAX_SERIES_POINTS, int(MAX_POINTS * detail) // max(1, len(drawn)))
+    by_title: dict[str, list[DrawnCurve]] = {}
+    for each in drawn:
+        by_title.setdefault(each.title, []).append(each)
+    return [_chart(title, curves, most, detail) for title, curves in by_title.items()]
+
+
+def _curves_of_run(run: RunData) -> list[DrawnCurve]:
+    """Training and each evaluation set have a colour, in all charts the same."""
+    labels = dict.fromkeys([TRAINING, *(curve.label for curve in run.curves)])
+    numbers = {label: number for number, label in enumerate(labels)}
+    return [
+        DrawnCurve(curve, curve.chart, curve.label, colour=numbers[curve.label], dash=numbers[curve.label])
+        for curve in run.curves
+    ]
+
+
+def _curves_of_runs(runs: Sequence[RunData], names: Sequence[str]) -> list[DrawnCurve]:
+    """Each run has a colour. With several evaluation sets a chart would have too many curves: each set has its own."""
+    labels: dict[str, set[str]] = {}
+    for run in runs:
+        for curve in run.curves:
+            labels.setdefault(curve.chart, set()).add(curve.label)
+    drawn = []
     for number, (run, name) in enumerate(zip(runs, names, strict=True)):
         for curve in run.curves:
-            chart = found.setdefault(curve.chart, [])
-            drawn = (curve.label, len(chart)) if len(runs) == 1 else (f"{name} {curve.label}", number)
-            chart.append((*drawn, curve))
-    num_curves = sum(map(len, found.values()))
-    most = min(MAX_SERIES_POINTS, int(MAX_POINTS * detail) // max(1, num_curves))
-    return [_chart(title, drawn, most, detail) for title, drawn in found.items()]
+            is_divided = len(labels[curve.chart]) > MAX_KINDS_IN_CHART
+            drawn.append(
+                DrawnCurve(
+                    curve,
+                    title=f"{curve.chart}: {curve.label}" if is_divided else curve.chart,
+                    label=name if is_divided else f"{name} {curve.label}",
+                    colour=number,
+                    dash=int(curve.label != TRAINING),
+                )
+            )
+    places = {chart: place for place, chart in enumerate(dict.fromkeys(each.curve.chart for each in drawn))}
+    return sorted(drawn, key=lambda each: places[each.curve.chart])
 
 
-def _chart(title: str, drawn: Sequence[tuple[str, int, Curve]], most: int, detail: float) -> ChartView:
-    curves, axis = [curve for *_, curve in drawn], "ranks" if title == SCALING else "step"
+def _chart(title: str, drawn: Sequence[DrawnCurve], most: int, detail: float) -> ChartView:
+    curves = [each.curve for each in drawn]
+    metric = curves[0].chart
+    axis = "ranks" if metric == SCALING else "step"
     most_label = max(MIN_TEXT, int(300 * detail))
-    series = [_series(shown(label)[:most_label], colour, curve, most) for label, colour, curve in drawn]
-    is_share = title in SHARES or title.endswith("accuracy")
+    series = [_series(each, shown(each.label)[:most_label], most) for each in drawn]
+    is_share = metric in SHARES or metric.endswith("accuracy")
     return ChartView(
         title=title,
         axis=axis,
-        labels=[label for label, *_ in drawn],
+        labels=[each.label for each in drawn],
         rows=table_rows(curves, max(2, int(TABLE_ROWS * detail))),
         data={"axis": axis, "percent": is_share, "series": series},
         num_points=sum(len(curve.steps) for curve in curves),
-        num_shown=sum(len(one["x"]) for one in series),
+        num_shown=sum(len(each["x"]) for each in series),
     )
 
 
-def _series(label: str, colour: int, curve: Curve, most: int) -> dict[str, Any]:
-    points = thinned(curve.steps, curve.values, most)
-    values = [None if value is None else float(f"{value:.6g}") for _, value in points]
-    style = {"label": label, "colour": colour, "dashed": curve.label != "training"}
-    return {**style, "x": [step for step, _ in points], "y": values}
+def _series(drawn: DrawnCurve, label: str, most: int) -> dict[str, Any]:
+    points = thinned(drawn.curve.steps, drawn.curve.values, most)
+    return {
+        "label": label,
+        "colour": drawn.colour,
+        "dash": drawn.dash,
+        "x": [step for step, _ in points],
+        "y": [None if value is None else float(f"{value:.6g}") for _, value in points],
+    }
 
 
 # The template

@@ -17,12 +17,19 @@ from drumline.report.page import render_page, write_report
 from drumline.report.run_data import read_run
 from tests.browser import Browser, chromium
 from tests.multinode.needs import missing_browser
-from tests.report_runs import write_run
+from tests.report_runs import METRICS, SETS, write_run, write_run_of_many_metrics
 
 PHONE = 390
+WIDTH = 1200
 EVIL = "</script><script>window.pwned=1</script><img src=http://127.0.0.1:9/x onerror='window.pwned=1'>"
 CANVAS = "document.querySelector('canvas').toDataURL()"
 BOX = "(({x, y, width}) => [x, y, width])(document.querySelector('.u-over').getBoundingClientRect())"
+LEGENDS = """Object.fromEntries([...document.querySelectorAll('figure')].map((figure) => [
+    figure.querySelector('figcaption').firstChild.textContent,
+    Object.fromEntries([...figure.querySelectorAll('.u-series')].slice(1).map((row) => [
+        row.querySelector('.u-label').textContent, row.querySelector('.u-marker').style.borderColor]))]))"""
+CLIPPED_LEGENDS = """[...document.querySelectorAll('.u-legend')].filter((legend) =>
+    legend.scrollHeight > legend.clientHeight + 1 || legend.scrollWidth > legend.clientWidth + 1).length"""
 COLOURS = """[...document.querySelectorAll('.heat tr')].map((row) =>
     [...row.querySelectorAll('td[class]')].map((cell) => getComputedStyle(cell).backgroundColor))"""
 
@@ -111,6 +118,43 @@ def test_without_scripts_it_has_tables_and_the_slow_rank(browser: Browser, page:
     rows = browser.value(COLOURS)
     assert [len(set(row)) > 1 for row in rows] == [False, False, True, False], "only rank 2 changes its colour"
     assert rows[2][-1] != rows[1][-1] == rows[0][-1]
+
+
+def colours_by_chart(browser: Browser) -> dict[str, dict[str, str]]:
+    """By the title of the chart: the colour of each name in its legend. The first row of a legend is the step."""
+    found: dict[str, dict[str, str]] = browser.value(LEGENDS)
+    return found
+
+
+def test_the_sets_of_a_run_have_the_same_colours_in_every_chart(browser: Browser, tmp_path: Path) -> None:
+    run = write_run_of_many_metrics(tmp_path / "run")
+    browser.open(write_report([run], tmp_path / "page.html"))
+    charts = colours_by_chart(browser)
+    colours = charts["loss"]
+    assert list(colours) == ["training", *(f"evaluation {name}" for name in SETS)]
+    assert len(set(colours.values())) == 4
+    assert all(charts[metric] == colours for metric in METRICS)
+    assert browser.value(CLIPPED_LEGENDS) == 0
+    assert browser.value("document.documentElement.scrollWidth") <= WIDTH
+    assert browser.errors == []
+
+
+def test_twelve_metrics_of_three_sets_and_six_runs_can_be_told_apart(browser: Browser, tmp_path: Path) -> None:
+    runs = [write_run_of_many_metrics(tmp_path / f"run-{number}", scale=1 + number) for number in range(6)]
+    page = write_report(runs, tmp_path / "page.html")
+    for width in (WIDTH, PHONE):
+        browser.open(page, width=width)
+        charts = colours_by_chart(browser)
+        colours = charts["loss: training"]
+        assert list(colours) == [run.name for run in runs]
+        assert len(set(colours.values())) == 6
+        kinds = ["training", *(f"evaluation {name}" for name in SETS)]
+        assert all(charts[f"{metric}: {kind}"] == colours for metric in METRICS for kind in kinds)
+        assert browser.value(CLIPPED_LEGENDS) == 0
+        assert browser.value("document.documentElement.scrollWidth") <= width
+    text = browser.value("document.body.innerText")
+    assert all(f"{name}/{metric}" in text for metric in METRICS for name in SETS)
+    assert browser.errors == []
 
 
 def test_a_hostile_run_runs_nothing(browser: Browser, tmp_path: Path) -> None:

@@ -15,13 +15,14 @@ import pytest
 
 from drumline.cli.runs_command import _cells
 from drumline.errors import UsageError
+from drumline.metrics.display import metric_text
 from drumline.report import page as page_module
 from drumline.report.goodput import goodput_of
 from drumline.report.page import MAX_BYTES, render_page, write_report
 from drumline.report.run_data import read_run
 from drumline.report.run_list import listed
 from drumline.scale.profile_result import write_profile
-from tests.report_runs import BEGIN, append, write_checkpoint, write_run
+from tests.report_runs import BEGIN, METRICS, SETS, append, write_checkpoint, write_run, write_run_of_many_metrics
 from tests.unit.scale.test_profile_result import example
 from tests.unit.watch.diagnosis.test_diagnosis_files import told
 
@@ -40,7 +41,7 @@ def test_a_page_has_result_goodput_faults_and_slow_ranks(tmp_path: Path) -> None
     path = write_report([run], tmp_path / "page.html")
     text = text_of(path.read_text())
     for words in (
-        "task digits state done steps 200 of 200 loss 0.0150 accuracy 90.00% best checkpoint step 50",
+        "task digits state done steps 200 of 200 best checkpoint step 50",
         "52.2% of 46 s went to training and evaluation.",
         "rank 2 on node-a was slow in",
         "resumed 8.0 s after rank 1 on node-a was killed at step 120; 20 steps lost",
@@ -137,7 +138,9 @@ def test_what_is_not_shown_of_a_long_run_is_counted(tmp_path: Path) -> None:
 def test_a_metric_does_not_replace_a_fact(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "run", ranks=1))
     run.metrics = {"state": 0.5, "task": 0.5, "steps": 0.5, "accuracy": 0.5}
-    assert "task digits state done steps 200 of 200 accuracy 50.00% best" in text_of(render_page([run]))
+    page = text_of(render_page([run]))
+    assert "task digits state done steps 200 of 200 best" in page
+    assert "Latest evaluation state 0.5000 task 0.5000 steps 0.5000 accuracy 50.00%" in page
 
 
 def test_a_profile_in_which_no_rank_is_waited_for_names_none(tmp_path: Path) -> None:
@@ -189,6 +192,33 @@ def test_only_a_live_page_loads_itself_again(tmp_path: Path, refresh_s: float | 
     page = render_page([read_run(write_run(tmp_path / "run"))], refresh_s=refresh_s)
     is_live = refresh_s is not None
     assert ('<meta http-equiv="refresh" content="5">' in page, 'data-refresh="5"' in page) == (is_live, is_live)
+
+
+def test_all_metrics_of_all_sets_are_shown(tmp_path: Path) -> None:
+    run = read_run(write_run_of_many_metrics(tmp_path / "run"))
+    page = text_of(render_page([run]))
+    assert len(run.metrics) == 36
+    assert run.num_dropped == 0
+    for metric in METRICS:
+        values = [metric_text(metric, run.metrics[f"{name}/{metric}"]) for name in SETS]
+        assert f" {metric} {' '.join(values)} " in page
+    several = text_of(render_page([run, run]))
+    for name, value in run.metrics.items():
+        text = metric_text(name, value)
+        assert f" {name} {text} {text} " in several
+
+
+def test_metrics_above_the_limit_are_counted_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_module, "MAX_METRICS", 30)
+    run = read_run(write_run_of_many_metrics(tmp_path / "run"))
+    assert "6 further metrics are not shown." in text_of(render_page([run]))
+
+
+def test_a_page_of_many_runs_with_many_metrics_stays_small(tmp_path: Path) -> None:
+    run = read_run(write_run_of_many_metrics(tmp_path / "run"))
+    page = render_page([run] * 50)
+    assert len(page.encode()) < MAX_BYTES
+    assert all(f"{metric}: evaluation {name}" in page for metric in METRICS for name in SETS)
 
 
 def test_the_page_of_an_own_loop_has_its_newest_checkpoint_and_no_times(tmp_path: Path) -> None:
