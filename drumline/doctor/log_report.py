@@ -56,11 +56,12 @@ def _summary(log: NcclLog) -> str:
 
 
 def _hosts(log: NcclLog) -> Iterator[str]:
+    processes = log.ranks
     hosts: dict[str, list[int]] = {}
-    for rank, one in log.ranks.items():
-        hosts.setdefault(one.host, []).append(rank)
+    for rank, process in processes.items():
+        hosts.setdefault(process.host, []).append(rank)
     for host, ranks in list(hosts.items())[:MAX_HOSTS]:
-        devices = sorted({device for rank in ranks for device in log.ranks[rank].devices.values()})
+        devices = sorted({device for rank in ranks for device in processes[rank].devices.values()})
         yield f"  {host}: {named_ranks(ranks)}{f'; {join_names(devices)}' if devices else ''}"
     if len(hosts) > MAX_HOSTS:
         yield f"  and {len(hosts) - MAX_HOSTS} more hosts; --json has all"

@@ -30,7 +30,7 @@ PREFIX = re.compile(
 )
 OF_TORCH = re.compile(r"\[rank(?P<rank>\d{1,7})\]:?")
 VERSION = re.compile(r"NCCL version (\d+\.\d+\.\d+\S{0,20})")
-INIT = re.compile(r"comm (\S{1,20}) rank (\d{1,7}) nranks (\d{1,7}) (.*)Init (START|COMPLETE)")
+INIT = re.compile(r"comm (\S{1,20}) rank (\d{1,7}) nranks (\d{1,7}) (.{0,300})Init (START|COMPLETE)")
 # What identifies a communicator to all of its processes: the id that it was made with, or how it was split off.
 ORIGIN = re.compile(
     r"commId (?P<id>0x(?!0+\b)\w{1,16})|parent (?P<parent>\S{1,20}) (?P<split>splitCount \d{1,9} color \d{1,10})"
@@ -195,12 +195,15 @@ class NcclLog:
     def _process(self, host: str, pid: int) -> LoggedProcess:
         known = self.processes.get((host, pid))
         if known is None:
-            # The end of another line may be in front of the host's name.
-            ends = (one for one in self.processes.values() if one.pid == pid and host.endswith(one.host))
-            known = next(ends, None) or LoggedProcess(host=host, pid=pid)
+            known = self._process_with_garbage(host, pid) or LoggedProcess(host=host, pid=pid)
             if len(self.processes) < MAX_KEPT:
                 self.processes[host, pid] = known
         return known
+
+    def _process_with_garbage(self, host: str, pid: int) -> LoggedProcess | None:
+        """The end of another line may be in front of the host's name."""
+        names = (host[start:] for start in range(1, len(host)))
+        return next((self.processes[name, pid] for name in names if (name, pid) in self.processes), None)
 
     def _read_init(self, process: LoggedProcess, pointer: str, rank: str, size: str, more: str, state: str) -> None:
         if int(size) >= process.world_size:
@@ -253,8 +256,13 @@ class NcclLog:
     @property
     def ranks(self) -> dict[int, LoggedProcess]:
         """The processes of the largest communicators, by rank."""
-        known = [one for one in self.processes.values() if one.rank is not None and one.world_size == self.world_size]
-        return {one.rank: one for one in sorted(known, key=lambda one: one.rank or 0) if one.rank is not None}
+        world_size = self.world_size
+        by_rank = {
+            process.rank: process
+            for process in self.processes.values()
+            if process.rank is not None and process.world_size == world_size
+        }
+        return dict(sorted(by_rank.items()))
 
     def links(self) -> list[LoggedLink]:
         """One for each pair; where both ends were logged, the end that has a device."""
