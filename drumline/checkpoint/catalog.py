@@ -20,13 +20,16 @@ from drumline.checkpoint import manifest
 from drumline.checkpoint.manifest import CorruptCheckpointError, Manifest
 from drumline.errors import CheckpointError
 from drumline.text import file_size
-from drumline.untrusted import descriptor_of, parse_json, read_regular, size_of
+from drumline.untrusted import DOCUMENT_BYTES, descriptor_of, parse_json, read_regular, size_of
 
-STEP_NAME = re.compile(r"step-(\d{8,})")
-HIDDEN_NAME = re.compile(r"\.(step-\d{8,})\.(partial|replaced|removed)")
+_DIGITS = f"[0-9]{{8,{manifest.MAX_STEP_DIGITS}}}"
+STEP_NAME = re.compile(f"step-({_DIGITS})")
+HIDDEN_NAME = re.compile(rf"\.(step-{_DIGITS})\.(partial|replaced|removed)")
 DOCUMENT = ".json"
 MAX_DOCUMENT_BYTES = 1 << 28
-"""The file with the state of the datasets of all ranks."""
+"""A file with the state of the datasets of all ranks, or of an object of the user's."""
+SMALL_DOCUMENTS = frozenset({"progress", "model"})
+"""Those whose size depends neither on the number of ranks, of samples, nor of tensors."""
 _READ_BYTES = 1 << 20
 
 
@@ -108,7 +111,12 @@ def folder_name(step: int) -> str:
 def read_document(path: Path, name: str) -> Any:
     file = f"{name}{DOCUMENT}"
     with manifest.reading(path, file):
-        return parse_json(read_regular(path / file, most=MAX_DOCUMENT_BYTES))
+        return parse_json(read_regular(path / file, most=document_limit(name)))
+
+
+def document_limit(name: str) -> int:
+    """How many bytes the document of this name may have."""
+    return DOCUMENT_BYTES if name in SMALL_DOCUMENTS else MAX_DOCUMENT_BYTES
 
 
 def folders(root: Path) -> list[Path]:

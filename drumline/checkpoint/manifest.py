@@ -20,7 +20,10 @@ from drumline.untrusted import parse_json, read_regular
 
 FORMAT = 1
 FILE_NAME = "manifest.json"
-NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]+")
+MAX_STEP_DIGITS = 18
+MAX_NAME = 200
+"""File systems allow 255 bytes, and a file that is being fetched has a longer name."""
+NAME = re.compile(rf"(?!\.{{1,2}}$)[A-Za-z0-9._-]{{1,{MAX_NAME}}}")
 """A file name in a checkpoint, which cannot point outside the folder."""
 
 
@@ -81,7 +84,7 @@ def parse(raw: bytes) -> Manifest:
     # A valid digest does not prove valid types: anyone can compute one.
     step, created, metrics, files = (content.get(name) for name in ("step", "created", "metrics", "files"))
     non_finite = content.get("non_finite")
-    if type(step) is not int or step < 0:
+    if type(step) is not int or not 0 <= step < 10**MAX_STEP_DIGITS:
         raise ValueError(f"its step is {step!r}")
     if not isinstance(created, str) or not isinstance(non_finite, str | None):
         raise ValueError("its created or non_finite is not text")
@@ -91,6 +94,8 @@ def parse(raw: bytes) -> Manifest:
         raise ValueError("it names no files")
     records = {}
     for name, entry in files.items():
+        if len(name) > MAX_NAME:
+            raise ValueError(f"a file name has {len(name)} characters, and {MAX_NAME} at most are allowed")
         if not NAME.fullmatch(name):
             raise ValueError(f"the file name {name!r} has characters other than letters, digits, '.', '_' and '-'")
         size, checksum = (entry.get("bytes"), entry.get("blake3")) if isinstance(entry, dict) else (None, None)

@@ -21,7 +21,7 @@ from drumline.checkpoint.manifest import CorruptCheckpointError, Manifest
 from drumline.errors import CheckpointError, UsageError, as_list
 from drumline.storage.backend import StoreError
 from drumline.storage.object_store import ObjectStore, open_store
-from drumline.untrusted import make_own_folder
+from drumline.untrusted import DOCUMENT_BYTES, make_own_folder
 
 CHECKPOINTS = "checkpoints"
 MARKER = "mirror.json"
@@ -157,7 +157,7 @@ class MirroredRun:
                 (path / name).write_bytes(manifest.render(found.complete[step]))
                 name = f"progress{catalog.DOCUMENT}"
             try:
-                self.store.fetch(object_name(step, name), path / name)
+                self.store.fetch(object_name(step, name), path / name, most=DOCUMENT_BYTES)
             except StoreError as error:
                 if not error.is_bad_copy:
                     raise
@@ -169,13 +169,13 @@ class MirroredRun:
         """Fetch the run's small files that the folder does not have, one after the other."""
         names = self.store.sizes()
         for name in names:
-            parts = name.split("/")
-            is_own = name in RUN_FILES or (len(parts) == 2 and name.endswith(RUN_FOLDERS.get(parts[0], "/")))
-            if is_own and not (folder / name).exists():
-                make_own_folder((folder / name).parent)
-                pieces = takewhile(names.__contains__, (piece_name(name, number) for number in count(1)))
-                self.store.fetch(name, folder / name, more=list(pieces))
-                yield folder / name
+            if not _is_run_file(name) or (folder / name).exists():
+                continue
+            make_own_folder((folder / name).parent)
+            pieces = takewhile(names.__contains__, (piece_name(name, number) for number in count(1)))
+            grows = name.endswith(".jsonl")
+            self.store.fetch(name, folder / name, more=list(pieces), most=None if grows else DOCUMENT_BYTES)
+            yield folder / name
 
     def _skipped(self, step: int, reason: str) -> str:
         return f"step {step} of {self.store} was skipped: {reason}"
@@ -188,6 +188,13 @@ def object_name(step: int, file: str) -> str:
 def piece_name(name: str, number: int) -> str:
     """Of the pieces of a file that only grows, the first has the file's own name."""
     return f"{name}.{number:05d}" if number else name
+
+
+def _is_run_file(name: str) -> bool:
+    folder, _, file = name.rpartition("/")
+    if not folder:
+        return name in RUN_FILES
+    return file.endswith(RUN_FOLDERS.get(folder, "/")) and manifest.NAME.fullmatch(file) is not None
 
 
 def is_own_name(name: str) -> bool:

@@ -94,8 +94,9 @@ class ObjectStore:
         self._repeated(lambda: self._check(name, size, checksum))
 
     def _check(self, name: str, size: int, checksum: str) -> None:
-        digest, count = blake3(), 0
-        for chunk in self._chunks(name):
+        digest = blake3()
+        count = 0
+        for chunk in self._chunks_up_to(size, [name]):
             digest.update(chunk)
             count += len(chunk)
         self._compare(name, size, checksum, count, digest.hexdigest())
@@ -105,20 +106,22 @@ class ObjectStore:
         return self._repeated(lambda: self._read(name, most))
 
     def _read(self, name: str, most: int) -> bytes:
-        content = bytearray()
-        for chunk in self._chunks(name):
-            content += chunk
-            if len(content) > most:
-                raise corrupt(self._where(name), f"it has more than {most:,} bytes")
-        return bytes(content)
+        return b"".join(self._chunks_up_to(most, [name]))
 
     def fetch(
-        self, name: str, to: Path, *, size: int | None = None, checksum: str | None = None, more: Sequence[str] = ()
+        self,
+        name: str,
+        to: Path,
+        *,
+        size: int | None = None,
+        checksum: str | None = None,
+        most: int | None = None,
+        more: Sequence[str] = (),
     ) -> str:
         """Download an object to a file, which appears when it is complete, on disk, and has this size and blake3
-        checksum, which is returned. `more`: objects that follow in the same file. Nothing is left of a download that
-        fails."""
-        return self._repeated(lambda: self._fetch([name, *more], to, size, checksum))
+        checksum, which is returned. `most`: how many bytes it may have, if its size is not known. `more`: objects that
+        follow in the same file. Nothing is left of a download that fails."""
+        return self._repeated(lambda: self._fetch([name, *more], to, size, checksum, most if size is None else size))
 
     def stop(self) -> None:
         """Have what other threads download end soon, incomplete."""
@@ -136,11 +139,12 @@ class ObjectStore:
         with self._explained(under):
             self._backend.delete_unfinished(under)
 
-    def _fetch(self, names: Sequence[str], to: Path, size: int | None, checksum: str | None) -> str:
-        digest, count = blake3(), 0
+    def _fetch(self, names: Sequence[str], to: Path, size: int | None, checksum: str | None, most: int | None) -> str:
+        digest = blake3()
+        count = 0
         try:
             with replacing(to) as file:
-                for chunk in chain.from_iterable(map(self._chunks, names)):
+                for chunk in self._chunks_up_to(most, names):
                     file.write(chunk)
                     digest.update(chunk)
                     count += len(chunk)
@@ -170,6 +174,15 @@ class ObjectStore:
             raise corrupt(self._where(name), f"it has {count:,} bytes in place of {size:,}")
         if checksum not in (None, digest):
             raise corrupt(self._where(name), "its checksum differs from the one that was recorded")
+
+    def _chunks_up_to(self, most: int | None, names: Sequence[str]) -> Iterator[bytes]:
+        """The bytes of these objects. Of one that has more than `most` the rest is neither read nor written."""
+        count = 0
+        for chunk in chain.from_iterable(map(self._chunks, names)):
+            count += len(chunk)
+            if most is not None and count > most:
+                raise corrupt(self._where(names[0]), f"it has more than {most:,} bytes")
+            yield chunk
 
     def _chunks(self, name: str) -> Iterator[bytes]:
         chunks = self._backend.chunks(name)

@@ -334,3 +334,20 @@ def test_such_a_state_would_have_read_behind_the_table() -> None:
         "np.random.set_state(state); np.random.random()"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False, stderr=subprocess.DEVNULL).returncode < 0
+
+
+def test_a_large_position_is_not_parsed(run: RunFolder) -> None:
+    """As values in memory it would be thirty times as large."""
+    content = b"[" + b"[]," * (4 << 20) + b"[]]"
+    (hostile(run) / "progress.json").write_bytes(content)
+    record = {"bytes": len(content), "blake3": blake3(content).hexdigest()}
+    forge(hostile(run), lambda manifest: manifest["files"].update({"progress.json": record}))
+    with bounded(cpu_s=5, megabytes=200):
+        problems = verify_run(run.path, lambda _: None).problems
+        with pytest.raises(
+            CorruptCheckpointError, match=r"progress.json cannot be read: it has more than 8,388,608 bytes"
+        ):
+            catalog.read_document(hostile(run), "progress")
+    assert ("checkpoints/step-00000002/progress.json", "has no valid step and position") in [
+        (problem.where, problem.what) for problem in problems
+    ]

@@ -52,7 +52,7 @@ def test_a_file_appears_when_it_is_complete_and_as_recorded(store: ObjectStore, 
     to.parent.mkdir()
     with pytest.raises(StoreError, match=rf"{store}/weights is corrupt: its checksum differs .*\n  try: upload it"):
         store.fetch("weights", to, size=len(CONTENT), checksum="0" * 64)
-    with pytest.raises(StoreError, match="is corrupt: it has 10,240 bytes in place of 7"):
+    with pytest.raises(StoreError, match="is corrupt: it has more than 7 bytes"):
         store.fetch("weights", to, size=7)
     with pytest.raises(StoreError, match=rf"there is no object {store}/absent") as caught:
         store.fetch("absent", to)
@@ -66,7 +66,7 @@ def test_a_file_appears_when_it_is_complete_and_as_recorded(store: ObjectStore, 
 def test_what_the_store_holds_is_compared_with_the_checksum(store: ObjectStore) -> None:
     store.put("weights", CONTENT)
     store.check("weights", size=len(CONTENT), checksum=blake3(CONTENT).hexdigest())
-    with pytest.raises(StoreError, match="is corrupt: it has 10,240 bytes in place of 7"):
+    with pytest.raises(StoreError, match="is corrupt: it has more than 7 bytes"):
         store.check("weights", size=7, checksum="")
     with pytest.raises(StoreError, match="there is no object"):
         store.check("absent", size=7, checksum="")
