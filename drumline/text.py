@@ -14,8 +14,15 @@ MIB = 1 << 20
 GIB = 1 << 30
 MAX_NAMES = 4
 MAX_VALUE = 200
-CREDENTIALS = re.compile(r"://([^/]*@|[^/\[]*:(?!\d+/).*@|.*\?)")
-"""In an address: a user, a password (a key of AWS may contain slashes) or options."""
+CREDENTIALS = re.compile(r"://([^/]*@|[^/\[]*:(?!\d+/).*@|.*\?)|\b(s3|gs|gcs|az)://[^/]*:.*@")
+"""In an address: a user, a password (a key of AWS may contain slashes) or options. A bucket has no port: what looks
+like one before an `@` is the beginning of a password."""
+_SECRET_PART = re.compile(r"(?<=://).*[@?][^\s`'\"]*")
+
+
+def without_credentials(text: str) -> str:
+    """Text of a library, in which an address may hold a user, a password or options."""
+    return _SECRET_PART.sub("***", text)
 
 
 def plural(count: float, noun: str) -> str:

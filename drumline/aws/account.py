@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from drumline.errors import MissingExtraError, PreflightError, UsageError, did_you_mean
+from drumline.text import without_credentials
 
 # Codes of AWS, by what they mean.
 _NOT_ALLOWED = {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "AuthorizationError"}
@@ -110,8 +111,8 @@ def _not_sent(error: Exception, service: str, region: str) -> AwsError:
         return AwsError(f"no usable AWS credentials: {error}", next_step="run aws configure, or aws sso login")
     if isinstance(error, exceptions.HTTPClientError | exceptions.ConnectionError):
         step = "check the network and a proxy, and run the same command again"
-        return AwsError(f"{service} in {region} is unreachable: {error}", next_step=step)
-    return AwsError(f"{service}: {error}", next_step="correct what it names")
+        return AwsError(f"{service} in {region} is unreachable: {without_credentials(str(error))}", next_step=step)
+    return AwsError(f"{service}: {without_credentials(str(error))}", next_step="correct what it names")
 
 
 def connect(region: str | None, profile: str | None) -> Account:

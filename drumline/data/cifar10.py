@@ -76,9 +76,11 @@ def _read_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     if not path.is_file():
         raise DataError(f"{path} is missing; other files of CIFAR-10 are there", next_step=_NEXT_STEP)
     if path.suffix == ".bin":
-        size, record = path.stat().st_size, 1 + _PIXELS
-        if size == 0 or size % record:
-            raise _malformed(path, f"records of {record} bytes, found a size of {size} bytes")
+        size = path.stat().st_size
+        record = 1 + _PIXELS
+        if size == 0 or size % record or size > MAX_BYTES:
+            expected = f"records of {record} bytes, and {MAX_BYTES:,} bytes at most"
+            raise _malformed(path, f"{expected}, found a size of {size} bytes")
         records = np.fromfile(path, dtype=np.uint8).reshape(-1, record)
         images, labels = records[:, 1:], records[:, 0].astype(np.int64)
     else:

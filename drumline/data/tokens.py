@@ -22,6 +22,7 @@ from drumline.errors import DataError
 from drumline.untrusted import parse_json, read_regular
 
 _TEXT_VOCABULARY = 256  # a token of text is one byte
+_MAX_VOCABULARY = (1 << 31) - 1
 _TEXT_ENDINGS = (".txt", ".py", ".md")
 _SPLIT_ENDINGS = (".bin", ".npy", ".txt")
 _NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages"}
@@ -176,7 +177,7 @@ def _map_raw(path: Path, kind: np.dtype[Any]) -> NDArray[Any]:
 def _map_npy(path: Path) -> NDArray[Any]:
     try:
         values: NDArray[Any] = open_memmap(path, mode="r")
-    except (ValueError, OSError, EOFError) as error:
+    except Exception as error:  # a damaged header may raise anything: its shape may have any numbers
         raise DataError(
             f"{path} cannot be mapped as a .npy file ({error})", next_step="write it with numpy.save(path, tokens)"
         ) from error
@@ -198,10 +199,13 @@ def _vocabulary(values: NDArray[Any], path: Path) -> tuple[int, bool]:
             raise DataError(
                 f"{meta} cannot be read as a JSON object ({error})", next_step="correct or remove it"
             ) from error
-        if type(stated) is int and stated > 0:
+        if type(stated) is int and 0 < stated <= _MAX_VOCABULARY:
             return stated, True
         if stated is not None:
-            raise DataError(f"{meta}: vocab_size is {stated!r}, expected a positive integer", next_step="correct it")
+            raise DataError(
+                f"{meta}: vocab_size is {stated!r}, expected a positive integer up to {_MAX_VOCABULARY}",
+                next_step="correct it",
+            )
     # Reads the whole file once on each rank: about a second per gigabyte, if the disk is as fast.
     highest = -1
     for start in range(0, len(values), _SCAN_CHUNK):

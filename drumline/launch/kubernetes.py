@@ -176,7 +176,7 @@ def _pod(job: KubernetesJob, command: list[str], *, container: str = "node") -> 
     program = job.program
     variables: list[Object] = [dict(POD_ADDRESS), {"name": OWN_STORE_ENV, "value": "1"}]
     if job.has_secret:
-        reference = {"name": job.secret, "key": SECRET_KEY, "optional": True}
+        reference = {"name": job.secret, "key": SECRET_KEY}  # without it the pod does not start: nothing runs unsealed
         variables.append({"name": SECRET_ENV, "valueFrom": {"secretKeyRef": reference}})
     if job.claim and not program.is_task:
         variables.append({"name": "OUTPUT_DIR", "value": _literal(f"{RUNS}/{job.name}")})

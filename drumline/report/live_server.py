@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import hmac
 import secrets
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingTCPServer
 from typing import Any
@@ -30,22 +32,43 @@ _HEADERS = {
 
 
 class _DaemonServer(ThreadingTCPServer):
-    """A thread for each connection; while there are MAX_CONNECTIONS, others are closed at once."""
+    """A thread for each connection. While there are MAX_CONNECTIONS, a new one replaces the oldest that has not asked
+    for the page: other users of the machine could hold them all, without knowing the page's address."""
 
     daemon_threads = True
 
     def __init__(self, *args: Any) -> None:
-        self._places = threading.Semaphore(MAX_CONNECTIONS)
+        self._changing = threading.Lock()
+        self._idle: dict[socket.socket, None] = {}
+        """In the order of their arrival."""
+        self._served: set[socket.socket] = set()
         super().__init__(*args)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        return self._places.acquire(blocking=False)
+        with self._changing:
+            if len(self._idle) + len(self._served) >= MAX_CONNECTIONS:
+                oldest = next(iter(self._idle), None)
+                if oldest is None:
+                    return False
+                del self._idle[oldest]
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # ends its thread
+            self._idle[request] = None
+        return True
+
+    def begin_serving(self, connection: socket.socket) -> None:
+        """This connection has asked for the page by its address."""
+        with self._changing:
+            self._idle.pop(connection, None)
+            self._served.add(connection)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._places.release()
+            with self._changing:
+                self._idle.pop(request, None)
+                self._served.discard(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         error = sys.exception()
@@ -100,6 +123,8 @@ class PageHandler(BaseHTTPRequestHandler):
         if not is_own or not hmac.compare_digest(self.path.encode(errors="replace"), self.hidden_path.encode()):
             self.send_error(404)
             return
+        if isinstance(self.server, _DaemonServer):
+            self.server.begin_serving(self.connection)
         self.send_page_with(self._send)
 
     def _send(self, content: bytes) -> None:

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from drumline.errors import MissingExtraError
 from drumline.storage.backend import PIECE_BYTES, Kind, StoreError, corrupt
+from drumline.text import without_credentials
 
 CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 10.0, 60.0
 MAX_ATTEMPTS = 4
@@ -148,7 +149,9 @@ class S3Backend:
             what = f"{where}: boto3 does not accept its settings"
             return StoreError(what, next_step="correct AWS_ENDPOINT_URL", kind="other")
         if isinstance(error, exceptions.BotoCoreError):
-            return StoreError(f"{where}: {error}", next_step="correct the address, s3://bucket/prefix", kind="other")
+            text = without_credentials(str(error))
+            next_step = "correct AWS_ENDPOINT_URL" if "://" in text else "correct the address, s3://bucket/prefix"
+            return StoreError(f"{where}: {text}", next_step=next_step, kind="other")
         raise error
 
     def _under(self, name: str) -> str:

@@ -1,4 +1,4 @@
-"""CIFAR-10 files that are bombs: no code runs, no memory is taken that the file does not fill, and nothing hangs."""
+"""Files of datasets that are bombs: no code runs, no memory is taken that the file does not fill, and nothing hangs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from drumline.data.cifar10 import read_python_batch
+from drumline.data.cifar10 import cifar10, read_python_batch
+from drumline.data.tokens import tokens
 from drumline.errors import DataError
 from tests.attacks.limits import bounded
 
@@ -50,3 +51,32 @@ def test_a_fifo_and_an_endless_device_are_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "fifo", Path("/dev/zero")):
         with bounded(), pytest.raises(DataError, match="not a regular file"):
             read_python_batch(path)
+
+
+@pytest.mark.parametrize("name", ["data_batch_1", "data_batch_1.bin"])
+def test_a_sparse_file_is_refused(tmp_path: Path, name: str) -> None:
+    with (tmp_path / name).open("wb") as file:
+        file.truncate(3073 << 30)
+    with (
+        bounded(),
+        pytest.raises(
+            DataError, match=rf"{name} is .*(\(OSError: .*more than 67,108,864 bytes|67,108,864 bytes at most)"
+        ),
+    ):
+        cifar10(split="train", dir=str(tmp_path), augment=False)
+
+
+SHAPES = [(10**30,), (2**62, 2**62), (-1,), (10**290,), (2**61,)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_an_npy_file_of_a_huge_shape_is_refused(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    header = f"{{'descr': '<u2', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    (path := tmp_path / "corpus.npy").write_bytes(
+        b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + bytes(64)
+    )
+    with (
+        bounded(),
+        pytest.raises(DataError, match=r"corpus.npy cannot be mapped as a .npy file \(|corpus.npy holds|too short"),
+    ):
+        tokens(split="train", dir=str(path), token_type="uint16", context=8)

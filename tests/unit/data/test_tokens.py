@@ -140,6 +140,8 @@ def test_a_token_outside_the_stated_vocabulary_is_reported(tmp_path: Path, kind:
         ('{"vocab_size": "many"}', "meta.json: vocab_size is 'many', expected a positive integer"),
         ('{"vocab_size": 0}', "meta.json: vocab_size is 0"),
         ('{"vocab_size": true}', "meta.json: vocab_size is True"),
+        ('{"vocab_size": 2147483648}', "expected a positive integer up to 2147483647"),
+        (f'{{"vocab_size": {10**290}}}', f"meta.json: vocab_size is {10**290}, expected"),
     ],
 )
 def test_a_malformed_meta_file_is_reported(tmp_path: Path, text: str, sentence: str) -> None:

@@ -84,7 +84,8 @@ def test_the_rendezvous_of_the_plain_job_is_at_its_first_pod() -> None:
 def test_pods_of_several_nodes_read_the_secret_of_the_job_which_is_not_in_the_manifest(api: Api) -> None:
     text = manifest_text(manifest(program=TASK, namespace="team"), api)
     assert "create secret generic digits-secret --namespace team --from-file=secret=/dev/stdin" in text
-    reference = {"name": "digits-secret", "key": "secret", "optional": True}
+    # Not optional: without the secret no pod starts, and nothing runs unsealed.
+    reference = {"name": "digits-secret", "key": "secret"}
     entry = {"name": "DRUMLINE_SECRET", "valueFrom": {"secretKeyRef": reference}}
     found = list(_entries(list(yaml.safe_load_all(text))))
     assert found

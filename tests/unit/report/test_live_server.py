@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from urllib.parse import urlsplit
 
 import pytest
@@ -70,19 +70,44 @@ def raising(error: Exception) -> Callable[[], str]:
     return render
 
 
+def is_served(server: LiveServer) -> bool:
+    with suppress(ConnectionError), request(server) as connection:
+        return answer(connection).endswith(b"the page")
+    return False
+
+
 def test_connections_are_limited_and_a_closed_one_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_server, "MAX_CONNECTIONS", 2)
+    may_render = threading.Event()
 
-    def is_served(server: LiveServer) -> bool:
-        with suppress(ConnectionError), request(server) as connection:
-            return answer(connection).endswith(b"the page")
-        return False
+    def render() -> str:
+        may_render.wait(20)
+        return "the page"
 
-    with closing(LiveServer(lambda: "the page")) as server:
+    with closing(LiveServer(render)) as server, request(server) as first, request(server):
+        wait_until(lambda: len(server._server._served) == 2)
+        assert not is_served(server)
+        may_render.set()
+        assert answer(first).endswith(b"the page")
+        wait_until(lambda: is_served(server))
+
+
+def test_connections_that_are_held_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another user of the machine can connect, but does not know the address of the page."""
+    with closing(LiveServer(lambda: "the page")) as server, ExitStack() as held:
         address = urlsplit(server.url)
-        with socket.create_connection((address.hostname, address.port), timeout=20):
-            with socket.create_connection((address.hostname, address.port), timeout=20):
-                assert not is_served(server)
-            deadline = time.monotonic() + 20
-            while not is_served(server):
-                assert time.monotonic() < deadline, "the closed one still counts"
+        silent = [
+            held.enter_context(socket.create_connection((address.hostname, address.port), timeout=20))
+            for _ in range(live_server.MAX_CONNECTIONS + 3)
+        ]
+        for connection in silent[-3:]:
+            connection.sendall(b"GET /guess")  # and never more
+        for _ in range(3):
+            assert is_served(server)
+
+
+def wait_until(is_done: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 20
+    while not is_done():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -182,6 +182,10 @@ def test_an_endpoint_with_a_password_is_not_shown(bucket: Bucket, monkeypatch: p
         open_store(bucket.root)
     assert str(caught.value) == f"{bucket.root}: boto3 does not accept its settings\n  try: correct AWS_ENDPOINT_URL"
     assert_no_secret(caught.value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "ftp://user:test-secret@127.0.0.1:9")
+    assert str(failure(open_store(bucket.root))) == (
+        f"{bucket.root}/weights: Custom endpoint `ftp://***` was not a valid URI\n  try: correct AWS_ENDPOINT_URL"
+    )
 
 
 def test_a_signed_address_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,7 +366,13 @@ def test_packages_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["s3://key:secret@bucket/runs", "s3://key:sec/secret@bucket", "s3://key@bucket", "gs://bucket/a?token=secret"],
+    [
+        "s3://key:secret@bucket/runs",
+        "s3://key:sec/secret@bucket",
+        "s3://key:123/secret@bucket",
+        "s3://key@bucket",
+        "gs://bucket/a?token=secret",
+    ],
 )
 def test_an_address_holds_no_credentials(url: str) -> None:
     with pytest.raises(UsageError) as caught:
