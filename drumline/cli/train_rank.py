@@ -39,6 +39,7 @@ def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequ
     """Train as one rank of a group, or alone; returns the exit code."""
     ddp, progress, preemption = DDPManager(), Progress(), Preemption()
     topology = topology_from(os.environ)
+    preemption.environment = os.environ
     preemption.listen(prints=topology is None or topology.rank == 0)
     try:
         task_class = load_task(task)

@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import contextmanager
 from typing import Any
@@ -31,6 +31,7 @@ from drumline.engine.output import screen
 from drumline.engine.run_context import RunContext
 from drumline.engine.run_folder import write_whole
 from drumline.errors import ExitCode, log
+from drumline.launch.rank_environment import grace_from, note_saved
 from drumline.launch.spot_notice import make_probe
 from drumline.launch.startup import SAME_SIGNAL_S
 from drumline.manager import DDPManager
@@ -45,6 +46,8 @@ POLL_S, BUSY_POLL_S = 0.5, 0.05
 ALL_NODES_S, FLUSH_S = 3.0, 1.0
 # Most launchers kill their ranks 30 seconds after the signal.
 MAX_WAIT_FOR_SAVE_S = 20.0
+# Part of a known grace period that is left for the exit of the rank.
+EXIT_SHARE = 0.2
 BEFORE_FIRST_STEP = "stopped by {} before the first step; rerun the same command to resume"
 EXITS_WITHOUT_SAVE = (
     "rank {rank} on {host} received {signal} and exits without a save: {who} did not answer",
@@ -82,6 +85,8 @@ class Preemption:
         self._node_asked_at = math.inf
         self.is_between_groups = False
         """Whether nodes have changed, and the next group has not begun: it then decides what a signal means."""
+        self.environment: Mapping[str, str] = {}
+        """Where a launcher says how long it waits after a SIGTERM, and where it is told of a save."""
         self.ignores_signals = False
         """Whether all is saved: then signals are ignored. A launcher may signal the last ranks when the first exit."""
         self._is_joined = self._is_closed = False
@@ -125,6 +130,14 @@ class Preemption:
     def stops_at(self, step: int) -> bool:
         """Whether the run ends after this step; waits while the ranks agree on that."""
         return self.is_asked and (self._vote is None or self._vote.stops_at(step))
+
+    def time_left_s(self) -> float:
+        """How long a run that has saved may still upload: the launcher kills ranks some time after a SIGTERM."""
+        grace_s = grace_from(self.environment)
+        if grace_s is None or self._first is None or self._first[0] != signal.SIGTERM:
+            return MAX_WAIT_FOR_SAVE_S
+        passed_s = time.monotonic() - self._first[1]
+        return max(0.0, (1 - EXIT_SHARE) * grace_s - passed_s)
 
     def close(self) -> None:
         """Call it from the main thread, before the group is destroyed. May be called twice."""
@@ -261,11 +274,13 @@ def report_preemption(context: RunContext, preemption: Preemption) -> None:
     ddp, step, cause = context.job.ddp, context.progress.step, preemption.cause
     if ddp.is_main_process():
         write_whole(context.folder.preempted_file, json.dumps({"step": step, **cause}, indent=1) + "\n")
+        note_saved(preemption.environment)  # the other ranks know only after the barrier
     context.reporter.report(
         "preempted", step=step, signal=cause["signal"], about_rank=cause["rank"], about_host=cause["host"]
     )
     preemption.ignores_signals = True
     ddp.barrier()
+    note_saved(preemption.environment)
 
 
 class SignalPipe:

@@ -50,9 +50,8 @@ DATA_FILE = "data"
 """The file and document of a dataset's own state."""
 COMM_FILE = "comm"
 """The file and document of `Job.comm`."""
-PREEMPTED_S, FAILED_S = 20.0, 5.0
-"""How long such a run waits for its mirror: most launchers kill their ranks after 30 s, and a failure is to be reported
-soon."""
+FAILED_S = 5.0
+"""How long a run that has failed waits for its mirror: a failure is to be reported soon."""
 _STATE_NAMES = {DATA_FILE: "the state_dict() of the training data"}
 
 
@@ -354,18 +353,19 @@ class Saver:
             log.warning(also)
         finally:
             self._ledger_file.close()
-            self._finish_mirror(has_failed=error is not None)
+            # A run that is preempted reports its save first: the launcher, and the other ranks, wait for that only.
+            if not self._context.progress.is_stopping or error is not None:
+                self._finish_mirror(FAILED_S if error is not None else inf)
 
-    def _finish_mirror(self, *, has_failed: bool) -> None:
+    def _finish_mirror(self, limit_s: float) -> None:
         if self._mirror is not None:
             self._job.heartbeat.mark(Phase.SAVE)
-            limit_s = FAILED_S if has_failed else PREEMPTED_S if self._context.progress.is_stopping else inf
             self._mirror.finish(min(self._settings.mirror_wait_s, limit_s))
 
-    def close(self) -> None:
-        """Mirror the events of the end of the run, too."""
+    def close(self, limit_s: float = FAILED_S) -> None:
+        """Mirror the events of the end of the run, too; wait for that at most this long."""
         if self._mirror is not None:
-            self._mirror.close(FAILED_S)
+            self._mirror.close(min(self._settings.mirror_wait_s, limit_s))
 
     def _complete(self, gathered: GatheredState) -> None:
         """On rank 0, in the writer's thread, before the checkpoint is written."""

@@ -49,7 +49,7 @@ from drumline.engine.replica_state import AgreedStep, SyncedStep
 from drumline.engine.resume import begin_launch, find_newest, report_recovery, report_resume, resume
 from drumline.engine.run_context import RunContext, RunRequest, facts_of
 from drumline.engine.run_folder import RunFolder, locked, set_aside, write_whole
-from drumline.engine.saver import Saver
+from drumline.engine.saver import FAILED_S, Saver
 from drumline.engine.step_profiler import ProfiledStep
 from drumline.engine.steps.capture_checks import find_unsafe
 from drumline.engine.steps.choice import TrialFile, make_step
@@ -154,7 +154,7 @@ def train(
                 assert_never(config.data.balance)
         before = [] if meeting is None else meeting.states
         saver = Saver(context, facts=facts, check_state=non_finite.check_state, before=before)
-        stack.callback(saver.close)
+        stack.callback(lambda: saver.close(preemption.time_left_s() if progress.is_stopping else FAILED_S))
         preemption.is_writing = lambda: saver.writer.is_busy
         with explain_refused_kernels(), explain_out_of_memory(config, ddp, job), saver:
             if at.step < context.total_steps:

@@ -22,6 +22,8 @@ NODE_START = "DRUMLINE_NODE_START"
 LOGS_SHOWN = "DRUMLINE_LOGS_SHOWN"
 """Set if the launcher also shows what ranks other than 0 write to their logs in the run folder."""
 FAILURE_FILE = "DRUMLINE_FAILURE_FILE"
+SAVED_FILE = "DRUMLINE_SAVED_FILE"
+GRACE_S = "DRUMLINE_GRACE_S"
 ERROR_FILE = "DRUMLINE_ERROR_FILE"
 RANK_FILE = "DRUMLINE_RANK_FILE"
 """Where a rank writes its number when the group of nodes has changed; the launcher marks its lines with that."""
@@ -90,6 +92,22 @@ def read_rank(path: Path) -> int | None:
         return whole_number(path.read_text(encoding="ascii"))
     except (OSError, UnicodeDecodeError):
         return None
+
+
+# How a rank was preempted
+
+
+def grace_from(environment: Mapping[str, str]) -> float | None:
+    """How many seconds after a SIGTERM the launcher kills this rank; None: another launcher, which does not say."""
+    text = environment.get(GRACE_S)
+    return float(text) if text else None
+
+
+def note_saved(environment: Mapping[str, str]) -> None:
+    """Tell the launcher that the preempted run has saved: whatever ends this rank now, the same command resumes it."""
+    if path := environment.get(SAVED_FILE):
+        with contextlib.suppress(OSError):
+            Path(path).touch()
 
 
 # How a command failed

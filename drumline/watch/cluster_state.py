@@ -55,6 +55,7 @@ class RankState:
     cpu: float = 0.0  # cores that it and its descendants used since the last observation
     has_io: bool = False  # whether it read or wrote files since the last observation
     exit: int | None = None  # its exit code, or minus the signal that killed it; None: it runs, or it is unknown
+    killed_after_s: float | None = None  # after which grace period its launcher killed it; None: it did not
     failure: str = ""  # its own last error
     failure_kind: FailureKind = FailureKind.OTHER
     spent_s: tuple[float, ...] = ()  # by phase: see Heartbeat.spent_ns

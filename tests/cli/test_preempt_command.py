@@ -17,6 +17,7 @@ import pytest
 
 from drumline.metrics.events import read_events
 from tests.ranks import free_port
+from tests.store_server import Bucket, Fault, Proxy, use_endpoint
 
 ROOT = Path(__file__).parents[2]
 TRAIN = ["digits", "--model.widths", "8", "--train.epochs", "2000", "--run", "run", "--log.every_steps", "1"]
@@ -85,6 +86,65 @@ def test_a_launched_task_leaves_by_a_signal_to_one_rank_and_to_the_launcher(tmp_
         assert (run / "checkpoints" / f"step-{marker['step']:08d}").is_dir()
         resumed = "resumed at step" in output
         assert resumed == (told == "launcher")
+
+
+# Rank 1 does not exit after it has saved.
+STAYS = """
+import atexit, os, time
+from drumline.tasks import ImageClassification
+
+class Stays(ImageClassification):
+    defaults = {
+        "data.name": "digits", "model.widths": [4], "train.epochs": 2000, "train.batch_size": 64, "log.every_steps": 1,
+    }
+
+    def __init__(self, config):
+        super().__init__(config)
+        if os.environ["RANK"] == "1" and os.path.exists("rank-1-stays"):
+            atexit.register(time.sleep, 1000)
+"""
+HANGS = 3600.0  # seconds before an answer
+
+
+@pytest.mark.parametrize(
+    ("fault", "rank_1_stays"),
+    [
+        (HANGS, True),
+        pytest.param(3.0, False, marks=pytest.mark.soak, id="slow"),
+        pytest.param("dead", False, marks=pytest.mark.soak),
+    ],
+)
+def test_a_run_that_has_saved_is_preempted_whatever_its_mirror_or_its_ranks_do_then(
+    tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch, fault: Fault, rank_1_stays: bool
+) -> None:
+    (tmp_path / "stays.py").write_text(STAYS)
+    if rank_1_stays:
+        (tmp_path / "rank-1-stays").touch()
+    run = tmp_path / "run"
+    words = ["--grace", "10", "stays.py:Stays", "--run", "run", "--checkpoint.mirror", bucket.url]
+    with Proxy(bucket.server) as proxy:
+        use_endpoint(monkeypatch, proxy.url)
+        launcher = start(tmp_path, "launch", "--procs", "2", *words)
+        wait_for(launcher, lambda: pid_of_rank(run, 1))
+        if fault != "dead":
+            proxy.fault = lambda method, path: fault
+            launcher.terminate()
+            output, errors = launcher.communicate(timeout=100)
+    if fault == "dead":  # nothing listens there any more
+        launcher.terminate()
+        output, errors = launcher.communicate(timeout=100)
+    assert launcher.returncode == 75, (output, errors)
+    step = json.loads((run / "preempted.json").read_text())["step"]
+    assert (run / "checkpoints" / f"step-{step:08d}" / "manifest.json").exists()
+    assert output.count(f"saved step {step}; rerun the same command to resume") == 1
+    assert f"the checkpoint of step {step} is not in the mirror {bucket.url}: " in output + errors, (output, errors)
+    named_as_ours = (
+        "drumline: rank 1 did not exit within 10 s after SIGTERM, so the launcher killed it\n"
+        "  try: give ranks more time with --grace SECONDS\n"
+    )
+    assert (named_as_ours in errors) == rank_1_stays, errors
+    assert "failure: " not in output + errors, "nobody else has killed it"
+    assert not list(run.glob("diagnoses/*"))
 
 
 def test_a_script_gets_the_signal_and_its_code_is_the_launchers(tmp_path: Path) -> None:

@@ -37,11 +37,15 @@ from drumline.launch.rank_environment import FailureRecord, read_failure
 from drumline.launch.startup import process_start
 from drumline.net.secrets import SECRET_ENV, new_secret
 from drumline.terminal import print_message
-from drumline.text import how_it_ended
+from drumline.text import how_it_ended, named_ranks
 
 # Ranks of a task that exit with one of these codes would do so again.
 FINAL_CODES = frozenset({ExitCode.USAGE, ExitCode.PREFLIGHT_FAILED, ExitCode.HANG})
 HEALTHY = RunResult(state=WorkerState.HEALTHY)
+# How long torch waits for ranks that it ends because another one has failed.
+TORCH_GRACE_S = 30.0
+# Part of a supervisor's grace period that ranks get.
+SUPERVISED_SHARE = 0.9
 # How often the step of the ranks is reported to the controller.
 PROGRESS_S = 2.0
 
@@ -62,6 +66,13 @@ class RankFiles(LogsSpecs):
     def failure(self, rank: int) -> FailureRecord | None:
         return read_failure(self.scratch / f"failure-{rank}-{self.num_starts - 1}.json")
 
+    def has_saved(self, rank: int) -> bool:
+        """Whether this rank was preempted in this start, and the run has saved."""
+        return self._saved_file(rank, self.num_starts - 1).exists()
+
+    def _saved_file(self, rank: int, start: int) -> Path:
+        return self.scratch / f"saved-{rank}-{start}"
+
     def stderr(self, rank: int) -> Path | None:
         """The stderr file of that rank in this start; None: it writes to the screen."""
         return None if self.folder is None else rank_output(self.folder, rank, self.num_starts - 1)[1]
@@ -73,6 +84,7 @@ class RankFiles(LogsSpecs):
             rank = int(variables["RANK"])
             variables.update(self.variables)
             variables[rank_environment.FAILURE_FILE] = str(self.scratch / f"failure-{rank}-{start}.json")
+            variables[rank_environment.SAVED_FILE] = str(self._saved_file(rank, start))
             error = variables["TORCHELASTIC_ERROR_FILE"] = str(self.scratch / f"error-{rank}-{start}.json")
             dest.error_files[local_rank] = error
             # An empty name does not redirect the stream.
@@ -90,9 +102,11 @@ class NodeAgent(SignalledAgent):
 
     def __init__(self, *, spec: Any, is_task: bool, supervision: Supervision, scratch: str, watch: WatchFolder) -> None:
         self.files = RankFiles(scratch, supervision.folder, supervision.first_start)
+        # A supervisor ends this process, too, when the grace period is over: until then it must have reported the end.
+        self.grace_s = supervision.grace_s * (1.0 if supervision.folder is None else SUPERVISED_SHARE)
         # torch 2.11 always waits 30 s; where the grace period is shorter, the guard kills the rest.
         has_timeout = "shutdown_timeout" in inspect.signature(LocalElasticAgent).parameters
-        timeout: dict[str, Any] = {"shutdown_timeout": max(1, round(supervision.grace_s))} if has_timeout else {}
+        timeout: dict[str, Any] = {"shutdown_timeout": max(1, round(self.grace_s))} if has_timeout else {}
         super().__init__(spec=spec, logs_specs=self.files, **timeout)
         self.rendezvous, self.is_task = spec.rdzv_handler, is_task
         self.supervision, self.watch = supervision, watch
@@ -160,6 +174,7 @@ class NodeAgent(SignalledAgent):
             rank_environment.COMMAND_START: f"{process_start():.2f}" if is_first else "",
             rank_environment.LOGS_SHOWN: "1" if self.is_task and is_remote else "",
             SECRET_ENV: self.rendezvous.ranks_secret,
+            rank_environment.GRACE_S: f"{self.grace_s:g}",
             rank_environment.NODE_START: new_secret()[:16],
         }
         if (folder := self.watch.begin(self.files.num_starts)) is not None:
@@ -298,6 +313,9 @@ class NodeAgent(SignalledAgent):
         codes = {failure.exitcode for failure in result.failures.values()}
         return self.is_task and codes == {ExitCode.PREEMPTED}
 
+    def has_saved_all(self) -> bool:
+        return any(self.files.has_saved(worker.global_rank) for worker in self._worker_group.workers)
+
     def _is_node_waiting(self) -> bool:
         """Whether the ranks stopped because another agent ended its ranks to let a waiting node join."""
         with contextlib.suppress(DrumlineError):  # the first node may have left already
@@ -305,6 +323,28 @@ class NodeAgent(SignalledAgent):
         return False
 
     # Ending ranks
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, *args: Any, **kwargs: Any) -> None:
+        """Ranks that do not exit are killed by torch after the grace period: that is reported, here and to the sidecar,
+        which would look for who did it."""
+        grace_s = float(kwargs.get("timeout", TORCH_GRACE_S))
+        running = [local_rank for local_rank, code in self.codes().items() if code is None]
+        if running and death_sig != signal.SIGKILL:
+            self.watch.note_ending(grace_s)
+        begun = time.monotonic()
+        super()._shutdown(death_sig, *args, **kwargs)
+        if death_sig == signal.SIGKILL or time.monotonic() - begun < grace_s:
+            return
+        codes = self.codes()
+        workers = self._worker_group.workers
+        killed = [workers[rank].global_rank for rank in running if codes.get(rank) == -signal.SIGKILL]
+        if killed:
+            whom = "it" if len(killed) == 1 else "them"
+            print_message(
+                f"{named_ranks(killed)} did not exit within {grace_s:g} s after {death_sig.name}, so the launcher "
+                f"killed {whom}",
+                "try: give ranks more time with --grace SECONDS",
+            )
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         """With SIGTERM, so that ranks save before a node joins. After a lost node they cannot save."""

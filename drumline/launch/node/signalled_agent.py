@@ -79,7 +79,9 @@ class SignalledAgent(LocalElasticAgent):
             raise SignalException(f"ended by {self._end_signal.name}", sigval=self._end_signal)
 
     def check_preempted(self, number: int | None) -> None:
-        """After a run: raise Preempted if all ranks stopped because of this signal."""
+        """After a run: raise Preempted if it has saved, or if all ranks stopped because of this signal."""
+        if self.is_task and self.has_saved_all():
+            raise Preempted(was_reported=True)
         if number not in (signal.SIGTERM, signal.SIGUSR1):
             return  # Ctrl-C does not ask for a save
         codes = self.exit_codes()
@@ -98,6 +100,14 @@ class SignalledAgent(LocalElasticAgent):
             for rank in self._handlers().values()
             for code in [rank.proc.poll()]
         }
+
+    def has_saved_all(self) -> bool:
+        """Whether a rank of this node has reported that the preempted run has saved."""
+        raise NotImplementedError
+
+    def codes(self) -> dict[int, int | None]:
+        """The ranks' exit codes by local rank; None: it runs."""
+        return {local_rank: rank.proc.poll() for local_rank, rank in self._handlers().items()}
 
     def _handlers(self) -> dict[int, SubprocessHandler]:
         """The processes of the ranks, by local rank."""

@@ -16,9 +16,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from drumline.untrusted import parse_json
+from drumline.untrusted import parse_json, replace_text
 
 DIAGNOSIS, SIDECAR, REPORTED = "diagnosis.json", "sidecar.pid", "reported"
+# When the launcher began to end the ranks (monotonic), and after how many seconds it kills those that are left.
+ENDING = "ending"
 FURTHEST_STEP = "furthest-step"
 """The furthest step of the ranks of this node, which the sidecar writes about once a second."""
 # How long the sidecar may take to report why a rank has exited; it gathers evidence first.
@@ -102,6 +104,12 @@ class WatchFolder:
             path.with_suffix(".partial").write_text(f"{code}\n", encoding="utf-8")
             path.with_suffix(".partial").replace(path)
 
+    def note_ending(self, grace_s: float) -> None:
+        """Record that ranks are ended from here on, and that those that are left after this time are killed."""
+        if self.current is not None:
+            with contextlib.suppress(OSError):
+                replace_text(self.current / ENDING, f"{time.monotonic()} {grace_s:g}\n")
+
     def wait_for_diagnosis(self, deadline: float) -> SidecarDiagnosis | None:
         """The sidecar's diagnosis of this start. Waits while the sidecar runs, until the deadline (monotonic)."""
         return None if self.current is None else wait_for_diagnosis(self.current, deadline)
@@ -155,6 +163,15 @@ def read_diagnosis(folder: Path) -> SidecarDiagnosis | None:
     if alarm not in ("hang", "failure") or (alarm, action) == ("hang", "report"):
         return None  # a stall, or a hang that was only reported: neither has ended a rank
     return diagnosis
+
+
+def read_ending(folder: Path) -> tuple[float, float] | None:
+    """When the launcher began to end the ranks of this folder (monotonic), and its grace period; None: it has not."""
+    try:
+        began_s, grace_s = map(float, (folder / ENDING).read_text(encoding="utf-8").split())
+    except (OSError, ValueError):
+        return None
+    return began_s, grace_s
 
 
 def has_sidecar(folder: Path) -> bool:

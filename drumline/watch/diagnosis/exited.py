@@ -6,7 +6,7 @@ from __future__ import annotations
 import signal
 from dataclasses import replace
 
-from drumline.text import plural, signal_name
+from drumline.text import duration, plural, signal_name
 from drumline.watch.cluster_state import RankState
 from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis, collective_name, name, names
 from drumline.watch.diagnosis.evidence import Evidence, has_exited, is_done, pending
@@ -74,6 +74,8 @@ def find_lost_connection(evidence: Evidence) -> Diagnosis | None:
     if asked:
         if len(asked) == len(ranks):  # the user stops the job
             return None
+        if all(is_done(rank) or rank.killed_after_s is not None for rank in ranks):  # the launcher has reported it
+            return None
         found = _diagnosis(evidence, _first(asked))
         return replace(found, is_certain=not _may_follow_a_lost_host(evidence, found.since_s))
     lost = [rank for rank in ranks if _ago(rank) is not None and not is_done(rank)]
@@ -101,7 +103,8 @@ def _has_mismatch(rank: RankState) -> bool:
 
 
 def _was_asked_to_stop(rank: RankState) -> bool:
-    return rank.exit in _REQUESTED_EXITS or rank.failure_kind is FailureKind.INTERRUPTED
+    is_request = rank.exit in _REQUESTED_EXITS or rank.killed_after_s is not None
+    return is_request or rank.failure_kind is FailureKind.INTERRUPTED
 
 
 def _ago(rank: RankState) -> float | None:
@@ -132,6 +135,10 @@ def _diagnosis(evidence: Evidence, rank: RankState, also: str = "") -> Diagnosis
     if rank.memory:
         cause, how = Cause.OUT_OF_MEMORY, f"ran out of memory and was killed{at} ({rank.memory})"
         next_step = "raise the memory limit, or lower the batch size or the number of DataLoader workers"
+    elif rank.killed_after_s is not None:
+        how = f"was killed by its launcher{at}, {duration(rank.killed_after_s)} after it was asked to exit"
+        cause = Cause.KILLED
+        next_step = "check the end of its log for what it was doing; --grace SECONDS gives ranks more time"
     elif rank.failure:
         cause, how = Cause.EXCEPTION, f"crashed{at}: {rank.failure}"
     elif rank.exit is not None and rank.exit < 0:

@@ -6,12 +6,14 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import signal
 import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from drumline import processes
+from drumline.launch.node.watch_folder import read_ending
 from drumline.processes import EXITED, STOPPED, TICKS_PER_S, ProcessHandle, ProcessStat, io_bytes, read_stat, state_of
 from drumline.watch.cluster_state import RankState, WorkerState
 from drumline.watch.heartbeat import Heartbeat, read_heartbeat
@@ -34,6 +36,8 @@ LATE_S = 1.0
 # A rank may have hundreds of threads, each with its own list of children.
 SEARCH_EVERY_S = 15.0
 COUNT_EVERY_S = 1.0
+# A rank that is killed at the end of the grace period may be seen a little before it, by rounding.
+KILL_SLACK_S = 0.2
 
 
 class RankObserver:
@@ -74,6 +78,7 @@ class RankObserver:
             cpu=process.cpu,
             has_io=process.has_io,
             exit=self._exit(process) if process.state in EXITED else None,
+            killed_after_s=self._killed_after_s(process) if process.state in EXITED else None,
         )
 
     def activity(self, now_s: float) -> RankState | None:
@@ -165,6 +170,14 @@ class RankObserver:
             failure_kind=heartbeat.failure_kind,
             spent_s=tuple(spent / 1e9 for spent in heartbeat.spent_ns),
         )
+
+    def _killed_after_s(self, process: RankProcess) -> float | None:
+        """The grace period of its launcher, if that has killed it: the kernel does not say who sent SIGKILL."""
+        ending = read_ending(self._folder)
+        if ending is None or self._exit(process) not in (None, -signal.SIGKILL):
+            return None
+        began_s, grace_s = ending
+        return grace_s if process.state_since_s >= began_s + grace_s - KILL_SLACK_S else None
 
     def _exit(self, process: RankProcess) -> int | None:
         """The exit code that the launcher recorded; otherwise what was observed of the process."""

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -171,3 +172,22 @@ def test_a_rank_that_its_launcher_ends_while_nodes_change_exits_at_once(ended: l
     one._local_pids = [other.pid]
     one._receive(signal.SIGTERM)
     assert ended == [143]
+
+
+@pytest.mark.parametrize(
+    ("number", "grace", "most", "least"),
+    [
+        (signal.SIGTERM, "15", 12.0, 0.0),  # a part is left for the exit
+        (signal.SIGTERM, "", 20.0, 20.0),  # another launcher, which does not say
+        (signal.SIGUSR1, "15", 20.0, 20.0),  # the sender allows time
+    ],
+)
+def test_what_is_left_of_the_grace_period_is_for_the_mirror(
+    number: signal.Signals, grace: str, most: float, least: float
+) -> None:
+    asked: Any = Preemption()
+    asked.environment = {"DRUMLINE_GRACE_S": grace}
+    asked._first = (number, time.monotonic())
+    assert least <= asked.time_left_s() <= most
+    asked._first = (number, time.monotonic() - 100.0)
+    assert asked.time_left_s() == (0.0 if least == 0.0 else 20.0)

@@ -48,11 +48,14 @@ def test_only_the_first_ranks_of_a_command_given_here_get_its_start(
     agent.files = RankFiles(str(tmp_path), folder)
     agent.files.num_starts = num_starts
     agent.supervision = Supervision(folder=folder)
+    agent.grace_s = 15.0
     agent.is_task = True
     agent.watch = WatchFolder("j")
     agent.rendezvous = SingleNodeRendezvous()
     try:
-        assert agent._variables()[COMMAND_START] == (f"{process_start():.2f}" if tells else "")
+        variables = agent._variables()
+        assert variables[COMMAND_START] == (f"{process_start():.2f}" if tells else "")
+        assert rank_environment.grace_from(variables) == 15.0
     finally:
         agent.watch.close()
         shutil.rmtree(str(agent.watch.root))

@@ -13,6 +13,8 @@ import drumline
 from drumline.net.dial import Reason
 from drumline.watch.cluster_state import ANSWER_OF, Answer, ClusterState, LostNode, NodeState, RankState
 from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis
+from drumline.watch.diagnosis.evidence import Evidence
+from drumline.watch.diagnosis.exited import find_lost_connection
 from drumline.watch.diagnosis.stack_frames import is_in_collective, is_loading, users_frame
 from drumline.watch.diagnosis.triggers import stop_symptoms
 from drumline.watch.diagnosis.watchdog import diagnose
@@ -303,6 +305,20 @@ def test_an_error_of_its_own_says_what_to_do(kind: FailureKind, next_step: str) 
     diagnosis = found(cluster(failed, *(dragged(r) for r in (0, 1, 3))))
     assert (diagnosis.cause, diagnosis.rank) == (Cause.EXCEPTION, 2)
     assert next_step in diagnosis.next_step
+
+
+def test_a_kill_by_the_launcher_is_named_as_its_own() -> None:
+    killed = ended(2, -9, killed_after_s=15.0)
+    diagnosis = found(cluster(killed, *(dragged(rank) for rank in (0, 1, 3))))
+    assert (diagnosis.cause, diagnosis.rank) == (Cause.KILLED, 2)
+    assert diagnosis.what.startswith(
+        "rank 2 on node-a was killed by its launcher at step 812, in forward, 15 s after it was asked to exit"
+    )
+    assert diagnosis.next_step == (
+        "check the end of its log for what it was doing; --grace SECONDS gives ranks more time"
+    )
+    saved = [ended(rank, 75) for rank in (0, 1, 3, 4, 5, 6, 7)]
+    assert find_lost_connection(Evidence(cluster(killed, *saved))) is None, "the launcher reports it"
 
 
 def test_an_exit_code_without_an_error_is_no_report_of_the_rank() -> None:

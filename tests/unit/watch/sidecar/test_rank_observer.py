@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from drumline import processes
+from drumline.launch.node import watch_folder
+from drumline.launch.node.watch_folder import WatchFolder
 from drumline.processes import state_of
 from drumline.watch.cluster_state import NodeState, RankState
 from drumline.watch.diagnosis.evidence import BUSY_CORES
@@ -281,6 +283,26 @@ def test_how_a_rank_ended(start_rank: StartRank, tmp_path: Path) -> None:
     assert state_seen(observer_of(tmp_path)).exit == -signal.SIGSEGV
     observer.close()
     assert observer.fileno() is None
+
+
+def test_a_rank_that_its_launcher_killed_after_the_grace_period(
+    start_rank: StartRank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = WatchFolder.__new__(WatchFolder)
+    watch.current = tmp_path
+    rank = start_rank("say('ready')\nwait_forever()\n")
+    observer = observer_of(tmp_path)
+    state_seen(observer)
+    watch.note_ending(3600.0)
+    rank.kill()
+    wait_until(lambda: state_seen(observer).state == "Z")
+    assert state_seen(observer).exit == -signal.SIGKILL
+    assert state_seen(observer).killed_after_s is None, "someone else was earlier"
+    exited_s = time.monotonic()
+    monkeypatch.setattr(watch_folder.time, "monotonic", lambda: exited_s - 15.0)
+    watch.note_ending(10.0)
+    monkeypatch.undo()
+    assert state_seen(observer).killed_after_s == 10.0
 
 
 async def _kill_and_await(pid: int, fd: int) -> bool:
