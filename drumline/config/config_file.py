@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -98,11 +98,13 @@ def _unquoted(key: str) -> str:
     return re.sub(r"[\"' \t]", "", key)
 
 
-def to_toml(config: Config, *, header: str | None = None) -> str:
-    """The whole config, sections and fields in the order of the schema; `header` becomes a comment at the top."""
+def to_toml(config: Config, *, header: str | None = None, left_out: Collection[str] = ()) -> str:
+    """The whole config but for the settings in `left_out`, in the order of the schema; `header` becomes a comment at
+    the top."""
     parts = ["\n".join(f"# {line}".rstrip() for line in header.splitlines())] if header else []
     for section in SECTIONS:
-        values = vars(getattr(config, section))
+        every = vars(getattr(config, section))
+        values = {name: value for name, value in every.items() if f"{section}.{name}" not in left_out}
         tables = {name: table for name, table in values.items() if FIELDS[f"{section}.{name}"].is_table}
         parts.append(_table(section, {name: value for name, value in values.items() if name not in tables}))
         parts += [_table(f"{section}.{name}", table) for name, table in tables.items() if table]

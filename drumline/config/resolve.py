@@ -86,9 +86,13 @@ def _settle(strongest_first: Iterable[Layer]) -> dict[str, Setting]:
 def _raise_problems(layers: Sequence[Layer], settled: Mapping[str, Setting]) -> None:
     at_fault = frozenset[str]().union(*(layer.broken for layer in layers))
     problems = [problem for layer in layers for problem in layer.problems]
-    problems += broken_rules(settled, besides=at_fault)
+    broken = list(broken_rules(settled, besides=at_fault))
+    advice = [rule.fix for rule in broken]
     if problems:
-        raise ConfigError(problems, next_step=NEXT_STEP)
+        advice.append(NEXT_STEP)
+    problems += [rule.problem for rule in broken]
+    if problems:
+        raise ConfigError(problems, next_step="; ".join(advice))
 
 
 def _build(settled: Mapping[str, Setting], task: Mapping[str, Any]) -> Config:

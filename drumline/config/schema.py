@@ -27,6 +27,9 @@ class SettingScope:
     """With another value the result of a finished run could have been different: the run refuses it."""
     may_differ_across_ranks: bool = False
     """The ranks of a job may have different values."""
+    of_built_ins: bool = False
+    """Built-in models and datasets read it. Drumline itself does not, so for a task with its own ones it means
+    something only if the task reads it."""
 
 
 EXPERIMENT = SettingScope()
@@ -40,6 +43,7 @@ def setting(
     changes_result: bool | None = None,
     changes_finished_run: bool | None = None,
     may_differ_across_ranks: bool | None = None,
+    of_built_ins: bool = False,
 ) -> T:
     """A field with this default, and with a scope of its own. A setting of a machine changes no result and may differ
     across ranks, unless the arguments say otherwise."""
@@ -54,6 +58,7 @@ def setting(
         changes_result=changes_result,
         changes_finished_run=changes_finished_run,
         may_differ_across_ranks=may_differ_across_ranks,
+        of_built_ins=of_built_ins,
     )
     declared: Any = field(default=default, metadata={SettingScope: scope})
     return declared  # type: ignore[no-any-return]
@@ -118,21 +123,21 @@ def sync_interval(text: str) -> int | None:
 class ModelConfig:
     """Which network is trained."""
 
-    name: str = "mini_resnet"
+    name: str = setting("mini_resnet", of_built_ins=True)
     """A registered model (`mini_resnet`, `gpt`), or your own: `path/to/file.py:ClassName`."""
-    widths: tuple[Count, ...] = (16, 32, 64)
+    widths: tuple[Count, ...] = setting((16, 32, 64), of_built_ins=True)
     """mini_resnet: channels of each stage; each stage after the first halves the image."""
-    blocks: Count = 1
+    blocks: Count = setting(1, of_built_ins=True)
     """mini_resnet: residual blocks in each stage."""
-    layers: Count = 4
+    layers: Count = setting(4, of_built_ins=True)
     """gpt: transformer layers."""
-    heads: Count = 4
+    heads: Count = setting(4, of_built_ins=True)
     """gpt: attention heads; must divide the width."""
-    width: Count = 128
+    width: Count = setting(128, of_built_ins=True)
     """gpt: embedding width."""
-    context: Count = 128
+    context: Count = setting(128, of_built_ins=True)
     """gpt: tokens in one sample."""
-    dropout: Fraction = 0.0
+    dropout: Fraction = setting(0.0, of_built_ins=True)
     """Fraction of activations dropped in training."""
     activation_checkpointing: Annotated[bool | str, OrEvery()] = False
     """Compute activations again in the backward pass: less memory, more time. `full`: those of every block, `every:N`:
@@ -152,7 +157,7 @@ class ModelConfig:
 class DataConfig:
     """The training data, and how batches reach the device."""
 
-    name: str = "digits"
+    name: str = setting("digits", of_built_ins=True)
     """`digits`, `cifar10`, `image_folder`, `tokens`, `synthetic_images`, `synthetic_tokens`, or your own
     dataset: `path/to/file.py:ClassName`."""
     dir: str | None = setting(None, per_machine=True)
@@ -160,15 +165,15 @@ class DataConfig:
     store (`s3://bucket/folder`) is copied to each machine once."""
     cache: str | None = setting(None, per_machine=True)
     """Where such copies are kept on each machine [~/.cache/drumline/data]."""
-    augment: bool = False
+    augment: bool = setting(False, of_built_ins=True)
     """Random crop and flip of training images, seeded by (seed, epoch, sample index)."""
-    image_size: Count = 32
+    image_size: Count = setting(32, of_built_ins=True)
     """image_folder and synthetic_images: height and width of an image."""
-    samples: Count = 4096
+    samples: Count = setting(4096, of_built_ins=True)
     """synthetic data: number of training samples."""
-    classes: Count = 10
+    classes: Count = setting(10, of_built_ins=True)
     """synthetic_images: number of classes."""
-    token_type: Literal["uint8", "uint16", "uint32"] = "uint16"
+    token_type: Literal["uint8", "uint16", "uint32"] = setting("uint16", of_built_ins=True)
     """tokens: integer type of a raw `.bin` file (`.npy` files contain theirs)."""
     workers: CountOrZero = setting(0, per_machine=True)
     """DataLoader processes per rank; 0 loads in the training process."""

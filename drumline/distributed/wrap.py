@@ -176,7 +176,7 @@ def small_batch_warning(model: nn.Module, *, batch_size: int, in_shards: bool) -
         return None
     advice = "fewer shards" if in_shards else "--dist.sync_batchnorm on GPUs"
     return (
-        f"BatchNorm ({layers[0]} and {len(layers) - 1} more) sees {batch_size} samples at a time "
+        f"BatchNorm ({join_names(layers, most=1)}) sees {batch_size} samples at a time "
         f"{'in each shard' if in_shards else 'on each rank'}, fewer than {SMALL_BATCH}: its statistics will be noisy. "
         f"Use {advice}, a larger batch, or fewer micro-batches"
     )

@@ -31,7 +31,7 @@ from drumline.errors import CheckpointError, UsageError, as_list
 from drumline.manager import DDPManager
 from drumline.metrics.events import read_events
 from drumline.tasks.base import Task
-from drumline.tasks.built_in import dataset_for, load_task, resolve_task
+from drumline.tasks.built_in import check_constructor, dataset_for, load_task, resolve_task
 from drumline.terminal import print_message
 from drumline.user_code import is_class_spec
 
@@ -63,6 +63,7 @@ def open_run(
     spec = task if isinstance(task, str) else str(facts["task"])
     # Without a task of the user's the code is imported that the checkpoint names.
     found = task if isinstance(task, type) else load_task(spec)
+    check_constructor(found)
     config = resolve_task(spec, found, Layers(given or Layer({}), _recorded(facts, found), Layer({})))
     epoch = max(1, cursor["epoch"] + (cursor["position"] > 0))
     return SavedRun(checkpoint, progress["step"], epoch, spec, found, config)

@@ -62,6 +62,7 @@ from drumline.errors import ExitCode, UsageError, log
 from drumline.manager import DDPManager
 from drumline.metrics.events import Reporter
 from drumline.tasks.base import Task
+from drumline.tasks.built_in import unused_settings
 from drumline.tasks.other_libraries import uncalled_methods
 from drumline.watch.heartbeat import Phase
 
@@ -351,7 +352,8 @@ def _after_first_step(
     context.throughput.end_start(waited_s=loader.waited_s, tokens=loader.num_tokens)
     if context.job.ddp.is_main_process():
         header = f"drumline train {context.request.task} --config {folder.config_file}"
-        write_whole(folder.config_file, to_toml(context.config, header=header))
+        left_out = unused_settings(type(context.job.task), context.config)
+        write_whole(folder.config_file, to_toml(context.config, header=header, left_out=left_out))
         if facts["history"]:
             write_whole(folder.settings_history, "".join(f"{json.dumps(one)}\n" for one in facts["history"]))
         else:  # the changes belonged to steps that were lost

@@ -5,15 +5,18 @@ A class of the user's is named as `path/to/file.py:ClassName` or `package.module
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional
 
 from drumline.config import PRESETS, Layers, resolve
+from drumline.config.fields import FIELDS
 from drumline.config.schema import Config
 from drumline.config.task_fields import task_fields
 from drumline.data.cifar10 import cifar10
@@ -165,7 +168,39 @@ def load_task(spec: str) -> type[Task]:
     found: type[Any] = find_named("task", spec, BUILT_IN, Task)
     if not issubclass(found, Task):
         raise UsageError(f"{spec} is not a Task", next_step=f"write `class {found.__name__}(drumline.Task)`")
+    check_constructor(found)
     return found
+
+
+def check_constructor(task: type[Task]) -> None:
+    """Refuse a class that cannot be made from the settings of a run."""
+    try:
+        inspect.signature(task).bind(Config())
+    except TypeError:
+        name = task.__name__
+        raise UsageError(
+            f"{name}.__init__{inspect.signature(task.__init__)} cannot be called as {name}(config), which is how "
+            "Drumline makes a task",
+            next_step="write `def __init__(self, config):` with `super().__init__(config)` as its first line, or leave "
+            "__init__ out",
+        ) from None
+
+
+def unused_settings(task: type[Task], config: Config) -> frozenset[str]:
+    """The settings of built-in models and datasets that mean nothing to a task with its own: neither the user nor the
+    task has set them."""
+    has_own = {
+        "model": task.model is not ConfiguredTask.model,
+        "data": task.train_data is not ConfiguredTask.train_data,
+    }
+    return frozenset(
+        path
+        for path, field in FIELDS.items()
+        if field.scope.of_built_ins
+        and has_own[path.partition(".")[0]]
+        and attrgetter(path)(config) == field.default
+        and path not in task.defaults
+    )
 
 
 def resolve_task(spec: str, task: type[Task], layers: Layers) -> Config:

@@ -54,6 +54,9 @@ def test_a_finished_run_refuses_other_settings_and_keeps_its_own(tmp_path: Path)
     config = make_config(epochs=1)
     train_here(config, Classify, tmp_path)
     before, text = newest(tmp_path), (tmp_path / "config.toml").read_text()
+    assert not {"mini_resnet", "digits"} & {
+        saved_config(tmp_path)[section].get("name") for section in ("model", "data")
+    }
     other = changed(config, optim={"lr": 0.5}, train={"seed": 3})
     with pytest.raises(UsageError) as caught:
         train_here(other, Classify, tmp_path, name="other/path/to/test")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from drumline.config import PRESETS, Layers, check_layers, read_flags, read_layers, resolve
+from drumline.config.flags import Layer
 from drumline.config.schema import Config
 from drumline.config.setting_rules import RULES
 from drumline.errors import ConfigError, ExitCode
@@ -427,6 +428,30 @@ BROKEN_RULES = [
 @pytest.mark.parametrize(("argv", "problem"), BROKEN_RULES)
 def test_each_rule_names_the_values_and_where_they_come_from(read: Read, argv: list[str], problem: str) -> None:
     assert problems(lambda: resolve(read(*argv), ENOUGH, task="MyTask")) == (problem,)
+
+
+@pytest.mark.parametrize("argv", [argv for argv, _ in BROKEN_RULES])
+def test_the_advice_of_each_rule_is_flags_that_work(read: Read, argv: list[str]) -> None:
+    """Each alternative alone, in place of what was given."""
+    given = read(*argv).flags
+    with pytest.raises(ConfigError) as raised:
+        resolve(read(*argv), ENOUGH)
+    alternatives = (raised.value.next_step or "").split(" or ")
+    for alternative in alternatives:
+        advised = read(*alternative.split(" ")).flags
+        assert advised.settings, alternative
+        resolve(Layers(advised, given, Layer({})), ENOUGH)
+
+
+def test_a_warm_up_that_is_too_long_is_advised_by_its_own_flag(read: Read) -> None:
+    with pytest.raises(ConfigError) as raised:
+        resolve(read("--optim.warmup_steps", "51", "--train.steps", "50"), ENOUGH)
+    assert str(raised.value) == (
+        "1 problem in the configuration:\n"
+        "  - the warm-up is longer than the run: optim.warmup_steps = 51 (--optim.warmup_steps), train.steps = 50 "
+        "(--train.steps)\n"
+        "  try: --optim.warmup_steps 0"
+    )
 
 
 def test_every_rule_has_a_test() -> None:

@@ -9,7 +9,7 @@ import tomllib
 from operator import attrgetter
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -20,6 +20,8 @@ from drumline.config.fields import FIELDS, SECTIONS, UNIONS
 from drumline.config.flags import EXCLUSIVE_PAIRS
 from drumline.config.schema import Bounds, Config, ModelConfig, OrClass, OrEvery, TrainConfig
 from drumline.config.setting_rules import RULES
+from drumline.tasks.base import Task
+from drumline.tasks.built_in import BUILT_IN, unused_settings
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
@@ -97,6 +99,40 @@ def test_the_file_holds_every_section_and_field_in_the_order_of_the_schema() -> 
     document = tomllib.loads(to_toml(Config()))
     written = [f"{section}.{key}" for section, table in document.items() for key in table]
     assert written == [path for path in FIELDS if not FIELDS[path].is_table]
+
+
+class OwnModelAndData(Task):
+    defaults: ClassVar = {"model.dropout": 0.5, "train.epochs": 1, "train.batch_size": 8}
+
+    def model(self) -> Any: ...
+
+    def train_data(self) -> Any: ...
+
+
+def test_a_task_with_its_own_model_and_data_has_no_settings_of_built_in_ones(tmp_path: Path) -> None:
+    """But for those that the user or the task has set, which the task may read."""
+    layers = read_layers(
+        read_flags(["--data.samples", "99", "--model.dropout", "0.0"]), config_file=None, environment={}
+    )
+    config = resolve(layers, OwnModelAndData.defaults)
+    text = to_toml(config, left_out=unused_settings(OwnModelAndData, config))
+    document = tomllib.loads(text)
+    assert document["model"] == {"dropout": 0.0, "activation_checkpointing": False, "init": "none", "init_strict": True}
+    assert list(document["data"]) == [
+        "dir",
+        "cache",
+        "samples",
+        "workers",
+        "pin_memory",
+        "persistent_workers",
+        "prefetch_factor",
+        "resident",
+        "balance",
+    ]
+    (tmp_path / "config.toml").write_text(text)
+    again = read_layers(read_flags([]), config_file=tmp_path / "config.toml", environment={})
+    assert resolve(again, OwnModelAndData.defaults) == config
+    assert unused_settings(BUILT_IN["digits"], config) == frozenset()
 
 
 def test_what_is_not_set_is_written_as_none(tmp_path: Path) -> None:

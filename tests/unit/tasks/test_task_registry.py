@@ -54,3 +54,25 @@ def test_a_class_that_is_no_task_is_refused() -> None:
         load_task("collections:Counter")
 
     assert "class Counter(drumline.Task)" in str(caught.value)
+
+
+def test_a_task_that_cannot_be_made_from_the_settings_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "own_constructed_task.py"
+    file.write_text(
+        "from drumline import Task\n"
+        "class Bare(Task):\n    def __init__(self):\n        self.width = 3\n"
+        "class More(Task):\n    def __init__(self, config, width):\n        super().__init__(config)\n"
+        "class Right(Task):\n    def __init__(self, config, width=3):\n        super().__init__(config)\n"
+        "class Passes(Task):\n    def __init__(self, *args, **kwargs):\n        super().__init__(*args, **kwargs)\n"
+    )
+    with pytest.raises(UsageError) as caught:
+        load_task(f"{file}:Bare")
+    assert str(caught.value) == (
+        "Bare.__init__(self) cannot be called as Bare(config), which is how Drumline makes a task\n"
+        "  try: write `def __init__(self, config):` with `super().__init__(config)` as its first line, or leave "
+        "__init__ out"
+    )
+    with pytest.raises(UsageError, match=r"^More\.__init__\(self, config, width\) cannot be called as More\(config\)"):
+        load_task(f"{file}:More")
+    assert load_task(f"{file}:Right").__name__ == "Right"
+    assert load_task(f"{file}:Passes").__name__ == "Passes"
