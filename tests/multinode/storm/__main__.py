@@ -105,6 +105,8 @@ class Storm:
             strike.rank = max(self.bed.ranks(host))
             self.bed.leave.touch()
         else:
+            self._mend(at_once=True)  # the host that was off before is the spare
+            host.cut()  # first: the kernel of a host without power closes no connection
             host.power_off()
             self._mends.append((time.monotonic() + OFF_S, "power_off", host.name))
         self.strikes.append(strike)
@@ -112,7 +114,9 @@ class Storm:
 
     def _busy(self) -> list[str]:
         """Hosts with ranks, in the order of their ranks."""
-        first_ranks = {host.name: min(self.bed.ranks(host), default=None) for host in self.bed.bed}
+        off = {name for _, kind, name in self._mends if kind == "power_off"}
+        hosts = [host for host in self.bed.bed if host.name not in off]
+        first_ranks = {host.name: min(self.bed.ranks(host), default=None) for host in hosts}
         names = [name for name, rank in first_ranks.items() if rank is not None]
         return sorted(names, key=lambda name: first_ranks[name] or 0)
 

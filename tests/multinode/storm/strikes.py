@@ -13,7 +13,11 @@ from tests.multinode.faults.reading import Done, Said, again, said_in
 
 CAUSES = {"kill": "killed", "stop": "stopped", "exit": "left_early"}
 UNREACHABLE = ("cut_5", "cut_10", "cut_16", "power_off")
-AGENT_KILLED = "the launcher's agent on {host} was killed by SIGKILL"
+PRINTED = {
+    "agent": "the launcher's agent on {host} was killed by SIGKILL",
+    "power_off": "the connection to {host} was lost",
+}
+"""What the launch prints itself."""
 
 
 @dataclass
@@ -65,16 +69,23 @@ def judge(strikes: Sequence[Strike], folder: Path, steps: list[Done], screen: by
         strike.effective = effective_time([step for step in steps if strike.time <= step.time < until], steps)
         if strike.kind == "sidecar":
             strike.is_right = not about
-        elif strike.kind == "agent":
-            words = AGENT_KILLED.format(host=strike.host).encode()
-            position = screen.find(words, strike.screen_from, screen_until)
-            printed_at = timeline.time_of(position) if position >= 0 else None
-            strike.is_right = printed_at is not None
-            strike.right_s = None if printed_at is None else printed_at - strike.time
-        else:
-            right = [said for said in about if _is_right(said, strike)]
-            strike.is_right = bool(right) and right[0] is about[0]
-            strike.right_s = right[0].time - strike.time if right else None
+            continue
+        reports = [] if strike.kind == "agent" else [(said.time, _is_right(said, strike)) for said in about]
+        printed_at = _printed_at(strike, screen[:screen_until], timeline)
+        if printed_at is not None:
+            reports.append((printed_at, True))
+        reports.sort()
+        right_times = [reported_at for reported_at, is_right in reports if is_right]
+        strike.is_right = bool(reports) and reports[0][1]
+        strike.right_s = right_times[0] - strike.time if right_times else None
+
+
+def _printed_at(strike: Strike, screen: bytes, timeline: Timeline) -> float | None:
+    """When the launch itself printed what happened."""
+    if strike.kind not in PRINTED:
+        return None
+    position = screen.find(PRINTED[strike.kind].format(host=strike.host).encode(), strike.screen_from)
+    return timeline.time_of(position) if position >= 0 else None
 
 
 def _counts(said: Said, strike: Strike) -> bool:
