@@ -109,7 +109,12 @@ OF_NODES: FlagTable = {
     ),
     "join-timeout": (Count, "SECONDS", f"How long nodes wait for each other [{JOIN_TIMEOUT_S}]."),
     "last-call": (CountOrZero, "SECONDS", f"How long MIN nodes wait for the others [{LAST_CALL_S}]."),
-    "lost-after": (Count, "SECONDS", f"A node without a heartbeat for this long counts as lost [{LOST_AFTER_S}]."),
+    "lost-after": (
+        Count,
+        "SECONDS",
+        f"A node that is cut off for less than this is not lost [{LOST_AFTER_S}]; with --nnodes: after this long "
+        "without a heartbeat. For a task also its --watch.lost_s.",
+    ),
 }
 OF_SLURM: FlagTable = {
     "slurm": (bool, "", "Write a batch file and submit it with sbatch; with --print only show it."),

@@ -17,7 +17,7 @@ from drumline.config import read_flags
 from drumline.engine.run_folder import run_name
 from drumline.errors import UsageError
 from drumline.launch.node.guard import DEFAULT_GRACE_S, new_job
-from drumline.launch.node_plan import NodePlan, Program, Supervision, default_restarts, task_program
+from drumline.launch.node_plan import LOST_AFTER_S, NodePlan, Program, Supervision, default_restarts, task_program
 from drumline.launch.rank_environment import DEFAULT_ON_HANG, ScriptWatch
 from drumline.net.secrets import secret_from
 from drumline.terminal import print_message
@@ -47,7 +47,9 @@ class LaunchRequest:
         if is_script(self.target):
             words, is_watched = (self.target, *self.arguments), bool(self.given.get("watch"))
             return Program(words, is_watched=is_watched, profile=self.profile)
-        program = task_program(self.target, self.arguments, *defaults)
+        lost_after = self.given.get("lost-after")
+        lost_s = ("--watch.lost_s", None if lost_after is None else str(lost_after))
+        program = task_program(self.target, self.arguments, *defaults, lost_s)
         flags = read_flags(program.words[1:], train_command.OWN_FLAGS, max_positional=1)
         for name in ("procs", "max-restarts"):
             if name in flags.own:
@@ -90,6 +92,7 @@ class LaunchRequest:
             run=str(folder.absolute()),
             on_hang=self.given.get("on-hang", DEFAULT_ON_HANG),
             hang_s=self.given.get("hang-after"),
+            lost_s=float(self.given.get("lost-after", LOST_AFTER_S)),
         )
 
     def run_node(self, node: NodePlan, program: Program) -> int:

@@ -403,8 +403,11 @@ class WatchConfig:
     --max-restarts allows. `stop`: end it. `report`: only report it."""
     hang_s: Positive = setting(600.0, changes_result=False)
     """How long one rank may block the others before `watch.on_hang` applies. A stall is reported after some seconds,
-    and again at growing intervals. A rank that cannot recover (it is stopped, or its host is lost) is handled at
-    once; one that compiles (torch.compile) has six times as long."""
+    and again at growing intervals. A rank that cannot recover (it is stopped) is handled at once; one that compiles
+    (torch.compile) has six times as long."""
+    lost_s: Positive = setting(20.0, changes_result=False)
+    """How long a host may be unreachable before `watch.on_hang` applies; it is reported after three seconds. TCP
+    survives a cut, and the run continues."""
     slow_factor: Annotated[float, Bounds(above=1)] = setting(2.0, changes_result=False)
     """Report a rank whose own work takes this many times as long as that of the others."""
     notice: str | None = setting(None, per_machine=True)

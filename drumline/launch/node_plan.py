@@ -23,7 +23,7 @@ DEFAULT_PORT = 29500
 # The same as torchrun's defaults.
 JOIN_TIMEOUT_S = 600
 LAST_CALL_S = 30
-LOST_AFTER_S = 15
+LOST_AFTER_S = 20
 KEEP_ALIVE_ATTEMPTS = 3
 # Unless it is 1, all starts of a job share one store, in which gloo finds addresses of the previous start.
 OWN_STORE_ENV = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
@@ -60,7 +60,7 @@ class NodePlan:
     last_call_s: int = LAST_CALL_S
     """How long `min_nodes` wait for the rest before they start without them."""
     lost_after_s: int = LOST_AFTER_S
-    """A node without a heartbeat for this long is lost."""
+    """A node that is cut off for less than this is not lost."""
     job: str = ""
     """The job's name, where one launcher gave it to all nodes: two jobs may use the same port."""
 
@@ -70,9 +70,21 @@ class NodePlan:
         return self.min_nodes is not None and self.min_nodes < self.num_nodes
 
     @property
+    def silence_s(self) -> int:
+        """A node without a heartbeat for this long is lost. A job that can continue without it does not wait for what
+        TCP sends again."""
+        return self.lost_after_s if self.may_shrink else silence_limit_s(self.lost_after_s)
+
+    @property
     def known_address(self) -> str:
         """The address of this node for the others, as far as it is known: they reach the first node at the endpoint."""
         return self.address or (self.endpoint.rpartition(":")[0] if self.node_rank == 0 else "")
+
+
+def silence_limit_s(cut_s: int) -> int:
+    """How long heartbeats may be missing if a cut of this length is to lose nobody: TCP sends again after pauses that
+    double, so what was sent during a cut may arrive when twice its length has passed."""
+    return 2 * cut_s + 5
 
 
 @dataclass(frozen=True)

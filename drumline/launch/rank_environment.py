@@ -33,6 +33,9 @@ WATCH_NODES = "DRUMLINE_WATCH_NODES"
 WATCH_RUN = "DRUMLINE_WATCH_RUN"
 ON_HANG = "DRUMLINE_WATCH_ON_HANG"
 HANG_S = "DRUMLINE_WATCH_HANG_S"
+LOST_S = "DRUMLINE_WATCH_LOST_S"
+LAUNCHER_LINK = "DRUMLINE_LAUNCHER_LINK"
+"""A file in which the supervisor of a host writes which hosts the launcher hears (LauncherLink)."""
 DEFAULT_ON_HANG = "restart"
 RAS_ADDRESS, DEFAULT_RAS = "NCCL_RAS_ADDR", "localhost:28028"
 """NCCL's own variable and default."""
@@ -150,10 +153,41 @@ class ScriptWatch:
     on_hang: str = DEFAULT_ON_HANG
     hang_s: float | None = None
     """None: a script that may still continue is never ended."""
+    lost_s: float = 20.0
+    """How long an unreachable host is waited for."""
 
     def variables(self) -> dict[str, str]:
-        given = {WATCH_RUN: self.run, ON_HANG: self.on_hang}
+        given = {WATCH_RUN: self.run, ON_HANG: self.on_hang, LOST_S: f"{self.lost_s:g}"}
         return given if self.hang_s is None else {**given, HANG_S: f"{self.hang_s:g}"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LauncherLink:
+    """Which hosts of a job the launcher hears: with it, the end of a cut link that is cut off is known."""
+
+    is_cut_off: bool = False
+    """Whether this host hears nothing from the launcher."""
+    silent_nodes: tuple[int, ...] = ()
+    """The nodes from which the launcher hears nothing, as it last said."""
+    num_nodes: int = 0
+
+    def write(self, path: Path) -> None:
+        replace_text(path, json.dumps(asdict(self)))
+
+
+def read_launcher_link(path: str) -> LauncherLink | None:
+    """None: no launcher over ssh has started this job, or all hosts are heard so far."""
+    if not path:
+        return None
+    try:
+        record = parse_json(Path(path).read_bytes())
+        return LauncherLink(
+            is_cut_off=bool(record["is_cut_off"]),
+            silent_nodes=tuple(int(node) for node in record["silent_nodes"]),
+            num_nodes=int(record["num_nodes"]),
+        )
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +203,9 @@ class WatchSettings:
     """Only for a script: where diagnoses go."""
     on_hang: str = DEFAULT_ON_HANG
     hang_s: float | None = None
+    lost_s: float = 20.0
+    launcher_link: str = ""
+    """Where the supervisor of this host writes a LauncherLink; empty: there is none."""
     ras: str = DEFAULT_RAS
     """Where NCCL's RAS thread listens."""
 
@@ -189,5 +226,7 @@ def watch_settings_from(environment: Mapping[str, str]) -> WatchSettings:
         run=Path(run) if run else None,
         on_hang=environment.get(ON_HANG, DEFAULT_ON_HANG),
         hang_s=float(hang_s) if hang_s else None,
+        lost_s=float(environment.get(LOST_S, 20.0)),
+        launcher_link=environment.get(LAUNCHER_LINK, ""),
         ras=environment.get(RAS_ADDRESS, DEFAULT_RAS),
     )

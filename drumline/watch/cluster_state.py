@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from drumline.launch.rank_environment import LauncherLink
 from drumline.net.dial import Reason
 from drumline.watch.failure_kind import FailureKind
 from drumline.watch.heartbeat import Phase
@@ -138,6 +139,8 @@ class ClusterState:
     lost: tuple[LostNode, ...] = ()
     never_seen: tuple[LostNode, ...] = ()
     """Nodes that have never connected to this sidecar: nothing is known about their ranks."""
+    launcher: LauncherLink | None = None
+    """What the launcher knows of the hosts, if it is one over ssh."""
     ras: tuple[RasRank, ...] = ()
     """What NCCL reports, if it was asked and answered; it may report healthy ranks during a hang."""
 

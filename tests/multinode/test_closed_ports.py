@@ -49,8 +49,7 @@ def test_a_closed_port_and_a_lost_host_end_the_job(make_testbed: Callable[..., T
 
 
 def _lose_hosts(desk: Desk) -> None:
-    # The agent on b would notice first that the store is unreachable; here the supervisor is looked at.
-    job, marker = desk.sleepers("--grace", "2", "--lost-after", "60", "--no-standby")
+    job, marker = desk.sleepers("--grace", "2", "--lost-after", "4", "--no-standby")
     b, c = desk.bed["b"], desk.bed["c"]
     b.cut()
     c.power_off()
@@ -59,4 +58,7 @@ def _lose_hosts(desk: Desk) -> None:
     assert "drumline: error: the connection to b was lost: " in job.text()
     assert "drumline: error: the connection to c was lost: " in job.text()
     (logs,) = (desk.folder / "runs" / "launch").iterdir()
-    assert "drumline: no heartbeat of the launcher for 20 s\n" in (logs / "node-1.log").read_text()
+    log = (logs / "node-1.log").read_text()
+    # Its supervisor and its agent notice at the same time.
+    is_ended = "drumline: no heartbeat of the launcher for 13 s\n" in log
+    assert is_ended or "is lost or unreachable" in log, log

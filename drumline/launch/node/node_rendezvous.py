@@ -281,7 +281,7 @@ class NodeRendezvous(RendezvousHandler):
 
     def _running_others(self) -> list[int]:
         self.membership.read()
-        is_alive, limit_s = self.membership.is_alive, self.node.lost_after_s
+        is_alive, limit_s = self.membership.is_alive, self.node.silence_s
         return [rank for rank in self._others if is_alive(rank, RUNNING, JOINING, within_s=limit_s)]
 
     @property

@@ -145,7 +145,7 @@ def open_rendezvous(
     nearest = local_address(bound) if bound else host
     keys, heartbeats = _open_store(node, nearest), _open_store(node, nearest)
     membership = Membership(heartbeats, node, secret)
-    break_dead_connections(int(port), after_s=node.lost_after_s)
+    break_dead_connections(int(port), after_s=node.silence_s)
     membership.check_job()
     membership.join()
     _warn_without_secret(node, secret)
@@ -154,7 +154,7 @@ def open_rendezvous(
         node.min_nodes or node.num_nodes,
         node.num_nodes,
         RendezvousTimeout(join=timedelta(seconds=node.join_timeout_s), last_call=timedelta(seconds=node.last_call_s)),
-        keep_alive_interval=timedelta(seconds=max(1, node.lost_after_s // KEEP_ALIVE_ATTEMPTS)),
+        keep_alive_interval=timedelta(seconds=max(1, node.silence_s // KEEP_ALIVE_ATTEMPTS)),
         keep_alive_max_attempt=KEEP_ALIVE_ATTEMPTS,
     )
     inner = make_c10d_rendezvous(
@@ -207,7 +207,8 @@ def _open_store(node: NodePlan, host: str, *, bound: str | None = None) -> dist.
     """`bound`: on the first node, the only address at which it listens."""
     port = int(node.endpoint.rpartition(":")[2])
     try:
-        return open_tcp_store(host, port, timeout_s=STORE_TIMEOUT_S, bound=bound)
+        timeout_s = max(STORE_TIMEOUT_S, 2 * node.silence_s)
+        return open_tcp_store(host, port, timeout_s=timeout_s, bound=bound)
     except (dist.DistError, RuntimeError, OSError) as error:
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
             what = f"the rendezvous port {port} of {socket.gethostname()} is in use"

@@ -15,11 +15,12 @@ from drumline.errors import DrumlineError, PreflightError, TrainingError, UsageE
 from drumline.launch.hosts import Host
 
 CONNECT_TIMEOUT_S = 10
+ALIVE_INTERVAL_S = 5
 OPTIONS = (
     "BatchMode=yes",  # never ask for a password
     f"ConnectTimeout={CONNECT_TIMEOUT_S}",
-    # A cut connection stays open in ssh. Our own heartbeats (`host_connection.py`) notice first, and report it.
-    "ServerAliveInterval=5",
+    # A cut connection stays open in ssh. Where we send heartbeats of our own (`host_connection.py`), ssh has more time.
+    f"ServerAliveInterval={ALIVE_INTERVAL_S}",
     "ServerAliveCountMax=5",
     # An existing shared connection may be used; one that we open is not shared, and ends with us.
     "ControlMaster=no",

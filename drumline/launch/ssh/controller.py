@@ -17,7 +17,15 @@ from typing import Any
 from drumline.errors import DrumlineError, ExitCode, PreflightError, TrainingError
 from drumline.launch.hosts import Host
 from drumline.launch.node.watch_folder import DIAGNOSIS_S
-from drumline.launch.ssh.client import CONNECT_TIMEOUT_S, no_client, not_reached, remote_module, ssh_words, was_lost
+from drumline.launch.ssh.client import (
+    ALIVE_INTERVAL_S,
+    CONNECT_TIMEOUT_S,
+    no_client,
+    not_reached,
+    remote_module,
+    ssh_words,
+    was_lost,
+)
 from drumline.launch.ssh.host_connection import HEARTBEAT_S, HostConnection
 from drumline.launch.ssh.hosts_job import HostsJob
 from drumline.launch.ssh.remote import Reconnect, Remote, Search
@@ -27,8 +35,11 @@ from drumline.text import how_it_ended, plural
 
 # After a rank has failed, wait this long for others that fail with it before all are ended.
 SETTLE_S = 1.0
-# A host without a frame for this long is named, if others have reported a fault.
-NO_HEARTBEAT_S = HEARTBEAT_S + 1.0
+# The other hosts are told which host sends no frame for this long.
+SILENT_S = HEARTBEAT_S + 1.0
+# When such a host is named on the screen: the sidecars of a watched job do it sooner, with what is blocked.
+REPORT_S = 3.0
+REPORT_WATCHED_S = 10.0
 # How long after the grace period hosts that do not answer are given up.
 ENDING_S = 5.0
 # A jump host's sshd rejects connections at random when too many arrive at once.
@@ -69,7 +80,11 @@ class Controller:
         """How an agent ended too early; the other hosts may report the cause."""
         self._printed = self._to_print = ""
         """The diagnosis that was printed last, and the one to be printed."""
-        self._without_heartbeat: list[str] = []
+        self._printed_start = 0
+        """The start of ranks that it is about: the hosts number them alike."""
+        self._silent_nodes: list[int] = []
+        self._reported: set[str] = set()
+        """Silent hosts that are named on the screen."""
 
     @property
     def remaining(self) -> list[Remote]:
@@ -77,7 +92,11 @@ class Controller:
 
     async def run(self) -> None:
         """Until no host has anything left to do."""
-        await asyncio.gather(*(self._run_node(number) for number in range(len(self.remotes))))
+        watching = asyncio.create_task(self._watch_heartbeats())
+        try:
+            await asyncio.gather(*(self._run_node(number) for number in range(len(self.remotes))))
+        finally:
+            watching.cancel()
         self._restart_all(self._agent_ended)  # the others may have been done before
 
     async def close(self) -> None:
@@ -94,8 +113,10 @@ class Controller:
             command = remote_module("drumline.launch.ssh.supervisor", job.python, job.python_path)
             # A host that answered before is tried often. ssh uses the first option of a name.
             hurry = ["-o", f"ConnectTimeout={min(2 + tries, CONNECT_TIMEOUT_S)}"] if job.earlier else []
-            words = ssh_words([*job.client, *hurry], host, command, cwd=job.cwd)
-            connection = HostConnection(host, words, self.screen, job.nodes[0].join_timeout_s)
+            # Our own heartbeats notice a cut before ssh does.
+            patience = ["-o", f"ServerAliveCountMax={round(job.lease_s / ALIVE_INTERVAL_S) + 2}"]
+            words = ssh_words([*job.client, *hurry, *patience], host, command, cwd=job.cwd)
+            connection = HostConnection(host, words, self.screen, job.nodes[0].join_timeout_s, lease_s=job.lease_s)
             self.connections.append(connection)
         return Remote(connection, job.spec(job.nodes[number]), self.screen, self._receive)
 
@@ -198,10 +219,13 @@ class Controller:
             settle_s = SETTLE_S + (DIAGNOSIS_S if frame.get("is_watched") else 0)
             self._later(settle_s, self._end, self.job.grace_s)
         elif kind == "diagnosis":
-            self._later(SETTLE_S, self._report_lost_heartbeats)
+            # A host that was cut off reports late what the others have reported.
+            is_late = remote.num_starts <= self._printed_start
             if frame["was_printed"]:
                 self._printed = frame["sentence"]
-            elif not frame["is_last"]:
+                self._printed_start = max(self._printed_start, remote.num_starts)
+            elif not frame["is_last"] and not is_late:
+                self._printed_start = remote.num_starts
                 self._to_print = frame["sentence"]
                 self._later(SETTLE_S, self._print_diagnosis)
 
@@ -230,14 +254,36 @@ class Controller:
             self.screen.report(f"{num_ranks} ranks run on {plural(len(here), 'host')}{names}")
             self.num_ranks = num_ranks
 
-    def _report_lost_heartbeats(self) -> None:
-        """Report which of two hosts that cannot reach each other is cut off: this machine may reach one of them."""
-        since = time.monotonic() - NO_HEARTBEAT_S
-        lost = [remote.name for remote in self.remaining if remote.connection.heard_at < since]
-        if len(lost) < len(self.remaining) and lost != self._without_heartbeat:
-            self._without_heartbeat = lost
-            if lost:
-                self.screen.report(f"no heartbeat from {', '.join(lost)} on this machine", is_error=True)
+    async def _watch_heartbeats(self) -> None:
+        """Tell all hosts which ones are silent: of two that do not reach each other, this machine may hear one."""
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            silent_nodes = [number for number, remote in enumerate(self.remotes) if self._silence_s(remote) > SILENT_S]
+            if silent_nodes != self._silent_nodes:
+                self._silent_nodes = silent_nodes
+                for remote in self.remaining:
+                    remote.connection.send({"kind": "silent", "nodes": silent_nodes})
+            self._report_silence()
+
+    def _silence_s(self, remote: Remote) -> float:
+        """How long a host with running ranks has sent nothing."""
+        heard_at = remote.connection.heard_at
+        is_waited_for = self.has_started and remote.is_running and remote not in self.dropped
+        return time.monotonic() - heard_at if is_waited_for and heard_at else 0.0
+
+    def _report_silence(self) -> None:
+        is_watched = self.job.program.is_task or self.job.program.is_watched
+        for remote in self.remaining:
+            silence_s = self._silence_s(remote)
+            if silence_s > (REPORT_WATCHED_S if is_watched else REPORT_S):
+                if remote.name not in self._reported:
+                    self._reported.add(remote.name)
+                    lost = f"it counts as lost after {self.job.lease_s:g} s"
+                    what = f"warning: no heartbeat from {remote.name} for {silence_s:.0f} s on this machine; {lost}"
+                    self.screen.report(what, is_error=True)
+            elif silence_s < SILENT_S and remote.name in self._reported:
+                self._reported.remove(remote.name)
+                self.screen.report(f"{remote.name} sends heartbeats again", is_error=True)
 
     def _print_diagnosis(self) -> None:
         """Called before ranks are restarted. Every host reports the same, and one may have printed it."""
@@ -255,7 +301,10 @@ class Controller:
         if code < 0:
             self._restart_all(f"the launcher's agent on {remote.name} was {how_it_ended(code)}")
         if not self.is_ending and code in RESTARTABLE and self.may_restart:
+            silent = [other.name for other in self.remaining if self._silence_s(other) > SILENT_S]
             self._agent_ended = f"the job ended on {remote.name} with exit code {code}"
+            if silent:  # that is why
+                self._agent_ended = f"no heartbeat from {', '.join(silent)} on this machine"
             self._later(SETTLE_S, self._restart_all, self._agent_ended)
         elif not self.is_ending:
             self._later(SETTLE_S, self._end, self.job.grace_s)

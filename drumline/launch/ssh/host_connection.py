@@ -23,7 +23,7 @@ from drumline.launch.ssh.supervisor import LEASE_S
 from drumline.net.dial import WaitNotice
 from drumline.net.frames import MAX_PIPE_BYTES, FrameError, LineBuffer, Message, decode, encode
 
-HEARTBEAT_S = 2.0
+HEARTBEAT_S = 0.5
 # If more bytes than this are unsent, the network is cut: heartbeats that wait in a queue do not count.
 MAX_UNSENT = 1 << 14
 MAX_SHOWN = 1 << 12
@@ -77,6 +77,8 @@ class HostConnection:
     screen: Screen
     start_timeout_s: float
     """For the first frame."""
+    lease_s: float = LEASE_S
+    """How long it may be silent."""
     on_frame: Callable[[Mapping[str, Any]], None] = lambda _: None
     """Called for each frame except heartbeats; set by the current attempt."""
 
@@ -173,8 +175,8 @@ class HostConnection:
                     self.is_stuck = True
                     self.stderr.append(f"no answer within {notice.waited_s:.0f} s")
                     self.hang_up()
-            elif time.monotonic() - self.heard_at > LEASE_S:  # ssh itself mostly notices sooner
-                self.stderr.append(f"no heartbeat for {LEASE_S:g} s")
+            elif time.monotonic() - self.heard_at > self.lease_s:
+                self.stderr.append(f"no heartbeat for {self.lease_s:g} s")
                 # The host may still receive this, and would give its ranks their grace period.
                 self.send({"kind": "end", "grace_s": 0})
                 await asyncio.sleep(LAST_FRAME_S)

@@ -10,7 +10,7 @@ from typing import Any
 
 from drumline.launch.hosts import Host
 from drumline.launch.node.guard import new_job
-from drumline.launch.node_plan import NodePlan, Program, nodes_of_hosts
+from drumline.launch.node_plan import NodePlan, Program, nodes_of_hosts, silence_limit_s
 from drumline.launch.rank_environment import RESTARTED, ScriptWatch
 from drumline.launch.ssh.supervisor import PROTOCOL
 from drumline.net.secrets import new_secret
@@ -19,7 +19,7 @@ from drumline.net.secrets import new_secret
 PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "UCX_", "FI_")
 NAMES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUBLAS_WORKSPACE_CONFIG", "CUDA_DEVICE_ORDER", "DATASET_DIR")
 # What a supervisor gets as it is.
-SENT_FIELDS = ("job", "next_job", "earlier", "grace_s", "secret", "first_start", "standby")
+SENT_FIELDS = ("job", "next_job", "earlier", "grace_s", "lease_s", "secret", "first_start", "standby")
 VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -53,6 +53,11 @@ class HostsJob:
     """The names of earlier attempts; processes that they left on a host are ended first."""
     first_start: int = 0
     """Starts of ranks are numbered over all attempts: each has its own log files."""
+
+    @property
+    def lease_s(self) -> float:
+        """How long the launcher and a host may hear nothing of each other before the host counts as lost."""
+        return float(silence_limit_s(self.nodes[0].lost_after_s))
 
     def spec(self, node: NodePlan) -> dict[str, Any]:
         """The first frame to a supervisor."""

@@ -17,7 +17,7 @@ from drumline.launch.ssh.client import SSH_FAILED
 from drumline.launch.ssh.host_connection import HANG_UP_S, HEARTBEAT_S, HostConnection
 from drumline.launch.ssh.hosts_job import HostsJob
 from drumline.launch.ssh.screen import Screen
-from drumline.launch.ssh.supervisor import LEASE_S, LOST_GRACE_S
+from drumline.launch.ssh.supervisor import LOST_GRACE_S
 from drumline.net.dial import WaitNotice
 from drumline.text import how_it_ended
 
@@ -207,7 +207,7 @@ class Reconnect:
     def surely_ended_s(self) -> float:
         """After this long without a frame the ranks of a host have ended: its supervisor may receive heartbeats until
         the controller hangs up, and then gives the ranks their grace period."""
-        return LEASE_S + HEARTBEAT_S + HANG_UP_S + max(self.job.grace_s, LOST_GRACE_S) + 1.0
+        return self.job.lease_s + HEARTBEAT_S + HANG_UP_S + max(self.job.grace_s, LOST_GRACE_S) + 1.0
 
     @property
     def limit_s(self) -> float:

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import os
 import select
+import shutil
 import signal
 import sys
 import time
@@ -21,7 +22,9 @@ from typing import Any
 
 from drumline.launch.node.guard import job_processes
 from drumline.launch.node.rank_logs import LogFollower, last_lines, rank_file, rank_output
-from drumline.launch.rank_environment import read_rank
+from drumline.launch.node.watch_folder import hold, make_memory_folder
+from drumline.launch.node_plan import LOST_AFTER_S, silence_limit_s
+from drumline.launch.rank_environment import LAUNCHER_LINK, LauncherLink, read_rank
 from drumline.launch.ssh.agent_process import AgentProcess
 from drumline.net.frames import MAX_PIPE_BYTES, FrameReader, FrameWriter
 from drumline.processes import Termination, descendants
@@ -30,8 +33,8 @@ from drumline.untrusted import make_own_folder, open_log
 
 PROTOCOL = 6
 PR_SET_CHILD_SUBREAPER = 36
-# After a cut of 10 s TCP retransmits within 13 s; a host that was cut off no longer than that is not lost.
-LEASE_S = 20.0
+# Until the first spec says how long it is.
+LEASE_S = float(silence_limit_s(LOST_AFTER_S))
 # When a lease has expired, ranks cannot save together: most likely they cannot reach each other either.
 LOST_GRACE_S = 3.0
 TICK_S = 0.1
@@ -40,6 +43,9 @@ DRAIN_S = 5.0
 # How long ranks run before an agent for the next attempt begins to load, so that their start is not disturbed.
 WARM_AFTER_S = 15.0
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# A launcher that is silent for this long may be cut off; it sends heartbeats twice a second.
+SILENT_S = 1.5
+LINK_FILE = "launcher-link.json"
 
 
 class ControllerLink:
@@ -48,6 +54,34 @@ class ControllerLink:
     def __init__(self) -> None:
         self.frames, self.out = FrameReader(0, max_bytes=MAX_PIPE_BYTES), FrameWriter(1)
         self.heard_at = time.monotonic()
+        self.lease_s = LEASE_S
+        self.silent_nodes: tuple[int, ...] = ()
+        """The nodes from which the launcher hears nothing."""
+        self._file: Path | None = None
+        self._lock: int | None = None
+        self._written: LauncherLink | None = None
+        with contextlib.suppress(OSError):
+            self._file = make_memory_folder() / LINK_FILE
+            self._lock = hold(self._file.parent)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """For the agent and its ranks."""
+        return {} if self._file is None else {LAUNCHER_LINK: str(self._file)}
+
+    def share(self, num_nodes: int) -> None:
+        """Write for the sidecar which hosts the launcher hears, when that changes."""
+        link = LauncherLink(is_cut_off=self.waited_s > SILENT_S, silent_nodes=self.silent_nodes, num_nodes=num_nodes)
+        if self._file is not None and link != self._written:
+            self._written = link
+            with contextlib.suppress(OSError):
+                link.write(self._file)
+
+    def close(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+        if self._file is not None:
+            shutil.rmtree(self._file.parent, ignore_errors=True)
 
     def read(self) -> list[dict[str, Any]]:
         """The frames that have arrived; waits a moment if there are none."""
@@ -56,6 +90,8 @@ class ControllerLink:
         frames = self.frames.read()
         for frame in frames:
             self.heard_at = time.monotonic()
+            if frame["kind"] == "silent":
+                self.silent_nodes = tuple(frame["nodes"])
             if frame["kind"] == "heartbeat":
                 self.out.send("heartbeat", number=frame["number"], now=time.monotonic())
         return frames
@@ -66,9 +102,10 @@ class ControllerLink:
 
     def next_spec(self) -> dict[str, Any] | None:
         """What to run; None when the connection to the controller has ended."""
-        while not self.frames.is_closed and self.waited_s < LEASE_S:
+        while not self.frames.is_closed and self.waited_s < self.lease_s:
             for frame in self.read():
                 if frame["kind"] == "spec":
+                    self.lease_s = frame.get("lease_s", LEASE_S)
                     return frame
         return None
 
@@ -114,6 +151,7 @@ class Supervisor:
                 look = os.WEXITED | os.WNOHANG | os.WNOWAIT
                 while (found := os.waitid(os.P_ALL, 0, look)) is not None and found.si_pid != agent.pid:
                     os.waitpid(found.si_pid, 0)
+            self.link.share(self.spec["node"]["num_nodes"])
             self._send_news()
             self._prepare_next()
             if self.ending and self.ending.step() and agent.poll() is not None:
@@ -168,8 +206,8 @@ class Supervisor:
         if self.link.frames.is_closed:
             if self.ending is None:
                 self.end(self.spec["grace_s"], "the launcher or the connection to it was lost")
-        elif self.link.waited_s > LEASE_S:
-            self.end(LOST_GRACE_S, f"no heartbeat of the launcher for {LEASE_S:g} s")
+        elif self.link.waited_s > self.link.lease_s:
+            self.end(LOST_GRACE_S, f"no heartbeat of the launcher for {self.link.lease_s:g} s")
 
     def _send_news(self, *, is_last: bool = False) -> None:
         """Send what ranks did and wrote, as fast as the controller reads."""
@@ -245,7 +283,8 @@ def refusals(spec: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def main() -> int:
     """Run one attempt after the other, until the connection to the controller ends."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    link, waiting = ControllerLink(), None
+    link = ControllerLink()
+    waiting = None
     while (spec := link.next_spec()) is not None:
         if spec["protocol"] == PROTOCOL and spec["earlier"]:
             # No two attempts of a launch may write to one run folder.
@@ -255,6 +294,7 @@ def main() -> int:
         if problems or spec["protocol"] != PROTOCOL:
             link.out.send("refused", problems=problems)
             break
+        spec["environment"] = {**spec["environment"], **link.variables}
         supervisor = Supervisor(spec, link, waiting)
         supervisor.run()
         if supervisor.is_last:
@@ -262,6 +302,7 @@ def main() -> int:
         waiting = supervisor.waiting
     Termination(lambda: descendants(os.getpid()), 0).wait()
     link.drain()
+    link.close()
     return 0
 
 

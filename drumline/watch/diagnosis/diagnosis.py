@@ -72,6 +72,7 @@ class Diagnosis:
     next_step: str
     is_certain: bool  # whether it cannot continue by itself
     since_s: float  # how long ago it began, as far as known
+    may_return: bool = False  # whether it is a host that is only unreachable: TCP survives a cut
     num_blocked: int = 0  # how many ranks are blocked in a collective
     is_ranks_error: bool = False  # whether it repeats the error of that rank, which reports it with its traceback
 

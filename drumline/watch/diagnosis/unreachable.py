@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from drumline.launch.rank_environment import LauncherLink
 from drumline.text import duration, join_names, named_ranks
 from drumline.watch.cluster_state import Answer, ClusterState, LostNode, NodeState
 from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis
 from drumline.watch.diagnosis.evidence import Evidence, has_exited, is_done
 from drumline.watch.failure_kind import FailureKind
+from drumline.watch.heartbeat import Phase
 
 LOST_S = 3.0
 _REFUSED_S = 5.0  # a sidecar that exited is restarted within a second or two; until then connections are refused
@@ -31,7 +35,8 @@ def find_unreachable(evidence: Evidence) -> Diagnosis | None:
     if lost and me is not None:
         # With three nodes or more, a node that gets no heartbeat from any other is itself cut off.
         others = {node.node for node in cluster.nodes} - {cluster.me, *(one.node for one in lost)}
-        if me.link or (len(lost) >= 2 and not others):
+        hears_no_launcher = cluster.launcher is not None and cluster.launcher.is_cut_off
+        if me.link or (not others and (len(lost) >= 2 or hears_no_launcher)):
             return _cut_off(evidence, me, lost)
         first = lost[0]
         for node in cluster.nodes:
@@ -103,7 +108,10 @@ def _is_done(node: NodeState) -> bool:
 
 
 def _cut_off(evidence: Evidence, me: NodeState, lost: list[LostNode]) -> Diagnosis:
-    why = me.link or f"{len(lost)} of {len(lost) + 1} nodes stopped sending heartbeats together"
+    why = f"{len(lost)} of {len(lost) + 1} nodes stopped sending heartbeats together"
+    if evidence.cluster.launcher is not None and evidence.cluster.launcher.is_cut_off:
+        why = "it hears nothing from the launcher either"
+    why = me.link or why
     since_s = max(one.no_heartbeat_s for one in lost)
     what = (
         f"{me.host} is cut off from the other nodes: {why}; it has received no heartbeat from "
@@ -135,9 +143,17 @@ def _lost(evidence: Evidence, lost: list[LostNode], *, is_certain: bool = True) 
     if first.answer is Answer.NONE:
         next_step = f"check whether {host} is up, then {_check_between(me, host)}"
         if len({node.node for node in cluster.nodes} | {one.node for one in lost}) == 2:
-            # The other node reports the same about this one.
-            what += f"; with two nodes, either {host} or {me} may be cut off"
+            what += _witness(cluster.launcher, first, me)
     return _diagnosis(evidence, host, what, next_step, first.no_heartbeat_s, is_certain=is_certain)
+
+
+def _witness(launcher: LauncherLink | None, lost: LostNode, me: str) -> str:
+    """Which of two nodes is cut off: each reports the same about the other, and the launcher may hear one of them."""
+    if launcher is None or launcher.num_nodes != 2:
+        return f"; with two nodes, either {lost.host} or {me} may be cut off"
+    if lost.node in launcher.silent_nodes:
+        return "; the launcher hears nothing from it either"
+    return f"; the launcher hears both {lost.host} and {me}"
 
 
 def _check_between(one: str, other: str) -> str:
@@ -148,4 +164,15 @@ def _diagnosis(
     evidence: Evidence, host: str, what: str, next_step: str, since_s: float, *, is_certain: bool = True
 ) -> Diagnosis:
     what += evidence.blocked_ranks()
-    return evidence.diagnosis(host, Cause.UNREACHABLE, what, next_step, is_certain=is_certain, since_s=since_s)
+    diagnosis = evidence.diagnosis(host, Cause.UNREACHABLE, what, next_step, is_certain=is_certain, since_s=since_s)
+    if is_certain and _are_healthy(evidence):
+        return replace(diagnosis, is_certain=False, may_return=True)
+    return diagnosis
+
+
+def _are_healthy(evidence: Evidence) -> bool:
+    """Whether no process is known to have ended: only heartbeats are missing."""
+    if any(node.answer is Answer.REFUSED for node in evidence.cluster.lost):
+        return False
+    ranks = evidence.cluster.ranks
+    return not any(has_exited(rank) or rank.failure or rank.phase is Phase.FAILED for rank in ranks)

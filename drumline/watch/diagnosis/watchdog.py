@@ -37,6 +37,7 @@ _REPEAT_S = 30.0
 _COMPILE_S = 600.0  # when a compilation is reported, at the latest after half of its time
 _NUM_FIRST_STEPS, _NUM_FIRST_MARKS, _NUM_FIRST_MOVES = 3, 40, 5
 _NUM_RECENT = 10
+LOST_S = 20.0  # how long an unreachable host is waited for
 _ENDED = (Cause.KILLED, Cause.OUT_OF_MEMORY, Cause.EXCEPTION)
 # The order matters: the cause must be named, not the ranks that wait for it or fail because of it. So a rank with its
 # own cause comes before those that lost a connection, and one that cannot run before one that may only be slow.
@@ -78,8 +79,10 @@ class Recovery:
 class Watchdog:
     """Decides when to collect evidence, and which alarm to raise for a diagnosis. The caller passes the time."""
 
-    def __init__(self, *, hang_s: float | None, world_size: int) -> None:
-        """`hang_s`: None: a rank that may still continue is never acted on."""
+    def __init__(self, *, hang_s: float | None, world_size: int, lost_s: float = LOST_S) -> None:
+        """`hang_s`: None: a rank that may still continue is never acted on. `lost_s`: the same for a host that is
+        unreachable."""
+        self._lost_s = lost_s
         self._hang_s, self._world_size = math.inf if hang_s is None else hang_s, world_size
         self.wants_evidence = False  # whether to collect evidence from all nodes, diagnose, and call `decide`
         self._idle = IdleTime()
@@ -139,6 +142,9 @@ class Watchdog:
     def with_duration(self, diagnosis: Diagnosis, *, ends_job: bool) -> Diagnosis:
         """A stall that is reported again says how long it has lasted. `ends_job`: whether a hang ends the job."""
         idle_s, limit_s = self._idle.idle_s, self._act_s(diagnosis)
+        if diagnosis.may_return and ends_job:
+            wait = f"the watchdog ends the job when this has lasted {duration(self._lost_s)}"
+            return replace(diagnosis, next_step=f"{diagnosis.next_step}; {wait}")
         if idle_s < _REPEAT_S:
             return diagnosis
         end = "does not end the job for this"
@@ -193,10 +199,17 @@ class Watchdog:
         if idle_s < self._examine_at_s:
             return False
         compile_s = COMPILE_FACTOR * self._hang_s
-        limits = (limit_s, self._idle.busy_limit_s, self._hang_s, compile_s, self._repeat_s())
+        limits = (limit_s, self._idle.busy_limit_s, self._hang_s, compile_s, self._repeat_s(), *self._lost_limits())
         again = idle_s + max(_AGAIN_S, 0.5 * idle_s)
         self._examine_at_s = min([limit for limit in limits if limit > idle_s] + [again])
         return True
+
+    def _lost_limits(self) -> list[float]:
+        """When to look whether an unreachable host has returned: some part of a second after its time is over, as
+        its last heartbeat and the last progress are not from the same moment."""
+        if self._alarm is None or not self._alarm[1].may_return:
+            return []
+        return [self._lost_s + late_s for late_s in (0.2, 0.7, 1.5)]
 
     # Which alarm to raise
 
@@ -209,6 +222,10 @@ class Watchdog:
             return Alarm.FAILURE if has_failed else Alarm.HANG
         if diagnosis.cause in _ENDED:
             return None
+        if diagnosis.may_return:
+            if idle_s < STILL_S:
+                return None
+            return Alarm.HANG if diagnosis.since_s >= self._lost_s else Alarm.STALL
         # If it began only recently, there was progress while evidence was collected, which no observation saw.
         idle_s = min(idle_s, diagnosis.since_s + _COLLECTING_S)
         is_hang = idle_s >= self._act_s(diagnosis) and diagnosis.cause is not Cause.DEBUGGED

@@ -49,6 +49,8 @@ class NodeWatch:
             on_hang=watch.on_hang,
             continues=continues,
             hang_s=watch.hang_s,
+            lost_s=watch.lost_s,
+            launcher_link=given.launcher_link,
             slow_factor=watch.slow_factor,
             ras=given.ras,
         )
@@ -117,6 +119,8 @@ def options_from_launcher(
         run=None if given.run is None else str(given.run.absolute()),
         on_hang=given.on_hang,
         hang_s=given.hang_s,
+        lost_s=given.lost_s,
+        launcher_link=given.launcher_link,
         secret=given.secret or "",
         peers=tuple(peer for peer in peers if peer.node != node) if several else (),
         ras=given.ras,

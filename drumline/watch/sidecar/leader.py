@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from drumline.launch.rank_environment import WITHOUT_WATCH
+from drumline.launch.rank_environment import WITHOUT_WATCH, read_launcher_link
 from drumline.text import join_names
 from drumline.watch.cluster_state import ANSWER_OF, Answer, ClusterState, LostNode, NodeState, ScriptReport
 from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis
@@ -54,7 +54,7 @@ class Leader:
         self._left: set[int] = set()
         self._inspected: dict[int, NodeState] = {}
         self._inspection = 0
-        self._watchdog = Watchdog(hang_s=options.hang_s, world_size=options.world_size)
+        self._watchdog = Watchdog(hang_s=options.hang_s, world_size=options.world_size, lost_s=options.lost_s)
         self._stragglers = Stragglers(options.slow_factor)
         self._scripts: dict[int, ScriptReport] = {}
         self._has_new_scripts = False
@@ -89,15 +89,17 @@ class Leader:
         open_s, connected = self.network.open_s(), self.network.heartbeat_ages()
         mine = replace(nodes[self.options.node], heartbeat_age_s=connected)
         nodes[self.options.node] = mine
+        lost = tuple(
+            self._lost_node(peer, nodes.get(peer.node), connected[peer.node])
+            for peer in self.options.peers
+            if peer.node not in self._left and connected.get(peer.node, 0.0) > LOST_AFTER_S
+        )
         # The last report of a lost node still counts, and may explain why it is lost.
         return ClusterState(
             me=self.options.node,
             nodes=tuple(state for _, state in sorted(nodes.items())),
-            lost=tuple(
-                self._lost_node(peer, nodes.get(peer.node), connected[peer.node])
-                for peer in self.options.peers
-                if peer.node not in self._left and connected.get(peer.node, 0.0) > LOST_AFTER_S
-            ),
+            lost=lost,
+            launcher=read_launcher_link(self.options.launcher_link) if lost else None,
             # They have not started yet, or have exited already. If they still have not connected later, while their
             # ranks train, their port is closed to us, which is a warning.
             never_seen=tuple(
@@ -193,7 +195,9 @@ class Leader:
         if alarm == "hang" and self.options.continues and diagnosis.cause is Cause.UNREACHABLE:
             action = "report"  # its ranks leave the group themselves, and continue without the node
         message = diagnosis.sentence(alarm)
-        if is_printed(diagnosis):
+        # The host that is cut off would print it when it is back; the others have printed it.
+        is_cut_off = inspected.launcher is not None and inspected.launcher.is_cut_off
+        if is_printed(diagnosis) and not (is_cut_off and alarm == "stall"):
             self.reporter.print_alarm(alarm, message)
         self.notices.append(Notice(alarm, message))
         self.reporter.write_diagnosis(alarm, diagnosis, inspected, action, time.time())

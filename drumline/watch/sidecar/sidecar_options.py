@@ -29,6 +29,8 @@ class SidecarOptions:
     on_hang: str = "restart"
     continues: bool = False  # whether ranks continue without a node that cannot be reached
     hang_s: float | None = None  # None: a rank that may still continue is reported, and never acted on
+    launcher_link: str = ""  # the file with what a launcher over ssh knows of the hosts (LauncherLink)
+    lost_s: float = 20.0  # how long an unreachable host is waited for
     slow_factor: float = 2.0
     secret: str = field(default="", repr=False)
     peers: tuple[Peer, ...] = ()  # the other nodes

@@ -111,9 +111,10 @@ def _judge_step(strike: Strike, steps: list[Done], until: float) -> None:
     times = [step.time for step in before[-1:]] + [step.time for step in steps if strike.time < step.time < until]
     pauses = list(itertools.pairwise(times))
     if pauses:
-        _, resumed = max(pauses, key=lambda pause: pause[1] - pause[0])
-        strike.new_step_s = resumed - strike.time
-        strike.steps_lost = 0
+        paused_at, resumed = max(pauses, key=lambda pause: pause[1] - pause[0])
+        if resumed - paused_at >= 1 or strike.kind == "sidecar":
+            strike.new_step_s = resumed - strike.time
+            strike.steps_lost = 0
 
 
 def effective_time(steps: Sequence[Done], all_steps: Sequence[Done] | None = None) -> float | None:

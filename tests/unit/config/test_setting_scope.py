@@ -137,6 +137,7 @@ EXPECTED = {
     "watch.sidecar": NO_EFFECT,
     "watch.on_hang": NO_EFFECT,
     "watch.hang_s": NO_EFFECT,
+    "watch.lost_s": NO_EFFECT,
     "watch.slow_factor": NO_EFFECT,
     "watch.notice": MACHINE,
     "log.every_steps": NO_EFFECT,

@@ -87,7 +87,7 @@ def test_nothing_secret_is_on_a_command_line(make: Make) -> None:
         assert len(remote.spec["secret"]) == 64
         assert remote.spec["secret"] not in shown
         assert "secret" not in f"{remote.connection.words}"
-        assert remote.spec["script_watch"] == {"run": "/logs", "on_hang": "stop", "hang_s": 9}
+        assert remote.spec["script_watch"] == {"run": "/logs", "on_hang": "stop", "hang_s": 9, "lost_s": 20}
     words = controller.remotes[1].connection.words
     assert words[-2:] == ["me@b", "env --chdir=/code PYTHONPATH=/lib '/py thon' -m drumline.launch.ssh.supervisor"]
 
@@ -144,23 +144,58 @@ def test_a_diagnosis_of_the_sidecars_is_printed_once_and_decides_the_code(
         assert "stands" not in "".join(last)
 
 
-def test_of_two_hosts_that_do_not_hear_each_other_the_one_is_named_that_is_silent_here(
+def test_the_hosts_are_told_which_one_is_silent_and_so_is_the_user(
+    make: Make, said: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller_module, "HEARTBEAT_S", 0.01)
+    sent: list[list[int]] = []
+
+    async def go() -> Controller:
+        controller = make()
+        a, b, c = await start(controller)
+        controller.has_started = True
+        monkeypatch.setattr(a.connection, "send", lambda frame: sent.append(frame["nodes"]))
+        watching = asyncio.create_task(controller._watch_heartbeats())
+        for silent_s in (0, 2, 4, 4, 0):
+            now = time.monotonic()
+            a.connection.heard_at = now
+            c.connection.heard_at = now
+            b.connection.heard_at = now - silent_s
+            await asyncio.sleep(0.1)
+        watching.cancel()
+        return controller
+
+    asyncio.run(go()).screen.close()
+    assert sent == [[1], []]
+    assert said.read_text().splitlines()[1:] == [
+        "drumline: warning: no heartbeat from b for 4 s on this machine; it counts as lost after 45 s",
+        "drumline: b sends heartbeats again",
+    ]
+
+
+def test_a_host_that_was_cut_off_repeats_nothing_and_is_named_when_another_ends_for_it(
     make: Make, said: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(controller_module, "SETTLE_S", 0.01)
 
     async def go() -> Controller:
-        controller = make()
-        a, b, c = await start(controller, left=1)
-        for silent_s in (1, 4, 4):
-            b.connection.heard_at = time.monotonic() - silent_s
-            hear(a, "diagnosis", **{**DIAGNOSIS, "was_printed": True}, is_last=False)
-            hear(c, "diagnosis", **{**DIAGNOSIS, "was_printed": True}, is_last=False)
-            await asyncio.sleep(0.05)
+        controller = make(nodes=nodes_of_hosts([Host("a"), Host("b"), Host("c")], 1, [NodePlan(max_restarts=3)] * 3))
+        a, b, c = await start(controller, left=3)
+        controller.has_started = True
+        diagnosis = {**DIAGNOSIS, "action": "restart", "is_last": False}
+        hear(a, "diagnosis", **diagnosis)
+        await asyncio.sleep(0.05)
+        hear(b, "diagnosis", **{**diagnosis, "sentence": "hang: rank 0 on a. Try: look"})
+        await asyncio.sleep(0.05)
+        a.connection.heard_at = time.monotonic() - 5
+        hear(c, "ended", code=1, last_lines=[])
+        await asyncio.sleep(0.05)
         return controller
 
-    asyncio.run(go()).screen.close()
-    assert said.read_text().splitlines()[1:] == ["drumline: no heartbeat from b on this machine"]
+    controller = asyncio.run(go())
+    controller.screen.close()
+    assert said.read_text().splitlines()[1:] == [f"drumline: {DIAGNOSIS['sentence']}"]
+    assert controller.lost == "no heartbeat from a on this machine"
 
 
 def test_a_wrong_clock_does_not_change_who_was_first(make: Make, said: Path) -> None:

@@ -254,7 +254,7 @@ def test_the_next_attempt_has_a_name_and_a_secret_of_its_own() -> None:
     assert (node.address, node.max_restarts, node.restarts_used, node.reached_step) == ("c", 3, 1, 40)
 
 
-@pytest.mark.parametrize(("grace_s", "waits_s", "reconnect_s"), [(0, 28, 60), (15, 40, 60), (50, 75, 95)])
+@pytest.mark.parametrize(("grace_s", "waits_s", "reconnect_s"), [(0, 51.5, 71.5), (15, 63.5, 83.5), (50, 98.5, 118.5)])
 def test_a_spare_waits_until_the_part_of_the_lost_host_has_surely_ended(
     screen: Screen, grace_s: float, waits_s: float, reconnect_s: float
 ) -> None:
@@ -262,7 +262,7 @@ def test_a_spare_waits_until_the_part_of_the_lost_host_has_surely_ended(
     controller = Controller(job, screen)
     a, now = controller.remotes[0], time.monotonic()
     a.connection.ssh_code = 255
-    # Heartbeats of 2 s are missed for 20 s, ssh has 2 s to hang up, and then the ranks have their grace.
+    # Heartbeats of 0.5 s are missed for 45 s, ssh has 2 s to hang up, and then the ranks have their grace.
     controller.reconnect.last_heard[a.host] = now - waits_s + 0.5
     assert controller.reconnect.next_host(a, Search()) == a.host, "its ranks may still write to the run folder"
     controller.reconnect.last_heard[a.host] = now - waits_s - 0.5
@@ -287,7 +287,7 @@ def test_a_lost_host_and_a_spare_that_are_down_are_tried_in_turn_and_reported_on
     assert timeouts == [2, 2, 3, 3, 4, 4, 5, 5, 6, 6]
     assert (tmp_path / "said").read_text().splitlines() == [
         "drumline: c replaces a, which is unreachable (no answer)",
-        "drumline: waiting for a or c to answer again: 10 s so far, at most 60",
+        "drumline: waiting for a or c to answer again: 10 s so far, at most 71.5",
     ]
 
 
@@ -308,7 +308,7 @@ def ask_ten_times(controller: Controller) -> tuple[str, list[int]]:
 
 def test_a_host_that_only_receives_is_asked_to_end_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_module, "HEARTBEAT_S", 0.05)
-    monkeypatch.setattr(connection_module, "LEASE_S", 0.3)
+    monkeypatch.setattr(HostsJob, "lease_s", 0.3)
     monkeypatch.setattr(connection_module, "LAST_FRAME_S", 1.0)
     job = make_job("a", client=[str(tmp_path / "ssh")], max_restarts=0)
     code, lines = go(tmp_path, job, {"a.0": hello(0, 0) + "cat >> {folder}/heard"})

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import drumline
+from drumline.launch.rank_environment import LauncherLink
 from drumline.net.dial import Reason
 from drumline.watch.cluster_state import ANSWER_OF, Answer, ClusterState, LostNode, NodeState, RankState
 from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis
@@ -185,7 +186,7 @@ WHOLE = [
     pytest.param(
         cluster(lost=(B_GONE,)),
         Cause.UNREACHABLE,
-        "hang: no heartbeat from node-b for 3.4 s (no answer), with ranks 4-7; with two nodes, either node-b or "
+        "stall: no heartbeat from node-b for 3.4 s (no answer), with ranks 4-7; with two nodes, either node-b or "
         "node-a may be cut off; 4 ranks are blocked in all_reduce #4410. Try: check whether node-b is up, then check"
         " cable and security group between node-a and node-b: drumline doctor --hosts node-a,node-b",
         id="unreachable",
@@ -193,7 +194,7 @@ WHOLE = [
     pytest.param(
         cluster(node_0={"heartbeat_age_s": {1: 0.3}}, node_1={"heartbeat_age_s": {0: 4.0}}),
         Cause.UNREACHABLE,
-        "hang: node-b has received no heartbeat from node-a for 4.0 s, but node-a receives those of node-b: the "
+        "stall: node-b has received no heartbeat from node-a for 4.0 s, but node-a receives those of node-b: the "
         "network drops packets from node-a to node-b; 8 ranks are blocked in all_reduce #4410. Try: check cable and "
         "security group between node-a and node-b: drumline doctor --hosts node-a,node-b",
         id="one way",
@@ -244,6 +245,46 @@ def test_each_cause_in_one_sentence(given: ClusterState, cause: Cause, sentence:
     assert (
         diagnose(replace(given, nodes=tuple(from_json(NodeState, asdict(node)) for node in given.nodes))) == diagnosis
     )
+
+
+@pytest.mark.parametrize(
+    ("link", "host", "sentence"),
+    [
+        (
+            LauncherLink(silent_nodes=(1,), num_nodes=2),
+            "node-b",
+            "no heartbeat from node-b for 3.4 s (no answer), with ranks 4-7; the launcher hears nothing from it either",
+        ),
+        (
+            LauncherLink(is_cut_off=True, num_nodes=2),
+            "node-a",
+            "node-a is cut off from the other nodes: it hears nothing from the launcher either; it has received no "
+            "heartbeat from node-b for 3.4 s",
+        ),
+        (
+            LauncherLink(num_nodes=2),
+            "node-b",
+            "no heartbeat from node-b for 3.4 s (no answer), with ranks 4-7; the launcher hears both node-b and node-a",
+        ),
+        (LauncherLink(silent_nodes=(1,), num_nodes=3), "node-b", "with two nodes, either node-b or node-a may be"),
+    ],
+    ids=["the other is cut off", "this host is cut off", "both are heard", "other nodes than the launcher has"],
+)
+def test_the_launcher_knows_which_end_of_a_link_is_cut_off(link: LauncherLink, host: str, sentence: str) -> None:
+    diagnosis = found(replace(cluster(lost=(B_GONE,)), launcher=link))
+    assert (diagnosis.cause, diagnosis.host) == (Cause.UNREACHABLE, host)
+    assert sentence in diagnosis.what
+
+
+def test_only_while_all_processes_are_healthy_a_lost_host_may_return() -> None:
+    assert found(cluster(lost=(B_GONE,))).may_return
+    refuses = replace(B_GONE, how="connection refused", answer=Answer.REFUSED, no_heartbeat_s=6.0)
+    lost_peer = rank_state(0, phase=Phase.FAILED, failure="reset by peer", failure_kind=FailureKind.LOST_PEER)
+    for state in (cluster(lost=(refuses,)), cluster(lost_peer, lost=(B_GONE,))):
+        diagnosis = found(state)
+        assert diagnosis.cause is Cause.UNREACHABLE
+        assert diagnosis.is_certain
+        assert not diagnosis.may_return
 
 
 def test_every_cause_has_its_sentence_here() -> None:

@@ -192,12 +192,20 @@ def test_without_patience_what_may_be_innocent_is_only_reported() -> None:
     )
 
 
-def test_a_lost_host_is_certain_unless_the_run_moves_or_the_sidecar_slept() -> None:
+def test_a_lost_host_is_reported_soon_and_ended_when_it_does_not_return() -> None:
     run, begun = broken(Phase.FORWARD, None)
     run.silent_from = {1: begun}
-    (said,), _, _ = watch(run, until=begun + 100)
+    (warning, said), _, _ = watch(run, until=begun + 100)
+    assert (warning.alarm, warning.diagnosis.cause) == (Alarm.STALL, Cause.UNREACHABLE)
+    assert warning.at - begun <= 5
     assert (said.alarm, said.diagnosis.cause, said.diagnosis.host) == (Alarm.HANG, Cause.UNREACHABLE, "node-b")
-    assert said.at - begun <= 5
+    assert 20 <= said.at - begun <= 25
+    assert (warning.diagnosis.is_certain, said.diagnosis.is_certain) == (False, False), "it may return"
+
+
+def test_a_host_that_is_silent_is_not_lost_where_the_run_moves_or_the_sidecar_slept() -> None:
+    run, begun = broken(Phase.FORWARD, None)
+    run.silent_from = {1: begun}
     moving = Run(simulate([Step()] * 200, world_size=4))
     moving.silent_from = {1: 10.0}
     assert watch(moving, until=40)[0] == [], "its sidecar died, or the way to it; the ranks meet"
