@@ -43,6 +43,8 @@ after it.
   drumline launch --procs 8 train.py --epochs 3       8 ranks on this machine
   drumline launch --hosts a,b:4 --procs 8 digits      8 on a, 4 on b, over ssh
   drumline launch --watch --procs 8 train.py          hangs are reported by rank
+  drumline launch --keep-going --hosts a,b digits     resumes after a preemption
+                                                      and a full disk by itself
   drumline launch --env-file .env digits              this node of a job
   drumline launch --slurm --nodes 2 --time 8:00:00 digits
   drumline launch --kubernetes --nodes 2 --image me/train:1 digits
@@ -194,6 +196,7 @@ def _launch_on_hosts(request: LaunchRequest) -> int:
         script_watch=request.script_watch(logs),
         spares=spares,
         standby=given.get("standby", True),
+        keep_going=bool(given.get("keep-going")),
     )
     if given.get("sync"):
         all_hosts = [*hosts, *spares]

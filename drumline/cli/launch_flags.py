@@ -37,6 +37,12 @@ ANYWHERE: FlagTable = {
         f"[{TASK_RESTARTS} for a task, which resumes from its newest checkpoint; "
         f"{SCRIPT_RESTARTS} for a script, which may start over each time].",
     ),
+    "keep-going": (
+        bool,
+        "",
+        "Unattended, for a task here or with --hosts: resume by itself after a preemption that left the hosts usable, "
+        "and after a full disk when there is space again. A signal to the launch itself still ends it.",
+    ),
     "grace": (NotNegative, "SECONDS", f"How long ranks may take to exit after a SIGTERM [{DEFAULT_GRACE_S:g}]."),
     "print": (
         bool | Format,
@@ -257,10 +263,21 @@ def wrong_target(flags: Flags, target: str | None) -> Iterator[str]:
             yield "no TASK or SCRIPT.py was given"
         return
     yield from _wrong_watch(given, target)
+    yield from _wrong_keep_going(given, target)
     yield from _wrong_profile(given, target)
     starts_here = not given.get("kubernetes") and not given.get("print")
     if is_script(target) and starts_here and not Path(target).is_file():
         yield f"there is no file {target} (looked in {Path.cwd()})"
+
+
+def _wrong_keep_going(given: Mapping[str, Any], target: str) -> Iterator[str]:
+    if not given.get("keep-going"):
+        return
+    if is_script(target):
+        yield "--keep-going: is for tasks, which resume; a script may start from the beginning"
+    for name in ("slurm", "srun", "kubernetes", "env-file", "node-rank"):
+        if name in given and given[name] is not False:
+            yield f"--keep-going: is not for --{name}; it is for this machine, --hosts and --hostfile"
 
 
 def _wrong_watch(given: Mapping[str, Any], target: str) -> Iterator[str]:

@@ -15,17 +15,40 @@ from typing import Any
 from drumline.cli import train_command
 from drumline.config import read_flags
 from drumline.engine.run_folder import run_name
-from drumline.errors import UsageError
+from drumline.errors import ExitCode, UsageError
+from drumline.launch.node.disk_space import needed_bytes, wait_for_space
 from drumline.launch.node.guard import DEFAULT_GRACE_S, new_job
 from drumline.launch.node_plan import LOST_AFTER_S, NodePlan, Program, Supervision, default_restarts, task_program
-from drumline.launch.rank_environment import DEFAULT_ON_HANG, ScriptWatch
+from drumline.launch.rank_environment import DEFAULT_ON_HANG, RESTARTED, ScriptWatch
 from drumline.net.secrets import secret_from
 from drumline.terminal import print_message
+
+# With --keep-going: the pauses between starts that are preempted soon.
+LONG_RUN_S = 60.0
+MAX_PAUSE_S = 60.0
 
 
 def is_script(target: str) -> bool:
     """`train.py` is a script; `digits` and `tasks.py:MyTask` are tasks."""
     return target.endswith(".py")
+
+
+@dataclass
+class NodeOutcome:
+    """How the ranks of this machine ended, as their agent reported it."""
+
+    was_signalled: bool = False
+    """Whether a signal to the launch itself ended them."""
+    full_disk: str = ""
+    """The folder whose disk is full, if that ended them."""
+
+    def note(self, kind: str, **content: Any) -> None:
+        if kind == "signalled":
+            self.was_signalled = True
+        elif kind == "started":
+            self.full_disk = ""
+        elif kind == "failed":
+            self.full_disk = self.full_disk or content["full_disk"]
 
 
 @dataclass(frozen=True)
@@ -97,19 +120,39 @@ class LaunchRequest:
 
     def run_node(self, node: NodePlan, program: Program) -> int:
         """Start the ranks of a node on this machine and wait for them."""
-        job = new_job()
         if node.num_nodes > 1:
             print_message(f"node {node.node_rank} of {node.num_nodes} joins at {node.endpoint}", stream=sys.stdout)
+        code, outcome = self._run_once(node, program)
+        pause_s = 0.0
+        while self.given.get("keep-going") and not outcome.was_signalled:
+            begun_at = time.monotonic()
+            if outcome.full_disk:
+                run = None if program.run is None else Path(program.run)
+                wait_for_space(Path(outcome.full_disk), needed_bytes(run))
+            elif code == ExitCode.PREEMPTED:
+                print_message("warning: preempted by a signal or a notice to a rank, and saved; resuming")
+                time.sleep(pause_s)  # a notice that is still there would preempt each start
+            else:
+                break
+            os.environ[RESTARTED] = "1"
+            code, outcome = self._run_once(node, program)
+            ran_s = time.monotonic() - begun_at
+            pause_s = 0.0 if ran_s > LONG_RUN_S else min(MAX_PAUSE_S, 2 * pause_s + 5)
+        return code
 
+    def _run_once(self, node: NodePlan, program: Program) -> tuple[int, NodeOutcome]:
         from drumline.launch.node.local import run_node
 
+        job = new_job()
+        outcome = NodeOutcome()
         supervision = Supervision(
             job=job,
             secret=secret_from(os.environ),
             grace_s=self.given.get("grace", DEFAULT_GRACE_S),
             script_watch=self.script_watch(launch_folder(job)),
+            report=outcome.note,
         )
-        return run_node(node, program, supervision)
+        return run_node(node, program, supervision), outcome
 
 
 def launch_folder(job: str) -> Path:

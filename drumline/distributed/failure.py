@@ -35,6 +35,8 @@ class Failure:
     """Whether the error is the rank's own, and not a result of another process's exit."""
     can_restart: bool = True
     """False: a restart would fail the same way."""
+    full_disk: str = ""
+    """The folder whose disk, or quota, is full, if that is why."""
     pid: int = field(default_factory=os.getpid)
     raised_by: Place | None = None
     """The rank of this pid, if it is another one: some errors are raised by all ranks together."""
@@ -54,7 +56,12 @@ class Failure:
     def record(self) -> FailureRecord:
         """For the launcher."""
         return FailureRecord(
-            self.place.rank, self.place.step, self.error, is_own=self.is_own, can_restart=self.can_restart
+            self.place.rank,
+            self.place.step,
+            self.error,
+            is_own=self.is_own,
+            can_restart=self.can_restart,
+            full_disk=self.full_disk,
         )
 
 

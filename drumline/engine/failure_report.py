@@ -68,6 +68,7 @@ def report_failure(
         exit_code,
         is_own=is_own(error),
         can_restart=can_restart(error, has_checkpoint=has_checkpoint),
+        full_disk=full_disk(error, run),
         raised_by=place,
     )
     first = ddp._connection.claim_failure(error, mine, environment=environment)
@@ -119,6 +120,19 @@ def can_restart(error: BaseException, *, has_checkpoint: bool) -> bool:
             return False
         cause = cause.__cause__
     return has_checkpoint or isinstance(error, TrialError) or not is_own(error)
+
+
+def full_disk(error: BaseException, run: Path | None) -> str:
+    """The folder whose disk is full, if that is the cause; else empty."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
+            folder = run or Path()
+            if isinstance(cause.filename, str) and Path(cause.filename).parent.is_dir():
+                folder = Path(cause.filename).parent
+            return str(folder.absolute())
+        cause = cause.__cause__
+    return ""
 
 
 def is_own(error: BaseException) -> bool:

@@ -58,6 +58,8 @@ class FailureRecord:
     """Whether the error is the rank's own, and not a result of another process's exit."""
     can_restart: bool
     """False: a restart would fail the same way."""
+    full_disk: str = ""
+    """The folder whose disk, or quota, is full, if that is why."""
 
     def repeats(self, before: FailureRecord | None) -> bool:
         """Whether the previous start failed in the same way, at the same step."""

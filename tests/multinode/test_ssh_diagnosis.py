@@ -53,7 +53,9 @@ class Leaves(ImageClassification):
 
     def loss(self, model, batch):
         self.seen += 1
-        if self.seen == 6 and os.environ["RANK"] == "1":
+        # At the same step each time: a job that makes progress is never given up.
+        last = 2 if os.environ.get("DRUMLINE_RESTARTED") else 6
+        if self.seen == last and os.environ["RANK"] == "1":
             os._exit(0)
         return super().loss(model, batch)
 """

@@ -268,6 +268,7 @@ class NodeAgent(SignalledAgent):
                 is_watched=is_watched,
                 follows=rank in followers,
                 error=records[rank].error if rank in records else "",
+                full_disk=records[rank].full_disk if rank in records else "",
             )
 
     def _count_progress(self, ranks: Iterable[int]) -> None:

@@ -77,10 +77,12 @@ def _run_guarded(node: NodePlan, program: Program, supervision: Supervision, wat
     try:
         result, diagnosis = run_agent(node, num_procs, program, supervision, watch)
     except Preempted as preempted:
+        supervision.report("signalled")
         if not preempted.was_reported and is_here:
             print_message(STOPPED_EARLY)
         return ExitCode.PREEMPTED
     except (SignalException, KeyboardInterrupt):
+        supervision.report("signalled")
         if is_here:
             # On several nodes it is rank 0's host that has the checkpoints.
             run = Path(program.run) if program.run and node.num_nodes == 1 else None

@@ -213,6 +213,9 @@ class Controller:
         elif kind == "started":
             self._print_diagnosis()  # a restart may take less than SETTLE_S
             self._started(frame["world_size"])
+        elif kind == "ended" and frame.get("was_cut_off") and not self.is_ending and self.may_restart:
+            # Its ranks may have saved when they were ended: that was no preemption.
+            self._restart_all(f"{remote.name} heard nothing from this machine for {self.job.lease_s:g} s")
         elif kind == "ended" and frame["code"] and not self.is_ending:
             self._agent_failed(remote, frame["code"])
         elif kind == "failed" and not frame["restarts_left"] and not self.job.program.continues:

@@ -45,6 +45,10 @@ class HostsJob:
     script_watch: ScriptWatch | None = None
     standby: bool = True
     """Whether processes with torch loaded wait for a restart."""
+    keep_going: bool = False
+    """Whether the job resumes after a preemption that left its hosts usable, and after a full disk."""
+    full_disks: Mapping[str, str] = field(default_factory=dict)
+    """By the address of a host: the folder whose disk was full; its part begins when there is space again."""
     spares: Sequence[Host] = ()
     """Hosts that replace one that does not answer."""
     next_job: str = field(default_factory=new_job)
@@ -69,6 +73,7 @@ class HostsJob:
             "program": asdict(self.program),
             "environment": {**self.environment, **({RESTARTED: "1"} if self.earlier else {})},
             "logs": str(self.logs),
+            "full_disk": self.full_disks.get(node.address or "", ""),
             "task_logs": str(self.task_logs) if self.task_logs else None,
             "script_watch": asdict(self.script_watch) if self.script_watch else None,
         }
@@ -89,6 +94,7 @@ class HostsJob:
         restarts_used: int,
         first_start: int,
         reached_step: int = 0,
+        full_disks: Mapping[str, str] | None = None,
     ) -> HostsJob:
         """The next attempt."""
         nodes = [
@@ -102,6 +108,7 @@ class HostsJob:
             hosts=hosts,
             nodes=nodes,
             spares=spares,
+            full_disks=full_disks or {},
             secret=new_secret(),
             earlier=(*self.earlier, self.job),
             first_start=first_start,

@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+import time
 from collections.abc import Iterator, Sequence
 
 from drumline.errors import ExitCode
+from drumline.launch.node.disk_space import waiting_sentence
 from drumline.launch.node.local import STOPPED, exit_code_of
 from drumline.launch.ssh.client import last_line
 from drumline.launch.ssh.controller import PREEMPT_SIGNALS, Controller
@@ -21,6 +23,9 @@ from drumline.launch.ssh.screen import Screen
 from drumline.launch.startup import interrupted
 from drumline.text import plural
 
+# With --keep-going: the pauses between attempts that are preempted soon.
+LONG_RUN_S = 60.0
+MAX_PAUSE_S = 60.0
 SIGNALS = (signal.SIGINT, signal.SIGHUP, *PREEMPT_SIGNALS)
 
 
@@ -48,14 +53,51 @@ async def run_attempts(job: HostsJob, screen: Screen) -> int:
     for number in handled:
         loop.add_signal_handler(number, handle, number)
     await current.run()
-    while current.lost and current.end_signal is None:
-        current = _next_attempt(current, max_restarts=job.nodes[0].max_restarts)
+    pause_s = 0.0
+    while current.end_signal is None:
+        begun_at = time.monotonic()
+        if current.lost:
+            current = _next_attempt(current, max_restarts=job.nodes[0].max_restarts)
+        elif job.keep_going and (why := why_to_resume(current)):
+            # A notice that is still there would preempt each start.
+            await asyncio.sleep(pause_s)
+            current = _resumed(current, why)
+        else:
+            break
         await current.run()
+        ran_s = time.monotonic() - begun_at
+        pause_s = 0.0 if ran_s > LONG_RUN_S else min(MAX_PAUSE_S, 2 * pause_s + 5)
     code = conclude(current)  # a signal while the connections close does not change how it ended
     await current.close()
     for number in handled:
         loop.remove_signal_handler(number)
     return code
+
+
+def why_to_resume(ended: Controller) -> str:
+    """With --keep-going: why an attempt that ended may be followed by another, on the same hosts; empty: it may not."""
+    if ended.end_signal is not None or ended.problems or not ended.job.program.is_task:
+        return ""
+    if all(remote.has_saved for remote in ended.remaining):
+        return "warning: preempted by a signal or a notice to a rank, and saved; resuming on the same hosts"
+    full = [failure for remote in ended.remaining for failure in remote.failures if failure.full_disk]
+    return waiting_sentence(full[0].full_disk, host=full[0].host) if full else ""
+
+
+def _resumed(ended: Controller, why: str) -> Controller:
+    """It counts as no restart."""
+    ended.screen.report(why, is_error=True)
+    node = ended.job.nodes[0]
+    full = [failure for remote in ended.remaining for failure in remote.failures if failure.full_disk]
+    job = ended.job.again(
+        [remote.host for remote in ended.remotes],
+        ended.reconnect.spares,
+        restarts_used=node.restarts_used,
+        reached_step=ended.reached_step,
+        first_start=max(ended.job.first_start, *(remote.num_starts for remote in ended.remotes)),
+        full_disks={failure.host: failure.full_disk for failure in full},
+    )
+    return Controller(job, ended.screen, ended)
 
 
 def _next_attempt(lost: Controller, *, max_restarts: int) -> Controller:

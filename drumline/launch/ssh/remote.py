@@ -39,6 +39,8 @@ class RankFailure:
     """Whether it failed because another rank failed first, as the rank itself reports."""
     error: str = ""
     """Its error in one line, if the rank could report it."""
+    full_disk: str = ""
+    """The folder whose disk is full, if that is why."""
     was_shown: bool = False
     """Whether its last lines are on the screen already, marked with its host and rank."""
 
@@ -182,6 +184,7 @@ class Remote:
                     last_lines=tuple(frame["last_lines"]),
                     is_follower=bool(frame.get("follows")),
                     error=str(frame.get("error", "")),
+                    full_disk=str(frame.get("full_disk", "")),
                 )
             )
 

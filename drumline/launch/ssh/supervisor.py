@@ -20,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from drumline.launch.node.disk_space import has_space, needed_bytes
 from drumline.launch.node.guard import job_processes
 from drumline.launch.node.rank_logs import LogFollower, last_lines, rank_file, rank_output
 from drumline.launch.node.watch_folder import hold, make_memory_folder
@@ -46,6 +47,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # A launcher that is silent for this long may be cut off; it sends heartbeats twice a second.
 SILENT_S = 1.5
 LINK_FILE = "launcher-link.json"
+SPACE_POLL_S = 2.0
 
 
 class ControllerLink:
@@ -133,6 +135,8 @@ class Supervisor:
         self.agent = waiting if waiting and waiting.is_alive else AgentProcess(spec, self.node_log)
         self.waiting: AgentProcess | None = None
         """The agent for the next attempt."""
+        self.was_cut_off = False
+        """Whether the attempt was ended because nothing was heard from the launcher."""
         self.is_last = False
         """Whether a signal asked this process to exit: the host may be shutting down."""
         self.error: list[str] = []
@@ -162,7 +166,7 @@ class Supervisor:
         code = agent.wait()
         lines = self.error or (last_lines(self.node_log) if code else [])
         self._log(*self.error)
-        self.out.send("ended", code=code, last_lines=lines)
+        self.out.send("ended", code=code, last_lines=lines, was_cut_off=self.was_cut_off)
         for number in SIGNALS:
             signal.signal(number, signal.SIG_DFL)
 
@@ -207,6 +211,7 @@ class Supervisor:
             if self.ending is None:
                 self.end(self.spec["grace_s"], "the launcher or the connection to it was lost")
         elif self.link.waited_s > self.link.lease_s:
+            self.was_cut_off = True
             self.end(LOST_GRACE_S, f"no heartbeat of the launcher for {self.link.lease_s:g} s")
 
     def _send_news(self, *, is_last: bool = False) -> None:
@@ -280,6 +285,23 @@ def refusals(spec: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield f"the log folder {spec['logs']} cannot be made: {error.strerror}", "choose another with --logs"
 
 
+def await_space(spec: dict[str, Any], link: ControllerLink) -> bool:
+    """Wait until the disk that was full has space again, where there was one; False: the launcher is gone."""
+    folder = spec.get("full_disk", "")
+    if not folder:
+        return True
+    run = Path(spec["task_logs"]).parent if spec["task_logs"] else None
+    size = needed_bytes(run)
+    tried_at = 0.0
+    while not link.frames.is_closed and link.waited_s < link.lease_s:
+        if time.monotonic() - tried_at > SPACE_POLL_S:
+            if has_space(Path(folder), size):
+                return True
+            tried_at = time.monotonic()
+        link.read()
+    return False
+
+
 def main() -> int:
     """Run one attempt after the other, until the connection to the controller ends."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -289,6 +311,8 @@ def main() -> int:
         if spec["protocol"] == PROTOCOL and spec["earlier"]:
             # No two attempts of a launch may write to one run folder.
             Termination(lambda: job_processes(*spec["earlier"]), 0).wait()
+        if spec["protocol"] == PROTOCOL and not await_space(spec, link):
+            break
         link.out.send("hello", protocol=PROTOCOL)
         problems = list(refusals(spec)) if spec["protocol"] == PROTOCOL else []
         if problems or spec["protocol"] != PROTOCOL:

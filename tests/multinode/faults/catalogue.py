@@ -55,8 +55,9 @@ FAULTS = {
     "shape": Fault("shape mismatch", ("mismatch",)),
     "exception": Fault("exception", ("exception",)),
     "memory": Fault("out of memory", ("out_of_memory",)),
-    "cut": Fault("link cut", ("unreachable",), names="either", is_outside=True),
-    "one_way": Fault("one-way drop", ("unreachable",), names="either", is_outside=True),
+    # TCP survives what is repaired within 20 s: the run continues.
+    "cut": Fault("link cut", ("unreachable",), names="either", is_outside=True, restarts=False),
+    "one_way": Fault("one-way drop", ("unreachable",), names="either", is_outside=True, restarts=False),
     "host_gone": Fault("host powered off", ("unreachable",), names="host", is_outside=True),
     # The rank that saves says it itself.
     "full_disk": Fault("full disk in a save", ("exception", "storage"), ranks=(0,)),

@@ -247,7 +247,7 @@ class Trial:
             goes_on = reading.again(steps, fired).first_new_step is not None
             return goes_on or any(one.time >= fired for one in reading.said_in(self._folder))
 
-        if case.fault.restarts:
+        if case.fault.restarts or case.fault.is_outside:
             with contextlib.suppress(AssertionError):  # the rest shows what came of it without a word
                 self._wait(is_told, "a sentence", TOLD_S)
         self._host_fault.repair()

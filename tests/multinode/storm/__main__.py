@@ -33,6 +33,8 @@ STEP_S = 0.05
 SAVE_EVERY = 20
 PATIENCE_S = 180.0
 POLL_S = 0.05
+# After a recovery, TCP's pauses become short again, and the standby processes load.
+SETTLED_S = 12.0
 
 
 class Storm:
@@ -52,6 +54,7 @@ class Storm:
         self._mends: list[tuple[float, str, str]] = []
         """When, what and where something is to be repaired."""
         self._turn: list[str] = []
+        self._trains_since = float("inf")
 
     def _launch(self, run: Path, step_s: float) -> Job:
         return self.bed.launch(run, steps=self.steps, every=SAVE_EVERY, step_s=step_s)
@@ -66,8 +69,8 @@ class Storm:
             self._mend()
             if time.monotonic() >= due and self._trains():
                 self._strike(self._next_kind())
-                # After a long recovery the standby processes need some seconds to load.
-                due = max(due + self.options.every_s, time.monotonic() + self.options.every_s / 2)
+                due += self.options.every_s
+                self._trains_since = float("inf")
             if time.monotonic() > give_up_at:
                 self.gave_up = True
                 end(self.job.entry)
@@ -84,9 +87,14 @@ class Storm:
         return self._turn.pop()
 
     def _trains(self) -> bool:
-        """A fault while the one before is still being recovered from is not what is counted here."""
+        """Whether it has trained for a while: a fault while the one before is still being recovered from is not what
+        is counted here."""
         last = self.bed.last_step(self.run)
-        return last is not None and time.time() - last.time < 1 and self.steps - last.step > 2 * SAVE_EVERY
+        if last is None or time.time() - last.time > 1:
+            self._trains_since = float("inf")
+            return False
+        self._trains_since = min(self._trains_since, time.monotonic())
+        return time.monotonic() - self._trains_since > SETTLED_S and self.steps - last.step > 2 * SAVE_EVERY
 
     def _strike(self, kind: str) -> None:
         busy = self._busy()

@@ -398,3 +398,13 @@ def test_a_host_that_says_nothing_is_named_and_an_ssh_that_does_not_listen_is_ki
         "drumline: error: slow: ssh connects, but nothing starts (no answer within 1 s)\n"
         "  try: check what `ssh slow /py thon -V` waits for: "
     ) in said.read_text()
+
+
+def test_a_host_that_ended_its_ranks_because_it_was_cut_off_is_a_restart_and_no_preemption(make: Make) -> None:
+    async def go() -> Controller:
+        controller = make(nodes=nodes_of_hosts([Host("a"), Host("b"), Host("c")], 1, [NodePlan(max_restarts=3)] * 3))
+        _, b, _ = await start(controller, left=3)
+        hear(b, "ended", code=75, last_lines=[], was_cut_off=True)
+        return controller
+
+    assert asyncio.run(go()).lost == "b heard nothing from this machine for 45 s"

@@ -240,6 +240,50 @@ def test_a_lost_host_after_progress_leaves_all_restarts(
     assert controller.restarts_left == left
 
 
+FAILED = """echo '{"kind": "failed", "rank": 0, "code": CODE, "restarts_left": 0, "at": 1.0, "last_lines": [], \
+"start": 0, "full_disk": "DISK"}'
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "full_disk", "sentence"),
+    [
+        (75, "", "warning: preempted by a signal or a notice to a rank, and saved; resuming on the same hosts"),
+        (
+            1,
+            "/mnt/run",
+            "warning: the disk of /mnt/run on a is full; the run resumes when there is space there. "
+            "Try: free some space",
+        ),
+    ],
+)
+@pytest.mark.parametrize("keep_going", [True, False])
+def test_a_launch_that_keeps_going_resumes_without_a_restart(
+    tmp_path: Path, code: int, full_disk: str, sentence: str, keep_going: bool
+) -> None:
+    failed = FAILED.replace("CODE", str(code))
+    ends = ENDS.format(code=code)
+    job = make_job("a", "b", client=[str(tmp_path / "ssh")], keep_going=keep_going)
+    ended_with, lines = go(
+        tmp_path,
+        job,
+        {
+            "a.0": hello() + failed.replace("DISK", full_disk) + ends + hello(1) + ENDS.format(code=0),
+            "b.0": hello() + failed.replace("DISK", "") + ends + hello(1) + ENDS.format(code=0),
+        },
+    )
+    if not keep_going:
+        assert ended_with == code
+        return
+    assert ended_with == 0, lines
+    assert f"drumline: {sentence}" in lines
+    assert not any("restart 1" in line for line in lines)
+    specs = [json.loads((tmp_path / f"{host}.specs").read_text().splitlines()[1]) for host in "ab"]
+    assert [spec["full_disk"] for spec in specs] == [full_disk, ""], "only the host whose disk was full waits"
+    assert [spec["node"]["restarts_used"] for spec in specs] == [0, 0]
+    assert [spec["environment"] for spec in specs] == [{RESTARTED: "1"}] * 2
+
+
 def test_the_next_attempt_has_a_name_and_a_secret_of_its_own() -> None:
     job = make_job("a", "b")
     again = job.again([Host("c"), Host("b")], [Host("a")], restarts_used=1, first_start=4, reached_step=40)

@@ -1,0 +1,63 @@
+"""Whether a disk that was full has space for a checkpoint again, for `drumline launch --keep-going`."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import time
+from pathlib import Path
+
+from drumline.net.dial import WaitNotice
+from drumline.terminal import print_message
+from drumline.text import file_size
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+MIN_BYTES = 1 << 20
+POLL_S = 2.0
+
+
+def needed_bytes(run: Path | None) -> int:
+    """Twice the largest checkpoint of the run: a new one is complete before an older one is removed."""
+    sizes = [0]
+    with contextlib.suppress(OSError):
+        for checkpoint in (run / "checkpoints").iterdir() if run is not None else ():
+            files = [path for path in checkpoint.rglob("*") if path.is_file()]
+            sizes.append(sum(path.stat().st_size for path in files))
+    return max(MIN_BYTES, 2 * max(sizes))
+
+
+def has_space(folder: Path, size: int) -> bool:
+    """Whether a file of this size can be made there, which counts quotas too. True where that cannot be tried: the run
+    itself then reports why."""
+    probe = folder / f".drumline-space-{os.getpid()}"
+    try:
+        descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError as error:
+        return error.errno not in FULL
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError as error:
+        return error.errno not in FULL
+    finally:
+        os.close(descriptor)
+        with contextlib.suppress(OSError):
+            probe.unlink()
+    return True
+
+
+def wait_for_space(folder: Path, size: int) -> None:
+    """Returns when there is space; reports at growing intervals that it waits."""
+    notice = WaitNotice()
+    print_message(waiting_sentence(str(folder), size))
+    while not has_space(folder, size):
+        if notice.is_due():
+            print_message(f"waiting for {file_size(size)} on the disk of {folder}, {notice.waited_s:.0f} s so far")
+        time.sleep(POLL_S)
+
+
+def waiting_sentence(folder: str, size: int | None = None, host: str = "") -> str:
+    """What is waited for, and what to do."""
+    where = f"{folder} on {host}" if host else folder
+    space = "there is space" if size is None else f"{file_size(size)} are free"
+    return f"warning: the disk of {where} is full; the run resumes when {space} there. Try: free some space"
