@@ -106,7 +106,7 @@ def test_what_is_waited_for_is_named(
     monkeypatch.setattr(disk_space, "has_space", lambda *_: next(answers))
     disk_space.wait_for_space(tmp_path, 2_000_000)
     assert capfd.readouterr().err == (
-        f"drumline: warning: the disk of {tmp_path} is full; the run resumes when 2.0 MB are free there. Try: free "
+        f"drumline: warning: the disk of {tmp_path} is full; the run resumes when 2 MB are free there. Try: free "
         "some space\n"
     )
     assert waiting_sentence("/run", host="b").startswith("warning: the disk of /run on b is full; the run resumes when")
