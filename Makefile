@@ -135,6 +135,7 @@ soak-replicas: .venv/ready ## nodes that are lost at every bad moment, while the
 
 soak-hsdp: .venv/ready ## 200 starts of a healthy hsdp job on four ranks, beside busy processes; none may crash
 	$(BIN)/python -m tests.hsdp_starts --count 200 --busy 4
+	$(BIN)/python -m tests.hsdp_starts --count 40 --press
 
 soak-properties: .venv/ready ## every property test with 1,000 examples
 	$(BIN)/python -m pytest --quiet --numprocesses 4 --dist worksteal --timeout 1800 --hypothesis-profile soak -m hypothesis

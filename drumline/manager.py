@@ -61,6 +61,9 @@ class DDPManager(RankLifecycle):
             self._wrapped = wrap_model(model, device=self.device, **ddp_options)
         else:
             self._wrapped = shard_model(model, plan, self.device, prepare=prepare)
+        # The engine marks the phases of its steps.
+        is_own_loop = plan is None and not ddp_options.get("applied", False)
+        self._observe_progress(self._wrapped, counts_passes=is_own_loop)
         self._connection.mark_compilations()
         determinism.seed_rank(self._seed, self.rank)
         self._warn_about_small_batches()

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from drumline.checkpoint.own_loop import Checkpoint
 from drumline.config.resolve import check_section
@@ -28,6 +28,16 @@ from drumline.terminal import paragraph
 from drumline.watch.heartbeat import Phase
 from drumline.watch.rank.job_connection import JobConnection
 from drumline.watch.rank.progress_monitor import AFTER_PATIENCE_S
+
+
+class BackwardPasses:
+    """Counts the backward passes that reach one parameter."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def count(self, _: Tensor) -> None:
+        self.number += 1
 
 
 class RankLifecycle:
@@ -69,6 +79,9 @@ class RankLifecycle:
         self._connection = JobConnection()
         self._checkpoints: list[Checkpoint] = []
         self._wrapped: nn.Module | None = None
+        self._trained: nn.Parameter | None = None
+        """One parameter of it that is trained."""
+        self._passes = BackwardPasses()
         self._pid = os.getpid()
 
     def setup(self, _live: LiveNodes | None = None) -> bool:
@@ -113,7 +126,7 @@ class RankLifecycle:
         if not broken:
             self._connection.heartbeat.mark(Phase.LEFT)
         self._connection.close()
-        self._device = self._wrapped = None
+        self._device = self._wrapped = self._trained = None
         if failed_save is not None:
             raise failed_save
         return in_time
@@ -234,10 +247,14 @@ class RankLifecycle:
             live=live,
         )
 
+    def _observe_progress(self, model: nn.Module, *, counts_passes: bool) -> None:
+        """From here on `_versions` shows the progress of this model. `counts_passes`: of a user's own loop."""
+        self._trained = next((parameter for parameter in model.parameters() if parameter.requires_grad), None)
+        if counts_passes and self._trained is not None:
+            self._trained.register_post_accumulate_grad_hook(self._passes.count)  # type: ignore[no-untyped-call]
+
     def _versions(self) -> Hashable:
-        """The version counters of parameters and gradients, which a backward pass and an optimizer step increase."""
-        parameters = iter(()) if self._wrapped is None else self._wrapped.parameters()
-        trained = next((one for one in parameters if one.requires_grad), None)
-        if trained is None or (grad := trained.grad) is None:
-            return trained is None or trained._version
-        return trained._version, id(grad), grad._version
+        """What a backward pass and an optimizer step change, for the thread of the progress monitor. That thread must
+        not read a `.grad`: autograd replaces it without the GIL, and the gradient would be freed twice
+        (tests/gradient_race.py)."""
+        return None if self._trained is None else (self._trained._version, self._passes.number)

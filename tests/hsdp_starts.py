@@ -2,7 +2,9 @@
 
     python3 -m tests.hsdp_starts --count 200 --jobs 4        (make soak-hsdp)
 
-Two such jobs crashed once each, at a load of 20 (in SGD's momentum, and by SIGSEGV in `zero_grad`). A rank is forked
+About one start in 200 crashed (`Attempting to broadcast a dimension` in SGD's momentum, or SIGSEGV in `zero_grad`): the
+thread of the progress monitor read a gradient, once a second (tests/gradient_race.py). `--press` makes that thread look
+a thousand times as often, and nearly every start crash. A rank is forked
 from this process, which has torch loaded, and runs `drumline train`; a crash leaves the stacks of all of its threads.
 The output of a start that failed is kept and shown.
 """
@@ -34,6 +36,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from drumline.cli import main as drumline_main
 from drumline.tasks.base import Loss, Task
+from drumline.watch.rank.progress_monitor import ProgressMonitor
 from tests.ranks import free_port
 
 PRELOADED = (
@@ -111,6 +114,8 @@ class Start:
     number: int
     folder: Path
     arguments: list[str]
+    is_pressed: bool = False
+    """Whether the progress monitor looks much more often than once a second."""
     began_at: float = field(default_factory=time.monotonic)
     running: dict[int, int] = field(default_factory=dict)
     """The rank of each process that has not exited, by its pid."""
@@ -143,6 +148,8 @@ class Start:
             os.dup2(output, 1)
             os.dup2(output, 2)
             faulthandler.enable(output, all_threads=True)
+            if self.is_pressed:
+                ProgressMonitor.__init__.__kwdefaults__["every_s"] = 0.001
             run = self.folder / "run"
             code = drumline_main(["train", f"{__file__}:UnevenRows", "--run", str(run), *self.arguments])
         finally:
@@ -191,7 +198,7 @@ def busy_processes(count: int) -> Iterator[None]:
             os.waitpid(pid, 0)
 
 
-def run_starts(count: int, jobs: int, folder: Path, arguments: list[str]) -> list[Start]:
+def run_starts(count: int, jobs: int, folder: Path, arguments: list[str], *, is_pressed: bool) -> list[Start]:
     """Returns those that failed."""
     failed: list[Start] = []
     active: list[Start] = []
@@ -199,7 +206,7 @@ def run_starts(count: int, jobs: int, folder: Path, arguments: list[str]) -> lis
     while num_begun < count or active:
         while num_begun < count and len(active) < jobs:
             num_begun += 1
-            start = Start(num_begun, folder / f"start-{num_begun}", arguments)
+            start = Start(num_begun, folder / f"start-{num_begun}", arguments, is_pressed)
             start.folder.mkdir()
             start.fork_ranks()
             active.append(start)
@@ -231,6 +238,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=200, help="how many starts [200]")
     parser.add_argument("--jobs", type=int, default=2, help="how many of them at a time [2]")
     parser.add_argument("--busy", type=int, default=0, help="how many processes compute meanwhile [0]")
+    parser.add_argument("--press", action="store_true", help="make a race of the progress monitor likely")
     parser.add_argument("arguments", nargs="*", help="more arguments of drumline train, after --")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -241,7 +249,7 @@ def main() -> int:
     gc.collect()
     gc.freeze()  # a collection in a rank would copy the pages of all that is loaded
     with busy_processes(options.busy):
-        failed = run_starts(options.count, options.jobs, folder, options.arguments)
+        failed = run_starts(options.count, options.jobs, folder, options.arguments, is_pressed=options.press)
     kinds = Counter("; ".join(start.failures) for start in failed)
     print(
         f"Python {platform.python_version()}, torch {torch.__version__}: {options.count} starts of {WORLD_SIZE} ranks, "
