@@ -67,7 +67,7 @@ def run(argv: Sequence[str]) -> int:
     if flags.own.get("json"):
         show(json.dumps(as_document(plan, gpus)), is_data=True)
     else:
-        show_lines([*plan_table(plan), "", *gpu_rows(plan, gpus)])
+        show_lines([*plan_table(plan), *recompute_lines(plan), "", *gpu_rows(plan, gpus)])
     return ExitCode.SUCCESS
 
 
@@ -79,6 +79,7 @@ def as_document(plan: MemoryPlan, gpus: Mapping[str, int]) -> dict[str, object]:
         "ranks": [{**asdict(one), "total": one.total} for one in plan.ranks],
         "gpus": [{"name": name, "memory": gpus[name], "modes": modes} for name, modes in chosen.items()],
         "impossible": dict(plan.impossible),
+        "recompute": None if plan.recompute is None else asdict(plan.recompute),
     }
 
 
@@ -97,6 +98,23 @@ def plan_table(plan: MemoryPlan) -> Iterator[str]:
         yield f"{one.world_size:>5}  {one.micro_batch_size:>11}  {one.mode:<5}  {sizes}"
     for world_size, reason in plan.impossible.items():
         yield f"{world_size:>5}  {reason}"
+
+
+def recompute_lines(plan: MemoryPlan) -> Iterator[str]:
+    """What activation checkpointing saves."""
+    recompute = plan.recompute
+    if recompute is None:
+        return
+    where = plural(recompute.world_size, "rank")
+    yield (
+        f"recompute: {recompute.blocks}: {memory_size(recompute.total)} on {where}, "
+        f"{memory_size(recompute.total_without)} without"
+    )
+    if recompute.saves_little:
+        yield (
+            f"warning: --model.activation_checkpointing saves {max(0.0, recompute.saving):.0%} of the activations; "
+            "name the classes of larger blocks with --dist.wrap, or leave it off"
+        )
 
 
 def gpu_rows(plan: MemoryPlan, gpus: Mapping[str, int]) -> Iterator[str]:

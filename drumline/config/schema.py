@@ -321,7 +321,8 @@ class DistConfig:
     """hsdp: how many ranks hold one copy of the model together; by default the ranks of a node."""
     wrap: tuple[str, ...] | None = None
     """zero1, fsdp, hsdp: the classes of modules that are sharded one by one, or a number of parameters from which on a
-    module is. By default the class that is most frequent in the model's lists of modules."""
+    module is. By default the classes that repeat in the model's lists of modules and hold most parameters, which the
+    run logs; single layers only where there is nothing larger."""
     shard_dtype: Literal["fp32", "bf16"] = "fp32"
     """zero1, fsdp, hsdp: the type in which parameters are gathered and gradients are reduced."""
     offload_optimizer: bool = False

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from drumline.distributed.block_use import BlockUse, can_find_unused
-from drumline.distributed.blocks import find_blocks
+from drumline.distributed.blocks import describe_blocks, find_blocks, is_sharded_block
 from drumline.distributed.group import keep_group, set_timeout
 from drumline.distributed.shards import own_parts
 from drumline.distributed.wrap import Applied
@@ -42,11 +42,6 @@ class ShardingPlan:
     timeout_s: float = 600.0
 
 
-def is_sharded_block(module: nn.Module) -> bool:
-    """Whether the module holds shards: `fully_shard` has changed its class."""
-    return hasattr(module, "set_requires_gradient_sync")
-
-
 class ShardedModel(Applied):
     """A sharded model; called as `Applied` is."""
 
@@ -63,6 +58,11 @@ class ShardedModel(Applied):
         result = super().forward(function, *arguments)
         self.use.end_forward()
         return result
+
+    def describe_blocks(self) -> str:
+        """What is gathered at a time, for people."""
+        blocks = [module for module in self.model.modules() if is_sharded_block(module) and module is not self.model]
+        return describe_blocks(blocks) if blocks else "the whole model at once, which has no blocks (--dist.wrap)"
 
     @property
     def replica_group(self) -> Any:

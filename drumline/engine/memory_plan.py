@@ -7,7 +7,7 @@ split, follows from how they work: docs/plan.md has the rules.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, NamedTuple, assert_never
 
@@ -24,6 +24,7 @@ from drumline.data.workers import LoadingOptions
 from drumline.distributed.outer_sync import split_evenly
 from drumline.engine.job import choose_batch
 from drumline.engine.memory_trace import FakeJob, MemoryMoment, StepMemory, TracedParameter, rounded
+from drumline.engine.recompute_saving import LEAST_SAVING
 from drumline.errors import UsageError
 from drumline.tasks.base import Task
 from drumline.text import GIB, MIB
@@ -73,6 +74,24 @@ class RankMemory:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RecomputePlan:
+    """What activation checkpointing saves, on the smallest number of ranks."""
+
+    blocks: str
+    """`12 x Block`."""
+    world_size: int
+    total: int
+    """The bytes of a rank at the peak of a step, with it."""
+    total_without: int
+    saving: float
+    """The part of the activations that is saved."""
+
+    @property
+    def saves_little(self) -> bool:
+        return self.saving < LEAST_SAVING
+
+
+@dataclass(frozen=True, kw_only=True)
 class MemoryPlan:
     """What `drumline plan` found out."""
 
@@ -80,6 +99,8 @@ class MemoryPlan:
     ranks: Sequence[RankMemory]
     impossible: Mapping[int, str] = field(default_factory=dict)
     """World sizes that the batch cannot be split over, with the reason."""
+    recompute: RecomputePlan | None = None
+    """None: without activation checkpointing."""
 
     def cheapest(self, world_size: int, memory: int) -> RankMemory | None:
         """The first of `MODES` that fits in so many bytes on this number of ranks."""
@@ -127,7 +148,26 @@ def plan_memory(config: Config, task: Task, *, worlds: Iterable[int], ranks_per_
             peak = max(map(memory_at, step.moments), key=lambda parts: sum(parts.values()))
             peak["activations"] += NUM_AHEAD * step.batch_bytes + WORKSPACES
             ranks.append(RankMemory(mode=mode, world_size=world_size, micro_batch_size=micro.size, **peak))
-    return MemoryPlan(num_parameters=job(None).num_parameters, ranks=ranks, impossible=impossible)
+    recompute = None
+    if config.model.activation_checkpointing is not False and ranks:
+        recompute = _compare_without(config, task, ranks[0], blocks=job(None).recomputed())
+    return MemoryPlan(num_parameters=job(None).num_parameters, ranks=ranks, impossible=impossible, recompute=recompute)
+
+
+def _compare_without(config: Config, task: Task, memory: RankMemory, *, blocks: str) -> RecomputePlan:
+    """The same rank without activation checkpointing."""
+    plain = replace(config, model=replace(config.model, activation_checkpointing=False))
+    worlds = [memory.world_size]
+    without = plan_memory(plain, type(task)(plain), worlds=worlds, ranks_per_node=memory.world_size).ranks[0]
+    activations = memory.activations - WORKSPACES
+    activations_without = without.activations - WORKSPACES
+    return RecomputePlan(
+        blocks=blocks,
+        world_size=memory.world_size,
+        total=memory.total,
+        total_without=without.total,
+        saving=1 - activations / activations_without if activations_without else 0.0,
+    )
 
 
 def modes_for(world_size: int, ranks_per_node: int) -> Iterator[tuple[str, int]]:

@@ -19,12 +19,12 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from drumline.config.schema import Config
-from drumline.distributed.blocks import find_blocks
+from drumline.distributed.blocks import describe_blocks, find_blocks
 from drumline.engine.evaluation_job import make_autocast
 from drumline.engine.optimizer import check_own_optimizer, make_optimizer
 from drumline.engine.steps.eager import loss_function
 from drumline.errors import UsageError
-from drumline.models.recompute import recompute_blocks
+from drumline.models.recompute import recompute_blocks, recomputed_blocks
 from drumline.tasks.base import Task
 
 # Not a GPU: torch without CUDA has no gradients of fake tensors there. What a GPU does differently is in `_as_on_gpu`.
@@ -112,6 +112,10 @@ class FakeJob:
             self._gathered = sum(one.nbytes for one in self._model.parameters()) / before
         trained = sum(one.num_bytes for one in self._parameters if one.is_trained)
         self._update = MemoryMoment("optimizer", in_blocks=False, live=temporary, gradients=trained)
+
+    def recomputed(self) -> str:
+        """The blocks whose activations are computed again, for people."""
+        return describe_blocks(recomputed_blocks(self._model))
 
     @property
     def num_parameters(self) -> int:

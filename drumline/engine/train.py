@@ -14,6 +14,7 @@ import torch
 
 from drumline.config.config_file import to_toml
 from drumline.config.schema import Config
+from drumline.distributed.blocks import describe_blocks
 from drumline.distributed.collectives import gather_json
 from drumline.distributed.determinism import explain_refused_kernels
 from drumline.distributed.start.live_nodes import LiveNodes
@@ -61,6 +62,7 @@ from drumline.engine.trace import TracedStep
 from drumline.errors import ExitCode, UsageError, log
 from drumline.manager import DDPManager
 from drumline.metrics.events import Reporter
+from drumline.models.recompute import recomputed_blocks
 from drumline.tasks.base import Task
 from drumline.tasks.built_in import unused_settings
 from drumline.tasks.other_libraries import uncalled_methods
@@ -134,6 +136,10 @@ def train(
         # Records of this start in the folder.
         ranks = _write_environment(context)
         report_start(context)
+        if blocks := recomputed_blocks(job.model):
+            context.note(f"recompute: {describe_blocks(blocks)}")
+        if job.sharded is not None:
+            context.note(f"shards: {job.sharded.describe_blocks()}")
         if config.dist.mode != "ddp" and ddp.world_size == 1:
             context.note(f"dist.mode {config.dist.mode} has no effect: one process holds the whole model")
         if config.dist.comm != "none" and ddp.world_size == 1:
@@ -160,7 +166,7 @@ def train(
         with explain_refused_kernels(), explain_out_of_memory(config, ddp, job), saver:
             if at.step < context.total_steps:
                 check_streams(job)
-                if (flops := warm_up(job, config, note=context.note)) is not None:
+                if (flops := warm_up(job, config, note=context.note, warn=context.warn)) is not None:
                     context.throughput.model_flops = flops
                     if ddp.device.type == "cuda":
                         context.throughput.peak_tflop_per_s = total_peak(ranks, flops.arithmetic)

@@ -18,6 +18,11 @@ from torch.utils.checkpoint import checkpoint
 from drumline.distributed.blocks import find_blocks
 from drumline.errors import UsageError
 
+MARK = "_drumline_recomputed"
+"""An attribute of the blocks whose activations are computed again."""
+POLICY = "activation_checkpointing"
+"""An attribute of a model that does it itself, as those of this package."""
+
 
 def recompute_in_backward(block: nn.Module, inputs: Tensor, *, draws_random: bool) -> Tensor:
     """`block(inputs)`, holding only `inputs` for the backward pass.
@@ -45,19 +50,37 @@ def recompute_blocks(model: nn.Module, policy: bool | str, wrap: Sequence[str] =
     `find_blocks`."""
     if policy is False:
         return
-    if hasattr(model, "activation_checkpointing"):
-        model.activation_checkpointing = policy  # type: ignore[assignment]
+    if hasattr(model, POLICY):
+        setattr(model, POLICY, policy)
         return
     blocks = find_blocks(model, wrap)
     if not blocks:
         raise UsageError(
-            f"--model.activation_checkpointing found no blocks in {type(model).__name__}: no class of modules is in a "
-            "list of modules twice",
+            f"--model.activation_checkpointing found no blocks in {type(model).__name__}: no class of modules that "
+            "holds several layers repeats",
             next_step="name the classes of its blocks with --dist.wrap",
         )
     for number, block in enumerate(reversed(blocks.values())):
         if is_recomputed(policy, number):
+            setattr(block, MARK, True)
             block.forward = partial(_forward, block)  # a partial, which a deep copy of the model copies right
+
+
+def recomputed_blocks(model: nn.Module) -> list[nn.Module]:
+    """The blocks of a model whose activations are computed again."""
+    policy = getattr(model, POLICY, False)
+    if policy is False:
+        return [module for module in model.modules() if hasattr(module, MARK)]
+    blocks = reversed(find_blocks(model).values())
+    return [block for number, block in enumerate(blocks) if is_recomputed(policy, number)]
+
+
+def stop_recomputing(model: nn.Module) -> None:
+    """Let a model keep all activations from now on."""
+    if hasattr(model, POLICY):
+        setattr(model, POLICY, False)
+    for block in recomputed_blocks(model):
+        vars(block).pop("forward", None)
 
 
 def _forward(block: nn.Module, *inputs: Any, **options: Any) -> Any:

@@ -281,6 +281,9 @@ def assert_gpt_trains(folder: Path, *, fp32: Sequence[str], bf16: Sequence[str],
             [event["loss"] for event in events_of(folder / run, "train")] for run in (f"ddp-{name[-4:]}", name)
         )
         assert found == pytest.approx(expected, rel=1e-5 if name.endswith("fp32") else 0.02), name
+        notes = [event["message"] for event in events_of(folder / name, "note")]
+        assert ("recompute: 2 x Block" in notes) == name.endswith("fp32"), notes
+        assert ("shards: 3 x Block" in notes) == (not name.startswith("ddp")), notes
     for mode in bf16:
         assert newest(folder / f"{mode}-bf16").tensors["model"]["blocks.0.mlp_in.weight"].dtype is torch.float32
 

@@ -344,3 +344,32 @@ def test_one_process_continues(tmp_path: Path) -> None:
     assert noted.startswith(f"{SENTENCE}; on several ranks this stops the run: ")
     assert SENTENCE not in sharded
     assert others == ["", "", ""]
+
+
+class Perceptrons(Classify):
+    """More linear layers in lists than blocks."""
+
+    def model(self) -> nn.Module:
+        blocks = (nn.Sequential(nn.Linear(6, 24), nn.Tanh(), nn.Linear(24, 6)) for _ in range(4))
+        return nn.Sequential(*blocks, nn.Linear(6, 2)).double()
+
+
+def test_recomputation_is_logged_and_one_that_saves_nothing_is_warned_about(tmp_path: Path) -> None:
+    config = make_config(steps=1)
+    config = replace(config, model=replace(config.model, activation_checkpointing=True))
+    train_here(config, Perceptrons, tmp_path / "blocks")
+    train_here(replace(config, dist=DistConfig(wrap=("Linear",))), Perceptrons, tmp_path / "layers")
+    assert "recompute: 4 x Sequential" in notes_of(tmp_path / "blocks")
+    assert "recompute: 9 x Linear" in notes_of(tmp_path / "layers")
+    warned = {name: warnings_of(tmp_path / name) for name in ("blocks", "layers")}
+    assert warned["blocks"] == []
+    (warning,) = warned["layers"]
+    assert warning == (
+        "--model.activation_checkpointing saves 0% of the activations (9 x Linear), and costs a second forward pass; "
+        "name the classes of larger blocks with --dist.wrap, or leave it off"
+    )
+
+
+def warnings_of(run: Path) -> list[str]:
+    events = read_events(run / "events" / "rank-00000.jsonl")
+    return [event["message"] for event in events if event["kind"] == "warning"]

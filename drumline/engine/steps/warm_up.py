@@ -20,13 +20,16 @@ from torch.utils import _pytree as pytree
 from drumline.checkpoint.state import capture_rng, restore_rng
 from drumline.config.schema import Config, DistConfig
 from drumline.distributed.block_use import unused_advice
+from drumline.distributed.blocks import describe_blocks
 from drumline.distributed.collectives import gather_json
 from drumline.distributed.shards import is_shard
 from drumline.distributed.wrap import NAMED, LiveBuffers
 from drumline.engine.job import Job
 from drumline.engine.model_flops import ModelFlops, count_flops, graph
+from drumline.engine.recompute_saving import LEAST_SAVING, recompute_saving
 from drumline.engine.steps.eager import FIND_UNUSED, OUTSIDE_FORWARD, LossParts, loss_function
 from drumline.errors import UsageError
+from drumline.models.recompute import recomputed_blocks, stop_recomputing
 from drumline.tasks.base import Task
 from drumline.text import by_rank, join_names
 from drumline.watch.heartbeat import Phase
@@ -39,15 +42,17 @@ FEW_SAMPLES = 8
 COUNTED_SAMPLES = 2
 
 
-def warm_up(job: Job, config: Config, *, note: Callable[[str], None]) -> ModelFlops | None:
+def warm_up(job: Job, config: Config, *, note: Callable[[str], None], warn: Callable[[str], None]) -> ModelFlops | None:
     """Collective: forward passes on the next batch; a backward pass if the buckets need it, or if some parameters may
-    be unused. `note` logs a message. Returns the model's FLOPs, if they could be counted."""
+    be unused. `note` logs a message, `warn` a warning. Returns the model's FLOPs, if they could be counted."""
     job.heartbeat.mark(Phase.START)
     few, size = next_samples(job, FEW_SAMPLES)
     if job.is_sharded:
         with torch.no_grad():
             check_few_samples(job, few, size)
+        check_layers(job, warn=warn)
         return warm_up_shards(job, config.dist, note=note)
+    check_saving(job, few, size, warn=warn)
     flops, uses_all = count_few_samples(job, few, size)
     check_few_samples(job, few, size)
     check_unused(job, config, uses_all=uses_all, note=note)
@@ -194,6 +199,44 @@ def _count(job: Job, batch: Any, size: int, *, is_training: bool) -> tuple[Model
         tokens = task.num_tokens(batch)
         flops = count_flops(compute_loss, job.model.parameters(), num_samples=size, num_tokens=tokens)
     return flops, not unreached
+
+
+def check_saving(job: Job, few: Any, size: int, *, warn: Callable[[str], None]) -> None:
+    """Warn if activation checkpointing saves next to nothing. All ranks call the loss, which may be collective."""
+    blocks = recomputed_blocks(job.model)
+    size = min(size, COUNTED_SAMPLES)
+    if not blocks or not size:
+        return
+    with dry_run(job) as task:  # it restores how the blocks compute, and the modes
+        stop_recomputing(job.model)
+        for module in job.model.modules():
+            if isinstance(module, nn.SyncBatchNorm):  # whose batch statistics are a collective
+                module.training = False
+
+        def compute_loss() -> Tensor:
+            with job.autocast:
+                return loss_function(task)(job.model, _cut(few, size)).total
+
+        try:
+            saving = recompute_saving(job.model, blocks, compute_loss)
+        except Exception:
+            return  # a real error is raised by the first step too
+    if saving < LEAST_SAVING:
+        warn(_saves_little(f"{saving:.0%}", blocks))
+
+
+def check_layers(job: Job, *, warn: Callable[[str], None]) -> None:
+    """The same for a sharded model, whose parameters come and go in a pass: only single layers are reported."""
+    blocks = recomputed_blocks(job.model)
+    if blocks and all(next(block.children(), None) is None for block in blocks):
+        warn(_saves_little("next to nothing", blocks))
+
+
+def _saves_little(saving: str, blocks: list[nn.Module]) -> str:
+    return (
+        f"--model.activation_checkpointing saves {saving} of the activations ({describe_blocks(blocks)}), and costs a "
+        "second forward pass; name the classes of larger blocks with --dist.wrap, or leave it off"
+    )
 
 
 def warm_up_shards(job: Job, dist: DistConfig, *, note: Callable[[str], None]) -> ModelFlops | None:

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import TensorDataset
 
+from drumline.cli.plan_command import recompute_lines
 from drumline.config.schema import Config, DistConfig, OptimConfig, TrainConfig
 from drumline.distributed.outer_sync import ReplicaGroups, make_sync
 from drumline.engine.gpu_table import GPUS, gpu_memory
@@ -24,7 +25,7 @@ from drumline.errors import UsageError
 from drumline.manager import DDPManager
 from drumline.models.gpt import GPT
 from drumline.tasks.base import Loss, Task
-from drumline.text import GIB
+from drumline.text import GIB, memory_size
 
 KIB = 1024
 ROWS = 32
@@ -164,6 +165,53 @@ def test_precision_and_recomputation_change_the_activations() -> None:
     assert 2 * matrices < ends(half) < 0.8 * full + 2 * matrices
     assert ends(again) < 0.5 * full
     assert peak(again) < peak(config)
+
+
+class Layers(nn.Module):
+    """More Linears in lists than blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(256)
+        self.mlp = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        output: Tensor = inputs + self.mlp(self.norm(inputs))
+        return output
+
+
+class Stacked(Perceptron):
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(256, 256), *(Layers() for _ in range(6)))
+
+
+def recompute_plan(wrap: tuple[str, ...] | None = None) -> MemoryPlan:
+    config = settings(batch_size=256)
+    model = replace(config.model, activation_checkpointing=True)
+    config = replace(config, model=model, dist=DistConfig(wrap=wrap))
+    return plan_memory(config, Stacked(config), worlds=(1, 2), ranks_per_node=8)
+
+
+def test_what_recomputation_saves_is_shown() -> None:
+    found = recompute_plan()
+    saved = found.recompute
+    assert saved is not None
+    assert saved.blocks == "6 x Layers"
+    assert saved.total == found.ranks[0].total
+    assert saved.total_without == plan(settings(batch_size=256), Stacked)["ddp", 1].total > saved.total
+    assert saved.saving > 0.5
+    (line,) = recompute_lines(found)
+    sizes = f"{memory_size(saved.total)} on 1 rank, {memory_size(saved.total_without)} without"
+    assert line == f"recompute: 6 x Layers: {sizes}"
+
+
+def test_recomputation_that_saves_nothing_is_warned_about() -> None:
+    line, warning = recompute_lines(recompute_plan(("Linear",)))
+    assert line.startswith("recompute: 13 x Linear: ")
+    assert warning == (
+        "warning: --model.activation_checkpointing saves 0% of the activations; name the classes of larger blocks with "
+        "--dist.wrap, or leave it off"
+    )
 
 
 def test_accumulation_and_buckets_hold_gradients_twice() -> None:
