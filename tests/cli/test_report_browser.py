@@ -140,7 +140,9 @@ def test_the_sets_of_a_run_have_the_same_colours_in_every_chart(browser: Browser
 
 
 def test_twelve_metrics_of_three_sets_and_six_runs_can_be_told_apart(browser: Browser, tmp_path: Path) -> None:
-    runs = [write_run_of_many_metrics(tmp_path / f"run-{number}", scale=1 + number) for number in range(6)]
+    runs = [
+        write_run_of_many_metrics(tmp_path / f"digits-with-warm-up-{number}", scale=1 + number) for number in range(6)
+    ]
     page = write_report(runs, tmp_path / "page.html")
     for width in (WIDTH, PHONE):
         browser.open(page, width=width)
