@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NoReturn, assert_never
 
@@ -14,7 +15,7 @@ from drumline.config import Layers
 from drumline.config.schema import Config
 from drumline.distributed.failure import summary
 from drumline.distributed.start.live_nodes import LiveNodes
-from drumline.distributed.start.node_group import NodesChanged, Redirected
+from drumline.distributed.start.node_group import NodesChanged, Redirected, RunIsOver
 from drumline.engine.failure_report import report_failure
 from drumline.engine.job import Progress, make_manager
 from drumline.engine.kept_state import KeptState
@@ -22,10 +23,11 @@ from drumline.engine.local_data import with_local_data
 from drumline.engine.output import StartClock, start_clock
 from drumline.engine.preemption import Preemption
 from drumline.engine.run_context import RunRequest
+from drumline.engine.run_status import RunStatusReader
 from drumline.engine.train import train
 from drumline.errors import ExitCode, PreflightError, UsageError
 from drumline.launch.rank_environment import write_rank
-from drumline.launch.startup import interrupted, load_compiler_late
+from drumline.launch.startup import interrupted, launch_start, load_compiler_late
 from drumline.launch.topology import Topology, topology_from
 from drumline.manager import DDPManager
 from drumline.metrics.trackers.tracking import has_unfinished_tracker
@@ -45,7 +47,7 @@ def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequ
         task_class = load_task(task)
         config = resolve_task(task, task_class, layers)
         clock = start_clock(os.environ, is_alone=topology is None)
-        live = live_nodes(topology, config)
+        live = live_nodes(topology, config, folder=folder)
         kept: KeptState | None = None
         while True:
             ddp = make_manager(config, task, run=folder)
@@ -64,6 +66,10 @@ def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequ
                 request = RunRequest(task, config, folder, starts_over, tuple(argv))
                 code = train(request, task_class, ddp, progress, preemption, clock, live, kept)
                 break
+            except RunIsOver:
+                assert live is not None
+                leave_finished_run(live, ddp)
+                exit_now(ExitCode.SUCCESS)
             except (NodesChanged, Redirected, PreflightError, RuntimeError) as change:
                 if live is None or not live.continues_after(change, has_state=kept is not None):
                     raise
@@ -101,8 +107,8 @@ def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequ
     return code
 
 
-def live_nodes(topology: Topology | None, config: Config) -> LiveNodes | None:
-    """None: a lost node restarts all."""
+def live_nodes(topology: Topology | None, config: Config, *, folder: Path) -> LiveNodes | None:
+    """None: a lost node restarts all. `folder`: of the run."""
     match config.dist.on_lost_node:
         case "restart":
             return None
@@ -122,6 +128,7 @@ def live_nodes(topology: Topology | None, config: Config) -> LiveNodes | None:
         topology,
         patience_s=config.dist.train_timeout_s,
         is_lost_peer=lambda error: failure_kind(error) is FailureKind.LOST_PEER,
+        has_finished=partial(has_finished, folder, since=launch_start(os.environ)),
     )
 
 
@@ -134,9 +141,21 @@ def enter_next_group(change: BaseException, live: LiveNodes, ddp: DDPManager) ->
     if not isinstance(change, Redirected):
         live.regroup()
     elif not live.join(change):
-        print_message(f"node {live.number} did not join again: the run has ended")
+        leave_finished_run(live, ddp)
         return False
     return True
+
+
+def leave_finished_run(live: LiveNodes, ddp: DDPManager) -> None:
+    ddp._connection.heartbeat.mark(Phase.LEFT)  # no failure, for the sidecar
+    if live.is_first:
+        print_message(f"node {live.number} did not join again: the run has ended")
+
+
+def has_finished(folder: Path, *, since: float) -> bool:
+    """Whether the run has reached its end after this time, in Unix seconds."""
+    status = RunStatusReader(folder).read()
+    return status.state == "done" and status.last_event is not None and status.last_event["time"] > since
 
 
 def exit_now(code: int) -> NoReturn:

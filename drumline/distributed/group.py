@@ -106,7 +106,7 @@ def join_group(
     if live is not None:
         live.facts, start_timeout_s = facts, JOIN_S if is_next else start_timeout_s
     deadline = time.monotonic() + start_timeout_s
-    store = open_store(topology, timeout_s=start_timeout_s)
+    store = open_store(topology, timeout_s=start_timeout_s, check=None if live is None else live.check_finished)
     if live is not None and is_next:
         store = store.under(f"group-{live.latest.generation}")
     try:

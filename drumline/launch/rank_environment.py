@@ -19,6 +19,8 @@ from drumline.untrusted import parse_json, replace_text, whole_number
 RESTARTED = "DRUMLINE_RESTARTED"
 # Tells one start of a node's ranks from any other.
 NODE_START = "DRUMLINE_NODE_START"
+LAUNCH_START = "DRUMLINE_LAUNCH_START"
+"""When the launcher of this node began, in Unix seconds."""
 LOGS_SHOWN = "DRUMLINE_LOGS_SHOWN"
 """Set if the launcher also shows what ranks other than 0 write to their logs in the run folder."""
 FAILURE_FILE = "DRUMLINE_FAILURE_FILE"

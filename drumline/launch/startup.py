@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import importlib
 import importlib.util
+import math
 import os
 import signal
 import sys
@@ -23,7 +24,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from drumline.errors import ExitCode
-from drumline.launch.rank_environment import COMMAND_START
+from drumline.launch.rank_environment import COMMAND_START, LAUNCH_START
 from drumline.terminal import paragraph
 
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -70,6 +71,12 @@ def command_start(environment: Mapping[str, str]) -> float | None:
     """When the launcher of this rank began; None for restarted ranks, and if it runs on another host."""
     start = environment.get(COMMAND_START)
     return float(start) if start else None
+
+
+def launch_start(environment: Mapping[str, str]) -> float:
+    """When the launcher of this node began, in Unix seconds, for restarted ranks too; infinity: unknown."""
+    start = environment.get(LAUNCH_START)
+    return float(start) if start else math.inf
 
 
 # Signals

@@ -39,10 +39,12 @@ def wait_until(condition: Callable[[], bool]) -> None:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_ranks_end_with_the_launcher(tmp_path: Path, number: signal.Signals) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
     launcher = subprocess.Popen(
         [sys.executable, "-m", "drumline", "launch", "--grace", "1", "--procs", "2", "script.py"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)},
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -57,6 +59,9 @@ def test_ranks_end_with_the_launcher(tmp_path: Path, number: signal.Signals) -> 
         launcher.send_signal(number)
         launcher.wait(60)
         wait_until(lambda: not job_processes(job))
+        compile_cache = f"drumline-compile-{os.getuid()}"  # for the next job
+        left = {path.name for path in temporary.iterdir()} - {compile_cache}
+        assert left == set(), "neither torch's agent nor ours leaves anything"
         # The guard of a launcher that was killed does it a moment later.
         wait_until(lambda: not list(folder.parent.parent.glob(f"drumline-watch-{job[:8]}-*")))
     finally:

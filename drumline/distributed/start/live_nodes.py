@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from drumline.distributed.start.fact_differences import Facts
 from drumline.distributed.start.next_group import JoiningNode, NextGroup
-from drumline.distributed.start.node_group import SILENT_S, LiveNode, NodeGroup, NodeStores, Redirected
+from drumline.distributed.start.node_group import SILENT_S, LiveNode, NodeGroup, NodeStores, Redirected, RunIsOver
 from drumline.distributed.start.rank_rendezvous import Rendezvous
 from drumline.errors import PreflightError, TrainingError
 from drumline.launch.topology import Topology
@@ -25,6 +25,8 @@ from drumline.net.tcp_store import break_dead_connections, close_connections
 from drumline.text import join_names
 
 POLL_S, WATCH_S, CHECK_S = 0.05, 0.25, 0.5
+CHECK_FINISHED_S = 2.0
+"""Between two looks at the run folder, which may be on slow storage."""
 JOIN_S = 30.0
 """How long the ranks of a decided group wait for each other: all of them run already."""
 MOST_REFUSALS = 3
@@ -33,9 +35,18 @@ MOST_REFUSALS = 3
 class LiveNodes:
     """One rank's view of them."""
 
-    def __init__(self, topology: Topology, *, patience_s: float, is_lost_peer: Callable[[BaseException], bool]) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        *,
+        patience_s: float,
+        is_lost_peer: Callable[[BaseException], bool],
+        has_finished: Callable[[], bool] = lambda: False,
+    ) -> None:
         """`topology`: as the launcher gave it. `patience_s`: how long a node that runs may take to leave a group.
-        `is_lost_peer`: whether an error is that of a broken connection."""
+        `is_lost_peer`: whether an error is that of a broken connection. `has_finished`: whether the run has finished
+        since the launcher of this node began."""
+        self._has_finished = has_finished
         self._given, self._patience_s, self._is_lost_peer = topology, patience_s, is_lost_peer
         self.number = topology.rank // topology.local_world_size
         self.is_first = topology.local_rank == 0
@@ -65,10 +76,19 @@ class LiveNodes:
         if not self.latest.members:
             if (found := store.peek(NodeStores.REDIRECT)) is not None:
                 raise Redirected(found)
+            self.check_finished()
         elif time.monotonic() > self._checked_at + CHECK_S:
             self._checked_at = time.monotonic()
             if lost := [one for one in self.latest.members if self.stores.connect(one) is None]:
                 raise dist.DistStoreError(f"{join_names([str(one) for one in lost])} left before the group began")
+
+    def check_finished(self) -> None:
+        """Called while this rank waits for others: raises RunIsOver if there is nobody to wait for, because the run has
+        finished without this node."""
+        if not self.latest.members and time.monotonic() > self._checked_at + CHECK_FINISHED_S:
+            self._checked_at = time.monotonic()
+            if self._has_finished():
+                raise RunIsOver
 
     def begin(self, rendezvous: Rendezvous) -> None:
         """Collective: all ranks have joined the group."""

@@ -57,6 +57,10 @@ class Redirected(Exception):  # noqa: N818  # no error
     text: bytes
 
 
+class RunIsOver(Exception):  # noqa: N818  # no error
+    """The run that this rank would start or join has finished without its node."""
+
+
 @dataclass(eq=False)
 class NodesChanged(BaseException):
     """Not an error: the group is left, and the next one continues from `kept`, what this rank has in memory."""

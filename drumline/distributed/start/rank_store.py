@@ -29,14 +29,15 @@ Decision = dict[str, Any]
 _hosted: dict[int, dist.TCPStore] = {}
 
 
-def open_store(topology: Topology, *, timeout_s: float) -> SealedStore:
-    """Only ranks with the same secret believe each other."""
+def open_store(topology: Topology, *, timeout_s: float, check: Callable[[], None] | None = None) -> SealedStore:
+    """Only ranks with the same secret believe each other. `check`: called while this waits; what it raises ends the
+    wait."""
     host, port = topology.master_addr, topology.master_port
     runs_elsewhere = topology.rank > 0 or topology.agent_hosts_store
     store = _hosted.get(port)
     try:
         if runs_elsewhere:
-            _wait_until_open(topology, timeout_s=timeout_s)
+            _wait_until_open(topology, timeout_s=timeout_s, check=check)
             store = open_tcp_store(host, port, timeout_s=timeout_s)
         elif store is None:
             bound = store_binding(host, name="MASTER_ADDR")
@@ -59,11 +60,13 @@ def host_store(address: str, port: int, *, timeout_s: float) -> tuple[dist.TCPSt
     return store, store.port
 
 
-def _wait_until_open(topology: Topology, *, timeout_s: float) -> None:
+def _wait_until_open(topology: Topology, *, timeout_s: float, check: Callable[[], None] | None) -> None:
     host, port = topology.master_addr, topology.master_port
     notice = WaitNotice(first_s=min(FIRST_NOTICE_S, timeout_s / 4))
 
     def report(reason: str) -> None:
+        if check is not None:
+            check()
         # All ranks of a host see the same; one of them reports it.
         if topology.local_rank == 0 and notice.is_due():
             print_message(

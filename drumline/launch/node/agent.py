@@ -13,7 +13,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import LogsSpecs, SignalException, Std
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsSpecs, SignalException, Std
 from torch.distributed.elastic.multiprocessing.api import LogsDest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig
@@ -176,6 +176,7 @@ class NodeAgent(SignalledAgent):
             SECRET_ENV: self.rendezvous.ranks_secret,
             rank_environment.GRACE_S: f"{self.grace_s:g}",
             rank_environment.NODE_START: new_secret()[:16],
+            rank_environment.LAUNCH_START: f"{process_start():.2f}",
         }
         if (folder := self.watch.begin(self.files.num_starts)) is not None:
             variables |= {rank_environment.WATCH_FOLDER: str(folder), **(script.variables() if script else {})}
@@ -355,12 +356,26 @@ class NodeAgent(SignalledAgent):
             super()._stop_workers(worker_group)
 
 
+@contextlib.contextmanager
+def _scratch_folder(watch: WatchFolder) -> Iterator[str]:
+    """For files of failures. The guard removes it with the watch folder, also if this process is killed."""
+    if watch.root is None:
+        with tempfile.TemporaryDirectory(prefix="drumline-agent-") as folder:
+            yield folder
+    else:
+        scratch = watch.root / "agent"
+        scratch.mkdir(mode=0o700, exist_ok=True)
+        yield str(scratch)
+
+
 def run_agent(
     node: NodePlan, num_procs: int, program: Program, supervision: Supervision, watch: WatchFolder
 ) -> tuple[RunResult, SidecarDiagnosis | None]:
     """Run the ranks of this node to their end; raises Preempted, or SignalException when this process must exit."""
-    # torch's knowledge of this machine: which cores are near which GPU.
-    config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=num_procs)
+    # torch's knowledge of this machine: which cores are near which GPU. Without files of its own: it would leave a
+    # folder in the temporary directory.
+    no_files = DefaultLogsSpecs(log_dir=os.devnull)
+    config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=num_procs, logs_specs=no_files)
     rendezvous = open_rendezvous(node, supervision.secret, continues=program.continues)
     spec = WorkerSpec(
         role=config.role,
@@ -373,7 +388,7 @@ def run_agent(
         local_addr=address_of(node),
         numa_options=config.numa_options,
     )
-    with tempfile.TemporaryDirectory(prefix="drumline-agent-") as scratch:
+    with _scratch_folder(watch) as scratch:
         agent = NodeAgent(spec=spec, is_task=program.is_task, supervision=supervision, scratch=scratch, watch=watch)
         agent._remaining_restarts = max(0, node.max_restarts - node.restarts_used)
         try:

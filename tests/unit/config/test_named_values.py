@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, get_args, get_origin
 
@@ -216,7 +217,7 @@ PLACES: dict[str, Callable[[], object]] = {
     "dist.comm": lambda: rounding_hook(NEW),
     "dist.sync": lambda: make_sync(DistConfig(sync=NEW), nn.Linear(1, 1), SimpleNamespace()),  # type: ignore[arg-type]
     "dist.outer_dtype": lambda: on_wire(NEW),
-    "dist.on_lost_node": lambda: live_nodes(None, replace(Config(), dist=DistConfig(on_lost_node=NEW))),
+    "dist.on_lost_node": lambda: live_nodes(None, replace(Config(), dist=DistConfig(on_lost_node=NEW)), folder=Path()),
     "dist.sync_within": lambda: groups_with(NEW),
     "checkpoint.when_busy": lambda: save_while_busy(NEW),
     "watch.on_difference": lambda: resolve_difference(NEW),

@@ -6,11 +6,14 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -21,23 +24,28 @@ from drumline.distributed.start import live_nodes, node_group
 from drumline.distributed.start.fact_differences import Facts
 from drumline.distributed.start.live_nodes import LiveNodes
 from drumline.distributed.start.next_group import NextGroup
-from drumline.distributed.start.node_group import LiveNode, NodeGroup, NodeStores, Redirected
+from drumline.distributed.start.node_group import LiveNode, NodeGroup, NodeStores, Redirected, RunIsOver
 from drumline.distributed.start.rank_rendezvous import Rendezvous
-from drumline.distributed.start.rank_store import host_store
+from drumline.distributed.start.rank_store import host_store, open_store
 from drumline.errors import PreflightError, TrainingError, UsageError
 from drumline.launch.node.agent import FINAL_CODES
+from drumline.launch.rank_environment import LAUNCH_START
 from drumline.launch.topology import Topology
 from drumline.net.sealed_store import SealedStore
 from drumline.net.tcp_store import open_tcp_store
 from drumline.watch.failure_kind import FailureKind, failure_kind
 from tests.ranks import free_port, server_context
+from tests.report_runs import BEGIN, write_run
 
 SECRET = "0123456789abcdef" * 2
 
 
-def live(topology: Topology, *, patience_s: float) -> LiveNodes:
+def live(topology: Topology, *, patience_s: float, has_finished: Callable[[], bool] = lambda: False) -> LiveNodes:
     return LiveNodes(
-        topology, patience_s=patience_s, is_lost_peer=lambda error: failure_kind(error) is FailureKind.LOST_PEER
+        topology,
+        patience_s=patience_s,
+        is_lost_peer=lambda error: failure_kind(error) is FailureKind.LOST_PEER,
+        has_finished=has_finished,
     )
 
 
@@ -236,6 +244,37 @@ def test_a_node_that_stops_waiting_blocks_nobody() -> None:
     assert len(one.stores.lobby(own)) <= 1  # and no wait for a value that is gone, which may be minutes
 
 
+def test_a_node_that_comes_back_after_the_end_of_the_run_does_not_wait_for_the_others(tmp_path: Path) -> None:
+    """Rank 0 would wait for the others in its own store, any other rank for rank 0's store, where nobody listens."""
+    run = write_run(tmp_path / "run", ranks=1)
+    since = {"before": BEGIN - 10, "after": BEGIN + 1000}
+    has_finished = {name: partial(train_rank.has_finished, run, since=time) for name, time in since.items()}
+    assert (has_finished["before"](), has_finished["after"]()) == (True, False)
+    for rank in (0, 1):
+        topology = Topology(rank, 2, 0, 1, "127.0.0.1", free_port(), secret=SECRET)
+        back = live(topology, patience_s=30.0, has_finished=has_finished["before"])
+        with pytest.raises(RunIsOver):
+            back.check_start(open_store(topology, timeout_s=180.0, check=back.check_finished))
+    assert not train_rank.has_finished(write_run(tmp_path / "killed", ranks=1, ended=False), since=1.0)
+
+
+def test_a_rank_of_a_finished_run_exits_with_success(tmp_path: Path, warm: None) -> None:
+    run = write_run(tmp_path / "run", ranks=1)
+    flags = "--dist.sync diloco:4 --dist.on_lost_node continue --watch.sidecar off --dist.device cpu"
+    place = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    store = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    result = subprocess.run(
+        [sys.executable, "-m", "drumline", "train", "digits", "--run", str(run), *flags.split()],
+        env={**os.environ, **place, **store, LAUNCH_START: str(BEGIN - 10)},
+        capture_output=True,
+        text=True,
+        timeout=170,
+    )
+    assert (result.returncode, result.stderr) == (0, "drumline: node 1 did not join again: the run has ended\n"), (
+        result.stdout
+    )
+
+
 def test_nobody_is_left_to_join() -> None:
     bed = Bed(2)
     store = SealedStore(host_store("127.0.0.1", bed.port, timeout_s=30)[0], SECRET)
@@ -369,11 +408,11 @@ def test_a_node_comes_with_all_of_its_ranks() -> None:
 
 def test_a_launcher_that_cannot_is_refused() -> None:
     config = Config(dist=DistConfig(sync="diloco:5", on_lost_node="continue"))
-    assert train_rank.live_nodes(Topology(0, 4, 0, 2, node_start="once"), config) is not None
-    assert train_rank.live_nodes(Topology(0, 2, 0, 1), config) is not None
+    assert train_rank.live_nodes(Topology(0, 4, 0, 2, node_start="once"), config, folder=Path()) is not None
+    assert train_rank.live_nodes(Topology(0, 2, 0, 1), config, folder=Path()) is not None
     for one in (Topology(0, 4, 0, 2), Topology(0, 2, 0, 1, agent_hosts_store=True)):  # srun; torchrun
         with pytest.raises(UsageError, match="continue needs ranks that drumline launch has started") as refused:
-            train_rank.live_nodes(one, config)
+            train_rank.live_nodes(one, config, folder=Path())
         assert refused.value.next_step == "start each node with drumline launch, or use --dist.on_lost_node restart"
 
 
