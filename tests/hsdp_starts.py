@@ -23,6 +23,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -152,6 +153,8 @@ class Start:
                 ProgressMonitor.__init__.__kwdefaults__["every_s"] = 0.001
             run = self.folder / "run"
             code = drumline_main(["train", f"{__file__}:UnevenRows", "--run", str(run), *self.arguments])
+        except BaseException:
+            traceback.print_exc()
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
@@ -245,7 +248,7 @@ def main() -> int:
     for module in PRELOADED:
         importlib.import_module(module)
     began_at = time.monotonic()
-    folder = Path(tempfile.mkdtemp(prefix="drumline-hsdp-starts-"))
+    folder = Path(tempfile.mkdtemp(prefix="hsdp-starts-"))
     gc.collect()
     gc.freeze()  # a collection in a rank would copy the pages of all that is loaded
     with busy_processes(options.busy):

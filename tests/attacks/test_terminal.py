@@ -137,7 +137,7 @@ def hear(remote: Remote, kind: str, **content: Any) -> None:
 @source
 def line_of_a_rank_over_ssh(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
     def act(controller: Controller) -> None:
-        hear(controller.remotes[0], "lines", rank=0, stream="out", lines=[text])
+        hear(controller.remotes[0], "lines", rank=0, shown_rank=0, stream="out", lines=[text])
 
     return on_screen(act, path)
 
@@ -147,7 +147,7 @@ def log_of_a_rank_on_a_host(text: str, path: Path, capsys: pytest.CaptureFixture
     (path / "log").write_bytes(text.replace("\r", "").encode(errors="surrogateescape") + b"\n")
 
     def act(controller: Controller) -> None:
-        hear(controller.remotes[0], "lines", rank=0, stream="err", lines=LogFollower(path / "log").read())
+        hear(controller.remotes[0], "lines", rank=0, shown_rank=0, stream="err", lines=LogFollower(path / "log").read())
 
     return on_screen(act, path)
 
@@ -436,7 +436,7 @@ def test_ranks_keep_their_colours_which_end_with_the_line(tmp_path: Path, capsys
 def test_a_rank_cannot_pass_for_another_over_ssh(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def act(controller: Controller) -> None:
         for rank in ("0] x\ndrumline: y\n[b 1", 0):
-            hear(controller.remotes[0], "lines", rank=rank, stream="out", lines=["z\n[b 1] z"])
+            hear(controller.remotes[0], "lines", rank=rank, shown_rank=rank, stream="out", lines=["z\n[b 1] z"])
 
     assert on_screen(act, tmp_path) == "[a 0] z\\n[b 1] z\n"
 
