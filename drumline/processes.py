@@ -90,6 +90,25 @@ def io_bytes(pid: int) -> int | None:
     return sum(int(words[place]) for place in (1, 3, 9, 11)) if len(words) > 11 else None
 
 
+class ThreadTimes(NamedTuple):
+    """What the scheduler has counted for one thread."""
+
+    run_ns: int
+    wait_ns: int
+    """In the run queue: it could run, and had no CPU."""
+    num_slices: int
+
+
+def thread_times(pid: int) -> dict[int, ThreadTimes]:
+    """By thread; empty when the process has exited, or where the kernel does not count."""
+    times = {}
+    for thread in threads(pid):
+        words = _read(f"/proc/{pid}/task/{thread}/schedstat").split()
+        if len(words) == 3:
+            times[thread] = ThreadTimes(*map(int, words))
+    return times
+
+
 class ProcessHandle:
     """One process, held by descriptors, so that a later process with the same pid is not mistaken for it."""
 

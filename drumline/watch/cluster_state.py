@@ -32,6 +32,7 @@ class WorkerState:
     pid: int
     state: str  # as in /proc: R S D T t Z; X: exited
     cpu: float = 0.0  # cores that it used since the last observation
+    is_starved: bool = False  # whether it computes, and mostly waits for a CPU
     in_fork_s: float = 0.0  # how long it has been asleep in `fork`; 0: it has left
     stack: tuple[str, ...] = ()
 
@@ -54,6 +55,7 @@ class RankState:
     state: str = "S"  # as in /proc: R S D T t Z; X: exited
     state_s: float = 0.0  # for how long it has been seen in that state
     cpu: float = 0.0  # cores that it and its descendants used since the last observation
+    is_starved: bool = False  # whether one of its threads computes, and mostly waits for a CPU
     has_io: bool = False  # whether it read or wrote files since the last observation
     exit: int | None = None  # its exit code, or minus the signal that killed it; None: it runs, or it is unknown
     killed_after_s: float | None = None  # after which grace period its launcher killed it; None: it did not
@@ -85,6 +87,9 @@ class NodeState:
     """By node: the age of the last heartbeat from its sidecar. If one direction is dropped, the two ends differ."""
     link: str = ""  # what is wrong with its own network interface: `eth0 is down`
     kernel: tuple[str, ...] = ()  # lines of the kernel's log that may matter
+    slowdown: float = 1.0
+    """How many times longer than its CPU time the sidecar took to start there: what starts on a crowded host, or from
+    slow storage, takes as much longer."""
     activity: tuple[RankState, ...] = ()
     """Where the time of ranks that run a script goes, with the number of backward passes in place of steps."""
 

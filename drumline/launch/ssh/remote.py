@@ -138,6 +138,11 @@ class Remote:
     def end_lines(self) -> tuple[str, ...]:
         """How its part of the job ended, when no rank was the cause."""
         how = how_it_ended(self.code or 0)
+        if self.code is not None and self.code < 0:
+            return (
+                f"the launcher's agent on {self.name} was {how}, which ended its ranks",
+                f"try: find out who killed it: an operator, a batch system, or the OOM killer (dmesg on {self.name})",
+            )
         return f"the job failed on {self.name} ({how}){':' if self.agent_lines else ''}", *self.agent_lines
 
     def _receive(self, frame: Mapping[str, Any]) -> None:

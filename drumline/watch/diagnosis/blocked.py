@@ -8,7 +8,7 @@ from dataclasses import replace
 from drumline.text import duration, plural
 from drumline.watch.cluster_state import RankState, WorkerState
 from drumline.watch.diagnosis.diagnosis import PHASES, Cause, Diagnosis, collective_name, name, names
-from drumline.watch.diagnosis.evidence import BUSY_CORES, Evidence, has_exited, is_busy, pending
+from drumline.watch.diagnosis.evidence import Evidence, computes, cores_used, has_exited, is_busy, pending
 from drumline.watch.diagnosis.stack_frames import innermost, is_at_breakpoint, is_idle_worker, is_loading, users_frame
 from drumline.watch.heartbeat import Phase
 
@@ -93,7 +93,7 @@ def find_blocked(evidence: Evidence) -> Diagnosis | None:
     elif rank.answers is False and (not loads or users_frame(rank.stack[:1])):
         cause = Cause.GIL
         place = f" at {frame}" if frame else ""
-        cores = f", using {rank.cpu:.1f} cores" if rank.cpu >= BUSY_CORES else ""
+        cores = f", using {cores_used(rank)}" if computes(rank) else ""
         what = f"holds the GIL{place}, {evidence.where(rank)}{cores}: a call into C does not return"
         next_step = f"check what {frame or 'it'} calls; a C extension should release the GIL before it blocks"
     elif loads:
@@ -152,7 +152,7 @@ def _loads_data(evidence: Evidence, rank: RankState, worker: WorkerState | None)
             how, frame = "is stuck in fork", ""
         elif not how:
             next_step = _CHECK_WAIT.format(frame)
-            how = f"computes with {worker.cpu:.1f} cores" if worker.cpu >= BUSY_CORES else "is blocked"
+            how = f"computes with {cores_used(worker)}" if computes(worker) else "is blocked"
         why = f"worker {worker.number} {how}{f' at {frame}' if frame else ''}"
     return cause, f"has been {evidence.where(rank, Phase.DATA)}{f' ({why})' if why else ''}", next_step
 
@@ -172,7 +172,7 @@ def _runs_other_code(evidence: Evidence, rank: RankState) -> tuple[Cause, str, s
     """In user code, or in a library, instead of the collective that others are in."""
     frame = innermost(rank.stack)
     if is_busy(rank):
-        work = f"{rank.cpu:.1f} cores" if rank.cpu >= BUSY_CORES else "reading or writing files"
+        work = cores_used(rank) if computes(rank) else "reading or writing files"
         what = f"is slow but alive: {evidence.where(rank)} ({work}{f', at {frame}' if frame else ''})"
         return Cause.SLOW, what, f"wait, or raise watch.hang_s if it often takes so long; {_STACK}"
     if users_frame(rank.stack) or rank.phase in (Phase.FORWARD, Phase.OPTIMIZER, Phase.USER):

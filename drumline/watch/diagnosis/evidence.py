@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from drumline.text import duration, plural
-from drumline.watch.cluster_state import ClusterState, Collective, RankState
+from drumline.watch.cluster_state import ClusterState, Collective, RankState, WorkerState
 from drumline.watch.diagnosis.diagnosis import PHASES, Cause, Diagnosis, collective_name
 from drumline.watch.diagnosis.stack_frames import is_in_collective, is_loading
 from drumline.watch.heartbeat import Phase
 
-BUSY_CORES = 0.1  # over a second or two; a process that computes gets at least that, even on a busy machine
+BUSY_CORES = 0.1  # over a second or two; on a crowded machine a process that computes may get less: `is_starved`
 OUT_OF_LOOP = (Phase.LEAVING, Phase.LEFT)
 _ORDERLY_EXITS = (0, 75)  # done, or preempted after a save
 # The order within a step: the count of micro-batches increases before a forward pass, so data comes after backward.
@@ -134,8 +134,19 @@ def is_done(rank: RankState) -> bool:
     return rank.phase in OUT_OF_LOOP if rank.exit is None else rank.exit in _ORDERLY_EXITS
 
 
+def computes(process: RankState | WorkerState) -> bool:
+    return process.cpu >= BUSY_CORES or process.is_starved
+
+
 def is_busy(rank: RankState) -> bool:
-    return rank.cpu >= BUSY_CORES or rank.has_io
+    return computes(rank) or rank.has_io
+
+
+def cores_used(process: RankState | WorkerState) -> str:
+    """`1.8 cores`; where it gets hardly any, why."""
+    if process.cpu >= BUSY_CORES:
+        return f"{process.cpu:.1f} cores"
+    return f"{process.cpu:.2f} cores, waiting for a CPU of a crowded machine"
 
 
 def pending(rank: RankState) -> Collective | None:
@@ -153,4 +164,4 @@ def is_blocked(rank: RankState) -> bool:
         return True
     if rank.stack:
         return is_in_collective(rank.stack) and not is_loading(rank.stack) and rank.phase is not Phase.DATA
-    return rank.phase is Phase.BACKWARD and rank.cpu < BUSY_CORES
+    return rank.phase is Phase.BACKWARD and not computes(rank)

@@ -15,7 +15,7 @@ from drumline.text import duration
 from drumline.watch.cluster_state import ClusterState, RankState
 from drumline.watch.diagnosis.blocked import find_blocked, find_debugged, find_stopped, find_unknown
 from drumline.watch.diagnosis.diagnosis import Alarm, Cause, Diagnosis
-from drumline.watch.diagnosis.evidence import BUSY_CORES, OUT_OF_LOOP, Evidence, has_exited, is_done, pending
+from drumline.watch.diagnosis.evidence import OUT_OF_LOOP, Evidence, has_exited, is_busy, is_done, pending
 from drumline.watch.diagnosis.exited import find_exited, find_lost_connection
 from drumline.watch.diagnosis.mismatch import find_left_early, find_mismatch, find_teardown
 from drumline.watch.diagnosis.triggers import STILL_S, UNTIMED, IdleTime, exit_symptoms, other_symptoms
@@ -164,7 +164,7 @@ class Watchdog:
             if self._first_step is None and rank.num_marks:
                 self._first_step = rank.step
             recent = self._work.setdefault(rank.rank, deque(maxlen=_NUM_RECENT))
-            recent.append(rank.cpu >= BUSY_CORES or rank.has_io or rank.state == "R")
+            recent.append(is_busy(rank) or rank.state == "R")
 
     # When to collect evidence
 
@@ -238,11 +238,13 @@ class Watchdog:
             return min(_COMPILE_S, self._act_s(diagnosis) / 2)
         limit_s, busy_limit_s = self._idle.limit_s, self._idle.busy_limit_s
         if not _is_waited_for(diagnosis) and self._any_computes():
-            return math.inf if self._is_plain() else max(_SLOW_S, busy_limit_s)
+            usual_s = _SLOW_S * self._slowdown() if self._is_young() else _SLOW_S
+            return math.inf if self._is_plain() else max(usual_s, busy_limit_s)
         ranks = self._work if diagnosis.rank is None else [diagnosis.rank]
         works = diagnosis.cause is Cause.SLOW or self._any_computes(ranks)
         if self._takes_long():
-            return max(_SLOW_S if works else _SLOW_IDLE_S, limit_s)
+            usual_s = _SLOW_S if works else _SLOW_IDLE_S
+            return max(usual_s * self._slowdown() if self._is_young() else usual_s, limit_s)
         return busy_limit_s if works else limit_s
 
     def _act_s(self, diagnosis: Diagnosis) -> float:
@@ -294,6 +296,10 @@ class Watchdog:
             return self._idle.num_moves < _NUM_FIRST_MOVES
         num_marks = max((rank.num_marks for rank in self._cluster.ranks), default=0)
         return self._num_steps() < _NUM_FIRST_STEPS and num_marks < _NUM_FIRST_MARKS
+
+    def _slowdown(self) -> float:
+        """How much longer a start takes than on hosts with free CPUs: the first steps wait for the slowest host."""
+        return max((node.slowdown for node in self._cluster.nodes), default=1.0)
 
     def _num_steps(self) -> int:
         """The steps since the first one that was seen, which is not typical: kernels are compiled in it."""

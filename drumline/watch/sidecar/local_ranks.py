@@ -12,7 +12,7 @@ from typing import Any
 
 from drumline.errors import log
 from drumline.net.frames import MAX_BYTES
-from drumline.processes import EXITED, descendants, send_signal
+from drumline.processes import EXITED, TICKS_PER_S, descendants, read_stat, send_signal
 from drumline.untrusted import parse_json
 from drumline.watch.cluster_state import NodeState
 from drumline.watch.heartbeat import Phase
@@ -35,6 +35,7 @@ class LocalRanks:
         self._observers = [RankObserver(Path(options.folder), rank, options.host) for rank in options.ranks]
         self._begun = time.monotonic()
         self._exit_fds: set[int] = set()
+        self._slowdown = start_slowdown()
         self.state = NodeState(node=options.node, host=options.host)
 
     def observe(self, now_s: float, heartbeat_age_s: Mapping[int, float]) -> NodeState:
@@ -46,6 +47,7 @@ class LocalRanks:
             host=self.options.host,
             ranks=tuple(rank for rank in ranks if rank is not None),
             heartbeat_age_s=heartbeat_age_s,
+            slowdown=self._slowdown,
             activity=tuple(one for one in activity if one is not None),
         )
         return self.state
@@ -70,6 +72,7 @@ class LocalRanks:
             host=self.options.host,
             ranks=tuple(await asyncio.gather(*(observer.inspect() for observer in self._observers))),
             heartbeat_age_s=heartbeat_age_s,
+            slowdown=self._slowdown,
             link=link_problem(self._address) if self._address else "",
             kernel=kernel_lines(self._begun),
         )
@@ -98,6 +101,16 @@ class LocalRanks:
             if rank.state not in EXITED:
                 pids = [rank.pid, *descendants(rank.pid)]
                 send_signal((pid for pid in pids if pid != os.getpid()), signal.SIGKILL)
+
+
+def start_slowdown() -> float:
+    """How many times longer this process has taken so far than the CPU time that it used; at least 1. It is called when
+    the process has started: what it did was to load Python and its modules."""
+    stat = read_stat(os.getpid())
+    if stat is None:
+        return 1.0
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - stat.start_ticks / TICKS_PER_S
+    return max(1.0, age_s / max(time.process_time(), 1 / TICKS_PER_S))
 
 
 class ScriptReports:

@@ -8,13 +8,25 @@ import math
 import os
 import signal
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from drumline import processes
 from drumline.launch.node.watch_folder import read_ending
-from drumline.processes import EXITED, STOPPED, TICKS_PER_S, ProcessHandle, ProcessStat, io_bytes, read_stat, state_of
+from drumline.processes import (
+    EXITED,
+    STOPPED,
+    TICKS_PER_S,
+    ProcessHandle,
+    ProcessStat,
+    ThreadTimes,
+    io_bytes,
+    read_stat,
+    state_of,
+    thread_times,
+)
 from drumline.watch.cluster_state import RankState, WorkerState
 from drumline.watch.heartbeat import Heartbeat, read_heartbeat
 from drumline.watch.rank.self_report import WORKER_SIGNAL
@@ -36,6 +48,10 @@ LATE_S = 1.0
 # A rank may have hundreds of threads, each with its own list of children.
 SEARCH_EVERY_S = 15.0
 COUNT_EVERY_S = 1.0
+# A thread that runs or waits for a CPU for this part of the time computes, if it uses slices of at least this length.
+COMPUTES_SHARE, SLICE_NS = 0.5, 300_000
+# A main thread that waits for a CPU for this part of the time may be why a rank does not answer.
+STARVED_SHARE = 0.3
 # A rank that is killed at the end of the grace period may be seen a little before it, by rounding.
 KILL_SLACK_S = 0.2
 
@@ -76,6 +92,7 @@ class RankObserver:
             state=process.state,
             state_s=now_s - process.state_since_s,
             cpu=process.cpu,
+            is_starved=process.is_starved,
             has_io=process.has_io,
             exit=self._exit(process) if process.state in EXITED else None,
             killed_after_s=self._killed_after_s(process) if process.state in EXITED else None,
@@ -118,6 +135,8 @@ class RankObserver:
         report = SelfReport()
         if state.state not in STOPPED:  # a stopped rank would answer when it is continued
             asked = asyncio.create_task(ask_report(self._folder, self._rank))
+            asked_s = time.monotonic()
+            times_before = thread_times(state.pid)
             # A rank that answers reports its stack itself. The signal is only for a rank in which Python is blocked: it
             # could crash any other (rank/self_report.py).
             await asyncio.wait({asked}, timeout=ANSWERS_WITHIN_S)
@@ -125,6 +144,8 @@ class RankObserver:
             file = self._file("stacks")
             stack = ask_rank.stack_lines(state.pid, calls) if calls else await ask_stack(state.pid, file)
             answers, report = await asked
+            if not answers and main_thread_waited(state.pid, times_before, time.monotonic() - asked_s):
+                answers = None  # nobody knows: it had too little CPU time to answer
         workers = [await self._inspect_worker(*worker, process, end) for worker in report.workers]
         process.skip_answer(time.monotonic())
         state = replace(state, stack=stack, workers=tuple(workers), answers=answers, collectives=report.collectives)
@@ -146,6 +167,7 @@ class RankObserver:
             pid=pid,
             state=state_of(pid),
             cpu=process.descendants.cores.get(pid, 0.0),
+            is_starved=process.descendants.are_starved.get(pid, False),
             in_fork_s=ask_rank.in_fork_s(pid),
             stack=stack,
         )
@@ -196,6 +218,8 @@ class RankProcess:
         self.state, self.state_since_s, self._observed_s = "", 0.0, math.inf
         self.exit: int | None = None
         self.cpu, self.has_io = 0.0, False
+        self.is_starved = False
+        self._scheduling = Scheduling(pid)
         self._readings: list[tuple[float, int, int | None]] = []
         """When, CPU time, and bytes read and written; the newest last."""
 
@@ -210,6 +234,7 @@ class RankProcess:
         self._observed_s = now_s
         if stat is None or state == "Z":
             self.cpu, self.has_io = 0.0, False
+            self.is_starved = False
             if stat and (stat.exit_status or stat.num_threads <= 1):
                 self.exit = os.waitstatus_to_exitcode(stat.exit_status)
             return
@@ -221,6 +246,7 @@ class RankProcess:
         if stat := self.handle.stat():
             self._readings = [(now_s, stat.cpu_ticks, io_bytes(self.handle.pid))]
         self.descendants.skip_answer()
+        self._scheduling.begin(now_s)
 
     def _measure(self, stat: ProcessStat, now_s: float, *, is_still: bool) -> None:
         # A rank that makes progress needs no measurement of its files and workers.
@@ -238,6 +264,8 @@ class RankProcess:
             self.descendants.count(now_s)
             self.cpu += sum(self.descendants.cores.values())
             self.has_io |= self.descendants.has_io
+            self._scheduling.measure(now_s)
+        self.is_starved = is_still and (self._scheduling.is_starved or any(self.descendants.are_starved.values()))
 
 
 class Descendants:
@@ -249,8 +277,14 @@ class Descendants:
         self._searched_s = self._counted_s = float("-inf")
         self._stats: dict[int, ProcessStat] = {}
         self.cores: dict[int, float] = {}  # by pid, between the last two counts
+        self._scheduling: dict[int, Scheduling] = {}
         self._io_bytes: dict[int, int | None] = {}
         self.has_io = False  # whether one of them read or wrote files meanwhile
+
+    @property
+    def are_starved(self) -> dict[int, bool]:
+        """By pid: whether it computes, and mostly waits for a CPU."""
+        return {pid: scheduling.is_starved for pid, scheduling in self._scheduling.items()}
 
     def skip_answer(self) -> None:
         self._io_bytes = {pid: io_bytes(pid) for pid in self._io_bytes}
@@ -273,3 +307,57 @@ class Descendants:
         self.cores = {pid: (stats[pid].cpu_ticks - old.cpu_ticks) / elapsed_ticks for pid, old in known.items()}
         self.has_io = any(moved[pid] != self._io_bytes.get(pid) for pid in known)
         self._stats, self._io_bytes, self._counted_s = stats, moved, now_s
+        self._scheduling = {pid: self._scheduling.get(pid) or Scheduling(pid) for pid in stats}
+        for scheduling in self._scheduling.values():
+            scheduling.measure(now_s)
+
+
+class Scheduling:
+    """Whether a process computes on a crowded machine, where it gets few percent of a core. A thread that computes runs
+    or waits for a CPU most of the time, and uses its whole slices; one that polls, as for the GIL, waits as often, but
+    needs little of each."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._before: dict[int, ThreadTimes] = {}
+        self._began_s = math.inf
+        self.is_starved = False
+
+    def begin(self, now_s: float) -> None:
+        """Count from here on."""
+        self._before = thread_times(self._pid)
+        self._began_s = now_s
+
+    def measure(self, now_s: float) -> None:
+        """At most once a second."""
+        elapsed_s = now_s - self._began_s
+        if elapsed_s == -math.inf:
+            self.begin(now_s)
+            return
+        if elapsed_s < COUNT_EVERY_S:
+            return
+        after = thread_times(self._pid)
+        common = self._before.keys() & after.keys()
+        if self._pid in common and after[self._pid] == self._before[self._pid] and state_of(self._pid) == "R":
+            return  # its main thread still waits: the kernel counts that when it has ended
+        self.is_starved = any(_computes(self._before[thread], after[thread], elapsed_s) for thread in common)
+        self._before = after
+        self._began_s = now_s
+
+
+def _computes(before: ThreadTimes, after: ThreadTimes, elapsed_s: float) -> bool:
+    run_ns = after.run_ns - before.run_ns
+    wanted_s = (run_ns + after.wait_ns - before.wait_ns) / 1e9
+    num_slices = max(1, after.num_slices - before.num_slices)
+    return wanted_s >= COMPUTES_SHARE * elapsed_s and run_ns >= SLICE_NS * num_slices
+
+
+def main_thread_waited(pid: int, before: Mapping[int, ThreadTimes], elapsed_s: float) -> bool:
+    """Whether its main thread waited for a CPU during a large part of this time."""
+    after = thread_times(pid)
+    if pid not in before or pid not in after:
+        return False
+    waited_s = (after[pid].wait_ns - before[pid].wait_ns) / 1e9
+    if state_of(pid) == "R":  # the kernel counts a wait when it has ended
+        waited_s = max(waited_s, elapsed_s - (after[pid].run_ns - before[pid].run_ns) / 1e9)
+    return waited_s >= STARVED_SHARE * elapsed_s

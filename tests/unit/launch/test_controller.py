@@ -321,6 +321,22 @@ def test_agents_that_are_ended_after_their_ranks_have_saved(
     assert (code, saved in lines) == (ends_with, ends_with == 75), lines
 
 
+def test_an_agent_that_was_killed_is_named(make: Make, said: Path) -> None:
+    async def go() -> Controller:
+        controller = make()
+        a, _, _ = await start(controller)
+        hear(a, "ended", code=-9, last_lines=["what a log had last"])
+        return controller
+
+    code, lines = conclude(asyncio.run(go()), said)
+    assert code == 1
+    assert lines[-3:] == [
+        "drumline: the launcher's agent on a was killed by SIGKILL, which ended its ranks",
+        "  try: find out who killed it: an operator, a batch system, or the OOM killer (dmesg on a)",
+        "drumline: logs in logs on each host",
+    ]
+
+
 def test_a_host_that_is_found_lost_when_the_others_are_done_is_no_failure(make: Make, said: Path) -> None:
     async def go() -> Controller:
         controller = make(min_nodes=2)

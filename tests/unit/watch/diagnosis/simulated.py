@@ -55,6 +55,8 @@ class Run:
     broken: dict[int, tuple[float, Change]] = field(default_factory=dict)
     silent_from: dict[int, float] = field(default_factory=dict)
     """By node."""
+    slowdown: float = 1.0
+    """Of the last node."""
     unheard_from: dict[int, float] = field(default_factory=dict)
     """By node: since when it is listened for in vain."""
 
@@ -64,6 +66,7 @@ class Run:
             NodeState(node=number, host=host_of(number), ranks=tuple(ranks[low : low + self.ranks_per_node]))
             for number, low in enumerate(range(0, len(ranks), self.ranks_per_node))
         ]
+        nodes[-1] = replace(nodes[-1], slowdown=self.slowdown)
         silent = [
             _silent(node, now - self.silent_from[node.node])
             for node in nodes

@@ -225,6 +225,14 @@ WHOLE = [
         id="slow",
     ),
     pytest.param(
+        cluster(late_rank(5, Phase.FORWARD, stack=IN_LOSS[1:], cpu=0.04, is_starved=True, answers=None)),
+        Cause.SLOW,
+        "stall: rank 5 on node-b is slow but alive: in forward since step 812 (0.04 cores, waiting for a CPU of a "
+        "crowded machine, at job/losses.py:44 in contrastive); 7 ranks are blocked in all_reduce #4410. Try: wait, or "
+        "raise watch.hang_s if it often takes so long; its stack is in the diagnosis file",
+        id="slow on a crowded machine",
+    ),
+    pytest.param(
         cluster(world_size=2),
         Cause.UNKNOWN,
         "stall: no progress since step 812, and no rank stands out: ranks 0, 1 on node-a in all_reduce #4410 of "

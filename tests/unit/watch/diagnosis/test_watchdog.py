@@ -267,6 +267,16 @@ def test_the_first_steps_and_the_start_are_waited_for() -> None:
     assert not recoveries or recoveries[0].sentence.startswith("the run continues after ")
 
 
+@pytest.mark.parametrize(("slowdown", "not_before_s"), [(1.0, 10.0), (4.0, 40.0)])
+def test_the_first_step_is_late_by_the_start_times_of_the_slowest_host(slowdown: float, not_before_s: float) -> None:
+    run = Run(simulate([Step(longer={(1, Phase.FORWARD): FOR_EVER})], world_size=4), slowdown=slowdown)
+    run.broken[1] = (1.2, lambda s: {"cpu": 0.0, "state": "S", "stack": IN_LOSS})
+    said, _, _ = watch(run, until=not_before_s + 20)
+    assert [one.alarm for one in said][:1] == [Alarm.STALL]
+    assert said[0].at >= not_before_s
+    assert said[0].at < 1.5 * not_before_s + 10
+
+
 def test_a_stall_that_was_reported_recovers() -> None:
     steps = [Step()] * 20 + [Step(longer={(1, Phase.DATA): 20.0})] + [Step()] * 20
     said, recoveries, gathered = watch(Run(simulate(steps, world_size=4)), until=60)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from drumline.launch.node import watch_folder
 from drumline.launch.node.watch_folder import WatchFolder
 from drumline.processes import state_of
 from drumline.watch.cluster_state import NodeState, RankState
-from drumline.watch.diagnosis.evidence import BUSY_CORES
+from drumline.watch.diagnosis.evidence import BUSY_CORES, is_busy
 from drumline.watch.heartbeat import HeartbeatWriter, Phase
 from drumline.watch.sidecar.rank_observer import RankObserver
 from drumline.watch.typed_json import from_json
@@ -261,6 +262,44 @@ def test_a_rank_that_computes_and_one_that_reads(start_rank: StartRank, tmp_path
     wait_until(lambda: inspected(observer).stack[-1:] != ())
 
 
+@pytest.fixture(name="crowd")
+def _crowd() -> Iterator[None]:
+    """Every CPU is taken by processes with a higher priority than a rank of nice 19."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3 * (os.cpu_count() or 1))]
+    yield
+    for loop in loops:
+        loop.kill()
+        loop.wait()
+
+
+@pytest.mark.usefixtures("crowd")
+def test_a_rank_that_computes_on_a_crowded_machine_is_busy_and_does_not_hold_the_gil(
+    start_rank: StartRank, tmp_path: Path
+) -> None:
+    rank = start_rank("say('ready')\nwhile True:\n    sum(range(100))\n")
+    os.setpriority(os.PRIO_PROCESS, rank.pid, 19)
+    observer = observer_of(tmp_path)
+    wait_until(lambda: state_seen(observer).is_starved)
+    assert is_busy(state_seen(observer))
+    assert inspected(observer).answers is not False, "it may be late, or have answered"
+
+
+@pytest.mark.usefixtures("crowd")
+@pytest.mark.parametrize("body", ["wait_forever()", "ctypes.PyDLL(None).sleep(600)"])
+def test_a_rank_that_waits_on_a_crowded_machine_is_not_busy(start_rank: StartRank, tmp_path: Path, body: str) -> None:
+    rank = start_rank(f"say('ready')\n{body}\n")
+    os.setpriority(os.PRIO_PROCESS, rank.pid, 19)
+    observer = observer_of(tmp_path)
+    states = []
+    for _ in range(20):
+        time.sleep(0.2)
+        states.append(state_seen(observer))
+    assert not any(state.is_starved for state in states[10:])
+    if "PyDLL" in body:
+        assert inspected(observer).answers is False, "it holds the GIL, and would have had a CPU"
+        assert not state_seen(observer).is_starved
+
+
 def test_how_a_rank_ended(start_rank: StartRank, tmp_path: Path) -> None:
     rank = start_rank("say('ready')\nwait_forever()\n")
     observer = observer_of(tmp_path)
@@ -347,6 +386,17 @@ def test_a_rank_that_vanishes_while_it_is_looked_at(start_rank: StartRank, tmp_p
 
     facts = asyncio.run(look_and_kill())
     assert (facts.state, facts.step, facts.answers) == ("X", 812, None)
+
+
+def test_a_host_on_which_processes_start_slowly_is_known() -> None:
+    code = (
+        "import sys, time; time.sleep({}); from drumline.watch.sidecar.local_ranks import start_slowdown; "
+        "print(start_slowdown(), time.process_time())"
+    )
+    usual, _ = map(float, subprocess.check_output([sys.executable, "-c", code.format(0)]).split())
+    assert usual >= 1.0
+    late, cpu_s = map(float, subprocess.check_output([sys.executable, "-c", code.format(2)]).split())
+    assert late >= 2.0 / cpu_s, "it took so many times its CPU time"
 
 
 def test_a_sidecar_needs_neither_torch_nor_numpy() -> None:
