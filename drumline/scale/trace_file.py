@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import os
 import re
 import zlib
 from bisect import bisect_right
@@ -21,11 +22,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drumline.scale.intervals import Intervals, difference, union
-from drumline.untrusted import open_regular, parse_json, whole_number
+from drumline.untrusted import DOCUMENT_BYTES, open_regular, parse_json, whole_number
 from drumline.watch.profile_files import DATA_MARK, END_MARK, STEP_MARK
 
 MOST_BYTES = 1 << 30
 """Of a trace, unpacked."""
+SMALL_BYTES = 1 << 20
+MAX_RATIO = 64
+"""How many times as large as its file a large trace may be, unpacked: those of torch.profiler are 10 to 20 times as
+large."""
+BYTES_PER_VALUE = 12
+"""Of a large trace, for each object and list in it, at least: those of torch.profiler have more than 30. Empty ones
+take 30 times their bytes in memory."""
 MOST_SECONDS = 1e11
 ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 ENDING = ON_DEVICE | {"user_annotation", "cpu_op"}
@@ -104,7 +112,11 @@ def read_events(path: Path) -> tuple[list[Event], int]:
 
 def read_entries(path: Path) -> tuple[list[Any], int]:
     """The entries of a trace as they are, and the Unix time in ns that they are relative to."""
-    document = parse_json(unpacked(path))
+    content = unpacked(path)
+    num_values = content.count(b"{") + content.count(b"[")
+    if num_values * BYTES_PER_VALUE > len(content) + SMALL_BYTES:
+        raise ValueError(f"it has {num_values:,} objects and lists in {len(content):,} bytes, more than a trace")
+    document = parse_json(content)
     if not isinstance(document, dict) or not isinstance(document.get("traceEvents"), list):
         raise ValueError("it has no traceEvents")
     base_ns = document.get("baseTimeNanoseconds", 0)
@@ -114,11 +126,12 @@ def read_entries(path: Path) -> tuple[list[Any], int]:
 
 
 def unpacked(path: Path, most: int = MOST_BYTES) -> bytes:
-    """The content of a gzip file of at most so many bytes."""
+    """The content of a gzip file of at most so many bytes, and not many times as many as the file has."""
     parts, size = [], 0
     try:
         with open_regular(path) as file, gzip.open(file) as packed:
-            while part := packed.read(1 << 24):
+            most = min(most, DOCUMENT_BYTES + MAX_RATIO * os.fstat(file.fileno()).st_size)
+            while part := packed.read(SMALL_BYTES):
                 parts.append(part)
                 size += len(part)
                 if size > most:

@@ -1,0 +1,36 @@
+"""Traces in a run folder of somebody else: a few kB that would be a GB in memory are refused."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from drumline.scale.trace_file import read_events
+from tests.attacks.limits import bounded
+
+
+def write_trace(path: Path, count: int, value: bytes) -> Path:
+    path.write_bytes(gzip.compress(b'{"traceEvents": [' + value * count + b"{}]}"))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("count", "sentence"),
+    [
+        (10_000_000, "it has more than 10,[0-9,]+ bytes"),
+        (2_500_000, "it has 2,500,003 objects and lists in 7,500,021 "),
+    ],
+    ids=["packed tightly", "empty values"],
+)
+def test_a_small_file_does_not_take_much_memory(tmp_path: Path, count: int, sentence: str) -> None:
+    path = write_trace(tmp_path / "trace.json.gz", count, b"{},")
+    assert path.stat().st_size < 40_000
+    with bounded(cpu_s=10, megabytes=100), pytest.raises(ValueError, match=sentence):
+        read_events(path)
+
+
+def test_a_small_trace_may_be_packed_tightly(tmp_path: Path) -> None:
+    event = b'{"ph": "X", "ts": 1, "dur": 1, "name": "a", "args": {}}, '
+    assert len(read_events(write_trace(tmp_path / "trace.json.gz", 50_000, event))[0]) == 50_000
