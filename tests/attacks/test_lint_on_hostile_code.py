@@ -14,6 +14,7 @@ from drumline_lint.reading.notebook import read_notebook
 from drumline_lint.reading.parse import read_bytes, read_file
 from drumline_lint.rules import dl035_deprecated_amp
 from drumline_lint.settings import find_table
+from tests.attacks.growth import growth
 from tests.attacks.limits import bounded
 
 WRONG = dl035_deprecated_amp.RULE.bad
@@ -114,3 +115,37 @@ def test_fix_writes_nothing_outside_of_the_folder(
     linted("--fix", "--select", "DL035", project, outside)
     assert (outside / "victim.py").read_text() != WRONG
     capsys.readouterr()
+
+
+HEAD = """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("nccl")
+rank = dist.get_rank()
+"""
+MODEL = """
+model = DistributedDataParallel(torch.nn.Linear(1, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=1)
+for batch in loader:
+"""
+STEP = """
+    optimizer.zero_grad()
+    loss = model(batch).sum()
+    loss.backward()
+    optimizer.step()
+    print(loss.item())
+"""
+REPEATED = {"conditions on ranks": (HEAD, "if rank == 0:\n    dist.barrier()\n"), "steps": (HEAD + MODEL, STEP)}
+
+
+@pytest.mark.parametrize(("head", "part"), REPEATED.values(), ids=REPEATED.keys())
+def test_repeated_source_does_not_take_minutes(
+    tmp_path: Path, head: str, part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lint(count: int) -> None:
+        (tmp_path / "train.py").write_text(head + part * count)
+        linted(tmp_path / "train.py")
+        capsys.readouterr()
+
+    assert growth(lint, size=12, factor=4) < 24  # 16 where the time is quadratic; it was 100 to 200

@@ -234,8 +234,8 @@ def has_counterpart(program: Program, call: ast.Call, name: str, tests: Sequence
     for other_name, chain in find(function):
         other = chain[0]
         if other_name == name and other is not call:
-            there = [test for test in rank_tests_at(program, other) if test.is_needed]
             is_same = _written(program, call) == _written(program, other)
+            there = _needed_tests(program, other)
             if not is_same and any(_are_opposite(one, another) for one in tests for another in there):
                 return True
     return False
@@ -247,6 +247,12 @@ def who_calls(test: RankTest) -> str:
     return "only some ranks call" if test.is_main is None else "all ranks but one call"
 
 
+@cached_query
+def _needed_tests(program: Program, node: ast.AST) -> list[RankTest]:
+    return [test for test in rank_tests_at(program, node) if test.is_needed]
+
+
+@cached_query
 def _written(program: Program, node: ast.AST) -> list[tuple[str, bool]]:
     return [(ast.dump(test), holds) for test, holds in conditions(program, node) if rank_tests(program, test)]
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from drumline_lint.program import ranks
 from drumline_lint.program.program import Program
+from drumline_lint.program.queries import cached_query
 from drumline_lint.program.tree import ancestors, block_of, last_name, nodes_in
 from drumline_lint.program.value import Rank, RankTest, Values
 
@@ -132,7 +133,13 @@ def _passed(program: Program, statement: ast.stmt) -> Iterator[tuple[ast.expr, b
 
 def _is_always(program: Program, test: ast.expr) -> bool:
     """Whether it always holds in distributed code: `if dist.is_initialized():`."""
-    return ranks.is_about_being_distributed(test) and not rank_tests(program, test)
+    return _is_about_being_distributed(program, test) and not rank_tests(program, test)
+
+
+@cached_query
+def _is_about_being_distributed(program: Program, test: ast.expr) -> bool:
+    """Each statement is asked about from every later one of its block."""
+    return ranks.is_about_being_distributed(test)
 
 
 def always_exits(program: Program, block: list[ast.stmt]) -> bool:

@@ -10,7 +10,7 @@ from typing import TypeAlias
 from drumline_lint.program import names, ranks
 from drumline_lint.program.files import package_of
 from drumline_lint.program.functions import of_parameter
-from drumline_lint.program.queries import ProgramView, each, unpacked
+from drumline_lint.program.queries import ProgramView, cached_query, each, unpacked
 from drumline_lint.program.tree import (
     LOOPS,
     SCOPES,
@@ -126,7 +126,8 @@ class _BindingWalk:
         return frozenset(found)
 
     def _held(self, outer: ast.AST, parts: Sequence[ast.AST]) -> list[ast.AST]:
-        return [one for one in self.inner.get(outer, ()) if one in parts]
+        members = set(parts)
+        return [node for node in self.inner.get(outer, ()) if node in members]
 
     def _after_all(self, statements: Iterable[ast.AST], state: State) -> State:
         for statement in sorted(statements, key=position):
@@ -183,6 +184,7 @@ def _is_looked_up(program: ProgramView, value: ast.expr | None) -> bool:
     return any(isinstance(one, Rank) for one in program.values(index))
 
 
+@cached_query
 def bindings_of(program: ProgramView, node: ast.Name) -> list[Binding] | None:
     """The bindings that may have been the last before this use; None if the name is not bound at all."""
     scopes = program.files.index(source_of(node)).scopes
