@@ -77,7 +77,8 @@ def _run_guarded(node: NodePlan, program: Program, supervision: Supervision, wat
     try:
         result, diagnosis = run_agent(node, num_procs, program, supervision, watch)
     except Preempted as preempted:
-        supervision.report("signalled")
+        if preempted.was_signalled:
+            supervision.report("signalled")
         if not preempted.was_reported and is_here:
             print_message(STOPPED_EARLY)
         return ExitCode.PREEMPTED

@@ -23,10 +23,12 @@ from drumline.processes import has_signal, read_status
 class Preempted(Exception):  # noqa: N818  # no error
     """A signal asked this node's ranks to stop, and they did."""
 
-    def __init__(self, *, was_reported: bool) -> None:
+    def __init__(self, *, was_reported: bool, was_signalled: bool = True) -> None:
         super().__init__()
         self.was_reported = was_reported
         """Whether a rank has reported it."""
+        self.was_signalled = was_signalled
+        """Whether the signal was sent to this process; otherwise a rank got it, or a notice."""
 
 
 class SignalledAgent(LocalElasticAgent):
@@ -81,7 +83,7 @@ class SignalledAgent(LocalElasticAgent):
     def check_preempted(self, number: int | None) -> None:
         """After a run: raise Preempted if it has saved, or if all ranks stopped because of this signal."""
         if self.is_task and self.has_saved_all():
-            raise Preempted(was_reported=True)
+            raise Preempted(was_reported=True, was_signalled=number is not None)
         if number not in (signal.SIGTERM, signal.SIGUSR1):
             return  # Ctrl-C does not ask for a save
         codes = self.exit_codes()

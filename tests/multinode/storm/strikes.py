@@ -110,6 +110,8 @@ def _judge_step(strike: Strike, steps: list[Done], until: float) -> None:
     before = [step for step in steps if step.time <= strike.time]
     times = [step.time for step in before[-1:]] + [step.time for step in steps if strike.time < step.time < until]
     pauses = list(itertools.pairwise(times))
+    if strike.kind == "sidecar":  # it disturbs nothing
+        pauses = pauses[:1]
     if pauses:
         paused_at, resumed = max(pauses, key=lambda pause: pause[1] - pause[0])
         if resumed - paused_at >= 1 or strike.kind == "sidecar":
