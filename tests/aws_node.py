@@ -3,6 +3,7 @@ pip and the mount. They note in FOLDER/log how they were called; the report to t
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 PROGRAMS = {
@@ -11,15 +12,20 @@ PROGRAMS = {
     "mount": "[ -e {folder}/no-volume ] || exec /bin/mount --bind {shared} /mnt/shared",
     "sudo": 'exec "$@"',
     "sleep": "true",
+    "pip": """
+echo "pip $@" >> {folder}/log
+case "$*" in *--no-index*) exec {pip} "$@" --target /opt/drumline/site ;; esac
+[ ! -e {folder}/no-index ]""",
     "curl": """
 case "$*" in
   *-T*) echo "curl $@" >> {folder}/log; cp /run/drumline-report {folder}/report ;;
   *) {metadata} ;;
 esac""",
-    # A venv: its pip fails where there is a file no-index, its Python where there is a file no-boto3.
+    # A venv: its pip fails where there is a file no-index, its Python where there is a file no-boto3. Wheels are
+    # installed by a real pip.
     "python3": """
 mkdir -p /opt/drumline/bin
-printf '#!/bin/sh\\necho "pip $@" >> {folder}/log\\n[ ! -e {folder}/no-index ]\\n' > /opt/drumline/bin/pip
+cp {folder}/bin/pip /opt/drumline/bin/pip
 printf '#!/bin/sh\\n[ ! -e {folder}/no-boto3 ] && {python}\\n' > /opt/drumline/bin/python
 chmod 755 /opt/drumline/bin/*""",
 }
@@ -30,7 +36,8 @@ def write_programs(folder: Path, *, shared: Path, metadata: str, python: str) ->
     programs = folder / "bin"
     programs.mkdir()
     for name, text in PROGRAMS.items():
-        given = {"folder": folder, "shared": shared, "metadata": metadata, "python": python}
+        pip = f"{sys.executable} -m pip --disable-pip-version-check"
+        given = {"folder": folder, "shared": shared, "metadata": metadata, "python": python, "pip": pip}
         for key, value in given.items():
             text = text.replace(f"{{{key}}}", str(value))
         (programs / name).write_text(f"#!/bin/bash\n{text}\n")

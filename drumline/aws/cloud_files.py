@@ -37,6 +37,8 @@ class CloudFile:
     """Of `drumline launch`."""
     words: Sequence[str]
     """The task or script, and its arguments."""
+    requirements: Sequence[str]
+    """What pip installs on the nodes, in this folder."""
     accelerators: str | None = None
     """SkyPilot's own words for GPUs, such as `A100:8`; None: those of the instance type."""
 
@@ -63,7 +65,7 @@ def skypilot_text(file: CloudFile) -> str:
         "resources": {name: value for name, value in resources.items() if value is not None},
         # Without a value: `sky launch` asks for it.
         **({"secrets": {SECRET_ENV: None}} if is_multi else {}),
-        "setup": f"pip install --quiet {shlex.join(settings.requirements)}\n",
+        "setup": f"pip install --quiet {shlex.join(file.requirements)}\n",
         "run": RUN.format(command=shlex.join([*file.flags, "--", *file.words])),
     }
     start = "sky jobs launch" if settings.spot else f"sky launch --cluster {file.name}"
@@ -121,7 +123,7 @@ def parallelcluster_text(file: CloudFile) -> str:
         *([] if has_efa else ["EFA is off: if the type has it, write the file again with --efa."]),
         f"Then on the head node (pcluster ssh {cluster}), in a folder with the code below {SHARED}:",
         f"  python3 -m venv {SHARED}/drumline",
-        f"  {python}/pip install {shlex.join(settings.requirements)}",
+        f"  {python}/pip install {shlex.join(file.requirements)}",
         f"  {python}/drumline launch {shlex.join([*submit, *file.flags, '--', *file.words])}",
         f"The end (the volume is kept): pcluster delete-cluster {cluster}",
     ]

@@ -52,10 +52,12 @@ def _request(plan: ClusterPlan) -> dict[str, Any]:
 
 def _check_same(stack: stacks.Stack, plan: ClusterPlan) -> None:
     before = stacks.parameters_of(stack)
+    # By default these are the versions that are installed here, which may have been updated since.
+    moving = MOVING if plan.settings.install is not None else (*MOVING, "Requirements")
     changed = [
         f"{name}: {before[name]} -> {value}"
         for name, value in plan.parameters.items()
-        if name not in MOVING and before.get(name, value) != value
+        if name not in moving and before.get(name, value) != value
     ]
     if changed:
         raise UsageError(

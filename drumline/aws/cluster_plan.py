@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import subprocess
 import sys
+import textwrap
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +36,12 @@ from drumline.text import plural
 
 TEMPLATE = Path(__file__).with_name("cluster.yaml")
 MORE_CARDS = "          # more-network-cards\n"
+# Files of this folder that become part of the user data, which cannot be longer than 16 kB.
+USER_DATA_INDENT = 16 * " "
+NODE_SCRIPTS = {
+    f"{USER_DATA_INDENT}# idle-shutdown\n": TEMPLATE.with_name("idle_shutdown.py"),
+    f"{USER_DATA_INDENT}# prepare\n": TEMPLATE.with_name("prepare.sh"),
+}
 ADDRESS_URL = "https://checkip.amazonaws.com"
 # Chosen again at every start; a stack that differs in them alone is the same.
 MOVING = ("EndsAt", "ImageId", "Owner", "SshFrom", "VolumeId")
@@ -48,8 +57,7 @@ class ClusterPlan:
     notes: tuple[str, ...]
 
     def template(self) -> str:
-        text = TEMPLATE.read_text(encoding="utf-8")
-        return text.replace(MORE_CARDS, "".join(_card_lines(self.hardware)) if self.has_cards else "")
+        return template_text().replace(MORE_CARDS, "".join(_card_lines(self.hardware)) if self.has_cards else "")
 
     @property
     def has_cards(self) -> bool:
@@ -70,6 +78,14 @@ class ClusterPlan:
         yield from (f"price   {line}" for line in prices.total_lines(self.costs, settings.hours))
         month = prices.dollars(self.volume_price)
         yield f"price   beside it traffic, and EFS: {month} for a GB a month, and more for each GB read or written"
+
+
+def template_text() -> str:
+    """With the programs of the nodes in it, and without network cards."""
+    text = TEMPLATE.read_text(encoding="utf-8")
+    for mark, path in NODE_SCRIPTS.items():
+        text = text.replace(mark, textwrap.indent(path.read_text(encoding="utf-8"), USER_DATA_INDENT))
+    return text
 
 
 def make_plan(account: Account, settings: ClusterSettings) -> ClusterPlan:
@@ -96,7 +112,7 @@ def make_plan(account: Account, settings: ClusterSettings) -> ClusterPlan:
         quota = f"the cluster exists; made by {owner_of(stack)} at {made_at(stack)}"
     else:
         quota = check_quota(account, hardware, settings.nodes, settings.market)
-    install = () if stack else (check_install(settings.requirements),)
+    install = () if stack else tuple(check_install(settings))
     price = market.get(zone) if settings.spot else prices.listed_price(account, "instance", instanceType=settings.type)
     _check_ceiling(settings, price)
     image = find_image(account, settings.ami, hardware)
@@ -142,22 +158,56 @@ def _is_public(settings: ClusterSettings, hardware: Hardware, subnet: Mapping[st
     return _has_one_card(settings, hardware) and bool(subnet.get("MapPublicIpOnLaunch", False) if subnet else True)
 
 
-def check_install(requirements: Sequence[str]) -> str:
-    """By this machine's pip, before nodes cost money: this version may be on no index."""
+def check_install(settings: ClusterSettings) -> Iterator[str]:
+    """What the nodes get; pip and git are asked from here, before nodes cost money, and run no code of a package."""
+    if settings.copies_drumline:
+        yield f"launch copies this installation to the nodes: drumline {version('drumline')}"
+    sources = [word for word in settings.requirements if "git+" in word]
+    packages = [word for word in settings.requirements if word not in sources]
+    for word in sources:
+        yield _check_repository(word)
+    if packages:
+        yield _check_packages(packages)
+
+
+def _check_packages(requirements: Sequence[str]) -> str:
     wanted = " ".join(requirements)
     if importlib.util.find_spec("pip") is None:
         return f"whether pip can install {wanted} is not known: there is no pip here"
     flags = ["--dry-run", "--no-deps", "--ignore-installed", "--no-input", "--quiet", "--disable-pip-version-check"]
-    command = [sys.executable, "-m", "pip", "install", *flags, *requirements]
-    done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
+    # To read the version of a source distribution, pip runs it.
+    flags += ["--only-binary", ":all:"]
+    _ask([sys.executable, "-m", "pip", "install", *flags, *requirements], f"pip cannot install {wanted}")
+    return f"pip finds {wanted} from here"
+
+
+def _check_repository(requirement: str) -> str:
+    """Only that it can be reached: git cannot ask for a commit without all of it, and pip would run its code."""
+    address = requirement.partition("git+")[2].rpartition("@")[0]
+    if shutil.which("git") is None:
+        return f"whether {address} can be reached is not known: there is no git here"
+    _ask(["git", "ls-remote", "--quiet", "--", address, "HEAD"], f"git cannot read {requirement}")
+    return f"git reaches {address} from here"
+
+
+def _ask(command: Sequence[str], failure: str) -> None:
+    # In a session without a terminal git cannot ask for a password.
+    done = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        check=False,
+        start_new_session=True,
+    )
     if done.returncode:
-        said = [line.strip() for line in done.stderr.splitlines()]
-        reasons = [line for line in said if line.startswith(("ERROR:", "fatal:"))]  # the second is git's
+        lines = [line.strip() for line in done.stderr.splitlines()]
+        reasons = [line for line in lines if line.startswith(("ERROR:", "fatal:"))]  # the second is git's
         raise UsageError(
-            f"pip cannot install {wanted}: {(reasons or [f'exit code {done.returncode}'])[-1]}",
+            f"{failure}: {(reasons or [f'exit code {done.returncode}'])[-1]}",
             next_step="give --install a version of an index, the URL of a wheel, or git+URL@COMMIT (docs/aws.md)",
         )
-    return f"pip finds {wanted} from here"
 
 
 def _parameters(
@@ -186,6 +236,7 @@ def _parameters(
         "EndsAt": ends.strftime("%Y-%m-%dT%H:%M:%SZ"),
         "IdleMinutes": str(settings.idle_minutes),
         "Requirements": " ".join(settings.requirements),
+        "CopiesDrumline": _flag(settings.copies_drumline),
         **_volume_parameters(account, settings, subnet.get("AvailabilityZone")),
     }
 

@@ -6,28 +6,22 @@ import ipaddress
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
 from drumline.aws.account import Account, connect
+from drumline.aws.install import copies_drumline, node_requirements, wrong_install
 from drumline.config.config_file import CLUSTER_SECTION
 from drumline.config.fields import Mismatch, from_value
 from drumline.config.flags import FlagTable
 from drumline.config.schema import Count, CountOrZero, Positive
 from drumline.errors import ConfigError, did_you_mean
-from drumline.text import CREDENTIALS
 from drumline.untrusted import TEXT_BYTES, parse_toml, read_regular
 
 ME = "me"
 # A stack's name is `drumline-NAME`, and an IAM role's name has that and more in 64 letters.
 NAME = re.compile(r"[a-z][a-z0-9-]{0,29}")
 STACK_PREFIX = "drumline-"
-# Part of a shell script on the nodes.
-REQUIREMENT = re.compile(r"[A-Za-z0-9_.,:/@+=\[\]#&~-]+")
-PINNED = re.compile(r"==[0-9]|@[0-9a-f]{40}\b|\.whl$")
-# A wheel or a folder of this machine, as pip takes it: dist/mine-1.0-py3-none-any.whl, .[train], or file:///...
-LOCAL = re.compile(r"(\.{0,2}/.*|\.{1,2}|[^:]*\.whl)(\[.*\])?|.*\bfile:.*")
 WIDEST_PREFIX = 8
 
 WHERE: FlagTable = {
@@ -46,7 +40,11 @@ CLUSTER: FlagTable = {
     "efa": (bool, "", "Elastic Fabric Adapter [on for a type that has it]; --no-efa turns it off."),
     "ami": (str, "AMI", "The image, with apt [AWS's base Deep Learning AMI for GPUs, otherwise Ubuntu 24.04]."),
     "disk": (Count, "GIB", "The encrypted disk of each instance [150]."),
-    "install": (str, "REQUIREMENTS", "What pip installs on the nodes, pinned [this version, if it is on an index]."),
+    "install": (
+        str,
+        "REQUIREMENTS",
+        "What the nodes get, pinned; `drumline` is this installation, copied to them [drumline].",
+    ),
 }
 REACH: FlagTable = {
     "key": (str, "NAME", "The EC2 key pair for ssh; launch needs one."),
@@ -94,11 +92,14 @@ class ClusterSettings:
         return f"{STACK_PREFIX}{self.name}"
 
     @property
+    def copies_drumline(self) -> bool:
+        """Whether the nodes get what runs here, over ssh."""
+        return copies_drumline(self.install)
+
+    @property
     def requirements(self) -> list[str]:
-        """What pip installs: by default the version that runs here, with its linter, which is a distribution too."""
-        if self.install is not None:
-            return self.install.split()
-        return [f"drumline[aws,storage]=={version('drumline')}", f"drumline-lint=={version('drumline-lint')}"]
+        """What pip installs on a node when it starts."""
+        return node_requirements(self.install)
 
     @property
     def market(self) -> Literal["spot", "on-demand"]:
@@ -112,7 +113,9 @@ def settings_from(given: Mapping[str, Any], problems: list[str], *, copies_folde
     names = {field.name for field in fields(ClusterSettings)}
     values |= {name.replace("-", "_"): value for name, value in given.items() if name.replace("-", "_") in names}
     settings = ClusterSettings(**values)
-    problems += [*_wrong_settings(settings), *_wrong_install(settings, copies_folder=copies_folder)]
+    problems += _wrong_settings(settings)
+    if settings.install is not None:
+        problems += wrong_install(settings.install, copies_folder=copies_folder)
     return settings
 
 
@@ -153,22 +156,6 @@ def _wrong_settings(settings: ClusterSettings) -> Iterator[str]:
         yield from _wrong_network(settings.ssh_from or "")
     if settings.ssm and settings.ssh_from:
         yield "--ssm and --ssh-from exclude each other: Session Manager needs no open port"
-
-
-def _wrong_install(settings: ClusterSettings, *, copies_folder: bool) -> Iterator[str]:
-    words = settings.requirements
-    local = [word for word in words if LOCAL.fullmatch(word)]
-    if any(map(CREDENTIALS.search, words)):
-        yield "--install: an address has a user, a password or options, which every node would show; give one without"
-    elif not words or not all(map(REQUIREMENT.fullmatch, words)):
-        yield f"--install: {settings.install!r} is not a list of requirements of pip without markers and quotes"
-    elif unpinned := [word for word in words if word not in local and not PINNED.search(word)]:
-        yield f"--install: {unpinned[0]!r} is not pinned; write NAME==VERSION, a wheel, or git+URL@ with a whole commit"
-    elif local and not copies_folder:
-        yield f"--install: {local[0]!r} is of this machine; give the URL at which the nodes find it"
-    for path in (Path(word.partition("[")[0]) for word in local if copies_folder):
-        if path.is_absolute() or ".." in path.parts or not path.exists():
-            yield f"--install: {path} is not in this folder, which is all that the nodes get"
 
 
 def _wrong_network(text: str) -> Iterator[str]:

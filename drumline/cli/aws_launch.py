@@ -6,6 +6,7 @@ resumes from its newest checkpoint on the shared volume. A node that AWS has not
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shlex
 import subprocess
@@ -17,6 +18,7 @@ from pathlib import Path, PurePosixPath
 from drumline.aws.account import Account
 from drumline.aws.cluster_nodes import CloudNode, nodes_of, ssh_config
 from drumline.aws.cluster_settings import WHERE, ClusterSettings, account_and_settings
+from drumline.aws.own_wheels import build_wheels, pack
 from drumline.aws.reach import check_session_manager
 from drumline.aws.stack import find_cluster, group_of, parameters_of
 from drumline.cli import doctor_command, launch_command
@@ -27,12 +29,14 @@ from drumline.config.help import render_flags
 from drumline.engine.run_folder import run_name
 from drumline.errors import DrumlineError, ExitCode, PreflightError, UsageError
 from drumline.launch.hosts import Host
-from drumline.launch.ssh.client import SSH_FAILED, not_reached, ssh_words
+from drumline.launch.ssh.client import SSH_FAILED, last_line, not_reached, ssh_words
 from drumline.terminal import print_message, show
 from drumline.text import join_names, plural
 
 PYTHON, PREPARE = "/opt/drumline/bin/python", "/opt/drumline/prepare"
 SHARED = PurePosixPath("/mnt/shared")
+# Of prepare.sh on a node.
+NOT_INSTALLED = 65
 NOTICE = "http://169.254.169.254/latest/meta-data/spot/instance-action"
 # How long nodes may take to start and install, and a node that AWS takes back, or is asked to replace, to disappear.
 READY_S, REPLACED_S, POLL_S = 1800.0, 180.0, 10.0
@@ -122,7 +126,18 @@ class _CloudJob:
         if self._by_ssm:
             check_session_manager(f"the cluster {settings.name} was made with --ssm, which")
         self._config = folder / "ssh_config"
+        self._wheels: Path | None = None
+        self._wheels_hash = ""
+        if given.get("CopiesDrumline") == "true":
+            self._pack_wheels(folder / "wheels.tar")
         self._nodes = self._ready_nodes()
+
+    def _pack_wheels(self, path: Path) -> None:
+        """What runs here, for the nodes: no package index has it."""
+        content = pack(build_wheels())
+        path.write_bytes(content)
+        self._wheels = path
+        self._wheels_hash = hashlib.sha256(content).hexdigest()
 
     def check_pairs(self) -> None:
         if code := doctor_command.run([*self._hosts(), "--code", "/opt/drumline/bin", "--run", str(SHARED)]):
@@ -213,18 +228,31 @@ class _CloudJob:
         return bool(group_of(self._account, self._settings.stack)["DesiredCapacity"] < self._num_nodes)
 
     def _prepare(self, nodes: Sequence[CloudNode]) -> tuple[dict[CloudNode, int], DrumlineError | None]:
-        """Make this folder on each node; those that are not ready, with their exit codes, and the last reason."""
-        command = ["sudo", PREPARE, str(Path.cwd())]
-        started = [
-            (node, subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE))
-            for node in nodes
-            for words in [ssh_words(self._client(), Host(node.address), command, cwd=PurePosixPath("/"))]
-        ]
-        waiting, reason = dict[CloudNode, int](), None
+        """Make this folder on each node, with drumline; those that are not ready, with their exit codes, and the last
+        reason. Raises where drumline cannot be installed."""
+        started = [(node, self._start_preparing(node)) for node in nodes]
+        waiting: dict[CloudNode, int] = {}
+        reason: DrumlineError | None = None
         for node, process in started:
-            said = os.fsdecode(process.communicate()[1]).splitlines()
+            output = os.fsdecode(process.communicate()[1]).splitlines()
+            if process.returncode == NOT_INSTALLED:
+                raise _not_installed(node, output)
             if process.returncode:
                 waiting[node] = process.returncode
-                host = Host(node.address)
-                reason = not_reached(host, process.returncode, said, python=PREPARE, cwd="/")
+                reason = not_reached(Host(node.address), process.returncode, output, python=PREPARE, cwd="/")
         return waiting, reason
+
+    def _start_preparing(self, node: CloudNode) -> subprocess.Popen[bytes]:
+        command = ["sudo", PREPARE, str(Path.cwd())]
+        if self._wheels is not None:
+            command.append(self._wheels_hash)
+        words = ssh_words(self._client(), Host(node.address), command, cwd=PurePosixPath("/"))
+        with (self._wheels or Path(os.devnull)).open("rb") as wheels:
+            return subprocess.Popen(words, stdin=wheels, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
+def _not_installed(node: CloudNode, output: Sequence[str]) -> PreflightError:
+    return PreflightError(
+        f"{node.address} ({node.id}): drumline could not be installed: {last_line(output, NOT_INSTALLED)}",
+        next_step="run the same command again; if it stays, `drumline aws down`, then up",
+    )

@@ -5,16 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 from drumline.aws.cloud_files import SHARED, CloudFile, missing_for_parallelcluster, parallelcluster_text, skypilot_text
 from drumline.aws.cluster_plan import own_network
-from drumline.aws.cluster_settings import ME, SETTINGS, settings_from
+from drumline.aws.cluster_settings import ME, SETTINGS, ClusterSettings, settings_from
+from drumline.aws.install import THIS_INSTALLATION
+from drumline.aws.own_wheels import EXTRAS, build_wheels
 from drumline.cli.launch_request import LaunchRequest
 from drumline.config import FlagTable
 from drumline.errors import ConfigError
 from drumline.launch.hosts import least_nodes
+from drumline.terminal import print_message
 
+WHEELS = Path("drumline-wheels")
 Format = Literal["skypilot", "parallelcluster"]
 ACCELERATORS = re.compile(r"[A-Za-z][A-Za-z0-9-]*(:[1-9][0-9]*)?")
 _OF_BOTH = ("config", "region", "type", "spot", "max-price", "ami", "disk", "install", "idle-minutes")
@@ -62,6 +67,23 @@ def cloud_file_text(request: LaunchRequest, flags: Sequence[str]) -> str:
         settings=settings,
         flags=[*flags, *gpus],
         words=program.words[1:] if program.is_task else program.words,
+        requirements=_folder_requirements(settings),
         accelerators=given.get("accelerators"),
     )
     return skypilot_text(file) if is_sky else parallelcluster_text(file)
+
+
+def _folder_requirements(settings: ClusterSettings) -> list[str]:
+    """What the nodes install, which get this folder: drumline itself is written to it, as wheels."""
+    if not settings.copies_drumline:
+        return settings.requirements
+    WHEELS.mkdir(exist_ok=True)
+    requirements = []
+    for wheel in build_wheels():
+        path = WHEELS / wheel.name
+        path.write_bytes(wheel.content)
+        is_drumline = wheel.name.startswith("drumline-")
+        requirements.append(f"./{path}[{','.join(EXTRAS)}]" if is_drumline else f"./{path}")
+    print_message(f"wrote this installation to {WHEELS}, from which the nodes install it; keep it here")
+    words = (settings.install or "").split()
+    return requirements + [word for word in words if word != THIS_INSTALLATION]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +15,7 @@ pytest.importorskip("boto3", reason="pip install 'drumline[dev]' brings it")
 from drumline.aws import cluster_settings
 from drumline.aws.account import Account
 from drumline.aws.cluster_nodes import CloudNode, ssh_config
+from drumline.aws.own_wheels import build_wheels, pack
 from drumline.aws.stack import TAG
 from drumline.cli import aws_launch
 from drumline.errors import ConfigError, PreflightError, TrainingError, UsageError
@@ -99,6 +101,30 @@ def test_doctor_and_then_launch_on_the_private_addresses(cluster: Cluster) -> No
     prepared = sorted(line.split(" -- ")[1] for line in cluster.log.read_text().splitlines())
     command = f"env --chdir=/ sudo /opt/drumline/prepare {Path.cwd()}"
     assert prepared == [f"10.0.0.1 {command}", f"10.0.0.2 {command}"], "both at once"
+
+
+def test_drumline_itself_is_copied_to_every_node_with_its_hash(cluster: Cluster, tmp_path: Path) -> None:
+    """No package index has it: what runs here goes through ssh, to a program that checks the hash (test_node.py)."""
+    (tmp_path / "ssh").write_text(f'#!/bin/sh\necho "$@" >> {cluster.log}\ncat > {tmp_path}/$$.received\n')
+    cluster.made(CopiesDrumline="true")
+    cluster.has(instance(1), instance(2))
+    assert aws_launch.launch(["--no-doctor", "digits"]) == 0
+    digests = [line.split()[-1] for line in cluster.log.read_text().splitlines()]
+    received = [path.read_bytes() for path in tmp_path.glob("*.received")]
+    assert [hashlib.sha256(content).hexdigest() for content in received] == digests
+    assert received == [pack(build_wheels())] * 2
+
+
+def test_a_node_that_refuses_the_wheels_ends_the_launch(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "ssh").write_text("#!/bin/sh\ncat > /dev/null\necho 'they do not have the SHA-256 x' >&2\nexit 65\n")
+    cluster.made(CopiesDrumline="true", NodeCount="1")
+    cluster.has(instance(1))
+    with pytest.raises(PreflightError) as error:
+        aws_launch.launch(["--no-doctor", "digits"])
+    assert (error.value.what, error.value.next_step) == (
+        "10.0.0.1 (i-1): drumline could not be installed: they do not have the SHA-256 x",
+        "run the same command again; if it stays, `drumline aws down`, then up",
+    )
 
 
 def test_a_script_and_spot_nodes(cluster: Cluster) -> None:

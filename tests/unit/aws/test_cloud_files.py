@@ -59,7 +59,7 @@ def valid_for_skypilot(text: str) -> dict[str, Any]:
     return dict(yaml.safe_load(text))
 
 
-def test_a_skypilot_task_is_valid(printed: Any) -> None:
+def test_a_skypilot_task_is_valid(printed: Any, tmp_path: Path) -> None:
     text = printed("--print", "skypilot", "--accelerators", "A100:8", "--procs", "8", "digits", "--train.epochs", "3")
     task = valid_for_skypilot(text)
     assert task["resources"] == {
@@ -69,7 +69,12 @@ def test_a_skypilot_task_is_valid(printed: Any) -> None:
         "autostop": {"idle_minutes": 60, "down": True},
     }
     assert (task["name"], task["num_nodes"], task["secrets"]) == ("digits", 2, {"DRUMLINE_SECRET": None})
-    assert task["setup"] == "pip install --quiet 'drumline[aws,storage]==0.1.0' drumline-lint==0.1.0\n"
+    wheels = "'./drumline-wheels/drumline-0.1.0-py3-none-any.whl[aws,storage]' ./drumline-wheels/drumline_lint-0.1.0"
+    assert task["setup"] == f"pip install --quiet {wheels}-py3-none-any.whl\n"
+    assert sorted(path.name for path in (tmp_path / "drumline-wheels").iterdir()) == [
+        "drumline-0.1.0-py3-none-any.whl",
+        "drumline_lint-0.1.0-py3-none-any.whl",
+    ]
     assert text.startswith(
         "# Written by drumline launch --print skypilot. Start it with:\n"
         '#   sky launch --cluster digits --secret DRUMLINE_SECRET="$(openssl rand -hex 32)" FILE\n'
@@ -142,6 +147,7 @@ def test_what_is_in_this_folder_can_be_installed(printed: Any, tmp_path: Path) -
     """It is copied to the nodes: a wheel, or a project with the extras that the task needs."""
     (tmp_path / "dist").mkdir()
     (tmp_path / "dist/drumline-0.1.0-py3-none-any.whl").touch()
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "drumline_lint"\n')
     given = "dist/drumline-0.1.0-py3-none-any.whl .[train] torch==2.13.0"
     task = valid_for_skypilot(printed("--print", "skypilot", "--type", "x", "--install", given, "digits"))
     installs = "dist/drumline-0.1.0-py3-none-any.whl '.[train]' torch==2.13.0\n"
@@ -157,7 +163,10 @@ def test_an_argument_cannot_leave_the_comment(printed: Any) -> None:
 def test_a_file_is_written(printed: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(*CLUSTER, "digits")
     assert main(["launch", *CLUSTER, "--out", "cluster.yaml", "digits"]) == 0
-    assert capsys.readouterr().err == "drumline: wrote cluster.yaml; its first lines show how to start it\n"
+    assert capsys.readouterr().err == (
+        "drumline: wrote this installation to drumline-wheels, from which the nodes install it; keep it here\n"
+        "drumline: wrote cluster.yaml; its first lines show how to start it\n"
+    )
     assert (tmp_path / "cluster.yaml").read_text() == text
 
 
@@ -191,7 +200,7 @@ def test_a_file_is_written(printed: Any, tmp_path: Path, capsys: pytest.CaptureF
         ([*CLUSTER, "--slurm", "digits"], ["--slurm and --print parallelcluster exclude each other"]),
         ([*CLUSTER, "--nnodes", "3:4", "digits"], ["--nnodes is 3:4, but there are 2 in --nodes"]),
         (
-            ["--print", "skypilot", "--type", "x", "--install", "dist/x.whl ../a", "digits"],
+            ["--print", "skypilot", "--type", "x", "--install", "drumline dist/x.whl ../a", "digits"],
             [
                 "--install: dist/x.whl is not in this folder, which is all that the nodes get",
                 "--install: ../a is not in this folder",

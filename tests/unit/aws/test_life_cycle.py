@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,7 @@ def test_a_cluster_from_nothing_to_nothing(
     assert "price   2 x g4dn.xlarge (on-demand): $4.00 an hour" in planned
     quota = "quota 'Running On-Demand G and VT instances': 96 vCPUs, 0 in use, 8 needed"
     assert f"check   {quota}" in planned
+    assert f"check   launch copies this installation to the nodes: drumline {version('drumline')}" in planned
     # Two instances, 300 GiB and two addresses.
     assert "price   together $8.30 an hour, $199.20 a day" in planned
     assert "price   until its end at most $199.20" in planned

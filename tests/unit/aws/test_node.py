@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
 import time
+from importlib.metadata import distributions, version
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from drumline.aws import idle_shutdown
-from drumline.aws.cluster_plan import TEMPLATE
-from drumline.errors import ConfigError
+from drumline.aws.cluster_plan import TEMPLATE, template_text
+from drumline.aws.own_wheels import build_wheels, pack
 from tests.aws_node import write_programs
 from tests.multinode.needs import missing
 from tests.unit.aws.test_template import load
@@ -24,10 +26,11 @@ set -e
 for folder in /mnt /opt /run /var/log /etc/systemd/system; do mount -t tmpfs tmpfs $folder; done
 mount --bind {folder}/fstab /etc/fstab
 PATH={path} bash {folder}/user-data || echo "exit code $?"
-for name in /etc/systemd/system/* /opt/drumline/prepare; do
+for name in /etc/systemd/system/* /opt/drumline/prepare /opt/drumline/idle_shutdown.py; do
   [ -e $name ] && cp $name {folder}/result/
 done
 /opt/drumline/prepare /mnt/code/job && stat -c %u /mnt/code/job /mnt/shared > {folder}/result/owners || true
+{more}
 """
 # The metadata service, and torch with four GPUs.
 METADATA = 'case "$*" in *api/token*) echo token ;; *meta-data/instance-id*) echo i-7 ;; esac'
@@ -38,6 +41,7 @@ VALUES = {
     "SignalUrl": "https://signal.example/?Signature=x&y=z",
     "IdleMinutes": "60",
     "AWS::Region": "us-east-1",
+    "CopiesDrumline": "false",
     "Made": "rtbassoc-1 - rtb-1|0.0.0.0/0 - -",
 }
 
@@ -51,16 +55,18 @@ class Node:
             (folder / name).touch()
         self._path = write_programs(folder, shared=folder / "shared", metadata=METADATA, python="echo 4")
 
-    def boot(self, **changes: str) -> dict[str, Any]:
-        """Run the user data; what it reported to the stack."""
-        data = load(TEMPLATE.read_text())["Resources"]["LaunchTemplate"]["Properties"]["LaunchTemplateData"]
+    def boot(self, *commands: str, **changes: str) -> dict[str, Any]:
+        """Run the user data, and then more commands; what it reported to the stack."""
+        data = load(template_text())["Resources"]["LaunchTemplate"]["Properties"]["LaunchTemplateData"]
         text, _ = data["UserData"]["Fn::Base64"]["Fn::Sub"]
         for name, value in {**VALUES, **changes}.items():
             assert f"${{{name}}}" in text, "without it the nodes do not wait for what it names"
             text = text.replace(f"${{{name}}}", value)
         assert "${" not in text, "CloudFormation would look for a parameter"
         (self.folder / "user-data").write_text(text)
-        script = DISK.replace("{folder}", str(self.folder)).replace("{path}", self._path)
+        assert len(text) < 16_384, "AWS takes no longer user data"
+        script = DISK.replace("{more}", "\n".join(commands)).replace("{folder}", str(self.folder))
+        script = script.replace("{path}", self._path)
         done = subprocess.run(["unshare", "--mount", "bash", "-c", script], capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
         report: dict[str, Any] = json.loads((self.folder / "report").read_text())
@@ -88,8 +94,9 @@ def test_user_data_prepares_a_node(node: Node) -> None:
     service = (node.folder / "result/drumline-idle.service").read_text()
     command = " ".join(service.split("ExecStart=")[1].split())
     assert command == (
-        "/opt/drumline/bin/python -m drumline.aws.idle_shutdown --instance i-7 --region us-east-1 --minutes 60"
+        "/opt/drumline/bin/python /opt/drumline/idle_shutdown.py --instance i-7 --region us-east-1 --minutes 60"
     )
+    assert (node.folder / "result/idle_shutdown.py").read_text() == Path(idle_shutdown.__file__).read_text()
     assert "OnUnitActiveSec=60" in (node.folder / "result/drumline-idle.timer").read_text().splitlines()
     assert (node.folder / "result/owners").read_text().split() == ["1000", "1000"]
 
@@ -99,7 +106,7 @@ def test_user_data_prepares_a_node(node: Node) -> None:
     [
         ("no-volume", {}, "the volume at 10.0.0.9 cannot be mounted"),
         ("no-index", {}, "pip cannot install drumline[aws]==0.1.0 torch==2.13.0"),
-        ("no-boto3", {}, "drumline[aws]==0.1.0 torch==2.13.0 do not bring boto3, drumline and torch"),
+        ("no-boto3", {}, "drumline[aws]==0.1.0 torch==2.13.0 do not bring boto3, torch, drumline"),
         ("", {"GpuCount": "8"}, "torch finds '4' GPUs of 8"),
     ],
 )
@@ -112,6 +119,37 @@ def test_user_data_reports_why_a_node_is_not_ready(
     assert report["Status"] == "FAILURE"
     assert report["Reason"] == f"i-7: {reason}; /var/log/drumline-node.log on it has more"
     assert not (node.folder / "result/prepare").exists(), "launch would take the node for ready"
+
+
+PREPARE = """
+set +e
+prepare() {{ /opt/drumline/prepare /mnt/code/job {hash} < $1 2>> {folder}/errors; echo $? >> {folder}/codes; }}
+prepare {folder}/changed
+ls /opt/drumline/site >> {folder}/codes 2> /dev/null
+prepare {folder}/wheels
+prepare /dev/null
+cp -r /opt/drumline/site {folder}/result/site
+"""
+
+
+def test_a_node_installs_the_wheels_of_launch_and_nothing_else(node: Node) -> None:
+    """Real wheels, a real pip: no index is asked, another hash is refused, the same wheels are not installed twice."""
+    content = pack(build_wheels())
+    (node.folder / "wheels").write_bytes(content)
+    (node.folder / "changed").write_bytes(content[:5000] + b"x" + content[5001:])
+    digest = hashlib.sha256(content).hexdigest()
+    boot = {"CopiesDrumline": "true", "Requirements": "torch==2.13.0", "IdleMinutes": "0"}
+    report = node.boot(PREPARE.format(folder=node.folder, hash=digest), **boot)
+    assert report["Status"] == "SUCCESS"
+    assert (node.folder / "codes").read_text().split() == ["65", "0", "0"]
+    assert (node.folder / "errors").read_text() == f"the wheels that arrived do not have the SHA-256 {digest}\n"
+    installs = [line for line in node.log.read_text().splitlines() if line.startswith("pip ")]
+    assert installs[0] == "pip -q install --retries 10 torch==2.13.0", "drumline was asked from an index"
+    assert [line.split(" /")[0] for line in installs[1:]] == ["pip -q install --no-index --no-deps --force-reinstall"]
+    site = node.folder / "result/site"
+    assert (site / "drumline/aws/cluster.yaml").read_bytes() == TEMPLATE.read_bytes()
+    versions = {found.name: found.version for found in distributions(path=[str(site)])}
+    assert versions == {"drumline": version("drumline"), "drumline-lint": version("drumline-lint")}
 
 
 def test_no_timer_without_a_limit(node: Node) -> None:
@@ -170,9 +208,10 @@ def test_load_on_the_cpu_or_a_gpu_keeps_it(ended: list[tuple[str, str]], tmp_pat
     assert len(ended) == 1
 
 
-def test_the_idle_shutdown_needs_its_flags() -> None:
-    with pytest.raises(ConfigError, match="needed: --instance ID --region REGION --minutes N"):
+def test_the_idle_shutdown_needs_its_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
         idle_shutdown.main(["--instance", "i-7"])
+    assert "the following arguments are required: --region, --minutes" in capsys.readouterr().err
 
 
 def test_ending_shrinks_the_group(account: Any, stub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,5 +229,5 @@ def test_ending_shrinks_the_group(account: Any, stub: Any, monkeypatch: pytest.M
         InstanceId="i-7",
         ShouldDecrementDesiredCapacity=True,
     )
-    monkeypatch.setattr(idle_shutdown, "connect", lambda region, profile: account)
+    monkeypatch.setattr("boto3.client", lambda service, region_name: account.client(service))
     idle_shutdown.end_instance("i-7", "us-east-1")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
 import zipfile
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -17,6 +19,7 @@ from drumline.aws import cluster_plan
 from drumline.aws.account import Account, AwsError, connect
 from drumline.aws.cluster_plan import check_install, make_plan, own_network
 from drumline.aws.cluster_settings import ClusterSettings, settings_from
+from drumline.aws.install import name_of
 from drumline.aws.offers import (
     Hardware,
     Image,
@@ -269,31 +272,59 @@ def wheel(folder: Path, name: str, version: str) -> Path:
     return path
 
 
+def checked(install: str) -> list[str]:
+    return list(check_install(ClusterSettings(install=install)))
+
+
+@pytest.fixture(name="no_index")
+def make_no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pip takes packages from a folder."""
+    for name, value in {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path), "PIP_CONFIG_FILE": "/dev/null"}.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.usefixtures("no_index")
 def test_what_pip_cannot_install_is_refused_before_anything_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path), "PIP_CONFIG_FILE": "/dev/null"}.items():
-        monkeypatch.setenv(name, value)
     with pytest.raises(UsageError) as error:
-        check_install(["drumline-x[aws]==0.1.0"])
+        checked("drumline-x[aws]==0.1.0")
     assert message(error) == (
         "pip cannot install drumline-x[aws]==0.1.0: ERROR: No matching distribution found for drumline-x[aws]==0.1.0",
         "give --install a version of an index, the URL of a wheel, or git+URL@COMMIT (docs/aws.md)",
     )
     commit = "0123456789" * 4
     with pytest.raises(UsageError, match=rf"@{commit}: fatal: unable to access 'https://127.0.0.1:9/me/x/'"):
-        check_install([f"drumline-x[aws]@git+https://127.0.0.1:9/me/x@{commit}"])
+        checked(f"drumline-x[aws]@git+https://127.0.0.1:9/me/x@{commit}")
     found = f"drumline-x[aws]@{wheel(tmp_path, 'drumline_x', '0.1.0').as_uri()}"
-    assert check_install([found]) == f"pip finds {found} from here"
+    assert checked(found) == [f"pip finds {found} from here"]
     monkeypatch.setattr(cluster_plan.importlib.util, "find_spec", lambda _: None)
-    assert check_install(["x==1"]) == "whether pip can install x==1 is not known: there is no pip here"
+    assert checked("x==1") == ["whether pip can install x==1 is not known: there is no pip here"]
 
 
-def test_by_default_the_nodes_get_the_version_that_runs_here() -> None:
-    assert ClusterSettings().requirements == [
-        f"drumline[aws,storage]=={version('drumline')}",
-        f"drumline-lint=={version('drumline-lint')}",
-    ]
+@pytest.mark.usefixtures("no_index")
+def test_a_plan_runs_no_code_of_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To learn its version, pip would run the setup.py of a source distribution."""
+    monkeypatch.setenv("PIP_NO_BUILD_ISOLATION", "0")
+    source = f"open({str(tmp_path / 'ran')!r}, 'w')\nfrom setuptools import setup\nsetup(name='x', version='1')\n"
+    with tarfile.open(tmp_path / "x-1.tar.gz", "w:gz") as archive:
+        entry = tarfile.TarInfo("x-1/setup.py")
+        entry.size = len(source)
+        archive.addfile(entry, io.BytesIO(source.encode()))
+    with pytest.raises(UsageError, match="pip cannot install x==1: ERROR: No matching distribution found for x==1"):
+        checked("x==1")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_by_default_the_nodes_get_what_runs_here_and_ask_no_index_for_it() -> None:
+    asked = {name_of(word) for word in ClusterSettings().requirements}
+    assert asked == {"torch", "numpy", "rich", "safetensors", "blake3", "jinja2", "boto3", "fsspec"}
+    assert f"boto3=={version('boto3')}" in ClusterSettings().requirements
+    assert ClusterSettings().copies_drumline
+    given = ClusterSettings(install="drumline transformers==5.0.0 torch==2.12.0")
+    assert given.copies_drumline
+    assert given.requirements[-2:] == ["transformers==5.0.0", "torch==2.12.0"]
+    assert [name_of(word) for word in given.requirements].count("torch") == 1
 
 
 # Settings
@@ -320,8 +351,32 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
     [
         ({"name": "My"}, "--name: 'My' is not at most 30 lowercase letters, digits and dashes, a letter first"),
         (
-            {"install": "drumline"},
-            "--install: 'drumline' is not pinned; write NAME==VERSION, a wheel, or git+URL@ with a whole commit",
+            {"install": "drumline torch"},
+            "--install: 'torch' is not pinned; write NAME==VERSION, a wheel, or git+URL@ with a whole commit",
+        ),
+        *(
+            (
+                {"install": f"drumline {option} torch==2.13.0"},
+                f"--install: {option!r} is an option of pip; write requirements only, such as NAME==VERSION",
+            )
+            for option in ("--index-url=https://x.example/==1", "-fhttps://x.example/x.whl", "--pre", "-r")
+        ),
+        *(
+            (
+                {"install": f"{word} torch==2.13.0"},
+                f"--install: {word!r} asks a package index, and none has it: whoever takes that name could run code on "
+                "the nodes; write drumline for this installation, or NAME@URL",
+            )
+            for word in ("drumline[aws]==0.1.0", "drumline_lint==0.1.0", "Drumline==0.1.0")
+        ),
+        (
+            {"install": "torch==2.13.0"},
+            "--install: without drumline and drumline-lint the nodes cannot train; add drumline for this installation, "
+            "or NAME@URL",
+        ),
+        (
+            {"install": "drumline[aws]@https://x.example/drumline-1-py3-none-any.whl"},
+            "--install: without drumline-lint the nodes cannot train; add drumline for this installation, or NAME@URL",
         ),
         (
             {"install": "drumline==1';reboot'"},
@@ -382,7 +437,15 @@ def test_a_wrong_file(tmp_path: Path, text: str, problem: str) -> None:
 def test_pinned_requirements_are_taken() -> None:
     commit = "drumline[aws]@git+https://github.com/OWNER/drumline@" + "0123456789" * 4
     wheel_url = "drumline[aws]@https://x.example/drumline-1-py3-none-any.whl"
-    for install in ("drumline[aws]==0.1.0 torch==2.13.0", commit, f"{commit}#subdirectory=x", wheel_url):
+    linter = "drumline-lint@https://x.example/drumline_lint-1-py3-none-any.whl"
+    unnamed = "https://x.example/drumline-1-py3-none-any.whl"
+    for install in (
+        "drumline torch==2.13.0",
+        f"{commit} {linter}",
+        f"{commit}#subdirectory=x {linter}",
+        f"{wheel_url} {linter} torch==2.13.0",
+        f"{unnamed} {linter}",
+    ):
         problems: list[str] = []
         settings_from({"install": install}, problems)
         assert problems == []

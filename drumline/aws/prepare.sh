@@ -1,0 +1,19 @@
+#!/bin/bash
+# prepare FOLDER [SHA256]: runs on a node as root, by `drumline aws launch`. Makes the folder; with a hash, installs the
+# wheels in the tar file on stdin, if the file has that hash. Exit code 65: they could not be installed.
+set -u
+install -d -o 1000 -g 1000 -- "$1" || exit 1
+[ $# -gt 1 ] || exit 0
+installed=/opt/drumline/installed-sha256
+[ "$(cat $installed 2> /dev/null)" != "$2" ] || exit 0
+folder=$(mktemp -d) || exit 1
+trap 'rm -rf "$folder"' EXIT
+cat > "$folder/wheels.tar"
+if ! echo "$2  $folder/wheels.tar" | sha256sum --check --status; then
+  echo "the wheels that arrived do not have the SHA-256 $2" >&2
+  exit 65
+fi
+rm -f $installed
+tar -xf "$folder/wheels.tar" -C "$folder" || exit 65
+/opt/drumline/bin/pip -q install --no-index --no-deps --force-reinstall "$folder"/*.whl >&2 || exit 65
+echo "$2" > $installed

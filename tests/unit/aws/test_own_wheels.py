@@ -1,0 +1,118 @@
+"""Drumline as two wheels: a real pip installs them, and asks an index for everything but Drumline."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import zipfile
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.metadata import requires
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drumline.aws.install import name_of
+from drumline.aws.own_wheels import PROJECT_NAME, build_wheels, pack, third_party_requirements
+from tests.unit.aws.test_refusals import wheel
+
+
+class Index:
+    """A package index that has one version of what it was given, and notes what it was asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.asked: list[str] = []
+        index = self
+
+        class Pages(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                name = self.path.strip("/").rpartition("/")[2]
+                path = folder / name
+                if path.is_file():
+                    body = path.read_bytes()
+                else:
+                    index.asked.append(name)
+                    files = [path.name for path in folder.glob(f"{name.replace('-', '_')}-*.whl")]
+                    body = "".join(f'<a href="/files/{file}">{file}</a>' for file in files).encode()
+                self.send_response(200)
+                self.send_header("Content-Type", "text/html")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Pages)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_port}/simple"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+@pytest.fixture(name="index")
+def make_index(tmp_path: Path) -> Iterator[Index]:
+    folder = tmp_path / "index"
+    folder.mkdir()
+    for requirement in requires("drumline") or ():
+        name = PROJECT_NAME.match(requirement)
+        assert name is not None
+        wheel(folder, name[0].lower().replace("-", "_"), "2999.0")
+    index = Index(folder)
+    yield index
+    index.close()
+
+
+def test_pip_asks_an_index_for_everything_but_drumline(tmp_path: Path, index: Index) -> None:
+    """As nodes of SkyPilot and ParallelCluster install them: with their dependencies. The index has a drumline-lint of
+    someone else, with a higher version."""
+    paths = []
+    for built in build_wheels():
+        path = tmp_path / built.name
+        path.write_bytes(built.content)
+        paths.append(f"{path}[aws,storage]" if built.name.startswith("drumline-") else str(path))
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--target",
+        str(tmp_path / "site"),
+        "--no-compile",
+        "--no-cache-dir",
+    ]
+    options = ["--isolated", "--index-url", index.url, "--disable-pip-version-check"]
+    done = subprocess.run([*command, *options, *paths], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert set(index.asked) == {name_of(word) for word in third_party_requirements()}
+    installed = tmp_path / "site/drumline_lint/__init__.py"
+    import drumline_lint
+
+    assert installed.read_bytes() == Path(drumline_lint.__file__).read_bytes()
+
+
+def test_the_wheels_are_whole_and_the_same_each_time(tmp_path: Path) -> None:
+    wheels = build_wheels()
+    assert [built.name for built in wheels] == [
+        "drumline-0.1.0-py3-none-any.whl",
+        "drumline_lint-0.1.0-py3-none-any.whl",
+    ]
+    assert pack(wheels) == pack(build_wheels()), "a node would install them again at every launch"
+    (tmp_path / "drumline.whl").write_bytes(wheels[0].content)
+    with zipfile.ZipFile(tmp_path / "drumline.whl") as archive:
+        names = archive.namelist()
+        assert "drumline = drumline.cli:main" in archive.read("drumline-0.1.0.dist-info/entry_points.txt").decode()
+    for name in (
+        "drumline/aws/cluster.yaml",
+        "drumline/aws/prepare.sh",
+        "drumline/py.typed",
+        "drumline/cli/__init__.py",
+    ):
+        assert name in names
+    assert not [name for name in names if "__pycache__" in name]
