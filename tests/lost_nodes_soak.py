@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from drumline.errors import ExitCode
-from tests.live_jobs import LIMIT_S, Nodes, nodes
+from tests.live_jobs import LIMIT_S, HeldNormalised, Nodes, nodes
 from tests.ranks import free_port
 
 
@@ -184,6 +184,21 @@ def test_replicas_of_sharded_models(tmp_path: Path) -> None:
     assert (lost["step"], len(lost["nodes"])) == (13, 2)
     assert len(joined["nodes"]) == 3
     assert job.events("end")[0]["metrics"]["accuracy"] > 0.8
+
+
+@pytest.mark.parametrize("place", ["exchange", 13], ids=["in a round", "between rounds"])
+def test_buffers_of_replicas_of_two_ranks(tmp_path: Path, place: int | str) -> None:
+    """BatchNorm in replicas that are nodes; those that are left have the same shared buffers, which are compared."""
+    flags = ("--dist.sync_within", "node", "--data.samples", "60")
+    with nodes(tmp_path, 3, *flags, per_node=2, task=HeldNormalised) as job:
+        job.hold(4, place)
+        job.start(0, 1, 2)
+        job.held(4, place)
+        job.kill(2)
+        job.finish(0, 1)
+    (lost,) = job.events("regrouped")
+    assert len(lost["nodes"]) == 2
+    assert job.events("end")[0]["step"] == 40
 
 
 def test_real_launchers_of_nodes_with_two_ranks(tmp_path: Path) -> None:
