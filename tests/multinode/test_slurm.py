@@ -17,6 +17,7 @@ from tests.multinode.hosts import Host, Testbed
 from tests.multinode.slurm import Slurm
 from tests.ranks import run_ranks
 from tests.schedules import digest
+from tests.store_server import environment
 
 pytestmark = pytest.mark.skipif(needs.missing_slurm() is not None, reason=str(needs.missing_slurm()))
 MakeTestbed = Callable[..., Testbed]
@@ -116,6 +117,48 @@ def wait_for_starts(log: Path) -> None:
 def kinds(run: Path) -> list[str]:
     file = run / "events" / "rank-00001.jsonl"
     return [event["kind"] for event in read_events(file)] if file.exists() else []
+
+
+# S3 on this host, which answers until a file is there, and then never.
+STORE = """
+import time
+from pathlib import Path
+from tests.store_server import Proxy, moto_server, new_bucket
+with moto_server() as server, new_bucket(server) as bucket:
+    with Proxy(server, lambda method, path: 3600.0 if Path("hangs").exists() else None) as proxy:
+        Path("store.partial").write_text(f"{proxy.url} {bucket.url}")
+        Path("store.partial").rename("store")
+        time.sleep(3600)
+"""
+
+
+@pytest.mark.soak
+def test_a_mirror_that_hangs_does_not_keep_a_preempted_job_from_being_requeued(
+    make_testbed: MakeTestbed, tmp_path: Path
+) -> None:
+    bed = make_testbed("a", "b", warm=True)
+    slurm, a = Slurm(bed), bed["a"]
+    (tmp_path / "task.py").write_text(TASK)
+    (tmp_path / "store.py").write_text(STORE)
+    (tmp_path / "slow").touch()
+    a.start(a.python, "store.py", env={"PYTHONPATH": str(ROOT)}, cwd=tmp_path)
+    processes.wait_until((tmp_path / "store").exists, "the store", timeout_s=120)
+    endpoint, url = (tmp_path / "store").read_text().split()
+    for name, value in environment(endpoint).items():
+        slurm.environment[name] = value  # sbatch passes them on
+    words = [*TRAIN, "--run", "run", "--checkpoint.mirror", url, "--train.steps", "4000"]
+    submit(a, slurm, tmp_path, "--nodes", "2", "--procs", "1", *words)
+    processes.wait_until(lambda: "train" in kinds(tmp_path / "run"), "steps", timeout_s=120)
+    (tmp_path / "hangs").touch()
+    urgent = a.run(
+        "sbatch", "--parsable", "-p", "urgent", "-N2", "-o", "/dev/null", "--wrap", "true", env=slurm.environment
+    )
+    slurm.wait_for(urgent.stdout.strip(), "COMPLETED")
+    text = (tmp_path / "digits-1.log").read_text()
+    assert text.count("preempted by SIGTERM to rank ") == 1, text
+    assert "drumline: requeueing job 1 (1 of 1000)\n" in text, text
+    assert "failure: " not in text, text
+    a.run("scancel", "1", env=slurm.environment)
 
 
 @pytest.mark.soak
