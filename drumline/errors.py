@@ -9,11 +9,13 @@ from __future__ import annotations
 import difflib
 import logging
 import re
+import shlex
 import threading
 import traceback
 from collections.abc import Iterable, MutableMapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from importlib.metadata import requires
 from typing import Any, Self
 
 from drumline.terminal import one_line, print_message
@@ -114,9 +116,14 @@ class MissingExtraError(UsageError):
     """A feature needs a package that is not part of the core install."""
 
     def __init__(self, feature: str, *, extra: str) -> None:
-        super().__init__(
-            f"{feature} needs a package that is not installed", next_step=f"pip install 'drumline[{extra}]'"
-        )
+        # Not 'drumline[extra]': no package index has drumline, and whoever took the name there could run code here.
+        packages = [
+            requirement.partition(";")[0].strip()
+            for requirement in requires("drumline") or ()
+            if f'extra == "{extra}"' in requirement
+        ]
+        command = shlex.join(["pip", "install", *packages])
+        super().__init__(f"{feature} needs a package that is not installed", next_step=command)
 
 
 class CheckpointError(DrumlineError):

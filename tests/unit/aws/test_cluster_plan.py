@@ -220,5 +220,5 @@ def test_status_lists_every_cluster_and_what_it_has_cost(account: Account, stub:
 
 def test_boto3_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "boto3", None)
-    with pytest.raises(MissingExtraError, match=r"drumline aws needs a package[\s\S]*drumline\[aws\]"):
+    with pytest.raises(MissingExtraError, match=r"drumline aws needs a package[\s\S]*pip install 'boto3>=1.35'"):
         connect("us-east-1", None)

@@ -353,6 +353,5 @@ def test_without_its_package_the_extra_is_named(
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingExtraError) as caught:
         maker(tmp_path, {})
-    assert str(caught.value) == (
-        f"--log.trackers {package} needs a package that is not installed\n  try: pip install 'drumline[{package}]'"
-    )
+    start = f"--log.trackers {package} needs a package that is not installed\n  try: pip install '{package}"
+    assert str(caught.value).startswith(start), "it would ask an index for drumline, which no index has"

@@ -354,13 +354,17 @@ def test_the_time_limit_is_for_each_piece(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_packages_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "boto3", None)
-    with pytest.raises(UsageError, match=r"s3:// needs a package .*\n  try: pip install 'drumline\[storage\]'"):
+    with pytest.raises(
+        UsageError, match=r"s3:// needs a package .*\n  try: pip install 'boto3>=1.36' 'fsspec>=2024.6'"
+    ):
         open_store("s3://bucket/runs")
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     with pytest.raises(UsageError, match=r"gs:// needs a package: .*gcsfs.*\n  try: install it with pip"):
         open_store("gs://bucket/runs")
     monkeypatch.setitem(sys.modules, "fsspec", None)
-    with pytest.raises(UsageError, match=r"gs:// needs a package .*\n  try: pip install 'drumline\[storage\]'"):
+    with pytest.raises(
+        UsageError, match=r"gs:// needs a package .*\n  try: pip install 'boto3>=1.36' 'fsspec>=2024.6'"
+    ):
         open_store("gs://bucket/runs")
 
 
