@@ -42,7 +42,8 @@ def test_a_kill_is_survived_and_an_error_that_repeats_is_not_tried_a_third_time(
     result = drumline("train", "mine.py:Troubled", "--procs", "2", cwd=tmp_path)
     assert result.returncode == 1, result.stderr
     again = "drumline: restarting the ranks (restart {} of 3); "
-    assert [result.stderr.count(again.format(number)) for number in (1, 2, 3)] == [1, 1, 0], result.stderr
+    # It got from step 3 to step 5 in between: the second restart is the first one at its step.
+    assert [result.stderr.count(again.format(number)) for number in (1, 2, 3)] == [2, 0, 0], result.stderr
     told = f"drumline: error: rank 1 on {socket.gethostname()} crashed at step 5: ValueError: label 7 of 3 classes\n"
     assert result.stderr.count(told) == 2, result.stderr
     assert result.stderr.index(again.format(1)) < result.stderr.index(told), "first it was killed"
