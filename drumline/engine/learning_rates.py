@@ -24,6 +24,8 @@ class LearningRates:
         self._own = [float(group["lr"]) for group in optimizer.param_groups]
         self.peak = max(self._own)
         """The highest rate of a group."""
+        self.num_rates = len(set(self._own))
+        """How many different peaks the groups have."""
         self._highest_group = self._own.index(self.peak)
 
     def highest(self) -> float:

@@ -195,7 +195,7 @@ def report_start(context: RunContext) -> None:
         shards=train.shards if train.exact == "elastic" else None,
         precision=train.precision,
         lr=job.rates.peak,
-        lr_groups=len(job.optimizer.param_groups),
+        lr_rates=job.rates.num_rates,
         epochs=train.epochs or (per_epoch and -(-total_steps // per_epoch)),
         total_steps=total_steps,
     )

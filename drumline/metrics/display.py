@@ -146,8 +146,8 @@ def opening_page(event: Event) -> Page:
 
 def _peak_rate(event: Event) -> str:
     rate = f"{event['lr']:.3g} at its peak"
-    num_groups = event.get("lr_groups", 1)
-    return rate if num_groups == 1 else f"{rate}, the highest of {num_groups} parameter groups"
+    num_rates = event.get("lr_rates", 1)
+    return rate if num_rates == 1 else f"{rate}, the highest of the {num_rates} rates of parameter groups"
 
 
 def closing_page(event: Event) -> Page:

@@ -7,8 +7,8 @@ event has `time` (Unix seconds), `number` (from 0 in each process: a gap is a lo
 | kind         | fields                                                                                        |
 | ------------ | --------------------------------------------------------------------------------------------- |
 | `start`      | task, world_size, device, backend, model_parameters, train_samples, eval_samples, batch_size, |
-|              | batch_size_per_rank, accumulate, shards if elastic, precision, lr: the peak, lr_groups: how   |
-|              | many parameter groups, epochs, total_steps: as many as were asked for, run                    |
+|              | batch_size_per_rank, accumulate, shards if elastic, precision, lr: the peak, lr_rates: how    |
+|              | many peaks parameter groups have, epochs, total_steps: as many as were asked for, run         |
 | `resume`     | epoch, path: the checkpoint that the run resumes from                                         |
 | `recovered`  | cause, about_rank, about_host: the fault before the restart; seconds from it to the first     |
 |              | step, seconds_to_diagnosis, lost_steps: steps that were repeated (null: unknown)              |

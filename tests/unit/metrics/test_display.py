@@ -315,5 +315,5 @@ def test_the_cursor_and_the_streams_are_left_as_found_however_it_ends(
 
 
 def test_the_header_says_which_group_the_rate_is_of(stream: io.StringIO) -> None:
-    make_display("plain", stream)(event("start", **{**START, "lr_groups": 3}))
-    assert "at its peak, the highest of 3 parameter groups\n" in stream.getvalue()
+    make_display("plain", stream)(event("start", **{**START, "lr_rates": 3}))
+    assert "at its peak, the highest of the 3 rates of parameter groups\n" in stream.getvalue()
