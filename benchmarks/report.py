@@ -109,7 +109,9 @@ def peer_versions() -> list[str]:
         try:
             found.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
-            missing.append(f"{name} is not installed, so its rows are missing: pip install 'drumline[bench]'")
+            missing.append(
+                f"{name} is not installed, so its rows are missing: pip install '.[bench]' in a checkout of drumline"
+            )
     one_rank = ["Accelerate leaves DDP out where there is one process"] if "accelerate" in " ".join(found) else []
     return ([f"peers: {', '.join(found)}"] if found else []) + one_rank + missing
 

@@ -129,7 +129,9 @@ def test_no_folder_at_all_is_reported() -> None:
         build(None)
 
 
-def test_without_pillow_the_extra_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pillow_the_package_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=r"the image_folder dataset needs a package[\s\S]*drumline\[images\]"):
+    with pytest.raises(
+        MissingExtraError, match=r"the image_folder dataset needs a package[\s\S]*pip install 'pillow>=10'"
+    ):
         build(folder)
