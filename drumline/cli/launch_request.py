@@ -16,16 +16,13 @@ from drumline.cli import train_command
 from drumline.config import read_flags
 from drumline.engine.run_folder import run_name
 from drumline.errors import ExitCode, UsageError
+from drumline.launch.keep_going import next_pause_s
 from drumline.launch.node.disk_space import needed_bytes, wait_for_space
 from drumline.launch.node.guard import DEFAULT_GRACE_S, new_job
 from drumline.launch.node_plan import LOST_AFTER_S, NodePlan, Program, Supervision, default_restarts, task_program
 from drumline.launch.rank_environment import DEFAULT_ON_HANG, RESTARTED, ScriptWatch
 from drumline.net.secrets import secret_from
 from drumline.terminal import print_message
-
-# With --keep-going: the pauses between starts that are preempted soon.
-LONG_RUN_S = 60.0
-MAX_PAUSE_S = 60.0
 
 
 def is_script(target: str) -> bool:
@@ -120,24 +117,26 @@ class LaunchRequest:
 
     def run_node(self, node: NodePlan, program: Program) -> int:
         """Start the ranks of a node on this machine and wait for them."""
+        from drumline.launch.node.local import exit_between_starts
+
         if node.num_nodes > 1:
             print_message(f"node {node.node_rank} of {node.num_nodes} joins at {node.endpoint}", stream=sys.stdout)
         code, outcome = self._run_once(node, program)
         pause_s = 0.0
         while self.given.get("keep-going") and not outcome.was_signalled:
-            begun_at = time.monotonic()
+            exit_between_starts()
             if outcome.full_disk:
                 run = None if program.run is None else Path(program.run)
                 wait_for_space(Path(outcome.full_disk), needed_bytes(run))
             elif code == ExitCode.PREEMPTED:
                 print_message("warning: preempted by a signal or a notice to a rank, and saved; resuming")
-                time.sleep(pause_s)  # a notice that is still there would preempt each start
+                time.sleep(pause_s)
             else:
                 break
             os.environ[RESTARTED] = "1"
+            begun_at = time.monotonic()
             code, outcome = self._run_once(node, program)
-            ran_s = time.monotonic() - begun_at
-            pause_s = 0.0 if ran_s > LONG_RUN_S else min(MAX_PAUSE_S, 2 * pause_s + 5)
+            pause_s = next_pause_s(pause_s, time.monotonic() - begun_at)
         return code
 
     def _run_once(self, node: NodePlan, program: Program) -> tuple[int, NodeOutcome]:

@@ -27,6 +27,8 @@ from drumline.text import how_it_ended
 HANDLED_SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 HANG_ENDED = "the job was stopped; rerun the same command to resume from the newest checkpoint"
 STOPPED = "interrupted; all ranks were stopped"
+STOPPED_BETWEEN = "stopped while no rank was running; rerun the same command to resume"
+INTERRUPTED_BETWEEN = "interrupted while no rank was running; rerun the same command to resume"
 STOPPED_EARLY = "stopped before the first step; rerun the same command to resume"
 
 
@@ -53,6 +55,14 @@ def run_node(node: NodePlan, program: Program, supervision: Supervision) -> int:
             startup.set_handler(number, signal.SIG_DFL)
         guard.close(has_succeeded=code == ExitCode.SUCCESS)
         watch.close()
+
+
+def exit_between_starts() -> None:
+    """With --keep-going, while a task waits for its next start: a signal ends this process, which has no ranks."""
+    preempted = startup.exit_handler(ExitCode.PREEMPTED, STOPPED_BETWEEN)
+    startup.set_handler(signal.SIGINT, startup.exit_handler(ExitCode.INTERRUPTED, INTERRUPTED_BETWEEN))
+    startup.set_handler(signal.SIGTERM, preempted)
+    startup.set_handler(signal.SIGUSR1, preempted)
 
 
 def _run_guarded(node: NodePlan, program: Program, supervision: Supervision, watch: WatchFolder) -> int:

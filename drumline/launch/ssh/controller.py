@@ -390,8 +390,9 @@ class Controller:
             return
         self.end_signal = number
         why = f"preempted by {number.name}" if number in PREEMPT_SIGNALS else "interrupted"
-        grace = f"they have {self.job.grace_s:g} s; once more to end them at once"
-        self.screen.report(f"{why}; ending the ranks ({grace})", is_error=True)
+        if any(remote.is_running for remote in self.remotes):  # not in the pause between two attempts
+            grace = f"they have {self.job.grace_s:g} s; once more to end them at once"
+            self.screen.report(f"{why}; ending the ranks ({grace})", is_error=True)
         self._end(self.job.grace_s)
 
     def _end(self, grace_s: float) -> None:

@@ -7,12 +7,14 @@ rendezvous: then the attempt ends on all hosts, and the next one begins if a res
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
 
 from drumline.errors import ExitCode
+from drumline.launch.keep_going import next_pause_s
 from drumline.launch.node.disk_space import waiting_sentence
 from drumline.launch.node.local import STOPPED, exit_code_of
 from drumline.launch.ssh.client import last_line
@@ -23,9 +25,6 @@ from drumline.launch.ssh.screen import Screen
 from drumline.launch.startup import interrupted
 from drumline.text import plural
 
-# With --keep-going: the pauses between attempts that are preempted soon.
-LONG_RUN_S = 60.0
-MAX_PAUSE_S = 60.0
 SIGNALS = (signal.SIGINT, signal.SIGHUP, *PREEMPT_SIGNALS)
 
 
@@ -47,26 +46,31 @@ async def run_attempts(job: HostsJob, screen: Screen) -> int:
     # Under nohup SIGHUP stays ignored.
     handled = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
 
+    was_signalled = asyncio.Event()
+
     def handle(number: signal.Signals) -> None:
         current.interrupted(number)
+        was_signalled.set()
 
     for number in handled:
         loop.add_signal_handler(number, handle, number)
     await current.run()
     pause_s = 0.0
     while current.end_signal is None:
-        begun_at = time.monotonic()
         if current.lost:
             current = _next_attempt(current, max_restarts=job.nodes[0].max_restarts)
         elif job.keep_going and (why := why_to_resume(current)):
-            # A notice that is still there would preempt each start.
-            await asyncio.sleep(pause_s)
-            current = _resumed(current, why)
+            screen.report(why, is_error=True)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(was_signalled.wait(), pause_s)
+            if was_signalled.is_set():
+                break
+            current = _resumed(current)
         else:
             break
+        begun_at = time.monotonic()
         await current.run()
-        ran_s = time.monotonic() - begun_at
-        pause_s = 0.0 if ran_s > LONG_RUN_S else min(MAX_PAUSE_S, 2 * pause_s + 5)
+        pause_s = next_pause_s(pause_s, time.monotonic() - begun_at)
     code = conclude(current)  # a signal while the connections close does not change how it ended
     await current.close()
     for number in handled:
@@ -80,22 +84,26 @@ def why_to_resume(ended: Controller) -> str:
         return ""
     if all(remote.has_saved for remote in ended.remaining):
         return "warning: preempted by a signal or a notice to a rank, and saved; resuming on the same hosts"
-    full = [failure for remote in ended.remaining for failure in remote.failures if failure.full_disk]
-    return waiting_sentence(full[0].full_disk, host=full[0].host) if full else ""
+    for host, folder in _full_disks(ended).items():
+        return waiting_sentence(folder, host=host)
+    return ""
 
 
-def _resumed(ended: Controller, why: str) -> Controller:
+def _full_disks(ended: Controller) -> dict[str, str]:
+    """By the address of a host: the folder whose disk was full."""
+    failures = [failure for remote in ended.remaining for failure in remote.failures]
+    return {failure.host: failure.full_disk for failure in failures if failure.full_disk}
+
+
+def _resumed(ended: Controller) -> Controller:
     """It counts as no restart."""
-    ended.screen.report(why, is_error=True)
-    node = ended.job.nodes[0]
-    full = [failure for remote in ended.remaining for failure in remote.failures if failure.full_disk]
     job = ended.job.again(
         [remote.host for remote in ended.remotes],
         ended.reconnect.spares,
-        restarts_used=node.restarts_used,
+        restarts_used=ended.job.nodes[0].restarts_used,
         reached_step=ended.reached_step,
         first_start=max(ended.job.first_start, *(remote.num_starts for remote in ended.remotes)),
-        full_disks={failure.host: failure.full_disk for failure in full},
+        full_disks=_full_disks(ended),
     )
     return Controller(job, ended.screen, ended)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,6 +20,7 @@ from drumline.launch.node_plan import NodePlan, Program, nodes_of_hosts
 from drumline.launch.rank_environment import RESTARTED
 from drumline.launch.ssh import controller as controller_module
 from drumline.launch.ssh import host_connection as connection_module
+from drumline.launch.ssh import hosts_launcher
 from drumline.launch.ssh.controller import Controller
 from drumline.launch.ssh.hosts_job import HostsJob
 from drumline.launch.ssh.hosts_launcher import run_attempts
@@ -282,6 +285,39 @@ def test_a_launch_that_keeps_going_resumes_without_a_restart(
     assert [spec["full_disk"] for spec in specs] == [full_disk, ""], "only the host whose disk was full waits"
     assert [spec["node"]["restarts_used"] for spec in specs] == [0, 0]
     assert [spec["environment"] for spec in specs] == [{RESTARTED: "1"}] * 2
+
+
+@pytest.mark.parametrize(
+    ("number", "ends_with", "last"),
+    [
+        (signal.SIGTERM, 75, "drumline: preempted by SIGTERM; the ranks have saved: rerun the same command to resume"),
+        (
+            signal.SIGINT,
+            130,
+            "drumline: interrupted; rerun the same command to resume from the newest checkpoint, if one was saved",
+        ),
+    ],
+)
+def test_a_signal_in_the_pause_between_two_attempts_ends_the_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, ends_with: int, last: str
+) -> None:
+    monkeypatch.setattr(hosts_launcher, "next_pause_s", lambda pause_s, ran_s: 3600.0)
+    preempted = FAILED.replace("CODE", "75").replace("DISK", "") + ENDS.format(code=75)
+    said = tmp_path / "said"
+
+    def interrupt() -> None:
+        while not said.exists() or said.read_text().count("resuming on the same hosts") < 2:
+            time.sleep(0.01)
+        os.kill(os.getpid(), number)
+
+    interrupting = threading.Thread(target=interrupt, daemon=True)
+    interrupting.start()
+    job = make_job("a", client=[str(tmp_path / "ssh")], keep_going=True)
+    code, lines = go(tmp_path, job, {"a.0": hello() + preempted + hello(1) + preempted + hello(2) + WAITS})
+    assert code == ends_with, lines
+    assert lines[-2] == last
+    assert not any("ending the ranks" in line for line in lines), "there are none"
+    assert len((tmp_path / "a.specs").read_text().splitlines()) == 2, "no third attempt began"
 
 
 def test_the_next_attempt_has_a_name_and_a_secret_of_its_own() -> None:
