@@ -14,7 +14,13 @@ THIS_INSTALLATION = "drumline"
 """As a word of `--install`: what runs here, copied to the nodes."""
 # Part of a shell script on the nodes.
 REQUIREMENT = re.compile(r"[A-Za-z0-9_.,:/@+=\[\]#&~-]+")
-PINNED = re.compile(r"==[0-9]|@[0-9a-f]{40}\b|\.whl$")
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*(?:\[[A-Za-z0-9._,-]*\])?"
+PINNED = re.compile(
+    rf"{_NAME}==[0-9][A-Za-z0-9.+_-]*"
+    rf"|(?:{_NAME}@)?git\+[a-z]+://[^@#]+@[0-9a-f]{{40}}(?:#.*)?"
+    rf"|(?:{_NAME}@)?https?://[^@#]+\.whl"
+)
+"""A whole word: pip takes `drumline~=0.1,==0.1.0` too, and asks an index for it."""
 # A wheel or a folder of this machine, as pip takes it: dist/mine-1.0-py3-none-any.whl, .[train], or file:///...
 LOCAL = re.compile(r"(\.{0,2}/.*|\.{1,2}|[^:]*\.whl)(\[.*\])?|.*\bfile:.*")
 NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(\[[^\]]*\])?(@|==)")
@@ -25,7 +31,7 @@ def copies_drumline(install: str | None) -> bool:
 
 
 def node_requirements(install: str | None) -> list[str]:
-    """What pip gets on a node; if drumline is copied to it, what that needs of a package index."""
+    """What pip gets on a node; if drumline is copied to it, what that needs from a package index."""
     words = (install or "").split()
     packages = [word for word in words if word != THIS_INSTALLATION]
     if not copies_drumline(install):
@@ -58,7 +64,7 @@ def wrong_install(install: str, *, copies_folder: bool) -> Iterator[str]:
     packages = [word for word in words if word != THIS_INSTALLATION]
     local = [word for word in packages if LOCAL.fullmatch(word)]
     options = [word for word in words if word.startswith("-")]
-    unpinned = [word for word in packages if word not in local and not PINNED.search(word)]
+    unpinned = [word for word in packages if word not in local and not PINNED.fullmatch(word)]
     if any(map(CREDENTIALS.search, words)):
         yield "--install: an address has a user, a password or options, which every node would show; give one without"
     elif options:
@@ -72,7 +78,8 @@ def wrong_install(install: str, *, copies_folder: bool) -> Iterator[str]:
     else:
         yield from _wrong_source(packages, is_copied=copies_drumline(install))
         yield from (
-            f"--install: {path} is not in this folder, which is all that the nodes get" for path in _away(local)
+            f"--install: {path} is not in this folder, which is all that the nodes get"
+            for path in _outside_folder(local)
         )
 
 
@@ -94,7 +101,7 @@ def _wrong_source(packages: list[str], *, is_copied: bool) -> Iterator[str]:
         )
 
 
-def _away(local: list[str]) -> Iterator[Path]:
+def _outside_folder(local: list[str]) -> Iterator[Path]:
     """Paths that are not in this folder."""
     for path in (Path(word.partition("[")[0]) for word in local):
         if path.is_absolute() or ".." in path.parts or not path.exists():

@@ -356,6 +356,21 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
         ),
         *(
             (
+                {"install": f"drumline {word}"},
+                f"--install: {word!r} is not pinned; write NAME==VERSION, a wheel, or git+URL@ with a whole commit",
+            )
+            for word in (
+                "drumline~=0.1,==0.1.0",
+                "drumline==0.1.0,~=0.1",
+                "drumline@git+https://h/r#egg==1",
+                "drumline@git+https://h/r@main#" + "@" + "0123456789" * 4,
+                "git+https://h/r@" + "0123456789" * 3,
+                "https://h/x-1.tar.gz#==1",
+                "drumline[aws==1",
+            )
+        ),
+        *(
+            (
                 {"install": f"drumline {option} torch==2.13.0"},
                 f"--install: {option!r} is an option of pip; write requirements only, such as NAME==VERSION",
             )
@@ -445,6 +460,7 @@ def test_pinned_requirements_are_taken() -> None:
         f"{commit}#subdirectory=x {linter}",
         f"{wheel_url} {linter} torch==2.13.0",
         f"{unnamed} {linter}",
+        "drumline torch==2.13.0+cu130 transformers[torch,vision]==5.0.0rc1",
     ):
         problems: list[str] = []
         settings_from({"install": install}, problems)
