@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from ipaddress import ip_network
 from typing import Any
 
 from drumline.aws.account import Account
@@ -13,6 +14,7 @@ from drumline.errors import UsageError
 from drumline.text import join_names, plural
 
 EVERYWHERE = "0.0.0.0/0"
+VPN_STEP = "give --ssm, or as --ssh-from the network of your VPN, such as 10.8.0.0/16"
 # What ssh through Session Manager runs on this machine.
 SESSION_PROGRAMS = ("aws", "session-manager-plugin")
 SESSION_MANUAL = "docs.aws.amazon.com/systems-manager/latest/userguide/session-manager-working-with-install-plugin.html"
@@ -48,7 +50,13 @@ def _check_private_address(settings: ClusterSettings, hardware: Hardware) -> Non
         raise UsageError(
             f"the instances get no public address in {settings.subnet}, so this machine's public address "
             "(--ssh-from me) cannot reach them",
-            next_step="give --ssm, or as --ssh-from the network of your VPN, such as 10.8.0.0/16",
+            next_step=VPN_STEP,
+        )
+    if settings.ssh_from and ip_network(settings.ssh_from).is_global:
+        raise UsageError(
+            f"the instances get no public address in {settings.subnet}, so the public network {settings.ssh_from} "
+            "(--ssh-from) cannot reach them",
+            next_step=VPN_STEP,
         )
 
 

@@ -92,6 +92,31 @@ def test_a_private_subnet_is_reached_through_a_vpn_only(cloud: Account) -> None:
         "reach them",
         "give --ssm, or as --ssh-from the network of your VPN, such as 10.8.0.0/16",
     )
+    assert refusal(cloud, subnet=private, ssh_from="8.8.8.0/24") == (
+        f"the instances get no public address in {private}, so the public network 8.8.8.0/24 (--ssh-from) cannot "
+        "reach them",
+        "give --ssm, or as --ssh-from the network of your VPN, such as 10.8.0.0/16",
+    )
+    overlay = "100.64.0.0/10"  # of Tailscale and others: neither private nor public
+    assert make_plan(cloud, settings(cloud, subnet=private, ssh_from=overlay)).parameters["SshFrom"] == overlay
+
+
+def test_a_route_to_a_deleted_gateway_is_no_way_out(cloud: Account, monkeypatch: pytest.MonkeyPatch) -> None:
+    """AWS keeps such a route with the state `blackhole`, which moto does not have."""
+    subnet = new_subnet(cloud, "nat")
+    call_aws = cloud.all
+
+    def with_deleted_gateway(service: str, operation: str, key: str, **arguments: Any) -> list[Any]:
+        answer = list(call_aws(service, operation, key, **arguments))
+        if operation == "describe_route_tables":
+            for route in (route for table in answer for route in table["Routes"]):
+                if route.get("DestinationCidrBlock") == "0.0.0.0/0":
+                    route["State"] = "blackhole"
+        return answer
+
+    monkeypatch.setattr(cloud, "all", with_deleted_gateway)
+    what, _ = refusal(cloud, subnet=subnet, ssh_from="10.8.0.0/16")
+    assert what.startswith(f"{subnet} has no way to the internet: its route table has no working route for 0.0.0.0/0")
 
 
 def test_session_manager_needs_its_programs_here(
