@@ -79,5 +79,7 @@ def _danger(folder: Path) -> str | None:
 def _is_private_group(number: int) -> bool:
     """Whether it is the group that many systems make for each user alone; folders are then made with mode 775."""
     with suppress(KeyError):
-        return grp.getgrgid(number).gr_name == pwd.getpwuid(os.geteuid()).pw_name
+        user = pwd.getpwuid(os.geteuid()).pw_name
+        group = grp.getgrgid(number)
+        return group.gr_name == user and set(group.gr_mem) <= {user}
     return False

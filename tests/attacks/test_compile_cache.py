@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 import shutil
 import stat
 import tempfile
@@ -135,6 +137,20 @@ def test_a_folder_that_others_may_write_to_is_refused(other_user: int, temporary
     os.chown(folder, -1, other_user)
     folder.chmod(mode)
     with pytest.raises(UsageError, match=rf"which is not safe: others can write to it \(mode {mode:o}\)\n  try: set"):
+        use_private_cache({INDUCTOR_CACHE: str(folder)})
+
+
+def test_a_group_of_the_users_name_with_other_members_is_not_private(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = temporary / "cache"
+    folder.mkdir()
+    folder.chmod(0o775)
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    monkeypatch.setattr(grp, "getgrgid", lambda gid: grp.struct_group((user, "x", gid, [user])))
+    use_private_cache({INDUCTOR_CACHE: str(folder)})
+    monkeypatch.setattr(grp, "getgrgid", lambda gid: grp.struct_group((user, "x", gid, [user, "mallory"])))
+    with pytest.raises(UsageError, match=r"which is not safe: others can write to it \(mode 775\)"):
         use_private_cache({INDUCTOR_CACHE: str(folder)})
 
 
