@@ -117,19 +117,25 @@ def _failed_resource(account: Account, plan: ClusterPlan, stack: stacks.Stack, p
     def remove() -> None:
         finish_rollback(account, plan.settings, stack, progress)
 
-    events = account.all("cloudformation", "describe_stack_events", "StackEvents", StackName=stack["StackId"])
-    failed = [event for event in reversed(events) if event["ResourceStatus"].endswith("_FAILED")]
-    causes = [event for event in failed if event.get("ResourceStatusReason") != CANCELLED] or failed
-    what = "for an unknown reason"
-    if causes:
-        reason = causes[0].get("ResourceStatusReason", "no reason given")
-        what = f"at {causes[0]['LogicalResourceId']} ({causes[0]['ResourceType']}): {reason}"
     return _after_removal(
-        f"the cluster could not be created, {what}",
+        f"the cluster could not be created, {_cause_of_failure(account, stack)}",
         remove,
         name=plan.settings.name,
         next_step="correct this, and run the same command again",
     )
+
+
+def _cause_of_failure(account: Account, stack: stacks.Stack) -> str:
+    try:
+        events = account.all("cloudformation", "describe_stack_events", "StackEvents", StackName=stack["StackId"])
+    except AwsError as refused:  # what AWS still has of the stack is to be removed all the same
+        return f"for an unknown reason ({refused.what})"
+    failed = [event for event in reversed(events) if event["ResourceStatus"].endswith("_FAILED")]
+    causes = [event for event in failed if event.get("ResourceStatusReason") != CANCELLED] or failed
+    if not causes:
+        return "for an unknown reason"
+    reason = causes[0].get("ResourceStatusReason", "no reason given")
+    return f"at {causes[0]['LogicalResourceId']} ({causes[0]['ResourceType']}): {reason}"
 
 
 def _after_removal(what: str, remove: Callable[[], None], *, name: str, next_step: str) -> AwsError:

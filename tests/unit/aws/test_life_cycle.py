@@ -242,6 +242,33 @@ def test_no_capacity_ends_the_creation_and_leaves_nothing(
     assert list(inventory(Account(session, cloud.region))) == []
 
 
+def test_what_is_left_is_named_if_aws_does_not_show_why_it_failed(
+    account: Account, stub: Stub, plan: ClusterPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By Stubber: moto's stacks do not fail."""
+    monkeypatch.setattr("drumline.aws.stack.POLL_S", 0.0)
+    monkeypatch.setattr("drumline.aws.teardown._LAST_CHECKS", 1)
+    stack = {"StackName": "drumline-t", "CreationTime": 0}
+    stub("cloudformation", "describe_stacks", "ValidationError")
+    stub("cloudformation", "create_stack", {"StackId": "arn:1"})
+    stub("cloudformation", "describe_stacks", {"Stacks": [{**stack, "StackStatus": "DELETE_IN_PROGRESS"}]})
+    stub("cloudformation", "describe_stack_events", "AccessDenied")
+    stub("cloudformation", "describe_stacks", {"Stacks": [{**stack, "StackStatus": "DELETE_COMPLETE"}]})
+    stub("efs", "describe_file_systems", {"FileSystems": []})
+    stub("ec2", "describe_instances", {"Reservations": []})
+    stub("ec2", "describe_volumes", {"Volumes": []})
+    stub("ec2", "describe_addresses", {"Addresses": []})
+    stub("ec2", "describe_nat_gateways", {"NatGateways": [{"NatGatewayId": "nat-1", "State": "available"}]})
+    stub("efs", "describe_file_systems", {"FileSystems": []})
+    with pytest.raises(AwsError) as error:
+        bring_up(account, plan, quiet)
+    assert error.value.what == (
+        "the cluster could not be created, for an unknown reason (this user or role may not call "
+        "cloudformation:DescribeStackEvents); not all that was made is removed: still on the bill of t: "
+        "NAT gateway nat-1"
+    )
+
+
 REASON = "the cluster could not be created, at Vpc (AWS::EC2::Vpc): The maximum number of VPCs has been reached."
 
 
