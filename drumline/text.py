@@ -17,12 +17,23 @@ MAX_VALUE = 200
 CREDENTIALS = re.compile(r"://([^/]*@|[^/\[]*:(?!\d+/).*@|.*\?)|\b(s3|gs|gcs|az)://[^/]*:.*@")
 """In an address: a user, a password (a key of AWS may contain slashes) or options. A bucket has no port: what looks
 like one before an `@` is the beginning of a password."""
-_SECRET_PART = re.compile(r"(?<=://).*[@?][^\s`'\"]*")
+# To the last `@` before a quotation mark, as a password may contain spaces; then to the next space.
+_ADDRESS = re.compile(r"://(?:[^`'\"\n]*@)?\S*")
+_OPTIONS = re.compile(r"\?[^\s`'\"]*")
 
 
 def without_credentials(text: str) -> str:
-    """Text of a library, in which an address may hold a user, a password or options."""
-    return _SECRET_PART.sub("***", text)
+    """Text of a library, in which an address may hold a user, a password or options; its host stays."""
+    return _ADDRESS.sub(_hide_secrets, text)
+
+
+def _hide_secrets(address: re.Match[str]) -> str:
+    login, separator, place = address[0].rpartition("@")
+    if "?" in login:  # a password with a question mark, or options with an `@`: where the host begins is unknown
+        return "://***"
+    if separator:
+        place = f"://***@{place}"
+    return _OPTIONS.sub("?***", place)
 
 
 def plural(count: float, noun: str) -> str:

@@ -184,7 +184,8 @@ def test_an_endpoint_with_a_password_is_not_shown(bucket: Bucket, monkeypatch: p
     assert_no_secret(caught.value)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "ftp://user:test-secret@127.0.0.1:9")
     assert str(failure(open_store(bucket.root))) == (
-        f"{bucket.root}/weights: Custom endpoint `ftp://***` was not a valid URI\n  try: correct AWS_ENDPOINT_URL"
+        f"{bucket.root}/weights: Custom endpoint `ftp://***@127.0.0.1:9` was not a valid URI\n"
+        "  try: correct AWS_ENDPOINT_URL"
     )
 
 
