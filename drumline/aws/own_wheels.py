@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from drumline.errors import UsageError
+
 PACKAGES = {"drumline": "drumline", "drumline-lint": "drumline_lint"}
 """The distributions, and the package of each."""
 EXTRAS = ("aws", "storage")
@@ -25,6 +27,7 @@ COPIED_METADATA = ("METADATA", "entry_points.txt")
 # The same files give the same bytes, so that a node knows what it has installed already.
 FILE_TIME = (1980, 1, 1, 0, 0, 0)
 PROJECT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+EXTRA_MARKER = re.compile(r"""\bextra == ["']([^"']*)["']""")
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,11 @@ def _build_wheel(distribution: str, package: str) -> Wheel:
         path = Path(str(metadata.locate_file(f"{stem}.dist-info/{name}")))
         if path.is_file():
             contents[f"{stem}.dist-info/{name}"] = path.read_bytes()
+        elif name == "METADATA":
+            raise UsageError(
+                f"this installation of {distribution} cannot be copied: {path} is missing",
+                next_step=f"install {distribution} again with pip 23 or newer",
+            )
     contents[f"{stem}.dist-info/WHEEL"] = WHEEL.encode()
     record = [_record_line(name, content) for name, content in contents.items()]
     record.append(f"{stem}.dist-info/RECORD,,\n")
@@ -86,16 +94,21 @@ def pack(wheels: list[Wheel]) -> bytes:
 
 
 def third_party_requirements() -> list[str]:
-    """What drumline needs of a package index, with the extras of a node: at the versions that are installed here."""
+    """What drumline needs from a package index, with the extras of a node: at the versions that are installed here."""
     requirements = {}
     for distribution in PACKAGES:
         for line in importlib.metadata.distribution(distribution).requires or ():
-            requirement, _, marker = line.partition(";")
-            is_for_nodes = not marker or any(f'extra == "{extra}"' in marker for extra in EXTRAS)
+            requirement = line.partition(";")[0]
             match = PROJECT_NAME.match(requirement)
-            if is_for_nodes and match is not None and match[0] not in PACKAGES:
+            if is_for_nodes(line) and match is not None and match[0] not in PACKAGES:
                 requirements[match[0]] = requirement.strip()
     return [_pinned(name, requirement) for name, requirement in requirements.items()]
+
+
+def is_for_nodes(line: str) -> bool:
+    """Whether a requirement is one of the core, or of an extra that nodes have."""
+    extras = EXTRA_MARKER.findall(line)
+    return not extras or any(extra in EXTRAS for extra in extras)
 
 
 def _pinned(name: str, requirement: str) -> str:

@@ -13,6 +13,9 @@ if ! echo "$2  $folder/wheels.tar" | sha256sum --check --status; then
   echo "the wheels that arrived do not have the SHA-256 $2" >&2
   exit 65
 fi
+exec 9> /opt/drumline/install-lock
+flock 9 || exit 1
+[ "$(cat $installed 2> /dev/null)" != "$2" ] || exit 0 # another launch has installed them meanwhile
 rm -f $installed
 tar -xf "$folder/wheels.tar" -C "$folder" || exit 65
 /opt/drumline/bin/pip -q install --no-index --no-deps --force-reinstall "$folder"/*.whl >&2 || exit 65

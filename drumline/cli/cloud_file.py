@@ -15,7 +15,7 @@ from drumline.aws.install import THIS_INSTALLATION
 from drumline.aws.own_wheels import EXTRAS, build_wheels
 from drumline.cli.launch_request import LaunchRequest
 from drumline.config import FlagTable
-from drumline.errors import ConfigError
+from drumline.errors import ConfigError, UsageError
 from drumline.launch.hosts import least_nodes
 from drumline.terminal import print_message
 
@@ -77,11 +77,19 @@ def _folder_requirements(settings: ClusterSettings) -> list[str]:
     """What the nodes install, which get this folder: drumline itself is written to it, as wheels."""
     if not settings.copies_drumline:
         return settings.requirements
-    WHEELS.mkdir(exist_ok=True)
+    wheels = build_wheels()
+    try:
+        WHEELS.mkdir(exist_ok=True)
+        for wheel in wheels:
+            (WHEELS / wheel.name).write_bytes(wheel.content)
+    except OSError as error:
+        raise UsageError(
+            f"the wheels of this installation could not be written to {WHEELS.absolute()}: {error.strerror}",
+            next_step="run the command in a folder that you can write to, which the nodes then get",
+        ) from error
     requirements = []
-    for wheel in build_wheels():
+    for wheel in wheels:
         path = WHEELS / wheel.name
-        path.write_bytes(wheel.content)
         is_drumline = wheel.name.startswith("drumline-")
         requirements.append(f"./{path}[{','.join(EXTRAS)}]" if is_drumline else f"./{path}")
     print_message(f"wrote this installation to {WHEELS}, from which the nodes install it; keep it here")

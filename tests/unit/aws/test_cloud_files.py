@@ -226,6 +226,17 @@ def test_what_is_wrong_with_a_cloud_file(
     assert "hunter2" not in shown
 
 
+def test_wheels_that_cannot_be_written_are_an_error_that_names_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "drumline-wheels").touch()
+    assert main(["launch", *CLUSTER, "digits"]) == 2
+    assert (
+        f"the wheels of this installation could not be written to {tmp_path / 'drumline-wheels'}: File exists"
+    ) in capsys.readouterr().err
+
+
 def test_parallelcluster_turns_efa_on_for_a_type_that_has_it(printed: Any) -> None:
     """As the help of --efa says."""
 

@@ -8,14 +8,15 @@ import threading
 import zipfile
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib.metadata import requires
+from importlib.metadata import PathDistribution, requires
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from drumline.aws.install import name_of
-from drumline.aws.own_wheels import PROJECT_NAME, build_wheels, pack, third_party_requirements
+from drumline.aws.own_wheels import PROJECT_NAME, build_wheels, is_for_nodes, pack, third_party_requirements
+from drumline.errors import UsageError
 from tests.unit.aws.test_refusals import wheel
 
 
@@ -95,6 +96,35 @@ def test_pip_asks_an_index_for_everything_but_drumline(tmp_path: Path, index: In
     import drumline_lint
 
     assert installed.read_bytes() == Path(drumline_lint.__file__).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("line", "is_needed"),
+    [
+        ("torch>=2.11", True),
+        ('boto3>=1.36; extra == "aws"', True),
+        ("fsspec; extra == 'storage'", True),
+        ('tomli>=2; python_version < "3.12"', True),
+        ('boto3>=1.36; python_version > "3" and extra == "aws"', True),
+        ('pytest; extra == "dev"', False),
+        ("mlflow; extra == 'mlflow'", False),
+    ],
+)
+def test_only_requirements_of_extras_that_a_node_has_no_use_for_are_left_out(line: str, is_needed: bool) -> None:
+    assert is_for_nodes(line) is is_needed
+
+
+def test_an_installation_without_metadata_makes_no_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As old versions of setuptools make it: pip could not install the wheel, on every node."""
+    folder = tmp_path / "drumline.egg-info"
+    folder.mkdir()
+    (folder / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: drumline\nVersion: 0.1.0\n")
+    monkeypatch.setattr("importlib.metadata.distribution", lambda _: PathDistribution(folder))
+    with pytest.raises(UsageError) as error:
+        build_wheels()
+    path = tmp_path / "drumline-0.1.0.dist-info/METADATA"
+    assert error.value.what == f"this installation of drumline cannot be copied: {path} is missing"
+    assert error.value.next_step == "install drumline again with pip 23 or newer"
 
 
 def test_the_wheels_are_whole_and_the_same_each_time(tmp_path: Path) -> None:
