@@ -124,7 +124,7 @@ MUTANTS = [
         file="drumline/report/live_server.py",
         code="oldest = next(iter(self._idle), None)",
         instead="oldest = None",
-        tests="tests/unit/report/test_live_server.py",
+        tests=DOORS,
     ),
 ]
 

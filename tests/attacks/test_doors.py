@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import http.client
 import re
+import socket
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,7 +18,7 @@ from drumline.errors import UsageError
 from drumline.launch.hosts import hosts_from_flag
 from drumline.net.frames import FrameError, Session
 from drumline.net.handshake import WRONG_SECRET, RefusedError, answer, dial
-from drumline.report.live_server import LiveServer
+from drumline.report.live_server import MAX_CONNECTIONS, LiveServer
 from drumline.report.page import render_page
 from drumline.report.run_data import read_run
 from drumline.storage.fsspec_store import FsspecBackend
@@ -100,6 +101,20 @@ def test_another_user_cannot_read_the_live_report_without_its_path() -> None:
         address = urlsplit(server.url)
         for path in ("/", "/index.html", f"{address.path[:-2]}/", f"{address.path}x"):
             assert status_of(server, path, address.netloc) == 404, path
+
+
+def test_another_user_who_holds_connections_keeps_nobody_out() -> None:
+    """They can connect, but do not know the address of the page."""
+    with closing(LiveServer(lambda: "the page")) as server, ExitStack() as connections:
+        address = urlsplit(server.url)
+        silent = [
+            connections.enter_context(socket.create_connection((address.hostname, address.port), timeout=20))
+            for _ in range(MAX_CONNECTIONS + 3)
+        ]
+        for connection in silent[-3:]:
+            connection.sendall(b"GET /guess")  # and nothing after it
+        for _ in range(3):
+            assert status_of(server, address.path, address.netloc) == 200
 
 
 # Objects

@@ -133,8 +133,8 @@ cp -r /opt/drumline/site {folder}/result/site
 
 
 def test_a_node_installs_the_wheels_of_launch_and_nothing_else(node: Node) -> None:
-    """Real wheels, a real pip: no index is asked, another hash is refused, the same wheels are not installed twice, also
-    by two launches at once."""
+    """Real wheels, a real pip: no index is asked, another hash is refused, the same wheels are not installed twice, not
+    by two launches at once either."""
     content = pack(build_wheels())
     (node.folder / "wheels").write_bytes(content)
     (node.folder / "changed").write_bytes(content[:5000] + b"x" + content[5001:])
