@@ -21,7 +21,7 @@ from drumline.errors import UsageError
 MARK = "_drumline_recomputed"
 """An attribute of the blocks whose activations are computed again."""
 POLICY = "activation_checkpointing"
-"""An attribute of a model that does it itself, as those of this package."""
+"""An attribute of a model that does it itself, as those of this package; read only while the setting is on."""
 
 
 def recompute_in_backward(block: nn.Module, inputs: Tensor, *, draws_random: bool) -> Tensor:
@@ -50,11 +50,11 @@ def recompute_blocks(model: nn.Module, policy: bool | str, wrap: Sequence[str] =
     `find_blocks`."""
     if policy is False:
         return
-    if hasattr(model, POLICY):
+    computes_itself = hasattr(model, POLICY)
+    blocks = find_blocks(model, () if computes_itself else wrap)
+    if computes_itself:
         setattr(model, POLICY, policy)
-        return
-    blocks = find_blocks(model, wrap)
-    if not blocks:
+    elif not blocks:
         raise UsageError(
             f"--model.activation_checkpointing found no blocks in {type(model).__name__}: no class of modules that "
             "holds several layers repeats",
@@ -63,23 +63,25 @@ def recompute_blocks(model: nn.Module, policy: bool | str, wrap: Sequence[str] =
     for number, block in enumerate(reversed(blocks.values())):
         if is_recomputed(policy, number):
             setattr(block, MARK, True)
-            block.forward = partial(_forward, block)  # a partial, which a deep copy of the model copies right
+            if not computes_itself:
+                block.forward = partial(_forward, block)  # a partial, which a deep copy of the model copies right
 
 
 def recomputed_blocks(model: nn.Module) -> list[nn.Module]:
-    """The blocks of a model whose activations are computed again."""
-    policy = getattr(model, POLICY, False)
-    if policy is False:
-        return [module for module in model.modules() if hasattr(module, MARK)]
-    blocks = reversed(find_blocks(model).values())
-    return [block for number, block in enumerate(blocks) if is_recomputed(policy, number)]
+    """The blocks that `recompute_blocks` has chosen. A model's attribute alone says nothing: a user's model may have
+    one of that name for something else."""
+    return [module for module in model.modules() if hasattr(module, MARK)]
 
 
 def stop_recomputing(model: nn.Module) -> None:
-    """Let a model keep all activations from now on."""
+    """Let a model keep all activations from now on, if `recompute_blocks` has chosen some of its blocks."""
+    blocks = recomputed_blocks(model)
+    if not blocks:
+        return
     if hasattr(model, POLICY):
         setattr(model, POLICY, False)
-    for block in recomputed_blocks(model):
+        return
+    for block in blocks:
         vars(block).pop("forward", None)
 
 

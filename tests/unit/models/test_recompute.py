@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from drumline.models import GPT, MiniResNet
+from drumline.models.recompute import recompute_blocks, recomputed_blocks, stop_recomputing
 from tests.ranks import run_ranks
 
 IMAGES = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(5))
@@ -50,6 +51,25 @@ def test_same_gradients_buffers_and_random_state_bit_for_bit(
 
     assert expected.keys() == found.keys()
     assert [name for name in expected if not torch.equal(expected[name], found[name])] == []
+
+
+@pytest.mark.parametrize("value", ["selective", True])
+def test_a_users_attribute_of_the_same_name_means_nothing_while_the_setting_is_off(value: bool | str) -> None:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(3)))
+    model.activation_checkpointing = value  # type: ignore[assignment]
+    recompute_blocks(model, False)
+    assert recomputed_blocks(model) == []
+    stop_recomputing(model)
+    assert model.activation_checkpointing == value
+
+
+def test_the_blocks_that_the_setting_chooses_are_those_that_a_model_of_ours_computes_again() -> None:
+    model = gpt()
+    recompute_blocks(model, "every:2")
+    assert recomputed_blocks(model) == [model.blocks[0], model.blocks[2]]
+    assert model.activation_checkpointing == "every:2"
+    stop_recomputing(model)
+    assert model.activation_checkpointing is False
 
 
 @both
