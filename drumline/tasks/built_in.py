@@ -188,18 +188,13 @@ def check_constructor(task: type[Task]) -> None:
 
 def unused_settings(task: type[Task], config: Config) -> frozenset[str]:
     """The settings of built-in models and datasets that mean nothing to a task with its own: neither the user nor the
-    task has set them."""
-    has_own = {
-        "model": task.model is not ConfiguredTask.model,
-        "data": task.train_data is not ConfiguredTask.train_data,
-    }
+    task has set them. A task that inherits from a built-in one may still build on its model and data."""
+    if issubclass(task, ConfiguredTask):
+        return frozenset()
     return frozenset(
         path
         for path, field in FIELDS.items()
-        if field.scope.of_built_ins
-        and has_own[path.partition(".")[0]]
-        and attrgetter(path)(config) == field.default
-        and path not in task.defaults
+        if field.scope.of_built_ins and attrgetter(path)(config) == field.default and path not in task.defaults
     )
 
 

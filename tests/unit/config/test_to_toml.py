@@ -21,7 +21,7 @@ from drumline.config.flags import EXCLUSIVE_PAIRS
 from drumline.config.schema import Bounds, Config, ModelConfig, OrClass, OrEvery, TrainConfig
 from drumline.config.setting_rules import RULES
 from drumline.tasks.base import Task
-from drumline.tasks.built_in import BUILT_IN, unused_settings
+from drumline.tasks.built_in import BUILT_IN, ImageClassification, unused_settings
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
@@ -133,6 +133,20 @@ def test_a_task_with_its_own_model_and_data_has_no_settings_of_built_in_ones(tmp
     again = read_layers(read_flags([]), config_file=tmp_path / "config.toml", environment={})
     assert resolve(again, OwnModelAndData.defaults) == config
     assert unused_settings(BUILT_IN["digits"], config) == frozenset()
+
+
+class AnotherHead(ImageClassification):
+    """Changes the model that `model.name` gives."""
+
+    def model(self) -> Any:
+        return super().model()
+
+
+def test_a_task_that_builds_on_the_configured_model_has_its_settings() -> None:
+    config = Config(train=TrainConfig(epochs=1, batch_size=8))
+    assert unused_settings(AnotherHead, config) == frozenset()
+    document = tomllib.loads(to_toml(config, left_out=unused_settings(AnotherHead, config)))
+    assert document["model"]["name"] == config.model.name
 
 
 def test_what_is_not_set_is_written_as_none(tmp_path: Path) -> None:
