@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import torch
@@ -18,13 +19,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from drumline.distributed.collectives import gather_json
-from drumline.distributed.wrap import NAMED, USE_OR_FIND
+from drumline.distributed.wrap import FIND_UNUSED, FIND_UNUSED_WITH_DDP, NAMED
 from drumline.errors import UnusedParametersError, UsageError
 from drumline.text import by_rank, join_names
 
 # torch 2.13 renamed this function, and warns about the old name, which earlier versions need.
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 NO_MORE = "no other block"
+THE_MODEL = "the model"
+"""The text for the block with an empty name."""
 
 
 class BlockUse:
@@ -34,7 +37,7 @@ class BlockUse:
     def __init__(self, sharded: Mapping[str, nn.Module], *, mode: str, finds_unused: bool) -> None:
         self._mode = mode
         self._finds_unused = finds_unused
-        self._parameters = _own_parameters(sharded)
+        self._parameters = _parameters_by_module(sharded)
         self._is_learned = False
         self._gather: Callable[[str], list[list[str]]] | None = None
         """Hosts and blocks of all ranks; None: they are not compared."""
@@ -89,7 +92,8 @@ class BlockUse:
             raise _unused(self._parameters[name if missing is None else missing])
         if size not in self._sizes[name]:
             reduced = _reduced_parameters()
-            raise _unused([parameter for parameter in self._parameters[name] if parameter not in reduced])
+            unused = [] if reduced is None else [param for param in self._parameters[name] if param not in reduced]
+            raise _unused(unused)
 
     def _before_block(self, name: str, *_: Any) -> None:
         if self._gather is not None:
@@ -107,34 +111,34 @@ class BlockUse:
         calls = self._gather(name)
         if any(called != name for _, called in calls):
             hosts = [host for host, _ in calls]
-            blocks = [called or "the model" for _, called in calls]
+            blocks = [called or THE_MODEL for _, called in calls]
             raise UsageError(
                 f"ranks call different blocks in the same batch, and with --dist.mode {self._mode} they gather each "
                 f"block together: {by_rank(blocks, hosts)}",
-                next_step=_call_it("the same blocks on every rank"),
+                next_step=_call_advice("the same blocks on every rank"),
             )
 
     def _left_out(self, name: str) -> UnusedParametersError:
         return UnusedParametersError(
-            f"the loss does not call the block {name}, which it called in the first step; with --dist.mode "
+            f"the loss does not call {_block_text(name)}, which it called in the first step; with --dist.mode "
             f"{self._mode} ranks gather a block together when they call it",
-            next_step=_call_it("it in every batch") + _if_all_ranks("leave it out"),
+            next_step=_call_advice("it in every batch") + _advice_for_all_ranks("leave it out"),
         )
 
     def _added(self, name: str) -> UnusedParametersError:
         return UnusedParametersError(
-            f"the loss calls the block {name}, which it did not call in the first step; with --dist.mode "
+            f"the loss calls {_block_text(name)}, which it did not call in the first step; with --dist.mode "
             f"{self._mode} ranks gather a block together when they call it",
-            next_step=_call_it("it in every batch") + _if_all_ranks("call it"),
+            next_step=_call_advice("it in every batch") + _advice_for_all_ranks("call it"),
         )
 
 
 class FirstCalls:
-    """The order in which names come first in a pass; they may come again at any time."""
+    """The order in which blocks are first called in a pass; they may be called again at any time."""
 
     def __init__(self) -> None:
         self.position = 0
-        """The number of names that have come in this pass."""
+        """The number of blocks that were called in this pass."""
         self._order: list[str] = []
         self._places: dict[str, int] = {}
 
@@ -149,7 +153,7 @@ class FirstCalls:
         self._places = {name: place for place, name in enumerate(self._order)}
 
     def visit(self, name: str) -> bool:
-        """Whether this name may come now: not before one that came earlier in the first pass."""
+        """Whether this block may be called now: not before one that was called earlier in the first pass."""
         place = self._places.get(name, len(self._order))
         if place == self.position < len(self._order):
             self.position += 1
@@ -183,12 +187,7 @@ def can_find_unused() -> bool:
 
 def unused_advice() -> str:
     """What to do about parameters of a sharded model that not every batch uses."""
-    if can_find_unused():
-        return USE_OR_FIND
-    return (
-        "use them in every batch, freeze them (requires_grad=False), or use --dist.mode ddp with "
-        "--dist.find_unused_parameters (drumline doctor TASK tries several)"
-    )
+    return FIND_UNUSED if can_find_unused() else FIND_UNUSED_WITH_DDP
 
 
 def _unused(names: list[str]) -> UnusedParametersError:
@@ -198,17 +197,24 @@ def _unused(names: list[str]) -> UnusedParametersError:
     )
 
 
-def _call_it(what: str) -> str:
-    return f"call {what} (times 0 where it is not needed), or use --dist.mode ddp with --dist.find_unused_parameters"
+def _block_text(name: str) -> str:
+    return f"the block {name}" if name else THE_MODEL
 
 
-def _if_all_ranks(action: str) -> str:
+def _call_advice(blocks: str) -> str:
+    return (
+        f"call {blocks} (multiply the output by 0 where it is not needed), or use --dist.mode ddp with "
+        "--dist.find_unused_parameters"
+    )
+
+
+def _advice_for_all_ranks(action: str) -> str:
     if not can_find_unused():
         return ""
     return f"; if all ranks {action} in the same steps, --dist.find_unused_parameters is enough"
 
 
-def _own_parameters(sharded: Mapping[str, nn.Module]) -> dict[str, list[str]]:
+def _parameters_by_module(sharded: Mapping[str, nn.Module]) -> dict[str, list[str]]:
     """The trained parameters that each of these modules shards itself, by their names in the model."""
     names: dict[str, list[str]] = {}
     taken: set[str] = set()
@@ -220,10 +226,11 @@ def _own_parameters(sharded: Mapping[str, nn.Module]) -> dict[str, list[str]]:
     return names
 
 
-def _reduced_parameters() -> set[str]:
-    """The parameters whose gradients torch is about to reduce, which only its calling function knows."""
-    frame = sys._getframe()
-    while frame is not None and "fsdp_params" not in frame.f_locals:
-        frame = frame.f_back  # type: ignore[assignment]
-    params = () if frame is None else frame.f_locals["fsdp_params"]
-    return {getattr(param, "_param_fqn", "") for param in params}
+def _reduced_parameters() -> set[str] | None:
+    """The parameters whose gradients torch is about to reduce, which only its calling function knows; None: unknown."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if "fsdp_params" in frame.f_locals:
+            return {getattr(param, "_param_fqn", "") for param in frame.f_locals["fsdp_params"]}
+        frame = frame.f_back
+    return None

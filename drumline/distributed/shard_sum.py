@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from drumline.distributed.wrap import NAMED, USE_OR_FIND
+from drumline.distributed.wrap import FIND_UNUSED, NAMED
 from drumline.errors import TrainingError, UnusedParametersError
 from drumline.text import join_names
 
@@ -174,7 +174,7 @@ class ShardSum:
             unused = [name for name in self._parameters if name not in self._used]
             raise UnusedParametersError(
                 f"the loss of shard {shard} does not use these parameters: {join_names(unused, most=NAMED)}",
-                next_step=USE_OR_FIND,
+                next_step=FIND_UNUSED,
             )
         self._used.clear()
 

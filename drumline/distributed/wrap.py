@@ -24,10 +24,13 @@ from drumline.text import join_names
 SMALL_BATCH = 16
 NAMED = 5
 """Parameters in a message."""
-USE_OR_FIND = (
-    "use them in every batch, freeze them (requires_grad=False), or set --dist.find_unused_parameters (drumline "
-    "doctor TASK tries several)"
+# What to do about parameters that not every batch uses.
+_FOR_UNUSED = "use them in every batch, freeze them (requires_grad=False), {} (drumline doctor TASK tries several)"
+FIND_UNUSED = _FOR_UNUSED.format("or set --dist.find_unused_parameters")
+FIND_UNUSED_OR_STATIC = _FOR_UNUSED.format(
+    "set --dist.find_unused_parameters, or --dist.static_graph if no batch uses them"
 )
+FIND_UNUSED_WITH_DDP = _FOR_UNUSED.format("or use --dist.mode ddp with --dist.find_unused_parameters")
 # torch 2.13 renamed this option, and warns about the old name, which earlier versions need.
 _BUFFER_OPTION = (
     "forward_sync_buffers"

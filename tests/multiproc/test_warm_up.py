@@ -370,6 +370,24 @@ def test_recomputation_is_logged_and_one_that_saves_nothing_is_warned_about(tmp_
     )
 
 
+class FitsOnlyRecomputed(Perceptrons):
+    """Rank 1 has no memory for a pass that keeps all activations."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Loss:
+        is_recomputed = any("forward" in vars(module) for module in model.modules())
+        if dist.get_rank() == 1 and not is_recomputed:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return super().loss(model, batch)
+
+
+def test_what_recomputation_saves_is_left_open_if_one_rank_cannot_measure_it(tmp_path: Path) -> None:
+    config = make_config(steps=1)
+    model = replace(config.model, activation_checkpointing=True)
+    config = replace(config, model=model, dist=DistConfig(wrap=("Linear",)))
+    assert train_on(2, config, FitsOnlyRecomputed, tmp_path).step == 1
+    assert warnings_of(tmp_path) == []
+
+
 def warnings_of(run: Path) -> list[str]:
     events = read_events(run / "events" / "rank-00000.jsonl")
     return [event["message"] for event in events if event["kind"] == "warning"]

@@ -21,17 +21,13 @@ from torch.nn.parallel import DistributedDataParallel
 from drumline.data.loader import MicroBatch, Step
 from drumline.distributed.sharded_model import ShardedModel
 from drumline.distributed.shards import own_parts
-from drumline.distributed.wrap import NAMED, USE_OR_FIND, LiveBuffers, names_without_gradient
+from drumline.distributed.wrap import FIND_UNUSED, NAMED, LiveBuffers, names_without_gradient
 from drumline.engine.job import Job
 from drumline.errors import TrainingError, UnusedParametersError, UsageError
 from drumline.tasks.base import Loss, Task
 from drumline.text import join_names
 from drumline.watch.heartbeat import BACKWARD, DATA, FORWARD, OPTIMIZER
 
-FIND_UNUSED = (
-    "use them in every batch, freeze them (requires_grad=False), set --dist.find_unused_parameters, or "
-    "--dist.static_graph if no batch uses them (drumline doctor TASK tries several)"
-)
 NOT_STATIC = "set --dist.find_unused_parameters in place of --dist.static_graph"
 OUTSIDE_FORWARD = "mixed torch.Tensor and DTensor"
 """In torch's error when a shard is used as if it were the whole parameter."""
@@ -180,7 +176,7 @@ class TrainStep:
             is_static = getattr(self._applied, "static_graph", False)
             raise UnusedParametersError(
                 f"the loss does not use these parameters: {join_names(names, most=NAMED) or 'unknown'}",
-                next_step=NOT_STATIC if is_static else USE_OR_FIND,
+                next_step=NOT_STATIC if is_static else FIND_UNUSED,
             ) from None
 
     def _backward(self, loss: LossParts, scale: float) -> None:

@@ -23,11 +23,11 @@ from drumline.distributed.block_use import unused_advice
 from drumline.distributed.blocks import describe_blocks
 from drumline.distributed.collectives import gather_json
 from drumline.distributed.shards import is_shard
-from drumline.distributed.wrap import NAMED, LiveBuffers
+from drumline.distributed.wrap import FIND_UNUSED_OR_STATIC, NAMED, LiveBuffers
 from drumline.engine.job import Job
 from drumline.engine.model_flops import ModelFlops, count_flops, graph
 from drumline.engine.recompute_saving import LEAST_SAVING, recompute_saving
-from drumline.engine.steps.eager import FIND_UNUSED, OUTSIDE_FORWARD, LossParts, loss_function
+from drumline.engine.steps.eager import OUTSIDE_FORWARD, LossParts, loss_function
 from drumline.errors import UsageError
 from drumline.models.recompute import recomputed_blocks, stop_recomputing
 from drumline.tasks.base import Task
@@ -104,8 +104,8 @@ def check_unused(job: Job, config: Config, *, uses_all: bool, note: Callable[[st
         texts = [join_names(names, most=NAMED) or "none" for names in found]
         what = f"the parameters that the loss does not use differ across ranks: {by_rank(texts, hosts)}"
     if not is_alone:
-        raise UsageError(what, next_step=FIND_UNUSED)
-    note(f"{what}; on several ranks this stops the run: {FIND_UNUSED}")
+        raise UsageError(what, next_step=FIND_UNUSED_OR_STATIC)
+    note(f"{what}; on several ranks this stops the run: {FIND_UNUSED_OR_STATIC}")
 
 
 def trains_with_ddp(dist: DistConfig) -> bool:
@@ -202,7 +202,8 @@ def _count(job: Job, batch: Any, size: int, *, is_training: bool) -> tuple[Model
 
 
 def check_saving(job: Job, few: Any, size: int, *, warn: Callable[[str], None]) -> None:
-    """Warn if activation checkpointing saves next to nothing. All ranks call the loss, which may be collective."""
+    """Collective: warn if activation checkpointing saves next to nothing. The samples are of one
+    micro-batch, as few as possible: this pass keeps all activations."""
     blocks = recomputed_blocks(job.model)
     size = min(size, COUNTED_SAMPLES)
     if not blocks or not size:
@@ -217,10 +218,19 @@ def check_saving(job: Job, few: Any, size: int, *, warn: Callable[[str], None]) 
             with job.autocast:
                 return loss_function(task)(job.model, _cut(few, size)).total
 
+        saving = 0.0
+        has_failed = False
+        is_out_of_memory = False
         try:
             saving = recompute_saving(job.model, blocks, compute_loss)
-        except Exception:
-            return  # a real error is raised by the first step too
+        except Exception as error:
+            has_failed = True  # a real error is raised by the first step too
+            is_out_of_memory = isinstance(error, torch.OutOfMemoryError)
+    if is_out_of_memory:
+        torch.cuda.empty_cache()
+    # All ranks leave this together: the next pass may call a collective of the loss.
+    if any(gather_json(has_failed, device=job.ddp.device)):
+        return
     if saving < LEAST_SAVING:
         warn(_saves_little(f"{saving:.0%}", blocks))
 
