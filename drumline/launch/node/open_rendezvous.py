@@ -48,13 +48,14 @@ class SingleNodeRendezvous(RendezvousHandler):
     """For a job on one machine: every attempt gets a new store, which only this machine can reach."""
 
     sidecars: tuple[str, ...] = ()
-    restarts_used = 0
-    counted_step = 0
-    reached_step = 0
     restart_reason = ""
     is_leaving = has_lost_node = False
 
-    def __init__(self) -> None:
+    def __init__(self, node: NodePlan) -> None:
+        self.node = node
+        self.restarts_used = node.restarts_used
+        self.counted_step = node.reached_step
+        self.reached_step = node.reached_step
         self.store: dist.Store | None = None
         self.ranks_secret = ""
         """The secret of the ranks of the attempt: any user of this machine can reach their store."""
@@ -107,8 +108,8 @@ class OwnRendezvous(SingleNodeRendezvous):
     waits for another, and restarts no ranks because of one."""
 
     def __init__(self, node: NodePlan, secret: str | None) -> None:
-        super().__init__()
-        self.node, self._secret = node, secret
+        super().__init__(node)
+        self._secret = secret
 
     @property
     def use_agent_store(self) -> bool:
@@ -127,7 +128,7 @@ def open_rendezvous(
     """The rendezvous of this node's job; node 0 runs its store. `secret`: the one that all nodes were given.
     `continues`: its ranks do not need those of other nodes."""
     if node.num_nodes == 1:
-        return SingleNodeRendezvous()
+        return SingleNodeRendezvous(node)
     if continues:
         _warn_without_secret(node, secret)
         return OwnRendezvous(node, secret)

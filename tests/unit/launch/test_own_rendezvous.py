@@ -32,6 +32,14 @@ def test_each_node_starts_alone_and_all_ranks_have_one_secret(capsys: pytest.Cap
     assert not isinstance(alone, OwnRendezvous)
 
 
+@pytest.mark.parametrize("num_nodes", [1, 2])
+def test_a_later_attempt_of_the_launch_has_the_restarts_and_the_step_of_those_before(num_nodes: int) -> None:
+    node = NodePlan(num_nodes=num_nodes, endpoint="192.0.2.1:29500", max_restarts=3, restarts_used=2, reached_step=40)
+    rendezvous = open_rendezvous(node, "0123456789abcdef", continues=True)
+    assert rendezvous.restarts_used == 2
+    assert (rendezvous.reached_step, rendezvous.counted_step) == (40, 40), "a failure at step 40 is no progress"
+
+
 def test_the_launcher_reads_the_setting_from_flags_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert LaunchRequest({}, "digits", CONTINUE).program().continues

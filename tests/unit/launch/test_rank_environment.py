@@ -13,7 +13,7 @@ from drumline.launch import rank_environment
 from drumline.launch.node.agent import NodeAgent, RankFiles
 from drumline.launch.node.open_rendezvous import SingleNodeRendezvous
 from drumline.launch.node.watch_folder import WatchFolder
-from drumline.launch.node_plan import Supervision
+from drumline.launch.node_plan import NodePlan, Supervision
 from drumline.launch.rank_environment import COMMAND_START, ScriptWatch, WatchSettings, watch_settings_from
 from drumline.launch.startup import command_start, now, process_start
 from drumline.net import secrets
@@ -51,7 +51,7 @@ def test_only_the_first_ranks_of_a_command_given_here_get_its_start(
     agent.grace_s = 15.0
     agent.is_task = True
     agent.watch = WatchFolder("j")
-    agent.rendezvous = SingleNodeRendezvous()
+    agent.rendezvous = SingleNodeRendezvous(NodePlan())
     try:
         variables = agent._variables()
         assert variables[COMMAND_START] == (f"{process_start():.2f}" if tells else "")
