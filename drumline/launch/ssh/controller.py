@@ -158,8 +158,10 @@ class Controller:
         return remote
 
     def _check_over(self) -> None:
-        """The job is over when all hosts but those that are lost have ended their part: nobody waits for these."""
-        if not self.is_ending and any(remote.is_running for remote in self.remaining):
+        """The job is over when all hosts but those that are lost have ended their part: nobody waits for these. A host
+        that is tried again has not."""
+        have_ended = all(remote.code is not None or remote.was_refused for remote in self.remaining)
+        if not self.is_ending and not have_ended:
             return
         self._is_over.set()
         for remote in self.dropped:
@@ -244,8 +246,10 @@ class Controller:
         elif frame["kind"] == "hello":
             self.dropped.remove(remote)
             self.screen.report(f"{remote.name} answers again; its ranks join the others")
-            nodes = self.job.placed([other.host for other in self.remotes])
+            nodes = self.job.placed([remote.host for remote in self.remotes])
             remote.connection.send({"kind": "start", "node": asdict(nodes[self.remotes.index(remote)])})
+            # Its supervisor is a new one; later it gets the changes.
+            remote.connection.send({"kind": "silent", "nodes": self._silent_nodes})
 
     def _later(self, seconds: float, call: Any, *args: Any) -> None:
         asyncio.get_running_loop().call_later(seconds, call, *args)

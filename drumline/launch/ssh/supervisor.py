@@ -92,6 +92,8 @@ class ControllerLink:
         frames = self.frames.read()
         for frame in frames:
             self.heard_at = time.monotonic()
+            if frame["kind"] == "spec":  # of the attempt before; the controller sends changes
+                self.silent_nodes = ()
             if frame["kind"] == "silent":
                 self.silent_nodes = tuple(frame["nodes"])
             if frame["kind"] == "heartbeat":

@@ -424,3 +424,40 @@ def test_a_host_that_ended_its_ranks_because_it_was_cut_off_is_a_restart_and_no_
         return controller
 
     assert asyncio.run(go()).lost == "b heard nothing from this machine for 45 s"
+
+
+CONTINUES = Program(("train", "digits"), is_task=True, continues=True)
+
+
+def test_a_host_that_answers_again_gets_the_hosts_without_a_heartbeat(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[Any] = []
+
+    async def go() -> None:
+        controller = make(program=CONTINUES)
+        _, _, c = await start(controller)
+        controller.dropped.append(c)
+        controller._silent_nodes = [1]
+        monkeypatch.setattr(c.connection, "send", sent.append)
+        hear(c, "hello", host="c", protocol=PROTOCOL)
+
+    asyncio.run(go())
+    assert [frame["kind"] for frame in sent] == ["start", "silent"]
+    assert sent[1]["nodes"] == [1], "later it gets only changes"
+
+
+def test_a_job_is_not_over_while_a_host_is_tried_again(make: Make) -> None:
+    async def go() -> None:
+        controller = make(program=CONTINUES)
+        a, b, c = await start(controller)
+        controller.dropped.append(c)
+        hear(a, "ended", code=0, last_lines=[])
+        b.connection.ssh_code = 255  # of the last try
+        controller._check_over()
+        assert not controller._is_over.is_set()
+        hear(b, "ended", code=0, last_lines=[])
+        controller._check_over()
+        assert controller._is_over.is_set()
+
+    asyncio.run(go())

@@ -177,3 +177,25 @@ def test_lines_are_marked_with_the_rank_that_a_process_is_now(node: SupervisorPr
     after = node.hear("lines", lambda frame: frame["lines"] == ["after"])
     assert (before["rank"], before["shown_rank"]) == (0, 0)
     assert (after["rank"], after["shown_rank"]) == (0, 7)
+
+
+LINK = """
+import sys
+from drumline.launch.ssh.supervisor import ControllerLink
+link = ControllerLink()
+while not link.frames.is_closed:
+    link.read()
+print(link.silent_nodes, file=sys.stderr)
+link.close()
+"""
+
+
+@pytest.mark.parametrize(("after_spec", "silent_nodes"), [([], "()"), ([{"kind": "silent", "nodes": [0]}], "(0,)")])
+def test_hosts_that_were_silent_in_an_attempt_are_not_in_the_next(
+    after_spec: list[dict[str, Any]], silent_nodes: str
+) -> None:
+    frames = [{"kind": "silent", "nodes": [1]}, {"kind": "spec"}, *after_spec]
+    sent = b"".join(encode(frame) + b"\n" for frame in frames)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    link = subprocess.run([sys.executable, "-c", LINK], input=sent, capture_output=True, env=environment, check=True)
+    assert link.stderr.decode().strip() == silent_nodes
