@@ -91,7 +91,10 @@ class RankFiles(LogsSpecs):
             dest.stdouts[local_rank] = dest.stderrs[local_rank] = ""
             if self.folder is not None:
                 out, err = rank_output(self.folder, rank, start)
-                variables[rank_environment.RANK_FILE] = str(rank_file(self.folder, rank, start))
+                # An earlier launch with the same --logs may have left one.
+                number_file = rank_file(self.folder, rank, start)
+                number_file.unlink(missing_ok=True)
+                variables[rank_environment.RANK_FILE] = str(number_file)
                 dest.stdouts[local_rank], dest.stderrs[local_rank] = str(out), str(err)
         dest.filtered_stdout = dest.filtered_stderr = str(self.scratch / "filtered")
         return dest

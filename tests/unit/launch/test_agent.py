@@ -1,4 +1,4 @@
-"""What an agent and its guard do with signals that come at an odd moment."""
+"""What an agent and its guard do with signals that come at an odd moment, and with what was left before."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 
-from drumline.launch.node.agent import NodeAgent
+from drumline.launch.node.agent import NodeAgent, RankFiles
 from drumline.launch.node.guard import Guard, new_job
+from drumline.launch.node.rank_logs import rank_file
 from drumline.launch.node.signalled_agent import Preempted
 
 
@@ -36,3 +37,12 @@ def test_a_guard_outlives_the_signals_that_a_scheduler_sends_to_all_of_a_job() -
 def _ignores(status: Path, number: signal.Signals) -> bool:
     (mask,) = [line.split()[1] for line in status.read_text().splitlines() if line.startswith("SigIgn")]
     return bool(int(mask, 16) >> (number - 1) & 1)
+
+
+def test_a_rank_does_not_begin_with_the_number_of_an_earlier_launch(tmp_path: Path) -> None:
+    stale = rank_file(tmp_path, 3, 0)
+    stale.write_text("7")
+    variables = {"RANK": "3", "TORCHELASTIC_ERROR_FILE": ""}
+    RankFiles(str(tmp_path), tmp_path).reify({0: variables})
+    assert variables["DRUMLINE_RANK_FILE"] == str(stale)
+    assert not stale.exists()
