@@ -115,8 +115,12 @@ def plan_memory(config: Config, task: Task, *, worlds: Iterable[int], ranks_per_
             "the elastic mode is not planned: it keeps gradients of shards in its own way",
             next_step="measure it on a GPU: drumline find-batch TASK",
         )
-    data, ranks, impossible = task.train_data(), list[RankMemory](), dict[int, str]()
+    data = task.train_data()
+    ranks: list[RankMemory] = []
+    impossible: dict[int, str] = {}
     batches: dict[int, Any] = {}
+    recomputes = config.model.activation_checkpointing is not False
+    recompute: RecomputePlan | None = None
     sharded_type = torch.bfloat16 if config.dist.shard_dtype == "bf16" else None
 
     @cache
@@ -134,9 +138,7 @@ def plan_memory(config: Config, task: Task, *, worlds: Iterable[int], ranks_per_
             impossible[world_size] = error.what
             continue
         batches[micro.size] = micro.data
-        num_replicas = 1  # that synchronize in rounds
-        if sync_interval(config.dist.sync):
-            num_replicas = -(-world_size // ranks_per_node) if config.dist.sync_within == "node" else world_size
+        num_replicas = _num_replicas(config.dist, world_size, ranks_per_node)
         for mode, num_shards in modes_for(world_size, config.dist.shard_ranks or ranks_per_node):
             if mode != "ddp" and num_replicas > 1:
                 break  # only ddp has rounds
@@ -145,20 +147,36 @@ def plan_memory(config: Config, task: Task, *, worlds: Iterable[int], ranks_per_
                 memory_at = _in_replicas(step, world_size, num_replicas, config.dist, accumulates=micro.accumulates)
             else:
                 memory_at = _in_shards(step, mode, num_shards, config.dist, accumulates=micro.accumulates)
-            peak = max(map(memory_at, step.moments), key=lambda parts: sum(parts.values()))
-            peak["activations"] += NUM_AHEAD * step.batch_bytes + WORKSPACES
-            ranks.append(RankMemory(mode=mode, world_size=world_size, micro_batch_size=micro.size, **peak))
-    recompute = None
-    if config.model.activation_checkpointing is not False and ranks:
-        recompute = _compare_without(config, task, ranks[0], blocks=job(None).recomputed())
+            ranks.append(_memory_at_peak(step, memory_at, mode=mode, world_size=world_size, micro=micro))
+            if recomputes and recompute is None:
+                recompute = _compare_without(config, task, ranks[0], micro, num_replicas, blocks=job(None).recomputed())
     return MemoryPlan(num_parameters=job(None).num_parameters, ranks=ranks, impossible=impossible, recompute=recompute)
 
 
-def _compare_without(config: Config, task: Task, memory: RankMemory, *, blocks: str) -> RecomputePlan:
-    """The same rank without activation checkpointing."""
+def _num_replicas(dist: DistConfig, world_size: int, ranks_per_node: int) -> int:
+    """That synchronize in rounds."""
+    if not sync_interval(dist.sync):
+        return 1
+    return -(-world_size // ranks_per_node) if dist.sync_within == "node" else world_size
+
+
+def _memory_at_peak(
+    step: StepMemory, memory_at: MemoryAt, *, mode: str, world_size: int, micro: _MicroBatch
+) -> RankMemory:
+    peak = max(map(memory_at, step.moments), key=lambda parts: sum(parts.values()))
+    peak["activations"] += NUM_AHEAD * step.batch_bytes + WORKSPACES
+    return RankMemory(mode=mode, world_size=world_size, micro_batch_size=micro.size, **peak)
+
+
+def _compare_without(
+    config: Config, task: Task, memory: RankMemory, micro: _MicroBatch, num_replicas: int, *, blocks: str
+) -> RecomputePlan:
+    """The same rank, of the mode ddp, without activation checkpointing. The task is made again, since its model may
+    depend on the setting."""
     plain = replace(config, model=replace(config.model, activation_checkpointing=False))
-    worlds = [memory.world_size]
-    without = plan_memory(plain, type(task)(plain), worlds=worlds, ranks_per_node=memory.world_size).ranks[0]
+    step = FakeJob(plain, type(task)(plain)).trace(micro.data)
+    memory_at = _in_replicas(step, memory.world_size, num_replicas, config.dist, accumulates=micro.accumulates)
+    without = _memory_at_peak(step, memory_at, mode=memory.mode, world_size=memory.world_size, micro=micro)
     activations = memory.activations - WORKSPACES
     activations_without = without.activations - WORKSPACES
     return RecomputePlan(

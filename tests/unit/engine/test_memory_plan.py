@@ -205,6 +205,28 @@ def test_what_recomputation_saves_is_shown() -> None:
     assert line == f"recompute: 6 x Layers: {sizes}"
 
 
+def test_without_recomputation_only_one_model_is_built_and_no_data_is_read() -> None:
+    models: list[bool | str] = []
+    datasets: list[bool | str] = []
+
+    class Recorded(Stacked):
+        def model(self) -> nn.Module:
+            models.append(self.config.model.activation_checkpointing)
+            return super().model()
+
+        def train_data(self) -> TensorDataset:
+            datasets.append(self.config.model.activation_checkpointing)
+            return super().train_data()
+
+    config = settings(batch_size=256)
+    model = replace(config.model, activation_checkpointing=True)
+    config = replace(config, model=model, dist=DistConfig(shard_dtype="bf16"))
+    assert plan_memory(config, Recorded(config), worlds=(2,), ranks_per_node=8).recompute is not None
+    assert models.count(True) == 2, "in fp32 for ddp, gathered in bf16 for the others"
+    assert models.count(False) == 1
+    assert datasets == [True]
+
+
 def test_recomputation_that_saves_nothing_is_warned_about() -> None:
     line, warning = recompute_lines(recompute_plan(("Linear",)))
     assert line.startswith("recompute: 13 x Linear: ")
