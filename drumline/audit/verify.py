@@ -25,7 +25,7 @@ from drumline.engine.run_folder import RunFolder, job_at_work
 from drumline.errors import UsageError, did_you_mean
 from drumline.untrusted import DOCUMENT_BYTES, TEXT_BYTES, parse_json, parse_toml, read_regular
 
-OWN_LOOP = "saved by ddp.checkpoint: a loop of your own records no samples, events or settings"
+SAVED_BY_OWN_LOOP = "saved by ddp.checkpoint: a loop of your own records no samples, events or settings"
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def verify_run(run: Path, progress: Progress, mirror: Verify | None = None) -> R
     saved = check_checkpoints(folder.checkpoints, checkpoints, progress, mirror or catalog.verify)
     last = max((position.step for position in saved if position.is_finite), default=None)
     if saved and all(position.in_own_loop for position in saved):
-        checkpoints.note(folder.checkpoints.name, OWN_LOOP)
+        checkpoints.note(folder.checkpoints.name, SAVED_BY_OWN_LOOP)
         return RunReport(run, [checkpoints], holder, last)
     history = check_samples(folder.ledger, samples, saved)
     hosts = _check_settings(folder, settings)

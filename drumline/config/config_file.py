@@ -103,8 +103,8 @@ def to_toml(config: Config, *, header: str | None = None, left_out: Collection[s
     the top."""
     parts = ["\n".join(f"# {line}".rstrip() for line in header.splitlines())] if header else []
     for section in SECTIONS:
-        every = vars(getattr(config, section))
-        values = {name: value for name, value in every.items() if f"{section}.{name}" not in left_out}
+        settings = vars(getattr(config, section))
+        values = {name: value for name, value in settings.items() if f"{section}.{name}" not in left_out}
         tables = {name: table for name, table in values.items() if FIELDS[f"{section}.{name}"].is_table}
         parts.append(_table(section, {name: value for name, value in values.items() if name not in tables}))
         parts += [_table(f"{section}.{name}", table) for name, table in tables.items() if table]

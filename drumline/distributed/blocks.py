@@ -91,17 +91,35 @@ def _repeated(model: nn.Module) -> dict[str, nn.Module]:
     Without lists those that repeat anywhere, otherwise one in a list. Single layers only where there is nothing larger:
     to compute a layer's activations again saves nothing."""
     names = {id(module): name for name, module in model.named_modules()}
-    in_lists = {
+    members = _members_of_lists(model, names)
+    larger = [member for member in members if not _is_layer(member)]
+    candidates = (
+        _by_kind(model, larger) + _plain_lists(model, names)
+        or _by_kind(model, _larger_anywhere(model))
+        or _by_kind(model, larger, least=1)
+    )
+    blocks = _choose(candidates) if candidates else []
+    layers = _by_kind(model, [member for member in members if _is_layer(member)])
+    largest_layers = max(layers, key=lambda candidate: candidate.size, default=None)
+    if largest_layers is not None and _outside(largest_layers, blocks) > sum(block.size for block in blocks):
+        return _inside_out(model, [largest_layers])
+    return _inside_out(model, blocks)
+
+
+def _members_of_lists(model: nn.Module, names: dict[int, str]) -> list[nn.Module]:
+    members = {
         id(member): member
         for parent in model.modules()
         if isinstance(parent, PLAIN)
         for member in parent.children()
         if _size(member) and not _is_expert(names[id(member)], member)
     }
-    layers = _by_kind(model, [module for module in in_lists.values() if _is_layer(module)])
-    members = [module for module in in_lists.values() if not _is_layer(module)]
-    listed = _by_kind(model, members) + _plain_lists(model, names)
-    anywhere = [
+    return list(members.values())
+
+
+def _larger_anywhere(model: nn.Module) -> list[nn.Module]:
+    """The modules that are larger than a layer, in a list or not."""
+    return [
         module
         for name, module in model.named_modules()
         if module is not model
@@ -110,15 +128,6 @@ def _repeated(model: nn.Module) -> dict[str, nn.Module]:
         and not _is_expert(name, module)
         and _size(module)
     ]
-    candidates = listed or _by_kind(model, anywhere) or _by_kind(model, members, least=1)
-    largest_layers = max(layers, key=lambda candidate: candidate.size, default=None)
-    if not candidates:
-        return {} if largest_layers is None else _inside_out(model, [largest_layers])
-    blocks = _choose(candidates)
-    outside = _outside(largest_layers, blocks)
-    if outside > sum(candidate.size for candidate in blocks) and largest_layers is not None:
-        return _inside_out(model, [largest_layers])
-    return _inside_out(model, blocks)
 
 
 def _choose(candidates: list[_Candidate]) -> list[_Candidate]:
@@ -163,10 +172,8 @@ def _plain_lists(model: nn.Module, names: dict[int, str]) -> list[_Candidate]:
     return candidates
 
 
-def _outside(layers: _Candidate | None, blocks: list[_Candidate]) -> int:
+def _outside(layers: _Candidate, blocks: list[_Candidate]) -> int:
     """The parameters of these layers that are in no block."""
-    if layers is None:
-        return 0
     inside = {parameter for candidate in blocks for parameter in candidate.sizes}
     return sum(size for parameter, size in layers.sizes.items() if parameter not in inside)
 

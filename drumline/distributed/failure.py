@@ -79,8 +79,8 @@ def claim_failure(
             return _reported(_wait_for_claim(store), mine)
     except RuntimeError:
         if rank_0_hosts_store and mine.origin.rank != 0:
-            what = "the connection to the store, which it hosts, was lost"
-            return Failure(Place(rank=0), what, mine.exit_code, is_assumed=True)
+            reason = "the connection to the store, which it hosts, was lost"
+            return Failure(Place(rank=0), reason, mine.exit_code, is_assumed=True)
         return None
     if rank_0_hosts_store and mine.origin.rank == 0:
         time.sleep(CLAIM_WAIT_S)  # the store ends with this process; the others must read it first
@@ -92,9 +92,9 @@ def summary(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return f"sys.exit({error.code!r}) was called before the end of the run"
     lines = str(error).strip().splitlines()
-    what = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     notes = getattr(error, "__notes__", [])  # the first says which code it came from, if any does
-    return f"{what} ({notes[0].partition(chr(10))[0]})" if notes else what
+    return f"{text} ({notes[0].partition(chr(10))[0]})" if notes else text
 
 
 def _reported(first: Failure | None, mine: Failure) -> Failure | None:
@@ -118,15 +118,16 @@ def _wait_for_claim(store: SealedStore) -> Failure | None:
     return None
 
 
-def wait_for_ranks(store: SealedStore, what: str, rank: int, world_size: int, *, limit_s: float) -> list[int]:
-    """Wait through the store until every rank has come to this call: a collective would time out while one of them
+def wait_for_ranks(store: SealedStore, call: str, rank: int, world_size: int, *, limit_s: float) -> list[int]:
+    """Wait through the store until every rank has reached this call: a collective would time out while one of them
     works for long. Those that have not after this limit; a DistStoreError as soon as a rank has failed."""
-    here, keys = store.under(what), [str(number) for number in range(world_size)]
+    here = store.under(call)
+    keys = [str(number) for number in range(world_size)]
     deadline = time.monotonic() + limit_s
     here.set(keys[rank], "done")
     while not here.check(keys if rank == 0 else ["all"]):
         if store.check([FIRST]):
-            raise dist.DistStoreError(f"another rank failed ({what})")
+            raise dist.DistStoreError(f"another rank failed ({call})")
         if time.monotonic() > deadline:
             return [number for number, key in enumerate(keys) if not here.check([key])]
         time.sleep(max(_POLL_S, world_size / 1000))  # the store answers all ranks

@@ -178,7 +178,8 @@ class LogTraining(Action):
         context.end_if(num_votes)
 
     def _counts(self, context: RunContext) -> RankCounts:
-        job, throughput = context.job, context.throughput
+        job = context.job
+        throughput = context.throughput
         compilations = job.ddp._connection.compilations
         compiled_at = [] if compilations is None else list(compilations.began_at.values())
         measured = self._communication.newest(context.progress.step)

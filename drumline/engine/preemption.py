@@ -86,7 +86,7 @@ class Preemption:
         self.is_between_groups = False
         """Whether nodes have changed, and the next group has not begun: it then decides what a signal means."""
         self.environment: Mapping[str, str] = {}
-        """Where a launcher says how long it waits after a SIGTERM, and where it is told of a save."""
+        """Where a launcher says how long it waits after a SIGTERM, and where a save is reported to it."""
         self.ignores_signals = False
         """Whether all is saved: then signals are ignored. A launcher may signal the last ranks when the first exit."""
         self._is_joined = self._is_closed = False

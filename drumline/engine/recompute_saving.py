@@ -17,18 +17,18 @@ LEAST_SAVING = 0.05
 
 
 @dataclass
-class _Kept:
-    """The bytes that a forward pass keeps for the backward pass, by storage."""
+class SavedActivations:
+    """The bytes that a forward pass saves for the backward pass, by storage."""
 
     sizes: dict[int, int] = field(default_factory=dict)
     blocks: dict[int, int] = field(default_factory=dict)
-    """The block, by its number, in which each storage was kept first."""
+    """The block, by its number, in which each storage was saved first."""
     inputs: set[int] = field(default_factory=set)
-    """The storages that the blocks begin with, which are kept in any case."""
+    """The storages that the blocks begin with, which are saved in any case."""
     block: int | None = None
     """In which the pass is."""
 
-    def keep(self, ignored: set[int], tensor: Tensor) -> Tensor:
+    def record(self, ignored: set[int], tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         key = storage.data_ptr()
         if key not in ignored and key not in self.sizes:
@@ -47,7 +47,7 @@ class _Kept:
         self.block = None
 
     def saving(self) -> float:
-        """The part of the activations that is not kept if those of the blocks are computed again: all of them but the
+        """The part of the activations that is not saved if those of the blocks are computed again: all of them but the
         largest block's, which are back when its backward pass begins."""
         total = sum(self.sizes.values())
         by_block: dict[int, int] = {}
@@ -61,20 +61,21 @@ class _Kept:
 def recompute_saving(model: nn.Module, blocks: list[nn.Module], compute_loss: Callable[[], Tensor]) -> float:
     """The part of the activations that recomputing these blocks saves. `compute_loss` runs the model, which keeps all
     activations at this time."""
-    kept = _Kept()
+    activations = SavedActivations()
     ignored = {value.untyped_storage().data_ptr() for value in (*model.parameters(), *model.buffers())}
-    with _observed(blocks, kept), torch.autograd.graph.saved_tensors_hooks(partial(kept.keep, ignored), _unchanged):
+    record = partial(activations.record, ignored)
+    with _observed(blocks, activations), torch.autograd.graph.saved_tensors_hooks(record, _unchanged):
         loss = compute_loss()
-    del loss  # until here the graph holds what was kept, so that no storage is used twice
-    return kept.saving()
+    del loss  # until here the graph holds what was saved, so that no storage is used twice
+    return activations.saving()
 
 
 @contextmanager
-def _observed(blocks: list[nn.Module], kept: _Kept) -> Iterator[None]:
+def _observed(blocks: list[nn.Module], activations: SavedActivations) -> Iterator[None]:
     handles = []
     for number, block in enumerate(blocks):
-        handles.append(block.register_forward_pre_hook(partial(kept.enter, number)))
-        handles.append(block.register_forward_hook(kept.leave))
+        handles.append(block.register_forward_pre_hook(partial(activations.enter, number)))
+        handles.append(block.register_forward_hook(activations.leave))
     try:
         yield
     finally:

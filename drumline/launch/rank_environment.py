@@ -17,7 +17,7 @@ from drumline.net.secrets import derived, secret_from
 from drumline.untrusted import parse_json, replace_text, whole_number
 
 RESTARTED = "DRUMLINE_RESTARTED"
-# Tells one start of a node's ranks from any other.
+# Distinguishes one start of a node's ranks from any other.
 NODE_START = "DRUMLINE_NODE_START"
 LAUNCH_START = "DRUMLINE_LAUNCH_START"
 """When the launcher of this node began, in Unix seconds."""
@@ -111,7 +111,7 @@ def grace_from(environment: Mapping[str, str]) -> float | None:
 
 
 def note_saved(environment: Mapping[str, str]) -> None:
-    """Tell the launcher that the preempted run has saved: whatever ends this rank now, the same command resumes it."""
+    """Report to the launcher that the preempted run has saved: the same command resumes it, whatever ends this rank."""
     if path := environment.get(SAVED_FILE):
         with contextlib.suppress(OSError):
             Path(path).touch()

@@ -184,8 +184,8 @@ def _charts(runs: Sequence[RunData], names: Sequence[str], detail: float) -> lis
     drawn = _curves_of_run(runs[0]) if len(runs) == 1 else _curves_of_runs(runs, names)
     most = min(MAX_SERIES_POINTS, int(MAX_POINTS * detail) // max(1, len(drawn)))
     by_title: dict[str, list[DrawnCurve]] = {}
-    for each in drawn:
-        by_title.setdefault(each.title, []).append(each)
+    for drawn_curve in drawn:
+        by_title.setdefault(drawn_curve.title, []).append(drawn_curve)
     return [_chart(title, curves, most, detail) for title, curves in by_title.items()]
 
 
@@ -218,25 +218,26 @@ def _curves_of_runs(runs: Sequence[RunData], names: Sequence[str]) -> list[Drawn
                     dash=int(curve.label != TRAINING),
                 )
             )
-    places = {chart: place for place, chart in enumerate(dict.fromkeys(each.curve.chart for each in drawn))}
-    return sorted(drawn, key=lambda each: places[each.curve.chart])
+    charts = dict.fromkeys(drawn_curve.curve.chart for drawn_curve in drawn)
+    places = {chart: place for place, chart in enumerate(charts)}
+    return sorted(drawn, key=lambda drawn_curve: places[drawn_curve.curve.chart])
 
 
 def _chart(title: str, drawn: Sequence[DrawnCurve], most: int, detail: float) -> ChartView:
-    curves = [each.curve for each in drawn]
+    curves = [drawn_curve.curve for drawn_curve in drawn]
     metric = curves[0].chart
     axis = "ranks" if metric == SCALING else "step"
     most_label = max(MIN_TEXT, int(300 * detail))
-    series = [_series(each, shown(each.label)[:most_label], most) for each in drawn]
+    series = [_series(drawn_curve, shown(drawn_curve.label)[:most_label], most) for drawn_curve in drawn]
     is_share = metric in SHARES or metric.endswith("accuracy")
     return ChartView(
         title=title,
         axis=axis,
-        labels=[each.label for each in drawn],
+        labels=[drawn_curve.label for drawn_curve in drawn],
         rows=table_rows(curves, max(2, int(TABLE_ROWS * detail))),
         data={"axis": axis, "percent": is_share, "series": series},
         num_points=sum(len(curve.steps) for curve in curves),
-        num_shown=sum(len(each["x"]) for each in series),
+        num_shown=sum(len(points["x"]) for points in series),
     )
 
 

@@ -26,7 +26,7 @@ from drumline.text import join_names
 
 POLL_S, WATCH_S, CHECK_S = 0.05, 0.25, 0.5
 CHECK_FINISHED_S = 2.0
-"""Between two looks at the run folder, which may be on slow storage."""
+"""Between two reads of the run folder, which may be on slow storage."""
 JOIN_S = 30.0
 """How long the ranks of a decided group wait for each other: all of them run already."""
 MOST_REFUSALS = 3
