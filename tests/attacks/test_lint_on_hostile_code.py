@@ -136,7 +136,8 @@ STEP = """
     optimizer.step()
     print(loss.item())
 """
-REPEATED = {"conditions on ranks": (HEAD, "if rank == 0:\n    dist.barrier()\n"), "steps": (HEAD + MODEL, STEP)}
+CONDITION = "if rank == 0:\n    dist.barrier()\n"
+REPEATED = {"conditions on ranks": (HEAD, CONDITION), "steps": (HEAD + MODEL, STEP)}
 
 
 @pytest.mark.parametrize(("head", "part"), REPEATED.values(), ids=REPEATED.keys())
@@ -149,3 +150,5 @@ def test_repeated_source_does_not_take_minutes(
         capsys.readouterr()
 
     assert growth(lint, size=12, factor=4) < 24  # 16 where the time is quadratic; it was 100 to 200
+    if part == CONDITION:
+        assert growth(lint, size=40, factor=4) < 8  # 5 now; it was 12

@@ -228,16 +228,17 @@ Find = Callable[[ast.AST], Iterable[tuple[str, tuple[ast.Call, ...]]]]
 def has_counterpart(program: Program, call: ast.Call, name: str, tests: Sequence[RankTest], find: Find) -> bool:
     """Whether the excluded ranks call the same elsewhere in the function."""
     instead = [node for others in _other_branches(program, call) for node in others]
-    if any(name == other for node in instead for other, _ in find(node)):
+    if any(name == name_instead for node in instead for name_instead, _ in find(node)):
         return True
     function = enclosing_function(call) or program.source_of(call).tree
-    for other_name, chain in find(function):
-        other = chain[0]
-        if other_name == name and other is not call:
-            is_same = _written(program, call) == _written(program, other)
-            there = _needed_tests(program, other)
-            if not is_same and any(_are_opposite(one, another) for one in tests for another in there):
-                return True
+    tests_written = _written(program, call)
+    for candidate_name, chain in find(function):
+        candidate = chain[0]
+        if candidate_name != name or candidate is call or _written(program, candidate) == tests_written:
+            continue
+        candidate_tests = _needed_tests(program, candidate)
+        if any(_are_opposite(test, candidate_test) for test in tests for candidate_test in candidate_tests):
+            return True
     return False
 
 

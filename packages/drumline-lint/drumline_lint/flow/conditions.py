@@ -113,8 +113,23 @@ def split_condition(test: ast.expr, holds: bool) -> list[tuple[ast.expr, bool]]:
 def early_exits_before(program: Program, statement: ast.stmt) -> Iterator[tuple[ast.expr, bool]]:
     """After `if rank != 0: return` the rest of the block is for rank 0."""
     block = block_of(statement)
-    for earlier in block[: block.index(statement)] if block else ():
-        yield from _passed(program, earlier)
+    if not block:
+        return
+    place = block.index(statement)
+    for number, test, holds in _exits_of_block(program, block[0]):
+        if number >= place:
+            return
+        yield test, holds
+
+
+@cached_query
+def _exits_of_block(program: Program, first: ast.stmt) -> list[tuple[int, ast.expr, bool]]:
+    """Of the block that begins with this statement: where each condition is asked, and whether it holds after it."""
+    return [
+        (number, test, holds)
+        for number, statement in enumerate(block_of(first))
+        for test, holds in _passed(program, statement)
+    ]
 
 
 def _passed(program: Program, statement: ast.stmt) -> Iterator[tuple[ast.expr, bool]]:

@@ -33,15 +33,16 @@ State: TypeAlias = frozenset[Binding | None]
 """The bindings of a name that may have been the last; includes None if there may be none."""
 
 
-def reaching_bindings(bindings: Sequence[Binding], use: ast.AST) -> list[Binding]:
-    """The bindings that may have been the last before the use."""
+def reaching_bindings(program: ProgramView, bindings: Sequence[Binding], use: ast.Name) -> list[Binding]:
+    """Of the bindings of this name in its scope: those that may have been the last before the use."""
     if len(bindings) == 1:
         return list(bindings)
     own = [one for one in bindings if isinstance(one.node, ast.comprehension) and _is_within(use, one)]
     if own:
         return own
     plain = [one for one in bindings if not isinstance(one.node, ast.comprehension)]
-    walk = _BindingWalk(plain, scope_of(use))
+    scope = scope_of(use)
+    walk = program.cached((_BindingWalk, scope, use.id), lambda: _BindingWalk(plain, scope))
     state = walk.before(use)
     state |= {one for one in walk.elsewhere if None in state or not isinstance(one.node, ast.arg)}
     return [one for one in plain if one in state] or plain or list(bindings)
@@ -194,7 +195,7 @@ def bindings_of(program: ProgramView, node: ast.Name) -> list[Binding] | None:
         is_class_seen_from_method = isinstance(scope.node, ast.ClassDef) and not is_own
         if node.id in scope.names and not is_class_seen_from_method:
             every = scope.names[node.id]
-            return reaching_bindings(every, node) if is_own else every
+            return reaching_bindings(program, every, node) if is_own else every
         scope, is_own = scope.outer, False
     return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import cache
 
 from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.collectives import (
@@ -28,13 +28,14 @@ RULE = rule("DL017")
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Collectives under a condition on ranks, and calls there of functions that come to one."""
     likely = likely_collective_names(program)
+    find = cache(lambda node: tuple(collectives_in(program, node)))  # asked for a function by each of its calls
     for call in program.index(source).every(ast.Call):
         if last_name(call.func) not in likely or not _has_conditions(program, call):
             continue
         found = _collectives_of_call(program, call)
         tests = _certain(program, call) if found else ()
         for name, chain in found if tests else ():
-            if not has_counterpart(program, call, name, tests, partial(collectives_in, program)):
+            if not has_counterpart(program, call, name, tests, find):
                 yield RULE.at(source, call, _message(source, tests, name, chain))
                 break
 
