@@ -332,6 +332,7 @@ class NodeAgent(SignalledAgent):
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, *args: Any, **kwargs: Any) -> None:
         """Ranks that do not exit are killed by torch after the grace period: that is reported, here and to the sidecar,
         which would look for who did it."""
+        is_grace_period = "timeout" in kwargs  # otherwise torch's own limit applies, whatever --grace is
         grace_s = float(kwargs.get("timeout", TORCH_GRACE_S))
         running = [local_rank for local_rank, code in self.codes().items() if code is None]
         if running and death_sig != signal.SIGKILL:
@@ -345,10 +346,13 @@ class NodeAgent(SignalledAgent):
         killed = [workers[rank].global_rank for rank in running if codes.get(rank) == -signal.SIGKILL]
         if killed:
             whom = "it" if len(killed) == 1 else "them"
+            advice = "check the ends of the ranks' logs for what they were doing"
+            if is_grace_period:
+                advice = "give ranks more time with --grace SECONDS"
             print_message(
                 f"{named_ranks(killed)} did not exit within {grace_s:g} s after {death_sig.name}, so the launcher "
                 f"killed {whom}",
-                "try: give ranks more time with --grace SECONDS",
+                f"try: {advice}",
             )
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:

@@ -138,7 +138,7 @@ def _diagnosis(evidence: Evidence, rank: RankState, also: str = "") -> Diagnosis
     elif rank.killed_after_s is not None:
         how = f"was killed by its launcher{at}, {duration(rank.killed_after_s)} after it was asked to exit"
         cause = Cause.KILLED
-        next_step = "check the end of its log for what it was doing; --grace SECONDS gives ranks more time"
+        next_step = "check the end of its log for what it was doing"
     elif rank.failure:
         cause, how = Cause.EXCEPTION, f"crashed{at}: {rank.failure}"
     elif rank.exit is not None and rank.exit < 0:

@@ -7,12 +7,14 @@ import time
 from pathlib import Path
 
 import pytest
-from torch.distributed.elastic.agent.server.api import WorkerGroup
+from torch.distributed.elastic.agent.server.api import Worker, WorkerGroup
 
+from drumline.launch.node import agent as agent_module
 from drumline.launch.node.agent import NodeAgent, RankFiles
 from drumline.launch.node.guard import Guard, new_job
 from drumline.launch.node.rank_logs import rank_file
-from drumline.launch.node.signalled_agent import Preempted
+from drumline.launch.node.signalled_agent import Preempted, SignalledAgent
+from drumline.launch.node.watch_folder import WatchFolder
 
 
 def test_an_agent_that_is_preempted_during_the_rendezvous_starts_no_ranks() -> None:
@@ -46,3 +48,29 @@ def test_a_rank_does_not_begin_with_the_number_of_an_earlier_launch(tmp_path: Pa
     RankFiles(str(tmp_path), tmp_path).reify({0: variables})
     assert variables["DRUMLINE_RANK_FILE"] == str(stale)
     assert not stale.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        ({"timeout": 0.01}, "give ranks more time with --grace SECONDS"),
+        ({}, "check the ends of the ranks' logs for what they were doing"),
+    ],
+    ids=["the grace period", "torch's own limit"],
+)
+def test_more_grace_is_advised_where_the_grace_period_was_the_limit(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], options: dict[str, float], advice: str
+) -> None:
+    agent = NodeAgent.__new__(NodeAgent)
+    agent.watch = WatchFolder.__new__(WatchFolder)
+    agent.watch.current = None
+    agent._worker_group = WorkerGroup.__new__(WorkerGroup)
+    agent._worker_group.workers = [Worker(local_rank=0, global_rank=3)]
+    codes = iter([{0: None}, {0: -signal.SIGKILL}])
+    monkeypatch.setattr(NodeAgent, "codes", lambda _: next(codes))
+    monkeypatch.setattr(SignalledAgent, "_shutdown", lambda *_, **__: time.sleep(0.02))
+    monkeypatch.setattr(agent_module, "TORCH_GRACE_S", 0.01)
+    agent._shutdown(signal.SIGTERM, **options)
+    assert capfd.readouterr().err == (
+        f"drumline: rank 3 did not exit within 0.01 s after SIGTERM, so the launcher killed it\n  try: {advice}\n"
+    )
