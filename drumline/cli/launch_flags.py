@@ -118,8 +118,8 @@ OF_NODES: FlagTable = {
     "lost-after": (
         Count,
         "SECONDS",
-        f"A node that is cut off for less than this is not lost [{LOST_AFTER_S}]; with --nnodes: after this long "
-        "without a heartbeat. For a task also its --watch.lost_s.",
+        f"A node that is cut off for less than this is not lost [{LOST_AFTER_S}]; with --nnodes the other nodes "
+        "continue without one that sends no heartbeat for this long. For a task also its --watch.lost_s.",
     ),
 }
 OF_SLURM: FlagTable = {

@@ -217,7 +217,7 @@ class Controller:
             self._started(frame["world_size"])
         elif kind == "ended" and frame.get("was_cut_off") and not self.is_ending and self.may_restart:
             # Its ranks may have saved when they were ended: that was no preemption.
-            self._restart_all(f"{remote.name} heard nothing from this machine for {self.job.lease_s:g} s")
+            self._restart_all(f"{remote.name} received no heartbeat from this machine for {self.job.lease_s:g} s")
         elif kind == "ended" and frame["code"] and not self.is_ending:
             self._agent_failed(remote, frame["code"])
         elif kind == "failed" and not frame["restarts_left"] and not self.job.program.continues:
@@ -285,12 +285,19 @@ class Controller:
             if silence_s > (REPORT_WATCHED_S if is_watched else REPORT_S):
                 if remote.name not in self._reported:
                     self._reported.add(remote.name)
-                    lost = f"it counts as lost after {self.job.lease_s:g} s"
-                    what = f"warning: no heartbeat from {remote.name} for {silence_s:.0f} s on this machine; {lost}"
-                    self.screen.report(what, is_error=True)
+                    what = f"warning: no heartbeat from {remote.name} for {silence_s:.0f} s on this machine"
+                    self.screen.report(f"{what}; {self._when_lost()}", is_error=True)
             elif silence_s < SILENT_S and remote.name in self._reported:
                 self._reported.remove(remote.name)
                 self.screen.report(f"{remote.name} sends heartbeats again", is_error=True)
+
+    def _when_lost(self) -> str:
+        """When a host without a heartbeat counts as lost, for the other nodes and for this machine."""
+        node = self.job.nodes[0]
+        if not node.may_shrink:
+            return f"it counts as lost after {self.job.lease_s:g} s"
+        others = f"the other nodes continue without it after {node.silence_s} s if they receive none either"
+        return f"{others}, this machine after {self.job.lease_s:g} s"
 
     def _print_diagnosis(self) -> None:
         """Called before ranks are restarted. Every host reports the same, and one may have printed it."""

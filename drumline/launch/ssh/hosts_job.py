@@ -60,7 +60,9 @@ class HostsJob:
 
     @property
     def lease_s(self) -> float:
-        """How long the launcher and a host may hear nothing of each other before the host counts as lost."""
+        """How long the launcher and a host may receive no heartbeat of each other before the host counts as lost. A
+        job with `--nnodes` continues without a node sooner, which the nodes decide among themselves: a launcher that
+        is cut off for less than `--lost-after` ends none of them."""
         return float(silence_limit_s(self.nodes[0].lost_after_s))
 
     def spec(self, node: NodePlan) -> dict[str, Any]:

@@ -110,7 +110,7 @@ def _is_done(node: NodeState) -> bool:
 def _cut_off(evidence: Evidence, me: NodeState, lost: list[LostNode]) -> Diagnosis:
     why = f"{len(lost)} of {len(lost) + 1} nodes stopped sending heartbeats together"
     if evidence.cluster.launcher is not None and evidence.cluster.launcher.is_cut_off:
-        why = "it hears nothing from the launcher either"
+        why = "no heartbeat from the launcher either"
     why = me.link or why
     since_s = max(one.no_heartbeat_s for one in lost)
     what = (
@@ -148,12 +148,12 @@ def _lost(evidence: Evidence, lost: list[LostNode], *, is_certain: bool = True) 
 
 
 def _witness(launcher: LauncherLink | None, lost: LostNode, me: str) -> str:
-    """Which of two nodes is cut off: each reports the same about the other, and the launcher may hear one of them."""
+    """Which of two nodes is cut off: each reports the same about the other, and the launcher may reach one."""
     if launcher is None or launcher.num_nodes != 2:
         return f"; with two nodes, either {lost.host} or {me} may be cut off"
     if lost.node in launcher.silent_nodes:
-        return "; the launcher hears nothing from it either"
-    return f"; the launcher hears both {lost.host} and {me}"
+        return "; the launcher receives none from it either"
+    return f"; the launcher receives heartbeats from both {lost.host} and {me}"
 
 
 def _check_between(one: str, other: str) -> str:

@@ -173,6 +173,30 @@ def test_the_hosts_are_told_which_one_is_silent_and_so_is_the_user(
     ]
 
 
+@pytest.mark.parametrize(
+    ("min_nodes", "lost"),
+    [
+        (None, "it counts as lost after 45 s"),
+        (2, "the other nodes continue without it after 20 s if they receive none either, this machine after 45 s"),
+    ],
+)
+def test_a_warning_says_when_a_host_counts_as_lost(make: Make, said: Path, min_nodes: int | None, lost: str) -> None:
+    async def go() -> Controller:
+        hosts = [Host("a"), Host("b"), Host("c")]
+        nodes = nodes_of_hosts(hosts, 1, [NodePlan(min_nodes=min_nodes)] * 3)
+        controller = make(nodes=nodes, min_nodes=min_nodes)
+        _, b, _ = await start(controller)
+        controller.has_started = True
+        b.connection.heard_at = time.monotonic() - 4
+        controller._report_silence()
+        return controller
+
+    asyncio.run(go()).screen.close()
+    assert said.read_text().splitlines()[1] == (
+        f"drumline: warning: no heartbeat from b for 4 s on this machine; {lost}"
+    )
+
+
 def test_a_host_that_was_cut_off_repeats_nothing_and_is_named_when_another_ends_for_it(
     make: Make, said: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -423,7 +447,7 @@ def test_a_host_that_ended_its_ranks_because_it_was_cut_off_is_a_restart_and_no_
         hear(b, "ended", code=75, last_lines=[], was_cut_off=True)
         return controller
 
-    assert asyncio.run(go()).lost == "b heard nothing from this machine for 45 s"
+    assert asyncio.run(go()).lost == "b received no heartbeat from this machine for 45 s"
 
 
 CONTINUES = Program(("train", "digits"), is_task=True, continues=True)

@@ -261,18 +261,19 @@ def test_each_cause_in_one_sentence(given: ClusterState, cause: Cause, sentence:
         (
             LauncherLink(silent_nodes=(1,), num_nodes=2),
             "node-b",
-            "no heartbeat from node-b for 3.4 s (no answer), with ranks 4-7; the launcher hears nothing from it either",
+            "no heartbeat from node-b for 3.4 s (no answer), with ranks 4-7; the launcher receives none from it either",
         ),
         (
             LauncherLink(is_cut_off=True, num_nodes=2),
             "node-a",
-            "node-a is cut off from the other nodes: it hears nothing from the launcher either; it has received no "
+            "node-a is cut off from the other nodes: no heartbeat from the launcher either; it has received no "
             "heartbeat from node-b for 3.4 s",
         ),
         (
             LauncherLink(num_nodes=2),
             "node-b",
-            "no heartbeat from node-b for 3.4 s (no answer), with ranks 4-7; the launcher hears both node-b and node-a",
+            "no heartbeat from node-b for 3.4 s (no answer), with ranks 4-7; the launcher receives heartbeats from "
+            "both node-b and node-a",
         ),
         (LauncherLink(silent_nodes=(1,), num_nodes=3), "node-b", "with two nodes, either node-b or node-a may be"),
     ],
@@ -363,9 +364,7 @@ def test_a_kill_by_the_launcher_is_named_as_its_own() -> None:
     assert diagnosis.what.startswith(
         "rank 2 on node-a was killed by its launcher at step 812, in forward, 15 s after it was asked to exit"
     )
-    assert diagnosis.next_step == (
-        "check the end of its log for what it was doing; --grace SECONDS gives ranks more time"
-    )
+    assert diagnosis.next_step == "check the end of its log for what it was doing", "torch's limit may have been it"
     saved = [ended(rank, 75) for rank in (0, 1, 3, 4, 5, 6, 7)]
     assert find_lost_connection(Evidence(cluster(killed, *saved))) is None, "the launcher reports it"
 
