@@ -52,13 +52,13 @@ def nodes_of(account: Account, name: str) -> list[CloudNode]:
     reservations = account.all("ec2", "describe_instances", "Reservations", Filters=filters)
     nodes = [
         CloudNode(
-            id=one["InstanceId"],
-            address=one["PrivateIpAddress"],
-            public_address=one.get("PublicIpAddress"),
-            started=one["LaunchTime"],
+            id=instance["InstanceId"],
+            address=instance["PrivateIpAddress"],
+            public_address=instance.get("PublicIpAddress"),
+            started=instance["LaunchTime"],
         )
         for reservation in reservations
-        for one in reservation["Instances"]
+        for instance in reservation["Instances"]
     ]
     return sorted(nodes, key=lambda node: (node.started, node.id))
 
@@ -80,15 +80,15 @@ def status_lines(account: Account) -> Iterator[str]:
 
 
 def _cluster_lines(account: Account, stack: Stack) -> Iterator[str]:
-    given = parameters_of(stack)
+    parameters = parameters_of(stack)
     name = tags_of(stack)[TAG]
     now = datetime.now(UTC)
     age = duration((now - stack["CreationTime"]).total_seconds())
     nodes = nodes_of(account, name)
     yield (
-        f"{name}: {stack['StackStatus']}, {len(nodes)} of {given.get('NodeCount')} x {given.get('InstanceType')} "
-        f"({given.get('Market')}) run in {given.get('Zone')} since {age}; "
-        f"so far {price_words(stack, now)}; ends at {given.get('EndsAt')} at the latest"
+        f"{name}: {stack['StackStatus']}, {len(nodes)} of {parameters.get('NodeCount')} x "
+        f"{parameters.get('InstanceType')} ({parameters.get('Market')}) run in {parameters.get('Zone')} since {age}; "
+        f"so far {price_words(stack, now)}; ends at {parameters.get('EndsAt')} at the latest"
     )
     yield f"  made by {owner_of(stack)} at {made_at(stack)}"
     yield from (f"  {node.address}  {node.public_address or '-'}  {node.id}" for node in nodes)

@@ -102,8 +102,8 @@ def make_plan(account: Account, settings: ClusterSettings) -> ClusterPlan:
     check_way_in(settings, hardware, is_public=is_public)
     check_way_out(account, settings, subnet, is_public=is_public)
     market = prices.spot_prices(account, settings.type) if settings.spot else {}
-    wanted = settings.zone or subnet.get("AvailabilityZone") or before.get("Zone")
-    zone = _choose_zone(account, settings, wanted, market)
+    named_zone = settings.zone or subnet.get("AvailabilityZone") or before.get("Zone")
+    zone = _choose_zone(account, settings, named_zone, market)
     if subnet and subnet["AvailabilityZone"] != zone:
         what = f"{settings.subnet} is in {subnet['AvailabilityZone']}, not in {zone}"
         raise UsageError(what, next_step="give a --subnet of that zone, or leave --zone out")
@@ -140,11 +140,11 @@ def make_plan(account: Account, settings: ClusterSettings) -> ClusterPlan:
 
 
 def _choose_zone(
-    account: Account, settings: ClusterSettings, wanted: str | None, spot_prices: Mapping[str, float]
+    account: Account, settings: ClusterSettings, named_zone: str | None, spot_prices: Mapping[str, float]
 ) -> str:
     zones = zones_with(account, settings.type)
-    if wanted is not None:
-        return check_zone(zones, wanted, settings.type)
+    if named_zone is not None:
+        return check_zone(zones, named_zone, settings.type)
     ordinary = ordinary_zones(account)
     return default_zone([zone for zone in zones if zone in ordinary], spot_prices, settings.type)
 

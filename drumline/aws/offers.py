@@ -156,14 +156,14 @@ def default_zone(zones: Sequence[str], spot_prices: Mapping[str, float], instanc
     """The cheapest, or the first, of the ordinary zones that offer the type."""
     if not zones:
         raise UsageError(
-            f"only Local Zones offer {instance_type}, which are never chosen by themselves",
+            f"only Local Zones offer {instance_type}, and they are used only if --zone names one",
             next_step="give another --region or --type, or such a zone as --zone",
         )
     return min(zones, key=lambda zone: (spot_prices.get(zone, float("inf")), zone))
 
 
-def check_zone(zones: Sequence[str], wanted: str, instance_type: str) -> str:
-    if wanted not in zones:
-        what = f"{wanted} does not offer {instance_type}; {join_names(zones)} do"
+def check_zone(zones: Sequence[str], zone: str, instance_type: str) -> str:
+    if zone not in zones:
+        what = f"{zone} does not offer {instance_type}; {join_names(zones)} do"
         raise UsageError(what, next_step="give one of these as --zone (or a subnet in it), or another --type")
-    return wanted
+    return zone

@@ -73,7 +73,8 @@ def total_lines(costs: Sequence[Cost], hours: float) -> Iterator[str]:
     hour = total(cost.an_hour for cost in costs)
     if hour is None:
         rest = sum(cost.an_hour or 0 for cost in costs)
-        yield f"together unknown: no price is known of {join_names(unknown)}; the rest is {dollars(rest)} an hour"
+        have = "has" if len(unknown) == 1 else "have"
+        yield f"together unknown: {join_names(unknown)} {have} no listed price; the rest is {dollars(rest)} an hour"
     else:
         yield f"together {dollars(hour)} an hour, {dollars(hour * HOURS_A_DAY)} a day"
     most = total(cost.most_an_hour for cost in costs)
@@ -83,7 +84,7 @@ def total_lines(costs: Sequence[Cost], hours: float) -> Iterator[str]:
         yield "until its end unknown"
     else:
         now = dollars(hour * hours)
-        yield f"until its end unknown: spot prices change ({now} at the price of now); --max-price limits them"
+        yield f"until its end unknown: spot prices change ({now} at the current price); --max-price limits them"
 
 
 def listed_price(account: Account, product: str, **attributes: str) -> float | None:

@@ -93,10 +93,10 @@ def wait_until_deleted(account: Account, stack: str, progress: Progress) -> None
     """An AwsError names each resource that AWS cannot delete."""
     step = ""
     while True:
-        found = find_stack(account, stack)
-        if found is None or found["StackStatus"] == "DELETE_COMPLETE":
+        described = find_stack(account, stack)
+        if described is None or described["StackStatus"] == "DELETE_COMPLETE":
             return
-        if found["StackStatus"] == "DELETE_FAILED":
+        if described["StackStatus"] == "DELETE_FAILED":
             raise _not_deleted(account, stack)
         if (event := newest_event(account, stack)) != step:
             progress(step := event)
@@ -131,7 +131,7 @@ def price_words(stack: Stack, now: datetime) -> str:
     """What the cluster has cost at most since it was made: its nodes until their end, and the rest until now."""
     tags = tags_of(stack)
     if NODES_PRICE_TAG not in tags or STACK_PRICE_TAG not in tags:
-        return "at an unknown price (one that changes, such as a spot price without --max-price, or is on no list)"
+        return "at an unknown price (a part has no listed price, or is a spot instance without --max-price)"
     made = stack["CreationTime"]
     end = parameters_of(stack).get("EndsAt")
     nodes_until = now if end is None else min(now, datetime.fromisoformat(end))

@@ -108,14 +108,14 @@ def _status(account: Account, _: ClusterSettings, __: Mapping[str, Any]) -> int:
     return ExitCode.SUCCESS
 
 
-def _down(account: Account, settings: ClusterSettings, given: Mapping[str, Any]) -> int:
-    delete_data = bool(given.get("delete-data"))
+def _down(account: Account, settings: ClusterSettings, flags: Mapping[str, Any]) -> int:
+    delete_data = bool(flags.get("delete-data"))
     others = made_by_others(account, settings, delete_data=delete_data)
-    if others and not given.get("any-owner"):
+    if others and not flags.get("any-owner"):
         _ask_to_remove(others, settings.name)
-    kept = take_down(account, settings, show_step, delete_data=delete_data)
+    volumes = take_down(account, settings, show_step, delete_data=delete_data)
     show_step("")
-    show_lines(kept_lines(account, settings, kept))
+    show_lines(kept_lines(account, settings, volumes))
     return ExitCode.SUCCESS
 
 

@@ -193,17 +193,20 @@ class NcclLog:
             process.missing_plugin = found[1]
 
     def _process(self, host: str, pid: int) -> LoggedProcess:
-        known = self.processes.get((host, pid))
-        if known is None:
-            known = self._process_with_garbage(host, pid) or LoggedProcess(host=host, pid=pid)
+        process = self.processes.get((host, pid))
+        if process is None:
+            process = self._process_with_longer_name(host, pid) or LoggedProcess(host=host, pid=pid)
             if len(self.processes) < MAX_KEPT:
-                self.processes[host, pid] = known
-        return known
+                self.processes[host, pid] = process
+        return process
 
-    def _process_with_garbage(self, host: str, pid: int) -> LoggedProcess | None:
-        """The end of another line may be in front of the host's name."""
-        names = (host[start:] for start in range(1, len(host)))
-        return next((self.processes[name, pid] for name in names if (name, pid) in self.processes), None)
+    def _process_with_longer_name(self, name: str, pid: int) -> LoggedProcess | None:
+        """Two processes that write into one line put the end of one before the other's host name."""
+        for start in range(1, len(name)):
+            process = self.processes.get((name[start:], pid))
+            if process is not None:
+                return process
+        return None
 
     def _read_init(self, process: LoggedProcess, pointer: str, rank: str, size: str, more: str, state: str) -> None:
         if int(size) >= process.world_size:

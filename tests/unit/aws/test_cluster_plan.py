@@ -193,14 +193,14 @@ def test_ssh_from_me_is_the_address_that_aws_sees(monkeypatch: pytest.MonkeyPatc
 
 def test_status_lists_every_cluster_and_what_it_has_cost(account: Account, stub: Stub) -> None:
     def stack(name: str, hours: float, price: str, tag: str = "drumline:cluster") -> dict[str, Any]:
-        given = {"NodeCount": "2", "InstanceType": "g6.12xlarge", "Market": "spot", "Zone": "us-east-1a"}
-        given["EndsAt"] = "2099-01-01T00:00:00Z"
+        parameters = {"NodeCount": "2", "InstanceType": "g6.12xlarge", "Market": "spot", "Zone": "us-east-1a"}
+        parameters["EndsAt"] = "2099-01-01T00:00:00Z"
         costs = {"drumline:nodes-usd-per-hour": price, "drumline:stack-usd-per-hour": "0"}
         return {
             "StackName": f"drumline-{name}",
             "StackStatus": "CREATE_COMPLETE",
             "CreationTime": datetime.now(UTC) - timedelta(hours=hours),
-            "Parameters": [{"ParameterKey": key, "ParameterValue": value} for key, value in given.items()],
+            "Parameters": [{"ParameterKey": key, "ParameterValue": value} for key, value in parameters.items()],
             "Tags": [{"Key": key, "Value": value} for key, value in {tag: name, **costs}.items()],
         }
 

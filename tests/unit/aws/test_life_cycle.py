@@ -47,9 +47,9 @@ def subnet(account: Account) -> str:
 
 
 def settings(account: Account, **changes: Any) -> ClusterSettings:
-    given = {"name": "t", "type": "g4dn.xlarge", "ami": image(account), "key": "laptop", "region": account.region}
-    given["ssh_from"] = "192.0.2.7/32"
-    return ClusterSettings(**{**given, "subnet": subnet(account), **changes})
+    fields = {"name": "t", "type": "g4dn.xlarge", "ami": image(account), "key": "laptop", "region": account.region}
+    fields["ssh_from"] = "192.0.2.7/32"
+    return ClusterSettings(**{**fields, "subnet": subnet(account), **changes})
 
 
 def inventory(account: Account) -> Iterator[str]:
@@ -210,9 +210,9 @@ class Unfinished:
     def __call__(self, service: str, operation: str, **arguments: Any) -> Any:
         answer = self._whole(service, operation, **arguments)
         if operation == "describe_stacks":
-            for one in answer["Stacks"]:
-                if one["StackStatus"] == "CREATE_COMPLETE":
-                    one["StackStatus"] = self._status
+            for stack in answer["Stacks"]:
+                if stack["StackStatus"] == "CREATE_COMPLETE":
+                    stack["StackStatus"] = self._status
         return answer
 
 
@@ -286,14 +286,14 @@ def test_a_failed_resource_is_named_after_the_rollback(
             {"ResourceStatusReason": reason} if reason else {}
         )
 
-    one = {"StackName": "drumline-t", "CreationTime": 0}
+    stack = {"StackName": "drumline-t", "CreationTime": 0}
     stub("cloudformation", "describe_stacks", "ValidationError")
     stub("cloudformation", "create_stack", {"StackId": "arn:1"})
     for status, told in [
         ("CREATE_IN_PROGRESS", event("Vpc", "CREATE_IN_PROGRESS")),
         ("CREATE_IN_PROGRESS", event("Vpc", "CREATE_IN_PROGRESS")),
     ]:
-        stub("cloudformation", "describe_stacks", {"Stacks": [{**one, "StackStatus": status}]}, StackName="arn:1")
+        stub("cloudformation", "describe_stacks", {"Stacks": [{**stack, "StackStatus": status}]}, StackName="arn:1")
         if status == "CREATE_IN_PROGRESS":
             stub("autoscaling", "describe_scaling_activities", "ValidationError")
         if told:
@@ -303,13 +303,13 @@ def test_a_failed_resource_is_named_after_the_rollback(
         event("Vpc", "CREATE_FAILED", "The maximum number of VPCs has been reached."),
         event("Vpc", "CREATE_IN_PROGRESS"),
     ]
-    rolling_back = {**one, "StackStatus": "DELETE_IN_PROGRESS"}
+    rolling_back = {**stack, "StackStatus": "DELETE_IN_PROGRESS"}
     stub("cloudformation", "describe_stacks", {"Stacks": [rolling_back]}, StackName="arn:1")
     stub("cloudformation", "describe_stack_events", {"StackEvents": events}, StackName="arn:1")
     stub("cloudformation", "describe_stacks", {"Stacks": [rolling_back]}, StackName="arn:1")
     deleting = {"StackEvents": [event("Group", "DELETE_IN_PROGRESS")]}
     stub("cloudformation", "describe_stack_events", deleting, StackName="arn:1")
-    stub("cloudformation", "describe_stacks", {"Stacks": [{**one, "StackStatus": "DELETE_COMPLETE"}]})
+    stub("cloudformation", "describe_stacks", {"Stacks": [{**stack, "StackStatus": "DELETE_COMPLETE"}]})
     volume = {"FileSystemId": "fs-1", "LifeCycleState": "available", "SizeInBytes": {"Value": 0}}
     volume |= {"OwnerId": "1", "CreationToken": "x", "CreationTime": 9, "PerformanceMode": "generalPurpose"}
     volume |= {"NumberOfMountTargets": 0, "Tags": [{"Key": "drumline:cluster", "Value": "t"}]}

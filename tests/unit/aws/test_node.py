@@ -149,7 +149,7 @@ def test_a_node_installs_the_wheels_of_launch_and_nothing_else(node: Node) -> No
     assert [line.split(" /")[0] for line in installs[1:]] == ["pip -q install --no-index --no-deps --force-reinstall"]
     site = node.folder / "result/site"
     assert (site / "drumline/aws/cluster.yaml").read_bytes() == TEMPLATE.read_bytes()
-    versions = {found.name: found.version for found in distributions(path=[str(site)])}
+    versions = {installed.name: installed.version for installed in distributions(path=[str(site)])}
     assert versions == {"drumline": version("drumline"), "drumline-lint": version("drumline-lint")}
 
 

@@ -29,11 +29,18 @@ def spot(limit: float | None) -> Cost:
 
 
 def price_lines(*costs: Cost) -> list[str]:
-    given = {"Zone": "us-east-1a", "ImageId": "ami-1", "VolumeId": "", "EndsAt": "E", "SubnetId": "", "SshFrom": ""}
+    parameters = {
+        "Zone": "us-east-1a",
+        "ImageId": "ami-1",
+        "VolumeId": "",
+        "EndsAt": "E",
+        "SubnetId": "",
+        "SshFrom": "",
+    }
     plan = ClusterPlan(
         settings=ClusterSettings(type="g6.12xlarge", hours=10.0),
         hardware=G6,
-        parameters={**given, "Efa": "true"},
+        parameters={**parameters, "Efa": "true"},
         costs=costs,
         volume_price=None,
         notes=(),
@@ -47,19 +54,19 @@ def price_lines(*costs: Cost) -> list[str]:
         ((on_demand(5.0), DISKS), "together $10.30 an hour, $247.20 a day", "until its end at most $103.00"),
         (
             (on_demand(5.0), DISKS, UNKNOWN),
-            "together unknown: no price is known of 2 x public address; the rest is $10.30 an hour",
+            "together unknown: 2 x public address has no listed price; the rest is $10.30 an hour",
             "until its end unknown",
         ),
         (
             (on_demand(None), DISKS, UNKNOWN),
-            "together unknown: no price is known of 2 x g6.12xlarge (on-demand) and 2 x public address; "
+            "together unknown: 2 x g6.12xlarge (on-demand) and 2 x public address have no listed price; "
             "the rest is $0.3000 an hour",
             "until its end unknown",
         ),
         (
             (spot(None), DISKS),
             "together $4.30 an hour, $103.20 a day",
-            "until its end unknown: spot prices change ($43.00 at the price of now); --max-price limits them",
+            "until its end unknown: spot prices change ($43.00 at the current price); --max-price limits them",
         ),
         ((spot(3.5), DISKS), "together $4.30 an hour, $103.20 a day", "until its end at most $73.00"),
     ],
@@ -94,6 +101,6 @@ def test_status_counts_disks_and_the_nat_gateway_until_they_end() -> None:
 @pytest.mark.parametrize("cost", [spot(None), on_demand(None)])
 def test_status_says_that_a_price_is_unknown(cost: Cost) -> None:
     assert cost_so_far(cost, DISKS, hours=2) == (
-        "at an unknown price (one that changes, such as a spot price without --max-price, or is on no list)"
+        "at an unknown price (a part has no listed price, or is a spot instance without --max-price)"
     )
     assert cost_so_far(spot(3.5), DISKS, hours=2) == "at most $14.60, beside EFS and traffic"

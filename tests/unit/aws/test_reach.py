@@ -152,7 +152,7 @@ def test_a_local_zone_is_chosen_by_nobody(account: Account, stub: Callable[..., 
     with pytest.raises(UsageError) as error:
         default_zone([], {}, "g4dn.12xlarge")
     assert (error.value.what, error.value.next_step) == (
-        "only Local Zones offer g4dn.12xlarge, which are never chosen by themselves",
+        "only Local Zones offer g4dn.12xlarge, and they are used only if --zone names one",
         "give another --region or --type, or such a zone as --zone",
     )
 

@@ -296,8 +296,8 @@ def test_what_pip_cannot_install_is_refused_before_anything_is_made(
     commit = "0123456789" * 4
     with pytest.raises(UsageError, match=rf"@{commit}: fatal: unable to access 'https://127.0.0.1:9/me/x/'"):
         checked(f"drumline-x[aws]@git+https://127.0.0.1:9/me/x@{commit}")
-    found = f"drumline-x[aws]@{wheel(tmp_path, 'drumline_x', '0.1.0').as_uri()}"
-    assert checked(found) == [f"pip finds {found} from here"]
+    local_wheel = f"drumline-x[aws]@{wheel(tmp_path, 'drumline_x', '0.1.0').as_uri()}"
+    assert checked(local_wheel) == [f"pip finds {local_wheel} from here"]
     monkeypatch.setattr(cluster_plan.importlib.util, "find_spec", lambda _: None)
     assert checked("x==1") == ["whether pip can install x==1 is not known: there is no pip here"]
 
@@ -321,10 +321,10 @@ def test_by_default_the_nodes_get_what_runs_here_and_ask_no_index_for_it() -> No
     assert asked == {"torch", "numpy", "rich", "safetensors", "blake3", "jinja2", "boto3", "fsspec"}
     assert f"boto3=={version('boto3')}" in ClusterSettings().requirements
     assert ClusterSettings().copies_drumline
-    given = ClusterSettings(install="drumline transformers==5.0.0 torch==2.12.0")
-    assert given.copies_drumline
-    assert given.requirements[-2:] == ["transformers==5.0.0", "torch==2.12.0"]
-    assert [name_of(word) for word in given.requirements].count("torch") == 1
+    settings = ClusterSettings(install="drumline transformers==5.0.0 torch==2.12.0")
+    assert settings.copies_drumline
+    assert settings.requirements[-2:] == ["transformers==5.0.0", "torch==2.12.0"]
+    assert [name_of(word) for word in settings.requirements].count("torch") == 1
 
 
 # Settings

@@ -84,9 +84,9 @@ class Cloud:
 
     def is_in(self, *states: str, by: str = STACK) -> None:
         for state in states:
-            one = {"StackId": STACK, "StackName": "drumline-t", "CreationTime": 5, "StackStatus": state}
-            one["Tags"] = [{"Key": stack.TAG, "Value": "t"}]
-            self._stub("cloudformation", "describe_stacks", {"Stacks": [one]}, StackName=by)
+            described = {"StackId": STACK, "StackName": "drumline-t", "CreationTime": 5, "StackStatus": state}
+            described["Tags"] = [{"Key": stack.TAG, "Value": "t"}]
+            self._stub("cloudformation", "describe_stacks", {"Stacks": [described]}, StackName=by)
             if state == "DELETE_IN_PROGRESS":
                 event = {"StackId": STACK, "EventId": "e", "StackName": "drumline-t", "Timestamp": 0}
                 told = {**event, "LogicalResourceId": "Group", "ResourceStatus": state}
