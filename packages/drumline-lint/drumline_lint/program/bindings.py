@@ -29,6 +29,8 @@ _LEAVING = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 _TRIES = (ast.Try, ast.TryStar)
 # Parts of a statement that are alternatives, not a sequence.
 _BRANCHES = (ast.ExceptHandler, ast.match_case)
+# After these statements a name may have what it had before.
+_COMPOUND = (ast.If, *_TRIES, ast.With, ast.AsyncWith, *LOOPS, ast.Match)
 State: TypeAlias = frozenset[Binding | None]
 """The bindings of a name that may have been the last; includes None if there may be none."""
 
@@ -103,7 +105,8 @@ class _BindingWalk:
         if isinstance(child, _BRANCHES):
             return state
         siblings = self.inner.get(outer, []) if isinstance(outer, SCOPES) else self._held(outer, block_of(child))
-        return self._after_all([one for one in siblings if position(one) < position(child)], state)
+        place = position(child)
+        return self._after_all([sibling for sibling in siblings if position(sibling) < place], state)
 
     def _opened(self, outer: ast.AST) -> State:
         """What the head of a statement binds for its body."""
@@ -131,7 +134,10 @@ class _BindingWalk:
         return [node for node in self.inner.get(outer, ()) if node in members]
 
     def _after_all(self, statements: Iterable[ast.AST], state: State) -> State:
-        for statement in sorted(statements, key=position):
+        ordered = sorted(statements, key=position)
+        # What was bound before a statement that always binds the name is bound again by it.
+        plain = (number for number in reversed(range(len(ordered))) if not isinstance(ordered[number], _COMPOUND))
+        for statement in ordered[next(plain, 0) :]:
             state = self._after(statement, state)
         return state
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 
 from drumline_lint.program.names import DDP, FSDP
 from drumline_lint.program.program import Program
@@ -13,12 +14,22 @@ from drumline_lint.program.value import CallResult, Instance, LoopItem
 def goes_backward(program: Program, expression: ast.Name | ast.Attribute) -> bool:
     """Whether `.backward()` is called on it: then a step has computed it, whatever made it."""
     written = dotted(expression)
-    calls = program.index(program.source_of(expression)).calls.get("backward", ()) if written else ()
-    return any(
-        dotted(one) == written and set(_bindings(program, one)) & set(_bindings(program, expression))
-        for one in map(_differentiated, calls)
-        if one is not None and scope_of(one) is scope_of(expression)
+    if not written:
+        return False
+    calls = program.index(program.source_of(expression)).calls.get("backward", ())
+    scope = scope_of(expression)
+    bindings = program.cached(
+        (goes_backward, scope, written), lambda: _differentiated_bindings(program, calls, scope, written)
     )
+    return not bindings.isdisjoint(_bindings(program, expression))
+
+
+def _differentiated_bindings(
+    program: Program, calls: Iterable[ast.Call], scope: ast.AST, written: str
+) -> frozenset[Binding]:
+    """What `written` may be where one of these calls of `.backward()` is on it."""
+    losses = [loss for loss in map(_differentiated, calls) if loss is not None and scope_of(loss) is scope]
+    return frozenset(binding for loss in losses if dotted(loss) == written for binding in _bindings(program, loss))
 
 
 def _differentiated(call: ast.Call) -> ast.expr | None:
