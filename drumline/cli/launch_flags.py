@@ -16,15 +16,8 @@ from drumline.launch.hosts import wrong_counts
 from drumline.launch.hosts import wrong_name as wrong_host
 from drumline.launch.kubernetes import wrong_object_name
 from drumline.launch.node.guard import DEFAULT_GRACE_S
-from drumline.launch.node_plan import (
-    DEFAULT_PORT,
-    JOIN_TIMEOUT_S,
-    LAST_CALL_S,
-    LOST_AFTER_S,
-    SCRIPT_RESTARTS,
-    TASK_RESTARTS,
-)
-from drumline.launch.rank_environment import DEFAULT_ON_HANG
+from drumline.launch.node_plan import DEFAULT_PORT, JOIN_TIMEOUT_S, LAST_CALL_S, SCRIPT_RESTARTS, TASK_RESTARTS
+from drumline.launch.rank_environment import DEFAULT_ON_HANG, LOST_AFTER_S
 from drumline.launch.slurm import MAX_REQUEUES, SIGNAL_BEFORE_S, wrong_values
 from drumline.launch.ssh.hosts_job import NAMES, PREFIXES
 

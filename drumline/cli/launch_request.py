@@ -19,8 +19,8 @@ from drumline.errors import ExitCode, UsageError
 from drumline.launch.keep_going import next_pause_s
 from drumline.launch.node.disk_space import needed_bytes, wait_for_space
 from drumline.launch.node.guard import DEFAULT_GRACE_S, new_job
-from drumline.launch.node_plan import LOST_AFTER_S, NodePlan, Program, Supervision, default_restarts, task_program
-from drumline.launch.rank_environment import DEFAULT_ON_HANG, RESTARTED, ScriptWatch
+from drumline.launch.node_plan import NodePlan, Program, Supervision, default_restarts, task_program
+from drumline.launch.rank_environment import DEFAULT_ON_HANG, LOST_AFTER_S, RESTARTED, ScriptWatch
 from drumline.net.secrets import secret_from
 from drumline.terminal import print_message
 
@@ -78,10 +78,10 @@ class LaunchRequest:
                     next_step=f"drumline launch --{name} N {self.target}",
                 )
         layers = train_command.settle_before_torch(self.target, flags)
-        given = [layer.settings["dist.on_lost_node"].value for layer in layers if "dist.on_lost_node" in layer.settings]
-        return replace(
-            program, run=str(train_command.run_folder(flags, self.target)), continues=given[:1] == ["continue"]
-        )
+        name = "dist.on_lost_node"
+        values = [layer.settings[name].value for layer in layers if name in layer.settings]
+        run = train_command.run_folder(flags, self.target)
+        return replace(program, run=str(run), continues=values[:1] == ["continue"])
 
     @cached_property
     def profile(self) -> tuple[str, ...]:
@@ -95,8 +95,8 @@ class LaunchRequest:
 
     def restarts(self, min_nodes: int | None = None) -> int:
         default = default_restarts(is_task=not is_script(self.target), may_shrink=min_nodes is not None)
-        given: int = self.given.get("max-restarts", default)
-        return given
+        max_restarts: int = self.given.get("max-restarts", default)
+        return max_restarts
 
     def completed(self, node: NodePlan, min_nodes: int | None) -> NodePlan:
         """The node, with the restarts and timeouts that were given."""

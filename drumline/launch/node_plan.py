@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from drumline.launch.hosts import Host
 from drumline.launch.node.guard import DEFAULT_GRACE_S, new_job
-from drumline.launch.rank_environment import ScriptWatch
+from drumline.launch.rank_environment import LOST_AFTER_S, ScriptWatch
 
 if TYPE_CHECKING:
     from drumline.launch.node.standby import Standby
@@ -23,7 +23,6 @@ DEFAULT_PORT = 29500
 # The same as torchrun's defaults.
 JOIN_TIMEOUT_S = 600
 LAST_CALL_S = 30
-LOST_AFTER_S = 20
 KEEP_ALIVE_ATTEMPTS = 3
 # Unless it is 1, all starts of a job share one store, in which gloo finds addresses of the previous start.
 OWN_STORE_ENV = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"

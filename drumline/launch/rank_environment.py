@@ -37,8 +37,10 @@ ON_HANG = "DRUMLINE_WATCH_ON_HANG"
 HANG_S = "DRUMLINE_WATCH_HANG_S"
 LOST_S = "DRUMLINE_WATCH_LOST_S"
 LAUNCHER_LINK = "DRUMLINE_LAUNCHER_LINK"
-"""A file in which the supervisor of a host writes which hosts the launcher hears (LauncherLink)."""
+"""A file in which the supervisor of a host writes from which hosts the launcher gets heartbeats (LauncherLink)."""
 DEFAULT_ON_HANG = "restart"
+LOST_AFTER_S = 20
+"""How long a host may be cut off before it is lost, as in `WatchConfig.lost_s`."""
 RAS_ADDRESS, DEFAULT_RAS = "NCCL_RAS_ADDR", "localhost:28028"
 """NCCL's own variable and default."""
 # How to run without the watchdog, for messages.
@@ -157,22 +159,24 @@ class ScriptWatch:
     on_hang: str = DEFAULT_ON_HANG
     hang_s: float | None = None
     """None: a script that may still continue is never ended."""
-    lost_s: float = 20.0
+    lost_s: float = float(LOST_AFTER_S)
     """How long an unreachable host is waited for."""
 
     def variables(self) -> dict[str, str]:
-        given = {WATCH_RUN: self.run, ON_HANG: self.on_hang, LOST_S: f"{self.lost_s:g}"}
-        return given if self.hang_s is None else {**given, HANG_S: f"{self.hang_s:g}"}
+        variables = {WATCH_RUN: self.run, ON_HANG: self.on_hang, LOST_S: f"{self.lost_s:g}"}
+        if self.hang_s is not None:
+            variables[HANG_S] = f"{self.hang_s:g}"
+        return variables
 
 
 @dataclass(frozen=True, kw_only=True)
 class LauncherLink:
-    """Which hosts of a job the launcher hears: with it, the end of a cut link that is cut off is known."""
+    """Which hosts of a job the launcher reaches: with it, the end of a cut link that is cut off is known."""
 
     is_cut_off: bool = False
-    """Whether this host hears nothing from the launcher."""
+    """Whether this host gets no heartbeat from the launcher."""
     silent_nodes: tuple[int, ...] = ()
-    """The nodes from which the launcher hears nothing, as it last said."""
+    """The nodes from which the launcher gets no heartbeat, as it last reported."""
     num_nodes: int = 0
 
     def write(self, path: Path) -> None:
@@ -180,7 +184,7 @@ class LauncherLink:
 
 
 def read_launcher_link(path: str) -> LauncherLink | None:
-    """None: no launcher over ssh has started this job, or all hosts are heard so far."""
+    """None: no launcher over ssh has started this job, or all hosts send heartbeats so far."""
     if not path:
         return None
     try:
@@ -207,7 +211,7 @@ class WatchSettings:
     """Only for a script: where diagnoses go."""
     on_hang: str = DEFAULT_ON_HANG
     hang_s: float | None = None
-    lost_s: float = 20.0
+    lost_s: float = float(LOST_AFTER_S)
     launcher_link: str = ""
     """Where the supervisor of this host writes a LauncherLink; empty: there is none."""
     ras: str = DEFAULT_RAS
@@ -230,7 +234,7 @@ def watch_settings_from(environment: Mapping[str, str]) -> WatchSettings:
         run=Path(run) if run else None,
         on_hang=environment.get(ON_HANG, DEFAULT_ON_HANG),
         hang_s=float(hang_s) if hang_s else None,
-        lost_s=float(environment.get(LOST_S, 20.0)),
+        lost_s=float(environment.get(LOST_S, LOST_AFTER_S)),
         launcher_link=environment.get(LAUNCHER_LINK, ""),
         ras=environment.get(RAS_ADDRESS, DEFAULT_RAS),
     )

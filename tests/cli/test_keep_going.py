@@ -117,7 +117,7 @@ def test_a_probe_that_was_left_is_removed_and_proves_no_space(tmp_path: Path) ->
 def test_what_is_waited_for_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(disk_space, "POLL_S", 0.001)
+    monkeypatch.setattr(disk_space, "SPACE_POLL_S", 0.001)
     answers = iter([False, False, True])
     monkeypatch.setattr(disk_space, "has_space", lambda *_: next(answers))
     disk_space.wait_for_space(tmp_path, 2_000_000)

@@ -318,7 +318,7 @@ class NodeAgent(SignalledAgent):
         codes = {failure.exitcode for failure in result.failures.values()}
         return self.is_task and codes == {ExitCode.PREEMPTED}
 
-    def has_saved_all(self) -> bool:
+    def has_reported_save(self) -> bool:
         return any(self.files.has_saved(worker.global_rank) for worker in self._worker_group.workers)
 
     def _is_node_waiting(self) -> bool:

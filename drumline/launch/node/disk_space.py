@@ -15,7 +15,7 @@ from drumline.text import file_size
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 MIN_BYTES = 1 << 20
-POLL_S = 2.0
+SPACE_POLL_S = 2.0
 
 
 def needed_bytes(run: Path | None) -> int:
@@ -66,7 +66,7 @@ def wait_for_space(folder: Path, size: int) -> None:
     while not has_space(folder, size):
         if notice.is_due():
             print_message(f"waiting for {file_size(size)} on the disk of {folder}, {notice.waited_s:.0f} s so far")
-        time.sleep(POLL_S)
+        time.sleep(SPACE_POLL_S)
 
 
 def waiting_sentence(folder: str, size: int | None = None, host: str = "") -> str:

@@ -173,10 +173,13 @@ class NodeRendezvous(RendezvousHandler):
             if self._lost(range(info.world_size)):
                 return None
             time.sleep(POLL_S)
-        found = [document(text, **fields) for text in texts]
-        if None in found:
-            raise self._forged()
-        return [one for one in found if one is not None]
+        values = []
+        for text in texts:
+            value = document(text, **fields)
+            if value is None:
+                raise self._forged()
+            values.append(value)
+        return values
 
     def _check_data_ports(self, store: SealedStore, cards: Sequence[NodeCard], closed: Sequence[Any]) -> None:
         try:
@@ -281,8 +284,8 @@ class NodeRendezvous(RendezvousHandler):
 
     def _running_others(self) -> list[int]:
         self.membership.read()
-        is_alive, limit_s = self.membership.is_alive, self.node.silence_s
-        return [rank for rank in self._others if is_alive(rank, RUNNING, JOINING, within_s=limit_s)]
+        limit_s = self.node.silence_s
+        return [rank for rank in self._others if self.membership.is_alive(rank, RUNNING, JOINING, within_s=limit_s)]
 
     @property
     def _others(self) -> list[int]:

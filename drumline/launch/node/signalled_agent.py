@@ -82,7 +82,7 @@ class SignalledAgent(LocalElasticAgent):
 
     def check_preempted(self, number: int | None) -> None:
         """After a run: raise Preempted if it has saved, or if all ranks stopped because of this signal."""
-        if self.is_task and self.has_saved_all():
+        if self.is_task and self.has_reported_save():
             raise Preempted(was_reported=True, was_signalled=number is not None)
         if number not in (signal.SIGTERM, signal.SIGUSR1):
             return  # Ctrl-C does not ask for a save
@@ -103,7 +103,7 @@ class SignalledAgent(LocalElasticAgent):
             for code in [rank.proc.poll()]
         }
 
-    def has_saved_all(self) -> bool:
+    def has_reported_save(self) -> bool:
         """Whether a rank of this node has reported that the preempted run has saved."""
         raise NotImplementedError
 

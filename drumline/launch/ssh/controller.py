@@ -315,7 +315,7 @@ class Controller:
         if code < 0:
             self._restart_all(f"the launcher's agent on {remote.name} was {how_it_ended(code)}")
         if not self.is_ending and code in RESTARTABLE and self.may_restart:
-            silent = [other.name for other in self.remaining if self._silence_s(other) > SILENT_S]
+            silent = [peer.name for peer in self.remaining if self._silence_s(peer) > SILENT_S]
             self._agent_ended = f"the job ended on {remote.name} with exit code {code}"
             if silent:  # that is why
                 self._agent_ended = f"no heartbeat from {', '.join(silent)} on this machine"
@@ -348,13 +348,13 @@ class Controller:
 
     def _continues_without(self, remote: Remote, why: str) -> bool:
         """Whether the other hosts are enough; if so, that is reported."""
-        left = [other for other in self.remaining if (other.is_running or other.code == 0) and other is not remote]
+        left = [peer for peer in self.remaining if (peer.is_running or peer.code == 0) and peer is not remote]
         least = 1 if self.job.program.continues else self.job.min_nodes
         is_needed = remote is self.remotes[0] and not self.job.program.continues
         if least is None or is_needed or self.is_ending or len(left) < least:
             return False
         self.dropped.append(remote)
-        names = ", ".join(other.name for other in left if other.is_running)
+        names = ", ".join(peer.name for peer in left if peer.is_running)
         others = f"the job continues with {names}" if names else "the others are done"
         self.screen.report(f"warning: {why}; {others}", is_error=True)
         return True

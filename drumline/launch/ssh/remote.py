@@ -173,7 +173,7 @@ class Remote:
             self.reached_step = frame["reached_step"]
             self.counted_step = frame["counted_step"]
         elif kind == "diagnosis":
-            names = (each.name for each in fields(SidecarDiagnosis))
+            names = [attribute.name for attribute in fields(SidecarDiagnosis)]
             self.diagnosis = SidecarDiagnosis(**{name: frame[name] for name in names if name in frame})
         elif kind == "ended":
             self.code, self.agent_lines = frame["code"], frame["last_lines"]

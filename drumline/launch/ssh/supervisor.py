@@ -20,12 +20,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from drumline.launch.node.disk_space import has_space, needed_bytes
+from drumline.launch.node.disk_space import SPACE_POLL_S, has_space, needed_bytes
 from drumline.launch.node.guard import job_processes
 from drumline.launch.node.rank_logs import LogFollower, last_lines, rank_file, rank_output
 from drumline.launch.node.watch_folder import hold, make_memory_folder
-from drumline.launch.node_plan import LOST_AFTER_S, silence_limit_s
-from drumline.launch.rank_environment import LAUNCHER_LINK, LauncherLink, read_rank
+from drumline.launch.node_plan import silence_limit_s
+from drumline.launch.rank_environment import LAUNCHER_LINK, LOST_AFTER_S, LauncherLink, read_rank
 from drumline.launch.ssh.agent_process import AgentProcess
 from drumline.net.frames import MAX_PIPE_BYTES, FrameReader, FrameWriter
 from drumline.processes import Termination, descendants
@@ -47,7 +47,6 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # A launcher that is silent for this long may be cut off; it sends heartbeats twice a second.
 SILENT_S = 1.5
 LINK_FILE = "launcher-link.json"
-SPACE_POLL_S = 2.0
 
 
 class ControllerLink:
@@ -58,7 +57,7 @@ class ControllerLink:
         self.heard_at = time.monotonic()
         self.lease_s = LEASE_S
         self.silent_nodes: tuple[int, ...] = ()
-        """The nodes from which the launcher hears nothing."""
+        """The nodes from which the launcher gets no heartbeat."""
         self._file: Path | None = None
         self._lock: int | None = None
         self._written: LauncherLink | None = None
@@ -72,7 +71,7 @@ class ControllerLink:
         return {} if self._file is None else {LAUNCHER_LINK: str(self._file)}
 
     def share(self, num_nodes: int) -> None:
-        """Write for the sidecar which hosts the launcher hears, when that changes."""
+        """Write for the sidecar from which hosts the launcher gets heartbeats, when that changes."""
         link = LauncherLink(is_cut_off=self.waited_s > SILENT_S, silent_nodes=self.silent_nodes, num_nodes=num_nodes)
         if self._file is not None and link != self._written:
             self._written = link
@@ -138,7 +137,7 @@ class Supervisor:
         self.waiting: AgentProcess | None = None
         """The agent for the next attempt."""
         self.was_cut_off = False
-        """Whether the attempt was ended because nothing was heard from the launcher."""
+        """Whether the attempt was ended because no heartbeat came from the launcher."""
         self.is_last = False
         """Whether a signal asked this process to exit: the host may be shutting down."""
         self.error: list[str] = []
@@ -155,8 +154,8 @@ class Supervisor:
             # Orphans of the job become our children, and are zombies until they are reaped.
             with contextlib.suppress(ChildProcessError):
                 look = os.WEXITED | os.WNOHANG | os.WNOWAIT
-                while (found := os.waitid(os.P_ALL, 0, look)) is not None and found.si_pid != agent.pid:
-                    os.waitpid(found.si_pid, 0)
+                while (child := os.waitid(os.P_ALL, 0, look)) is not None and child.si_pid != agent.pid:
+                    os.waitpid(child.si_pid, 0)
             self.link.share(self.spec["node"]["num_nodes"])
             self._send_news()
             self._prepare_next()
@@ -199,9 +198,9 @@ class Supervisor:
 
     def _processes(self) -> set[int]:
         """The processes of this attempt: by its name, and by descent, as a process may have changed its environment."""
-        found = {*job_processes(self.spec["job"]), *descendants(os.getpid())}
+        processes = {*job_processes(self.spec["job"]), *descendants(os.getpid())}
         waiting = self.waiting.process.pid if self.waiting else None
-        return found - {waiting, *descendants(waiting)} if waiting else found
+        return processes - {waiting, *descendants(waiting)} if waiting else processes
 
     def _handle(self, frames: list[dict[str, Any]]) -> None:
         for frame in frames:
@@ -232,8 +231,8 @@ class Supervisor:
                 out, err = rank_output(self.logs, frame["rank"], frame["start"])
                 failed_rank: int = frame["rank"]
                 task_log = self._task_log(self.ranks_now.get(failed_rank, failed_rank))
-                found = map(last_lines, [err, *task_log, out])
-                frame["last_lines"] = next(filter(None, found), [])
+                log_ends = map(last_lines, [err, *task_log, out])
+                frame["last_lines"] = next(filter(None, log_ends), [])
             self.out.send(**frame)
         self._renumber()
         self._send_lines(is_last=is_last)

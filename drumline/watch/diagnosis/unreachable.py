@@ -12,7 +12,7 @@ from drumline.watch.diagnosis.evidence import Evidence, has_exited, is_done
 from drumline.watch.failure_kind import FailureKind
 from drumline.watch.heartbeat import Phase
 
-LOST_S = 3.0
+NO_HEARTBEAT_S = 3.0
 _REFUSED_S = 5.0  # a sidecar that exited is restarted within a second or two; until then connections are refused
 _FRESH_S = 1.5
 """Heartbeats are sent twice a second. An older age may be from a sidecar that had no CPU time."""
@@ -26,7 +26,7 @@ def is_unreachable(one: LostNode) -> bool:
         return False
     if not one.how:
         return one.no_heartbeat_s >= _UNTRIED_S
-    return one.no_heartbeat_s >= (_REFUSED_S if one.answer is Answer.REFUSED else LOST_S)
+    return one.no_heartbeat_s >= (_REFUSED_S if one.answer is Answer.REFUSED else NO_HEARTBEAT_S)
 
 
 def find_unreachable(evidence: Evidence) -> Diagnosis | None:
@@ -41,7 +41,7 @@ def find_unreachable(evidence: Evidence) -> Diagnosis | None:
         first = lost[0]
         for node in cluster.nodes:
             is_other = node.node not in (cluster.me, first.node)
-            if is_other and node.heartbeat_age_s.get(first.node, LOST_S) < LOST_S:
+            if is_other and node.heartbeat_age_s.get(first.node, NO_HEARTBEAT_S) < NO_HEARTBEAT_S:
                 what = _dropped(first.host, me.host, first.no_heartbeat_s, f"{node.host} has")
                 next_step = _check_between(first.host, me.host)
                 return _diagnosis(evidence, first.host, what, next_step, first.no_heartbeat_s)
@@ -89,7 +89,9 @@ def one_way(cluster: ClusterState) -> tuple[NodeState, NodeState, float] | None:
         (nodes[sender], receiver, age_s)
         for receiver in nodes.values()
         for sender, age_s in receiver.heartbeat_age_s.items()
-        if sender in nodes and age_s >= LOST_S and nodes[sender].heartbeat_age_s.get(receiver.node, age_s) < _FRESH_S
+        if sender in nodes
+        and age_s >= NO_HEARTBEAT_S
+        and nodes[sender].heartbeat_age_s.get(receiver.node, age_s) < _FRESH_S
     ]
     return max(found, key=lambda one: one[2]) if found else None
 

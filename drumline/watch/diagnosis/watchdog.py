@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
+from drumline.launch.rank_environment import LOST_AFTER_S
 from drumline.text import duration
 from drumline.watch.cluster_state import ClusterState, RankState
 from drumline.watch.diagnosis.blocked import find_blocked, find_debugged, find_stopped, find_unknown
@@ -37,7 +38,6 @@ _REPEAT_S = 30.0
 _COMPILE_S = 600.0  # when a compilation is reported, at the latest after half of its time
 _NUM_FIRST_STEPS, _NUM_FIRST_MARKS, _NUM_FIRST_MOVES = 3, 40, 5
 _NUM_RECENT = 10
-LOST_S = 20.0  # how long an unreachable host is waited for
 _ENDED = (Cause.KILLED, Cause.OUT_OF_MEMORY, Cause.EXCEPTION)
 # The order matters: the cause must be named, not the ranks that wait for it or fail because of it. So a rank with its
 # own cause comes before those that lost a connection, and one that cannot run before one that may only be slow.
@@ -79,7 +79,7 @@ class Recovery:
 class Watchdog:
     """Decides when to collect evidence, and which alarm to raise for a diagnosis. The caller passes the time."""
 
-    def __init__(self, *, hang_s: float | None, world_size: int, lost_s: float = LOST_S) -> None:
+    def __init__(self, *, hang_s: float | None, world_size: int, lost_s: float = LOST_AFTER_S) -> None:
         """`hang_s`: None: a rank that may still continue is never acted on. `lost_s`: the same for a host that is
         unreachable."""
         self._lost_s = lost_s

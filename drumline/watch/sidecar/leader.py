@@ -27,7 +27,7 @@ from drumline.watch.stragglers import Stragglers
 from drumline.watch.typed_json import from_json
 
 # Heartbeats come twice a second.
-LOST_AFTER_S = 1.5
+FRESH_S = 1.5
 INSPECT_S = 2.0
 # Sidecars start after the rendezvous of all ranks, so nearly at the same time; on a busy host later.
 FIRST_CONNECTION_S = 30.0
@@ -92,7 +92,7 @@ class Leader:
         lost = tuple(
             self._lost_node(peer, nodes.get(peer.node), connected[peer.node])
             for peer in self.options.peers
-            if peer.node not in self._left and connected.get(peer.node, 0.0) > LOST_AFTER_S
+            if peer.node not in self._left and connected.get(peer.node, 0.0) > FRESH_S
         )
         # The last report of a lost node still counts, and may explain why it is lost.
         return ClusterState(
@@ -212,7 +212,7 @@ class Leader:
         asked = {
             node
             for node, age in self.network.heartbeat_ages().items()
-            if age <= LOST_AFTER_S
+            if age <= FRESH_S
             and node not in self._left
             and self.network.send(node, {"kind": "inspect", "number": self._inspection})
         }

@@ -23,7 +23,7 @@ from drumline.untrusted import replace_text
 from drumline.watch.diagnosis.diagnosis import Diagnosis
 from drumline.watch.diagnosis.evidence import is_done
 from drumline.watch.diagnosis.triggers import urgent_symptoms
-from drumline.watch.sidecar.leader import LOST_AFTER_S, Leader, is_printed
+from drumline.watch.sidecar.leader import FRESH_S, Leader, is_printed
 from drumline.watch.sidecar.local_ranks import LocalRanks, ScriptReports
 from drumline.watch.sidecar.sidecar_network import NUM_HUBS, SidecarNetwork
 from drumline.watch.sidecar.sidecar_options import SidecarOptions
@@ -105,7 +105,7 @@ class Sidecar:
     def _leads(self) -> bool:
         ages = self.network.heartbeat_ages()
         lower = range(min(self.options.node, NUM_HUBS))
-        return not any(ages.get(node, LOST_AFTER_S + 1) <= LOST_AFTER_S for node in lower)
+        return not any(ages.get(node, FRESH_S + 1) <= FRESH_S for node in lower)
 
     def _decide(self, now: float) -> None:
         is_due = now - self._decided_at >= DECIDE_S or self.leader.is_urgent

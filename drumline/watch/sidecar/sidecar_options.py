@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from drumline.launch.rank_environment import LOST_AFTER_S
+
 
 @dataclass(frozen=True)
 class Peer:
@@ -30,7 +32,7 @@ class SidecarOptions:
     continues: bool = False  # whether ranks continue without a node that cannot be reached
     hang_s: float | None = None  # None: a rank that may still continue is reported, and never acted on
     launcher_link: str = ""  # the file with what a launcher over ssh knows of the hosts (LauncherLink)
-    lost_s: float = 20.0  # how long an unreachable host is waited for
+    lost_s: float = float(LOST_AFTER_S)  # how long an unreachable host is waited for
     slow_factor: float = 2.0
     secret: str = field(default="", repr=False)
     peers: tuple[Peer, ...] = ()  # the other nodes

@@ -9,12 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from drumline.config.schema import WatchConfig
 from drumline.launch import rank_environment
 from drumline.launch.node.agent import NodeAgent, RankFiles
 from drumline.launch.node.open_rendezvous import SingleNodeRendezvous
 from drumline.launch.node.watch_folder import WatchFolder
 from drumline.launch.node_plan import NodePlan, Supervision
-from drumline.launch.rank_environment import COMMAND_START, ScriptWatch, WatchSettings, watch_settings_from
+from drumline.launch.rank_environment import (
+    COMMAND_START,
+    LOST_AFTER_S,
+    ScriptWatch,
+    WatchSettings,
+    watch_settings_from,
+)
 from drumline.launch.startup import command_start, now, process_start
 from drumline.net import secrets
 from drumline.net.secrets import new_secret
@@ -59,6 +66,10 @@ def test_only_the_first_ranks_of_a_command_given_here_get_its_start(
     finally:
         agent.watch.close()
         shutil.rmtree(str(agent.watch.root))
+
+
+def test_a_host_is_lost_after_the_same_time_everywhere() -> None:
+    assert WatchConfig().lost_s == LOST_AFTER_S, "the settings and the launcher"
 
 
 def test_under_another_launcher_there_are_no_watch_settings() -> None:
