@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from drumline.audit.verify import verify_run
+from tests.cli.test_keep_going import fill, num_starts
+from tests.cli.test_preempt_command import pid_of_rank
 from tests.multinode import needs, processes
 from tests.multinode.hosts import Host, Testbed
 from tests.multinode.job import Job
@@ -345,4 +347,38 @@ def test_the_others_continue_without_a_host_that_loses_its_power_until_it_is_bac
     job.wait_for("[c 2] node 2 trains as rank 2\n", timeout_s=60)
     assert job.wait(150) == 0, job.text()
     assert {rank: (run / f"pid-{rank}").read_text() for rank in (0, 2)} == pids, "in the same processes"
+    assert verify_run(run, lambda *_: None).problems == []
+
+
+@pytest.mark.soak
+def test_a_job_on_hosts_keeps_going_after_a_preemption_and_a_full_disk(
+    make_desk: MakeDesk, small_disk: Callable[..., Path]
+) -> None:
+    disk = small_disk("size=24m")
+    run = disk / "run"
+    desk = make_desk("a", "b")  # a warm agent would not survive the signal at the end
+    job = desk.launch(
+        *("--hosts", "a,b", "--procs", "1", "--env", "GLOO_SOCKET_IFNAME=eth0", "--keep-going", "digits"),
+        *("--run", str(run), "--model.widths", "8", "--train.epochs", "5000", "--log.every_steps", "1"),
+        *("--checkpoint.every_steps", "20"),
+    )
+
+    def wait_for_start(number: int) -> None:
+        processes.wait_until(
+            lambda: num_starts(run) == number and pid_of_rank(run, 1) is not None, f"start {number}", timeout_s=150
+        )
+
+    wait_for_start(1)
+    desk.bed["b"].start("kill", "-TERM", str(pid_of_rank(run, 1))).wait()
+    wait_for_start(2)
+
+    filler = fill(disk)
+    job.wait_for(" is full; the run resumes when ", timeout_s=150)
+    filler.unlink()
+    wait_for_start(3)
+
+    job.send(signal.SIGTERM)
+    assert job.wait(150) == 75, job.text()
+    assert num_starts(run) == 3
+    assert "restarting all ranks" not in job.text(), "neither is a restart of the launch"
     assert verify_run(run, lambda *_: None).problems == []
