@@ -381,4 +381,3 @@ def test_a_job_on_hosts_keeps_going_after_a_preemption_and_a_full_disk(
     assert job.wait(150) == 75, job.text()
     assert num_starts(run) == 3
     assert "restarting all ranks" not in job.text(), "neither is a restart of the launch"
-    assert verify_run(run, lambda *_: None).problems == []
