@@ -66,7 +66,7 @@ def judge(strikes: Sequence[Strike], folder: Path, steps: list[Done], screen: by
         about = [said for said in sentences if strike.time <= said.time < until and _counts(said, strike)]
         strike.sentences = [said.message for said in about]
         _judge_step(strike, steps, until)
-        strike.effective = effective_time([step for step in steps if strike.time <= step.time < until], steps)
+        strike.effective = _effective_until(until, strike, steps)
         if strike.kind == "sidecar":
             strike.is_right = not about
             continue
@@ -119,16 +119,27 @@ def _judge_step(strike: Strike, steps: list[Done], until: float) -> None:
             strike.steps_lost = 0
 
 
-def effective_time(steps: Sequence[Done], all_steps: Sequence[Done] | None = None) -> float | None:
-    """Steps kept, at the pace of an undisturbed step, over the time from the first of these steps to the last."""
+def effective_time(steps: Sequence[Done]) -> float | None:
+    """Steps kept, at the pace of an undisturbed step, over the time from the first step to the last."""
     if len(steps) < 2:
         return None
-    pace_s = statistics.median(
-        after.time - before.time
-        for before, after in itertools.pairwise(all_steps or steps)
-        if after.start == before.start
+    return (steps[-1].step - steps[0].step) * _pace_s(steps) / (steps[-1].time - steps[0].time)
+
+
+def _effective_until(until: float, strike: Strike, steps: Sequence[Done]) -> float | None:
+    """The same, from a fault to the next one: what the fault cost is part of that time."""
+    before = [step for step in steps if step.time < strike.time]
+    after = [step for step in steps if strike.time <= step.time < until]
+    if not before or not after:
+        return None
+    seconds = min(until, steps[-1].time) - strike.time
+    return (after[-1].step - before[-1].step) * _pace_s(steps) / seconds
+
+
+def _pace_s(steps: Sequence[Done]) -> float:
+    return statistics.median(
+        after.time - before.time for before, after in itertools.pairwise(steps) if after.start == before.start
     )
-    return (steps[-1].step - steps[0].step) * pace_s / (steps[-1].time - steps[0].time)
 
 
 def table(strikes: Sequence[Strike], steps: Sequence[Done]) -> str:
