@@ -38,7 +38,7 @@ tools: ## install what tests/multinode and the browser tests need with apt, wher
 
 test: .venv/ready ## everything that must pass before a change lands
 	$(MAKE) --jobs 2 --output-sync check docs tools
-	$(BIN)/python -m pytest --numprocesses 8 --dist worksteal
+	$(BIN)/python -m pytest --numprocesses 6 --dist worksteal
 
 test-newest: tools ## the test suite with the newest torch that pip finds, in a separate venv
 	$(PYTHON) -m venv .venv-newest

@@ -46,7 +46,7 @@ def test_each_way_is_tried_in_turn_and_the_fastest_is_kept() -> None:
     taken: list[str] = []
     chosen: list[str] = []
     said: list[str] = []
-    seconds = {"slow": 4e-3, "fast": 2e-4, "middling": 2e-3}
+    seconds = {"slow": 4e-2, "fast": 2e-4, "middling": 2e-2}  # far apart: the machine may be crowded
     auto = AutoStep(
         {name: lambda name=name: Way(name, seconds[name], taken) for name in seconds},  # type: ignore[misc]
         device=torch.device("cpu"),
@@ -69,7 +69,7 @@ def test_what_happens_between_steps_says_nothing_about_a_way() -> None:
     """An evaluation, say, that falls into the trial of the fastest."""
     taken: list[str] = []
     chosen: list[str] = []
-    seconds = {"fast": 1e-4, "slow": 2e-3}
+    seconds = {"fast": 1e-4, "slow": 2e-2}
     auto = AutoStep(
         {name: lambda name=name: Way(name, seconds[name], taken) for name in seconds},  # type: ignore[misc]
         device=torch.device("cpu"),
