@@ -42,18 +42,13 @@ def build_wheels() -> list[Wheel]:
 
 
 def _build_wheel(distribution: str, package: str) -> Wheel:
-    metadata = importlib.metadata.distribution(distribution)
-    stem = f"{package}-{metadata.version}"
+    installed = _installed(distribution)
+    stem = f"{package}-{installed.version}"
     contents = dict(_package_files(package))
     for name in COPIED_METADATA:
-        path = Path(str(metadata.locate_file(f"{stem}.dist-info/{name}")))
-        if path.is_file():
-            contents[f"{stem}.dist-info/{name}"] = path.read_bytes()
-        elif name == "METADATA":
-            raise UsageError(
-                f"this installation of {distribution} cannot be copied: {path} is missing",
-                next_step=f"install {distribution} again with pip 23 or newer",
-            )
+        text = installed.read_text(name)
+        if text is not None:
+            contents[f"{stem}.dist-info/{name}"] = text.encode()
     contents[f"{stem}.dist-info/WHEEL"] = WHEEL.encode()
     record = [_record_line(name, content) for name, content in contents.items()]
     record.append(f"{stem}.dist-info/RECORD,,\n")
@@ -65,6 +60,18 @@ def _build_wheel(distribution: str, package: str) -> Wheel:
             entry.external_attr = 0o644 << 16
             archive.writestr(entry, content, zipfile.ZIP_DEFLATED)
     return Wheel(f"{stem}-{TAG}.whl", file.getvalue())
+
+
+def _installed(distribution: str) -> importlib.metadata.Distribution:
+    """The installation that pip wrote. In a checkout a folder `*.egg-info` comes before it on the path: what setuptools
+    left there when it built, without the metadata of a wheel."""
+    for installed in importlib.metadata.distributions(name=distribution):
+        if installed.read_text("METADATA") is not None:
+            return installed
+    raise UsageError(
+        f"this installation of {distribution} cannot be copied: no {distribution}-*.dist-info has its METADATA",
+        next_step=f"install {distribution} again with pip 23 or newer",
+    )
 
 
 def _package_files(package: str) -> Iterator[tuple[str, bytes]]:
@@ -97,7 +104,7 @@ def third_party_requirements() -> list[str]:
     """What drumline needs from a package index, with the extras of a node: at the versions that are installed here."""
     requirements = {}
     for distribution in PACKAGES:
-        for line in importlib.metadata.distribution(distribution).requires or ():
+        for line in _installed(distribution).requires or ():
             requirement = line.partition(";")[0]
             match = PROJECT_NAME.match(requirement)
             if is_for_nodes(line) and match is not None and match[0] not in PACKAGES:

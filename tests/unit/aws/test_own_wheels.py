@@ -8,7 +8,7 @@ import threading
 import zipfile
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib.metadata import PathDistribution, requires
+from importlib.metadata import PathDistribution, requires, version
 from pathlib import Path
 from typing import Any
 
@@ -114,17 +114,36 @@ def test_only_requirements_of_extras_that_a_node_has_no_use_for_are_left_out(lin
     assert is_for_nodes(line) is is_needed
 
 
-def test_an_installation_without_metadata_makes_no_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As old versions of setuptools make it: pip could not install the wheel, on every node."""
+@pytest.fixture(name="left_by_setuptools")
+def make_left_by_setuptools(tmp_path: Path) -> Path:
+    """The folder that setuptools leaves in a checkout when it builds an editable installation."""
     folder = tmp_path / "drumline.egg-info"
     folder.mkdir()
-    (folder / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: drumline\nVersion: 0.1.0\n")
-    monkeypatch.setattr("importlib.metadata.distribution", lambda _: PathDistribution(folder))
+    (folder / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: drumline\nVersion: 0.0.1\n")
+    return folder
+
+
+def test_an_installation_without_metadata_makes_no_wheel(
+    left_by_setuptools: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As old versions of setuptools make it: pip could not install the wheel, on every node."""
+    monkeypatch.setattr("importlib.metadata.distributions", lambda name: [PathDistribution(left_by_setuptools)])
     with pytest.raises(UsageError) as error:
         build_wheels()
-    path = tmp_path / "drumline-0.1.0.dist-info/METADATA"
-    assert error.value.what == f"this installation of drumline cannot be copied: {path} is missing"
+    assert error.value.what == (
+        "this installation of drumline cannot be copied: no drumline-*.dist-info has its METADATA"
+    )
     assert error.value.next_step == "install drumline again with pip 23 or newer"
+
+
+def test_what_setuptools_left_in_a_checkout_is_passed_over(
+    left_by_setuptools: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The current folder comes first on the path of `python -m`."""
+    monkeypatch.syspath_prepend(left_by_setuptools.parent)
+    assert version("drumline") == "0.0.1"
+    assert build_wheels()[0].name == "drumline-0.1.0-py3-none-any.whl"
+    assert any(requirement.startswith("torch==") for requirement in third_party_requirements())
 
 
 def test_the_wheels_are_whole_and_the_same_each_time(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from drumline.net.sealed_store import SealedStore
 
 @pytest.fixture
 def store() -> SealedStore:
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5))
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
     return SealedStore(store, "a secret")
 
 
