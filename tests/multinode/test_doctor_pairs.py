@@ -166,6 +166,7 @@ def test_slow_lines_black_holes_a_wrong_interface_and_what_differs_between_hosts
     assert not told(result, "data ports")
 
 
+@pytest.mark.soak
 def test_a_security_group_that_lets_only_the_rendezvous_in_and_then_all_is_well(clinic: Callable[..., Clinic]) -> None:
     here = clinic("a", "b")
     for host in here.bed:

@@ -67,6 +67,7 @@ class Jobs:
         return host.start(*launch, *words, cwd=self.folder, env={"PYTHONPATH": str(Path.cwd())})
 
 
+@pytest.mark.soak
 def test_a_job_continues_with_fewer_nodes_and_names_who_is_missing(make_testbed: MakeTestbed, tmp_path: Path) -> None:
     a, b, c = make_testbed("a", "b", "c", warm=True).hosts
     jobs = Jobs(tmp_path, a, nodes="2:3", flags=("--last-call", "2", "--lost-after", "3"))

@@ -90,6 +90,7 @@ def test_powersgd_is_killed_and_resumed_bit_for_bit(tmp_path: Path) -> None:
     assert any(not torch.equal(first[index], second[index]) for index in first), "each rank has its own"
 
 
+@pytest.mark.soak
 def test_gradients_that_are_compressed_train_nearly_the_same(tmp_path: Path) -> None:
     runs = {
         "none": compressed("none"),

@@ -82,6 +82,7 @@ MUON = OptimConfig(name="muon", lr=0.02, weight_decay=0.01, clip_norm=1.0)
 CASES = {"own": (OwnOptimizer, None), "class": (OwnClass, None), "muon": (Everything, MUON)}
 
 
+@pytest.mark.soak
 def test_killed_and_resumed_is_bit_identical(tmp_path: Path) -> None:
     jobs = []
     for name, (task, optim) in CASES.items():

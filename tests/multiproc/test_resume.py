@@ -114,6 +114,7 @@ def test_a_static_graph_resumes_bit_for_bit(tmp_path: Path) -> None:
     assert_same_bits(newest(tmp_path / "killed"), newest(tmp_path / "whole"))
 
 
+@pytest.mark.soak
 def test_parameters_in_any_order_of_memory_resume_bit_for_bit(tmp_path: Path) -> None:
     configs = [replace(hard_config(steps=6), optim=optim) for optim in (ADAM, OptimConfig(lr=0.1, momentum=0.9))]
     for config in configs:

@@ -101,6 +101,7 @@ def mount(call: Callable[..., int], *arguments: Any) -> None:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make a folder read-only for one rank")
 def test_a_rank_that_cannot_write_ends_the_run_and_the_last_checkpoint_stays(tmp_path: Path) -> None:
     """As in ddp, where rank 0 writes; here it is rank 1."""
