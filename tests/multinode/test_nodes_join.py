@@ -10,6 +10,8 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.multinode import firewall, restarts
 from tests.multinode.hosts import Host, Testbed
 from tests.multinode.job import Job
