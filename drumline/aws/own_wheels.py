@@ -46,9 +46,9 @@ def _build_wheel(distribution: str, package: str) -> Wheel:
     stem = f"{package}-{installed.version}"
     contents = dict(_package_files(package))
     for name in COPIED_METADATA:
-        text = installed.read_text(name)
-        if text is not None:
-            contents[f"{stem}.dist-info/{name}"] = text.encode()
+        path = _metadata_folder(installed) / name
+        if path.is_file():
+            contents[f"{stem}.dist-info/{name}"] = path.read_bytes()
     contents[f"{stem}.dist-info/WHEEL"] = WHEEL.encode()
     record = [_record_line(name, content) for name, content in contents.items()]
     record.append(f"{stem}.dist-info/RECORD,,\n")
@@ -66,12 +66,17 @@ def _installed(distribution: str) -> importlib.metadata.Distribution:
     """The installation that pip wrote. In a checkout a folder `*.egg-info` comes before it on the path: what setuptools
     left there when it built, without the metadata of a wheel."""
     for installed in importlib.metadata.distributions(name=distribution):
-        if installed.read_text("METADATA") is not None:
+        if (_metadata_folder(installed) / "METADATA").is_file():
             return installed
     raise UsageError(
         f"this installation of {distribution} cannot be copied: no {distribution}-*.dist-info has its METADATA",
         next_step=f"install {distribution} again with pip 23 or newer",
     )
+
+
+def _metadata_folder(installed: importlib.metadata.Distribution) -> Path:
+    stem = f"{PACKAGES[installed.name]}-{installed.version}"
+    return Path(str(installed.locate_file(f"{stem}.dist-info")))
 
 
 def _package_files(package: str) -> Iterator[tuple[str, bytes]]:
