@@ -46,6 +46,7 @@ from drumline.errors import (
 from drumline.manager import DDPManager
 from drumline.metrics.events import Reporter
 from drumline.untrusted import make_own_folder, parse_json, read_regular
+from drumline.watch.diagnosis.diagnosis import Cause
 from drumline.watch.diagnosis.diagnosis_files import read_diagnoses
 from drumline.watch.heartbeat import Phase
 
@@ -76,8 +77,7 @@ def look_back(folder: RunFolder, *, is_restart: bool) -> dict[str, Any]:
         return dict(launch["refused"])
     diagnoses = diagnoses_of_launch(folder.diagnoses, launch["launch"]) if launch["starts"] else []
     starts = [*launch["starts"], len(diagnoses)]
-    # One start may have several diagnoses: in a network partition each side makes its own. The first is the cause.
-    firsts = [diagnoses[begin] for begin, end in pairwise(starts) if begin < min(end, len(diagnoses))]
+    firsts = [_first_cause(of_start) for begin, end in pairwise(starts) if (of_start := diagnoses[begin:end])]
     last = firsts[-1] if firsts else None
     is_new = len(starts) > 1 and starts[-1] > starts[-2]
     found = {
@@ -102,6 +102,13 @@ def diagnoses_of_launch(folder: Path, launch: str) -> list[dict[str, Any]]:
     ]
 
 
+def _first_cause(of_start: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One start may have several diagnoses: in a network partition each side makes its own. The first is the cause,
+    but for a kill of our own, which follows from another failure."""
+    causes = (record for record in of_start if record["diagnosis"]["cause"] != Cause.ENDED)
+    return next(causes, of_start[0])
+
+
 def check_same_step(diagnoses: Sequence[Mapping[str, Any]], folder: Path) -> tuple[str, str] | None:
     """From the diagnoses that ended starts: why not to restart, and what to do instead; None: restart."""
     if not diagnoses:
@@ -113,6 +120,7 @@ def check_same_step(diagnoses: Sequence[Mapping[str, Any]], folder: Path) -> tup
         at = "" if step is None else f" at step {step}"
         return f"the run was stopped{at} and is not restarted: {last['diagnosis']['what']}", next_step
     same = [record for record in diagnoses if step is not None and record["diagnosis"]["step"] == step]
+    same = [record for record in same if record["diagnosis"]["cause"] != Cause.ENDED]
     if len(same) < MOST_AT_ONE_STEP:
         return None
     heading = f"the run has failed {len(same)} times at step {step} and is not restarted:"

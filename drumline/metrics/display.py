@@ -26,6 +26,7 @@ _MIN_SHARE = 0.05
 _FAULTS = {
     "exception": "crashed",
     "killed": "was killed",
+    "ended": "was killed by drumline",
     "out_of_memory": "ran out of memory",
     "stopped": "was stopped",
     "debugged": "was held by a debugger",

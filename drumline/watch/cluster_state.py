@@ -58,7 +58,9 @@ class RankState:
     is_starved: bool = False  # whether one of its threads computes, and mostly waits for a CPU
     has_io: bool = False  # whether it read or wrote files since the last observation
     exit: int | None = None  # its exit code, or minus the signal that killed it; None: it runs, or it is unknown
-    killed_after_s: float | None = None  # after which grace period its launcher killed it; None: it did not
+    killed_after_s: float | None = None  # after which grace period drumline killed it; None: it did not
+    killed_by: str = ""  # which part of drumline did: `launcher` or `watchdog`
+    killed_because: str = ""  # why, if that is not only that the job is ended
     failure: str = ""  # its own last error
     failure_kind: FailureKind = FailureKind.OTHER
     spent_s: tuple[float, ...] = ()  # by phase: see Heartbeat.spent_ns

@@ -331,12 +331,13 @@ class NodeAgent(SignalledAgent):
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, *args: Any, **kwargs: Any) -> None:
         """Ranks that do not exit are killed by torch after the grace period: that is reported, here and to the sidecar,
-        which would look for who did it."""
+        which would look for who did it, as for ranks that are killed at once."""
         is_grace_period = "timeout" in kwargs  # otherwise torch's own limit applies, whatever --grace is
         grace_s = float(kwargs.get("timeout", TORCH_GRACE_S))
         running = [local_rank for local_rank, code in self.codes().items() if code is None]
-        if running and death_sig != signal.SIGKILL:
-            self.watch.note_ending(grace_s)
+        if running:
+            why = "" if self._failed else self.rendezvous.restart_reason
+            self.watch.note_ending(0.0 if death_sig == signal.SIGKILL else grace_s, why=why)
         begun = time.monotonic()
         super()._shutdown(death_sig, *args, **kwargs)
         if death_sig == signal.SIGKILL or time.monotonic() - begun < grace_s:

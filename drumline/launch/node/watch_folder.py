@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import shutil
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from drumline.untrusted import parse_json, replace_text
 
 DIAGNOSIS, SIDECAR, REPORTED = "diagnosis.json", "sidecar.pid", "reported"
-# When the launcher began to end the ranks (monotonic), and after how many seconds it kills those that are left.
-ENDING = "ending"
+ENDING = "ending.json"
 FURTHEST_STEP = "furthest-step"
 """The furthest step of the ranks of this node, which the sidecar writes about once a second."""
 # How long the sidecar may take to report why a rank has exited; it gathers evidence first.
@@ -65,6 +65,24 @@ class SidecarDiagnosis:
         return not self.is_ranks_error or self.is_hang or rank_code < 0 or not is_task
 
 
+@dataclass(frozen=True)
+class Ending:
+    """How drumline itself ends the ranks of a node: the kernel does not say who sent a signal."""
+
+    began_s: float
+    """By the monotonic clock."""
+    grace_s: float
+    """After how many seconds the ranks that are left are killed."""
+    by: str = "launcher"
+    """Which part of drumline does it."""
+    why: str = ""
+    """Empty: another rank has failed, or the job is ended."""
+
+    @property
+    def kills_at_s(self) -> float:
+        return self.began_s + self.grace_s
+
+
 class WatchFolder:
     def __init__(self, job: str) -> None:
         self.root: Path | None = None
@@ -104,11 +122,10 @@ class WatchFolder:
             path.with_suffix(".partial").write_text(f"{code}\n", encoding="utf-8")
             path.with_suffix(".partial").replace(path)
 
-    def note_ending(self, grace_s: float) -> None:
+    def note_ending(self, grace_s: float, *, why: str = "") -> None:
         """Record that ranks are ended from here on, and that those that are left after this time are killed."""
         if self.current is not None:
-            with contextlib.suppress(OSError):
-                replace_text(self.current / ENDING, f"{time.monotonic()} {grace_s:g}\n")
+            note_ending(self.current, Ending(time.monotonic(), grace_s, why=why))
 
     def wait_for_diagnosis(self, deadline: float) -> SidecarDiagnosis | None:
         """The sidecar's diagnosis of this start. Waits while the sidecar runs, until the deadline (monotonic)."""
@@ -165,13 +182,21 @@ def read_diagnosis(folder: Path) -> SidecarDiagnosis | None:
     return diagnosis
 
 
-def read_ending(folder: Path) -> tuple[float, float] | None:
-    """When the launcher began to end the ranks of this folder (monotonic), and its grace period; None: it has not."""
+def note_ending(folder: Path, ending: Ending) -> None:
+    """Ranks that are being killed already are not killed for another reason."""
+    earlier = read_ending(folder)
+    if earlier is None or earlier.kills_at_s > ending.began_s:
+        with contextlib.suppress(OSError):
+            replace_text(folder / ENDING, json.dumps(asdict(ending)))
+
+
+def read_ending(folder: Path) -> Ending | None:
+    """None: drumline has not ended the ranks of this folder."""
     try:
-        began_s, grace_s = map(float, (folder / ENDING).read_text(encoding="utf-8").split())
-    except (OSError, ValueError):
+        record = parse_json((folder / ENDING).read_bytes())
+        return Ending(float(record["began_s"]), float(record["grace_s"]), str(record["by"]), str(record["why"]))
+    except (OSError, ValueError, TypeError, KeyError):
         return None
-    return began_s, grace_s
 
 
 def has_sidecar(folder: Path) -> bool:

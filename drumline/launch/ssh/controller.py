@@ -312,7 +312,9 @@ class Controller:
         if by_signal and self._continues_without(remote, f"the job was ended on {remote.name}"):
             return
         self.ended_first = self.ended_first or remote
-        if code < 0:
+        if remote.end_reason:
+            self._restart_all(f"drumline ended the job on {remote.name}: {remote.end_reason}")
+        elif code < 0:
             self._restart_all(f"the launcher's agent on {remote.name} was {how_it_ended(code)}")
         if not self.is_ending and code in RESTARTABLE and self.may_restart:
             silent = [peer.name for peer in self.remaining if self._silence_s(peer) > SILENT_S]

@@ -76,6 +76,8 @@ class Remote:
     diagnosis: SidecarDiagnosis | None = None
     code: int | None = None
     """The exit code of the node's agent."""
+    end_reason: str = ""
+    """Why the supervisor ended it by itself; empty: it did not."""
     agent_lines: list[str] = field(default_factory=list)
     """The agent's last lines of output, when it failed."""
     _shown: defaultdict[int | None, deque[str]] = field(
@@ -138,6 +140,8 @@ class Remote:
     def end_lines(self) -> tuple[str, ...]:
         """How its part of the job ended, when no rank was the cause."""
         how = how_it_ended(self.code or 0)
+        if self.end_reason:
+            return f"drumline ended the job on {self.name}: {self.end_reason}", f"try: read the log of {self.name}"
         if self.code is not None and self.code < 0:
             return (
                 f"the launcher's agent on {self.name} was {how}, which ended its ranks",
@@ -177,6 +181,7 @@ class Remote:
             self.diagnosis = SidecarDiagnosis(**{name: frame[name] for name in names if name in frame})
         elif kind == "ended":
             self.code, self.agent_lines = frame["code"], frame["last_lines"]
+            self.end_reason = str(frame.get("end_reason", ""))
             self.ended.set()
         elif kind == "failed" and frame["rank"] not in (known.rank for known in self.failures):
             self.restarts_left = frame["restarts_left"]

@@ -136,6 +136,8 @@ class Supervisor:
         self.agent = waiting if waiting and waiting.is_alive else AgentProcess(spec, self.node_log)
         self.waiting: AgentProcess | None = None
         """The agent for the next attempt."""
+        self.end_reason = ""
+        """Why this process ended the attempt by itself; empty: the controller asked for it, or the agent exited."""
         self.was_cut_off = False
         """Whether the attempt was ended because no heartbeat came from the launcher."""
         self.is_last = False
@@ -167,7 +169,7 @@ class Supervisor:
         code = agent.wait()
         lines = self.error or (last_lines(self.node_log) if code else [])
         self._log(*self.error)
-        self.out.send("ended", code=code, last_lines=lines, was_cut_off=self.was_cut_off)
+        self.out.send("ended", code=code, last_lines=lines, was_cut_off=self.was_cut_off, end_reason=self.end_reason)
         for number in SIGNALS:
             signal.signal(number, signal.SIG_DFL)
 
@@ -179,6 +181,7 @@ class Supervisor:
         """End all processes of the attempt. The reason is in the node's log: the controller may not know it."""
         if self.ending is None:
             if why:
+                self.end_reason = why
                 self._log(f"drumline: {why}")
             self.ending = Termination(self._processes, grace_s)
         self.ending.shorten(grace_s)

@@ -34,6 +34,7 @@ class Cause(StrEnum):
     """What can be wrong."""
 
     KILLED = "killed"
+    ENDED = "ended"  # by drumline itself
     OUT_OF_MEMORY = "out_of_memory"
     EXCEPTION = "exception"
     STOPPED = "stopped"

@@ -37,7 +37,7 @@ _AFTER_SIGNAL: dict[int, str] = {
 
 
 def find_exited(evidence: Evidence) -> Diagnosis | None:
-    """The first rank that exited for its own reason."""
+    """The first rank that exited for its own reason; otherwise the first that drumline itself killed, and why."""
     # An exit is final: the last state of a node that is now lost still counts.
     own = [
         rank
@@ -51,7 +51,9 @@ def find_exited(evidence: Evidence) -> Diagnosis | None:
         # A launcher that records exits does not record those that it caused.
         own = [rank for rank in own if rank.exit is not None or rank.failure or rank.memory]
     if not own:
-        return None
+        # The reason is known, and what else is seen follows from the kill.
+        by_drumline = [rank for rank in evidence.cluster.ranks if rank.killed_because]
+        return _diagnosis(evidence, _first(by_drumline)) if by_drumline else None
     first = _first(own)
     # A rank that left the loop calls other collectives: then that is the cause.
     if _has_mismatch(first) and (found := find_left_early(evidence) or _aborted_by_gloo(evidence, first, own)):
@@ -136,9 +138,10 @@ def _diagnosis(evidence: Evidence, rank: RankState, also: str = "") -> Diagnosis
         cause, how = Cause.OUT_OF_MEMORY, f"ran out of memory and was killed{at} ({rank.memory})"
         next_step = "raise the memory limit, or lower the batch size or the number of DataLoader workers"
     elif rank.killed_after_s is not None:
-        how = f"was killed by its launcher{at}, {duration(rank.killed_after_s)} after it was asked to exit"
-        cause = Cause.KILLED
+        cause, how = Cause.ENDED, _own_kill(rank, at)
         next_step = "check the end of its log for what it was doing"
+        if rank.killed_because:
+            next_step = "look for the cause of that; the ranks resume from the newest checkpoint"
     elif rank.failure:
         cause, how = Cause.EXCEPTION, f"crashed{at}: {rank.failure}"
     elif rank.exit is not None and rank.exit < 0:
@@ -159,6 +162,13 @@ def _diagnosis(evidence: Evidence, rank: RankState, also: str = "") -> Diagnosis
     what = f"{name(rank)} {how}{also}"
     found = evidence.diagnosis(rank, cause, what, next_step, is_certain=True, since_s=_ago(rank) or 0.0)
     return replace(found, is_ranks_error=cause is Cause.EXCEPTION and bool(rank.failure))
+
+
+def _own_kill(rank: RankState, at: str) -> str:
+    how = f"was killed by drumline's {rank.killed_by or 'launcher'}{at}"
+    if rank.killed_after_s:
+        how += f", {duration(rank.killed_after_s)} after it was asked to exit"
+    return f"{how}, because {rank.killed_because}" if rank.killed_because else how
 
 
 def _aborted_by_gloo(evidence: Evidence, first: RankState, own: list[RankState]) -> Diagnosis | None:

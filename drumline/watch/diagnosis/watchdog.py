@@ -38,7 +38,7 @@ _REPEAT_S = 30.0
 _COMPILE_S = 600.0  # when a compilation is reported, at the latest after half of its time
 _NUM_FIRST_STEPS, _NUM_FIRST_MARKS, _NUM_FIRST_MOVES = 3, 40, 5
 _NUM_RECENT = 10
-_ENDED = (Cause.KILLED, Cause.OUT_OF_MEMORY, Cause.EXCEPTION)
+_ENDED = (Cause.KILLED, Cause.ENDED, Cause.OUT_OF_MEMORY, Cause.EXCEPTION)
 # The order matters: the cause must be named, not the ranks that wait for it or fail because of it. So a rank with its
 # own cause comes before those that lost a connection, and one that cannot run before one that may only be slow.
 _CHECKS: tuple[Callable[[Evidence], Diagnosis | None], ...] = (

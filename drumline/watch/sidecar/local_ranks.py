@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from drumline.errors import log
+from drumline.launch.node.watch_folder import Ending, note_ending
 from drumline.net.frames import MAX_BYTES
 from drumline.processes import EXITED, TICKS_PER_S, descendants, read_stat, send_signal
 from drumline.untrusted import parse_json
@@ -95,8 +96,9 @@ class LocalRanks:
     def ended_well(self) -> bool:
         return self.have_started and all(rank.phase is Phase.LEFT for rank in self.state.ranks)
 
-    def kill(self) -> None:
+    def kill(self, why: str) -> None:
         """Kill the ranks and their descendants, except this process, with SIGKILL: some may be stopped."""
+        note_ending(Path(self.options.folder), Ending(time.monotonic(), 0.0, by="watchdog", why=why))
         for rank in self.state.ranks:
             if rank.state not in EXITED:
                 pids = [rank.pid, *descendants(rank.pid)]

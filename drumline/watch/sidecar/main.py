@@ -199,7 +199,7 @@ class Sidecar:
             self.reporter.write_for_launcher(alarm, diagnosis, action, was_printed=was_printed)
         if action in ("restart", "stop"):
             self.leader.has_acted = True
-            self.ranks.kill()
+            self.ranks.kill(diagnosis.what)
         elif alarm == "failure":
             self.leader.has_acted = True  # otherwise it would be reported again when the leader has exited
 

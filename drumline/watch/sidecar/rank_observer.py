@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from drumline import processes
-from drumline.launch.node.watch_folder import read_ending
+from drumline.launch.node.watch_folder import Ending, read_ending
 from drumline.processes import (
     EXITED,
     STOPPED,
@@ -87,6 +87,7 @@ class RankObserver:
         self._heartbeat = heartbeat
         self._process.observe(now_s, is_still=now_s - self._moved_s >= STILL_AFTER_S)
         process = self._process
+        ending = self._own_kill(process) if process.state in EXITED else None
         return replace(
             self._state(heartbeat, now_s),
             state=process.state,
@@ -95,7 +96,9 @@ class RankObserver:
             is_starved=process.is_starved,
             has_io=process.has_io,
             exit=self._exit(process) if process.state in EXITED else None,
-            killed_after_s=self._killed_after_s(process) if process.state in EXITED else None,
+            killed_after_s=ending.grace_s if ending else None,
+            killed_by=ending.by if ending else "",
+            killed_because=ending.why if ending else "",
         )
 
     def activity(self, now_s: float) -> RankState | None:
@@ -193,13 +196,12 @@ class RankObserver:
             spent_s=tuple(spent / 1e9 for spent in heartbeat.spent_ns),
         )
 
-    def _killed_after_s(self, process: RankProcess) -> float | None:
-        """The grace period of its launcher, if that has killed it: the kernel does not say who sent SIGKILL."""
+    def _own_kill(self, process: RankProcess) -> Ending | None:
+        """How drumline has killed it; None: it has not."""
         ending = read_ending(self._folder)
         if ending is None or self._exit(process) not in (None, -signal.SIGKILL):
             return None
-        began_s, grace_s = ending
-        return grace_s if process.state_since_s >= began_s + grace_s - KILL_SLACK_S else None
+        return ending if process.state_since_s >= ending.kills_at_s - KILL_SLACK_S else None
 
     def _exit(self, process: RankProcess) -> int | None:
         """The exit code that the launcher recorded; otherwise what was observed of the process."""

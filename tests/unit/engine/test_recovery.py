@@ -91,6 +91,17 @@ def test_what_was_only_told_or_has_no_step_does_not_count(run: Run) -> None:
     assert tuple(run.start()[0]) == refusal
 
 
+def test_a_kill_of_our_own_is_not_the_cause_and_counts_as_no_failure(run: Run) -> None:
+    for _ in range(4):
+        run.diagnose(8, alarm="failure", cause="ended")
+        refusal, failure = run.start()
+        assert refusal is None
+        assert failure["cause"] == "ended", "nothing else is known"
+    run.diagnose(8, alarm="failure", cause="ended")
+    run.diagnose(8, cause="unreachable", rank=None)
+    assert run.start()[1]["cause"] == "unreachable"
+
+
 def test_a_launch_file_that_was_lost_or_incomplete_is_a_new_launch(run: Run) -> None:
     run.diagnose(5)
     for text in ("", "{}", "[1]"):

@@ -12,9 +12,10 @@ from torch.distributed.elastic.agent.server.api import Worker, WorkerGroup
 from drumline.launch.node import agent as agent_module
 from drumline.launch.node.agent import NodeAgent, RankFiles
 from drumline.launch.node.guard import Guard, new_job
+from drumline.launch.node.open_rendezvous import SingleNodeRendezvous
 from drumline.launch.node.rank_logs import rank_file
 from drumline.launch.node.signalled_agent import Preempted, SignalledAgent
-from drumline.launch.node.watch_folder import WatchFolder
+from drumline.launch.node.watch_folder import WatchFolder, read_ending
 
 
 def test_an_agent_that_is_preempted_during_the_rendezvous_starts_no_ranks() -> None:
@@ -62,6 +63,7 @@ def test_more_grace_is_advised_where_the_grace_period_was_the_limit(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], options: dict[str, float], advice: str
 ) -> None:
     agent = NodeAgent.__new__(NodeAgent)
+    agent._failed = True
     agent.watch = WatchFolder.__new__(WatchFolder)
     agent.watch.current = None
     agent._worker_group = WorkerGroup.__new__(WorkerGroup)
@@ -74,3 +76,28 @@ def test_more_grace_is_advised_where_the_grace_period_was_the_limit(
     assert capfd.readouterr().err == (
         f"drumline: rank 3 did not exit within 0.01 s after SIGTERM, so the launcher killed it\n  try: {advice}\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("has_lost_node", "has_failed", "grace_s", "why"),
+    [(True, False, 0.0, "node 1 (b) restarted"), (False, False, 30.0, "node 1 (b) restarted"), (False, True, 30.0, "")],
+    ids=["killed at once", "asked to exit", "another rank failed"],
+)
+def test_the_sidecar_learns_that_the_launcher_ends_the_ranks_and_why(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, has_lost_node: bool, has_failed: bool, grace_s: float, why: str
+) -> None:
+    agent = NodeAgent.__new__(NodeAgent)
+    agent.is_task = True
+    agent._failed = has_failed
+    agent.rendezvous = SingleNodeRendezvous.__new__(SingleNodeRendezvous)
+    agent.rendezvous.restart_reason = "node 1 (b) restarted"
+    agent.rendezvous.has_lost_node = has_lost_node
+    agent.watch = WatchFolder.__new__(WatchFolder)
+    agent.watch.current = tmp_path
+    monkeypatch.setattr(NodeAgent, "codes", lambda _: {0: None})
+    endings = []
+    monkeypatch.setattr(SignalledAgent, "_shutdown", lambda *_, **__: endings.append(read_ending(tmp_path)))
+    agent._stop_workers(WorkerGroup.__new__(WorkerGroup))
+    (ending,) = endings
+    assert ending is not None
+    assert (ending.grace_s, ending.by, ending.why) == (grace_s, "launcher", why)

@@ -361,6 +361,26 @@ def test_an_agent_that_was_killed_is_named(make: Make, said: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("restarts_left", [0, 3])
+def test_an_agent_that_its_supervisor_ended_was_killed_by_nobody_else(
+    make: Make, said: Path, restarts_left: int
+) -> None:
+    async def go() -> Controller:
+        controller = make()
+        a, *_ = await start(controller, left=restarts_left)
+        hear(a, "ended", code=-9, last_lines=[], end_reason="ended by SIGTERM")
+        return controller
+
+    ended = asyncio.run(go())
+    what = "drumline ended the job on a: ended by SIGTERM"
+    if restarts_left:
+        assert ended.lost == what
+        return
+    code, lines = conclude(ended, said)
+    assert code == 1
+    assert lines[-3:] == [f"drumline: {what}", "  try: read the log of a", "drumline: logs in logs on each host"]
+
+
 def test_a_host_that_is_found_lost_when_the_others_are_done_is_no_failure(make: Make, said: Path) -> None:
     async def go() -> Controller:
         controller = make(min_nodes=2)

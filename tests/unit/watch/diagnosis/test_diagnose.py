@@ -75,6 +75,13 @@ WHOLE = [
         id="killed",
     ),
     pytest.param(
+        cluster(ended(5, -9, killed_after_s=0.0, killed_by="launcher", killed_because="node 0 (node-a) restarted")),
+        Cause.ENDED,
+        "failure: rank 5 on node-b was killed by drumline's launcher at step 812, in forward, because node 0 (node-a) "
+        "restarted. Try: look for the cause of that; the ranks resume from the newest checkpoint",
+        id="ended",
+    ),
+    pytest.param(
         cluster(ended(5, -9, memory="the limit of 512 MiB of its control group", phase=Phase.DATA)),
         Cause.OUT_OF_MEMORY,
         "failure: rank 5 on node-b ran out of memory and was killed at step 812, in the DataLoader (the limit of 512 "
@@ -358,15 +365,29 @@ def test_an_error_of_its_own_says_what_to_do(kind: FailureKind, next_step: str) 
 
 
 def test_a_kill_by_the_launcher_is_named_as_its_own() -> None:
-    killed = ended(2, -9, killed_after_s=15.0)
+    killed = ended(2, -9, killed_after_s=15.0, killed_by="launcher")
     diagnosis = found(cluster(killed, *(dragged(rank) for rank in (0, 1, 3))))
-    assert (diagnosis.cause, diagnosis.rank) == (Cause.KILLED, 2)
+    assert (diagnosis.cause, diagnosis.rank) == (Cause.ENDED, 2)
     assert diagnosis.what.startswith(
-        "rank 2 on node-a was killed by its launcher at step 812, in forward, 15 s after it was asked to exit"
+        "rank 2 on node-a was killed by drumline's launcher at step 812, in forward, 15 s after it was asked to exit; "
     )
     assert diagnosis.next_step == "check the end of its log for what it was doing", "torch's limit may have been it"
     saved = [ended(rank, 75) for rank in (0, 1, 3, 4, 5, 6, 7)]
     assert find_lost_connection(Evidence(cluster(killed, *saved))) is None, "the launcher reports it"
+
+
+def test_ranks_that_drumline_kills_for_a_reason_are_named_with_it() -> None:
+    why = {"killed_after_s": 0.0, "killed_by": "watchdog", "killed_because": "no heartbeat from node-b for 20 s"}
+    diagnosis = found(cluster(*(ended(rank, -9, **why) for rank in range(8))))
+    assert (diagnosis.cause, diagnosis.rank) == (Cause.ENDED, 0)
+    assert diagnosis.what == (
+        "rank 0 on node-a was killed by drumline's watchdog at step 812, in forward, because no heartbeat from node-b "
+        "for 20 s"
+    )
+    assert "find out who sent it" not in diagnosis.next_step
+    others = [ended(rank, -9, **why) for rank in (0, 1, 2, 4, 5, 6, 7)]
+    first = found(cluster(ended(3, -9), *others))
+    assert first.what == "rank 3 on node-a was killed by SIGKILL at step 812, in forward", "only that one is another's"
 
 
 def test_an_exit_code_without_an_error_is_no_report_of_the_rank() -> None:

@@ -339,9 +339,25 @@ def test_a_rank_that_its_launcher_killed_after_the_grace_period(
     assert state_seen(observer).killed_after_s is None, "someone else was earlier"
     exited_s = time.monotonic()
     monkeypatch.setattr(watch_folder.time, "monotonic", lambda: exited_s - 15.0)
-    watch.note_ending(10.0)
+    watch.note_ending(10.0, why="node 1 (b) restarted")
     monkeypatch.undo()
-    assert state_seen(observer).killed_after_s == 10.0
+    state = state_seen(observer)
+    assert (state.killed_after_s, state.killed_by, state.killed_because) == (10.0, "launcher", "node 1 (b) restarted")
+    watch.note_ending(0.0, why="for another reason")
+    assert state_seen(observer).killed_because == "node 1 (b) restarted", "it had been killed already"
+
+
+def test_a_rank_that_is_killed_at_once_by_drumline(start_rank: StartRank, tmp_path: Path) -> None:
+    watch = WatchFolder.__new__(WatchFolder)
+    watch.current = tmp_path
+    rank = start_rank("say('ready')\nwait_forever()\n")
+    observer = observer_of(tmp_path)
+    state_seen(observer)
+    watch.note_ending(0.0, why="node 1 (b) is lost")
+    rank.kill()
+    wait_until(lambda: state_seen(observer).state == "Z")
+    state = state_seen(observer)
+    assert (state.exit, state.killed_after_s, state.killed_because) == (-signal.SIGKILL, 0.0, "node 1 (b) is lost")
 
 
 async def _kill_and_await(pid: int, fd: int) -> bool:

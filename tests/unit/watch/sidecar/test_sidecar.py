@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from drumline.launch.node.watch_folder import read_ending
+
 # Ranks in step with each other: nobody is more than a step ahead. They end when a file says so.
 RANK = """
 import os, sys, time
@@ -141,6 +143,9 @@ def test_a_stopped_rank_is_named_and_the_run_is_ended_by_the_next_sidecar_too(ru
     assert f"kill -CONT {run.ranks[1].pid}" in line
     ruling = json.loads((run.watch / "diagnosis.json").read_text())
     assert (ruling["alarm"], ruling["action"], ruling["was_printed"]) == ("hang", "restart", True)
+    ending = read_ending(run.watch)
+    assert ending is not None
+    assert (ending.by, ending.grace_s, ending.why) == ("watchdog", 0.0, ruling["diagnosis"]["what"])
     (event,) = map(json.loads, (run.folder / "events" / "watch.jsonl").read_text().splitlines())
     assert (event["kind"], event["rank"], event["cause"], event["number"]) == ("hang", 1, "stopped", 0)
     assert f"drumline: {event['message']}" == line

@@ -1,0 +1,44 @@
+"""What the launcher kills itself is named as its own: nobody has to look for who sent the signal."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from drumline.watch.sidecar.sidecar_network import CLOSE_AFTER_S
+from tests.multinode import processes
+from tests.multinode.faults.reading import said_in
+from tests.multinode.storm.bed import StormBed
+
+
+@pytest.mark.soak
+def test_a_rank_that_its_launcher_kills_because_another_node_restarted(tmp_path: Path) -> None:
+    bed = StormBed(tmp_path)
+    run = tmp_path / "run"
+    with bed.bed:
+        job = bed.launch(run, steps=100_000, every=20, step_s=0.05)
+        processes.wait_until(lambda: len(bed.steps(run)) >= 40, "steps", timeout_s=120)
+        bed.bed["b"].cut()
+        bed.kill_rank(bed.bed["a"])  # rank 1 does not learn of it
+        job.wait_for("[a] drumline: restarting the ranks", timeout_s=60)
+        time.sleep(CLOSE_AFTER_S + 2)  # the sidecar on b does not get what that on a has sent
+        bed.bed["b"].restore()
+        job.wait_for("[b] drumline: restarting the ranks (node 0 (a) restarted)", timeout_s=60)
+        processes.wait_until(
+            lambda: any("rank 1 on b was killed" in sentence for sentence in sentences(tmp_path)),
+            "a sentence about rank 1",
+            timeout_s=60,
+        )
+    killed = [sentence for sentence in sentences(tmp_path) if "killed" in sentence]
+    by_the_test = [sentence for sentence in killed if "find out who sent it" in sentence]
+    assert by_the_test, killed
+    assert all(sentence.startswith("failure: rank 0 on a was killed by SIGKILL") for sentence in by_the_test), killed
+    (by_drumline,) = [sentence for sentence in killed if sentence not in by_the_test]
+    assert by_drumline.startswith("failure: rank 1 on b was killed by drumline's launcher at step ")
+    assert ", because node 0 (a) restarted. Try: " in by_drumline
+
+
+def sentences(folder: Path) -> list[str]:
+    return [said.message for said in said_in(folder)]
