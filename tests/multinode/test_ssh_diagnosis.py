@@ -9,6 +9,7 @@ import pytest
 
 from tests.cli.test_diagnosis_command import SCRIPT, SENTENCE, SIDECAR, starts_of
 from tests.multinode import processes
+from tests.multinode.test_lost_hosts import RANKS, kill_agent
 from tests.multinode.test_ssh_launch import Desk, MakeTestbed
 
 
@@ -111,3 +112,24 @@ def test_a_script_whose_rank_exits_with_code_0_ends_with_the_diagnosis(
     assert code == 1, text
     assert "failed first" not in text, text
     assert text.splitlines()[-2].startswith(BLAMES_RANK_1), text
+
+
+@pytest.mark.soak
+def test_an_agent_that_is_killed_under_a_plain_script_is_named_at_the_end(
+    make_testbed: MakeTestbed, tmp_path: Path
+) -> None:
+    desk = Desk(make_testbed("a", "b", warm=True), tmp_path)
+    (tmp_path / "ranks.py").write_text(RANKS)
+    words = ["--hosts", "a,b", "--procs", "1", "--max-restarts", "0", "--logs", "logs", "--grace", "3"]
+    job = desk.launch(*words, "--env", "PYTHONUNBUFFERED=1", "ranks.py")
+    for rank, host in enumerate("ab"):
+        job.wait_for(f"rank {rank} on {host}: start 1, ", timeout_s=90)
+    kill_agent(desk.bed["b"])
+    code, text = job.wait(90), job.text()
+    assert code == 1, text
+    assert text.splitlines()[-3:] == [
+        "drumline: the launcher's agent on b was killed by SIGKILL, which ended its ranks",
+        "  try: find out who killed it: an operator, a batch system, or the OOM killer (dmesg on b)",
+        "drumline: logs in logs on each host",
+    ], text
+    assert not desk.bed["b"].find("RANK=1"), "its ranks have ended with it"
