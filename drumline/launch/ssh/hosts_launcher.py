@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from drumline.errors import ExitCode
 from drumline.launch.keep_going import next_pause_s
 from drumline.launch.node.disk_space import waiting_sentence
-from drumline.launch.node.local import STOPPED, exit_code_of
+from drumline.launch.node.local import STOPPED, STOPPED_BETWEEN, exit_code_of
 from drumline.launch.ssh.client import last_line
 from drumline.launch.ssh.controller import PREEMPT_SIGNALS, Controller
 from drumline.launch.ssh.hosts_job import HostsJob
@@ -150,6 +150,9 @@ def _report_end(controller: Controller) -> int:
         by = controller.end_signal.name if controller.end_signal else "a signal or a notice to a rank"
         screen.report_last(f"preempted by {by}; the ranks have saved: rerun the same command to resume")
         return ExitCode.PREEMPTED
+    if is_task and controller.end_signal in PREEMPT_SIGNALS and _is_between_starts(controller):
+        screen.report_last(STOPPED_BETWEEN)
+        return ExitCode.PREEMPTED
     if controller.end_signal is not None:
         screen.report_last(interrupted(None, controller.job.program.words) if is_task else STOPPED)
         return ExitCode.INTERRUPTED
@@ -176,6 +179,13 @@ def _report_end(controller: Controller) -> int:
     if not failures:
         screen.report_last(*controller.ended_first.end_lines())
     return exit_code_of(controller.ended_first.code, is_task=True)
+
+
+def _is_between_starts(controller: Controller) -> bool:
+    """With --keep-going: whether no rank runs, because a disk is full, or because the next attempt has not begun."""
+    if not controller.job.keep_going:
+        return False
+    return bool(_full_disks(controller)) or (bool(controller.job.earlier) and not controller.has_started)
 
 
 def in_order(failures: Sequence[RankFailure], *, blamed: int | None = None) -> list[RankFailure]:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from drumline.launch.hosts import Host
+from drumline.launch.node.local import STOPPED_BETWEEN
 from drumline.launch.node_plan import NodePlan, Program, nodes_of_hosts
 from drumline.launch.rank_environment import RESTARTED
 from drumline.launch.ssh import controller as controller_module
@@ -64,6 +65,11 @@ echo '{{{{"kind": "started", "ranks": [0], "world_size": 2, "start": {{start}}, 
 """
 ENDS = """echo '{{"kind": "ended", "code": {code}, "last_lines": []}}'"""
 WAITS = AWAIT.replace("KIND", "end") + ENDS.format(code=-9)
+# A host whose disk is full does not answer before there is space; the launch ends by hanging up.
+NO_SPACE = f"""
+{AWAIT.replace("KIND", "spec")}echo "$frame" >> {{folder}}/$host.specs
+exec sleep 3600
+"""
 REFUSED = "echo 'ssh: connect to host x port 22: Connection refused' >&2; exit 255"
 
 
@@ -318,6 +324,36 @@ def test_a_signal_in_the_pause_between_two_attempts_ends_the_launch(
     assert lines[-2] == last
     assert not any("ending the ranks" in line for line in lines), "there are none"
     assert len((tmp_path / "a.specs").read_text().splitlines()) == 2, "no third attempt began"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("pause_s", [0.0, 3600.0], ids=["the host waits for space", "the launch pauses"])
+def test_a_signal_while_a_disk_is_full_ends_the_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, pause_s: float
+) -> None:
+    """A SIGTERM is a preemption: no rank runs, and the same command resumes."""
+    monkeypatch.setattr(hosts_launcher, "next_pause_s", lambda *_: pause_s)
+    failed = FAILED.replace("CODE", "1").replace("DISK", "/mnt/run") + ENDS.format(code=1)
+    said = tmp_path / "said"
+    specs = tmp_path / "a.specs"
+    num_specs = 3 if pause_s == 0 else 2
+
+    def interrupt() -> None:
+        while not said.exists() or said.read_text().count("is full; the run resumes") < 2:
+            time.sleep(0.01)
+        while len(specs.read_text().splitlines()) < num_specs:
+            time.sleep(0.01)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    job = make_job("a", client=[str(tmp_path / "ssh")], keep_going=True)
+    code, lines = go(tmp_path, job, {"a.0": hello() + failed + hello(1) + failed + NO_SPACE})
+    if number == signal.SIGTERM:
+        assert code == 75, lines
+        assert lines[-2] == f"drumline: {STOPPED_BETWEEN}"
+    else:
+        assert code == 130, lines
+        assert lines[-2].startswith("drumline: interrupted; rerun the same command to resume")
 
 
 def test_the_next_attempt_has_a_name_and_a_secret_of_its_own() -> None:
