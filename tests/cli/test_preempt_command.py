@@ -106,25 +106,34 @@ class Stays(ImageClassification):
 HANGS = 3600.0  # seconds before an answer
 
 
+GRACE_S = {"launch": 10, "train": 15}  # train has no flag for it
+
+
 @pytest.mark.parametrize(
-    ("fault", "rank_1_stays"),
+    ("verb", "fault", "rank_1_stays"),
     [
-        (HANGS, True),
-        pytest.param(3.0, False, marks=pytest.mark.soak, id="slow"),
-        pytest.param("dead", False, marks=pytest.mark.soak),
+        pytest.param("launch", HANGS, True, id="launch-hung"),
+        pytest.param("launch", 3.0, False, marks=pytest.mark.soak, id="launch-slow"),
+        pytest.param("launch", "dead", False, marks=pytest.mark.soak),
+        pytest.param("train", HANGS, True, marks=pytest.mark.soak, id="train-hung"),
+        pytest.param("train", 3.0, False, marks=pytest.mark.soak, id="train-slow"),
+        pytest.param("train", "dead", False, marks=pytest.mark.soak),
     ],
 )
 def test_a_run_that_has_saved_is_preempted_whatever_its_mirror_or_its_ranks_do_then(
-    tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch, fault: Fault, rank_1_stays: bool
+    tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch, verb: str, fault: Fault, rank_1_stays: bool
 ) -> None:
     (tmp_path / "stays.py").write_text(STAYS)
     if rank_1_stays:
         (tmp_path / "rank-1-stays").touch()
     run = tmp_path / "run"
-    words = ["--grace", "10", "stays.py:Stays", "--run", "run", "--checkpoint.mirror", bucket.url]
+    words = ["--procs", "2", "stays.py:Stays", "--run", "run", "--checkpoint.mirror", bucket.url]
+    grace_s = GRACE_S[verb]
+    if verb == "launch":
+        words = ["--grace", str(grace_s), *words]
     with Proxy(bucket.server) as proxy:
         use_endpoint(monkeypatch, proxy.url)
-        launcher = start(tmp_path, "launch", "--procs", "2", *words)
+        launcher = start(tmp_path, verb, *words)
         wait_for(launcher, lambda: pid_of_rank(run, 1))
         if fault != "dead":
             proxy.fault = lambda method, path: fault
@@ -139,8 +148,8 @@ def test_a_run_that_has_saved_is_preempted_whatever_its_mirror_or_its_ranks_do_t
     assert output.count(f"saved step {step}; rerun the same command to resume") == 1
     assert f"the checkpoint of step {step} is not in the mirror {bucket.url}: " in output + errors, (output, errors)
     named_as_ours = (
-        "drumline: rank 1 did not exit within 10 s after SIGTERM, so the launcher killed it\n"
-        "  try: give ranks more time with --grace SECONDS\n"
+        f"drumline: rank 1 did not exit within {grace_s} s after SIGTERM, so the launcher killed it\n"
+        "  try: give ranks more time with drumline launch --grace SECONDS\n"
     )
     assert (named_as_ours in errors) == rank_1_stays, errors
     assert "failure: " not in output + errors, "nobody else has killed it"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -119,29 +120,35 @@ def kinds(run: Path) -> list[str]:
     return [event["kind"] for event in read_events(file)] if file.exists() else []
 
 
-# S3 on this host, which answers until a file is there, and then never.
+# S3 on this host: once a file is there, each answer takes as many seconds as the argument says, or nobody listens.
 STORE = """
-import time
+import sys, time
 from pathlib import Path
 from tests.store_server import Proxy, moto_server, new_bucket
+fault = sys.argv[1]
+broken = Path("broken")
 with moto_server() as server, new_bucket(server) as bucket:
-    with Proxy(server, lambda method, path: 3600.0 if Path("hangs").exists() else None) as proxy:
+    with Proxy(server, lambda method, path: float(fault) if broken.exists() else None) as proxy:
         Path("store.partial").write_text(f"{proxy.url} {bucket.url}")
         Path("store.partial").rename("store")
-        time.sleep(3600)
+        while fault != "dead" or not broken.exists():
+            time.sleep(0.1)
 """
 
 
 @pytest.mark.soak
-def test_a_mirror_that_hangs_does_not_keep_a_preempted_job_from_being_requeued(
-    make_testbed: MakeTestbed, tmp_path: Path
+@pytest.mark.parametrize(
+    "fault", [pytest.param("3600", id="hung"), pytest.param("3", id="slow"), pytest.param("dead", id="dead")]
+)
+def test_a_preempted_job_is_requeued_whatever_its_mirror_does(
+    make_testbed: MakeTestbed, tmp_path: Path, fault: str
 ) -> None:
     bed = make_testbed("a", "b", warm=True)
     slurm, a = Slurm(bed), bed["a"]
     (tmp_path / "task.py").write_text(TASK)
     (tmp_path / "store.py").write_text(STORE)
     (tmp_path / "slow").touch()
-    a.start(a.python, "store.py", env={"PYTHONPATH": str(ROOT)}, cwd=tmp_path)
+    store = a.start(a.python, "store.py", fault, env={"PYTHONPATH": str(ROOT)}, cwd=tmp_path)
     processes.wait_until((tmp_path / "store").exists, "the store", timeout_s=120)
     endpoint, url = (tmp_path / "store").read_text().split()
     for name, value in environment(endpoint).items():
@@ -149,7 +156,9 @@ def test_a_mirror_that_hangs_does_not_keep_a_preempted_job_from_being_requeued(
     words = [*TRAIN, "--run", "run", "--checkpoint.mirror", url, "--train.steps", "4000"]
     submit(a, slurm, tmp_path, "--nodes", "2", "--procs", "1", *words)
     processes.wait_until(lambda: "train" in kinds(tmp_path / "run"), "steps", timeout_s=120)
-    (tmp_path / "hangs").touch()
+    (tmp_path / "broken").touch()
+    if fault == "dead":
+        processes.wait_until(lambda: not store.is_running(), "the end of the store", timeout_s=60)
     urgent = a.run(
         "sbatch", "--parsable", "-p", "urgent", "-N2", "-o", "/dev/null", "--wrap", "true", env=slurm.environment
     )
@@ -157,7 +166,9 @@ def test_a_mirror_that_hangs_does_not_keep_a_preempted_job_from_being_requeued(
     text = (tmp_path / "digits-1.log").read_text()
     assert text.count("preempted by SIGTERM to rank ") == 1, text
     assert "drumline: requeueing job 1 (1 of 1000)\n" in text, text
+    assert re.search(rf"the checkpoint of step \d+ is not in the mirror {url}: ", text), text
     assert "failure: " not in text, text
+    assert not list(tmp_path.glob("run/diagnoses/*"))
     a.run("scancel", "1", env=slurm.environment)
 
 

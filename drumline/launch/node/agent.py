@@ -349,7 +349,7 @@ class NodeAgent(SignalledAgent):
             whom = "it" if len(killed) == 1 else "them"
             advice = "check the ends of the ranks' logs for what they were doing"
             if is_grace_period:
-                advice = "give ranks more time with --grace SECONDS"
+                advice = "give ranks more time with drumline launch --grace SECONDS"
             print_message(
                 f"{named_ranks(killed)} did not exit within {grace_s:g} s after {death_sig.name}, so the launcher "
                 f"killed {whom}",

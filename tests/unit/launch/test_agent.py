@@ -54,7 +54,7 @@ def test_a_rank_does_not_begin_with_the_number_of_an_earlier_launch(tmp_path: Pa
 @pytest.mark.parametrize(
     ("options", "advice"),
     [
-        ({"timeout": 0.01}, "give ranks more time with --grace SECONDS"),
+        ({"timeout": 0.01}, "give ranks more time with drumline launch --grace SECONDS"),
         ({}, "check the ends of the ranks' logs for what they were doing"),
     ],
     ids=["the grace period", "torch's own limit"],
