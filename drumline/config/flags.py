@@ -28,9 +28,6 @@ from drumline.config.fields import (
 )
 from drumline.errors import did_you_mean
 
-EXCLUSIVE_PAIRS = (("train.batch_size", "train.batch_size_per_rank"), ("train.epochs", "train.steps"))
-"""Two settings for one thing. The one from the layer with the higher precedence replaces the other."""
-
 SCHEMA_DEFAULT = "default"
 
 
@@ -74,7 +71,7 @@ class Layer:
 def check_layer(
     given: Iterable[Setting], *, besides: Collection[str] = (), problems: Iterable[str] = (), broken: Iterable[str] = ()
 ) -> Layer:
-    """Check names, types, bounds and exclusive pairs. `besides`: other names that may have been meant. `problems` and
+    """Check names, types and bounds. `besides`: other names that may have been meant. `problems` and
     `broken`: what was found before."""
     settings: dict[str, Setting] = {}
     problems, broken = list(problems), set(broken)
@@ -84,11 +81,6 @@ def check_layer(
         except Mismatch as mismatch:
             problems.append(str(mismatch))
             broken.update((setting.path, *nearest(setting.path)))
-    for pair in EXCLUSIVE_PAIRS:
-        both = [settings[path] for path in pair if path in settings and settings[path].value is not None]
-        if len(both) == len(pair):
-            problems.append(f"{' and '.join(pair)} exclude each other, give one of them: {evidence(both)}")
-            broken.update(pair)
     return Layer(settings, tuple(problems), frozenset(broken))
 
 

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from drumline.config.config_file import read_config_file
 from drumline.config.fields import FIELDS, SECTIONS, TASK_SECTION, Field
-from drumline.config.flags import EXCLUSIVE_PAIRS, SCHEMA_DEFAULT, Flags, Layer, Setting, check_layer
+from drumline.config.flags import SCHEMA_DEFAULT, Flags, Layer, Setting, check_layer
 from drumline.config.schema import Config
-from drumline.config.setting_rules import broken_rules
+from drumline.config.setting_rules import EXCLUSIVE_PAIRS, broken_rules, pairs_given_together
 from drumline.config.task_fields import check_task_settings, name_in_task
 from drumline.errors import ConfigError
 
@@ -84,9 +84,10 @@ def _settle(strongest_first: Iterable[Layer]) -> dict[str, Setting]:
 
 
 def _raise_problems(layers: Sequence[Layer], settled: Mapping[str, Setting]) -> None:
-    at_fault = frozenset[str]().union(*(layer.broken for layer in layers))
+    pairs = pairs_given_together(layers)
+    at_fault = frozenset[str]().union(*pairs, *(layer.broken for layer in layers))
     problems = [problem for layer in layers for problem in layer.problems]
-    broken = list(broken_rules(settled, besides=at_fault))
+    broken = [*pairs.values(), *broken_rules(settled, besides=at_fault)]
     advice = [rule.fix for rule in broken]
     if problems:
         advice.append(NEXT_STEP)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from drumline.config.fields import flag_text
-from drumline.config.flags import Setting, evidence
+from drumline.config.flags import Layer, Setting, evidence
 from drumline.config.schema import FIRST_PROFILED, MOST_PROFILED, profiled_steps, sync_interval
 from drumline.text import CREDENTIALS
 
@@ -52,6 +52,8 @@ def excluded_together(conditions: str, message: str, fix: str) -> Rule:
     return Rule(tuple(path for path, _, _ in parts), is_broken, message, always(fix))
 
 
+EXCLUSIVE_PAIRS = (("train.batch_size", "train.batch_size_per_rank"), ("train.epochs", "train.steps"))
+"""Two settings for one thing. The one from the layer with the higher precedence replaces the other."""
 WEB_ADDRESS = re.compile(r"https?://(\[[^]]+\]|[^][/:@?#]+)(:\d+)?([/?#]|$)")
 RULES = (
     excluded_together(
@@ -367,6 +369,21 @@ RULES = (
         always("--log.profile 10:20"),
     ),
 )
+
+
+def pairs_given_together(strongest_first: Iterable[Layer]) -> dict[tuple[str, str], BrokenRule]:
+    """The exclusive pairs of which one layer sets both, unless a layer before it has decided about one of them."""
+    decided: set[str] = set()
+    broken = {}
+    for layer in strongest_first:
+        for pair in EXCLUSIVE_PAIRS:
+            undecided = [layer.settings[path] for path in pair if path in layer.settings and path not in decided]
+            values = [setting for setting in undecided if setting.value is not None]
+            if len(values) == len(pair):
+                problem = f"{' and '.join(pair)} exclude each other, give one of them: {evidence(values)}"
+                broken[pair] = BrokenRule(problem, " or ".join(f"--{path} none" for path in pair))
+        decided |= layer.settings.keys()
+    return broken
 
 
 def broken_rules(settled: Mapping[str, Setting], *, besides: Collection[str]) -> Iterator[BrokenRule]:

@@ -59,11 +59,6 @@ def test_a_file_gives_settings_of_all_kinds(file: Path) -> None:
             "[model]\noptions = 3",
             "run.toml:2: model.options = 3 is not a table; set its options one by one, each by its own name",
         ),
-        (
-            "[train]\nepochs = 1\nsteps = 2",
-            "train.epochs and train.steps exclude each other, give one of them: "
-            "train.epochs = 1 (run.toml:2), train.steps = 2 (run.toml:3)",
-        ),
     ],
 )
 def test_each_problem_names_the_file_the_line_and_the_value(file: Path, text: str, problem: str) -> None:

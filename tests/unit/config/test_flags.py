@@ -82,11 +82,6 @@ def test_the_grammar(argv: list[str], expected: dict[str, Any]) -> None:
             ["--model.options", "1"],
             "--model.options: '1' is not a table; set its options one by one, each by its own name",
         ),
-        (
-            ["--train.epochs", "1", "--train.steps", "2"],
-            "train.epochs and train.steps exclude each other, give one of them: "
-            "train.epochs = 1 (--train.epochs), train.steps = 2 (--train.steps)",
-        ),
     ],
 )
 def test_each_problem_is_one_sentence(argv: list[str], problem: str) -> None:

@@ -430,7 +430,13 @@ def test_each_rule_names_the_values_and_where_they_come_from(read: Read, argv: l
     assert problems(lambda: resolve(read(*argv), ENOUGH, task="MyTask")) == (problem,)
 
 
-@pytest.mark.parametrize("argv", [argv for argv, _ in BROKEN_RULES])
+BOTH_OF_A_PAIR = [
+    ["--train.epochs", "1", "--train.steps", "2"],
+    ["--train.batch_size", "8", "--train.batch_size_per_rank", "4"],
+]
+
+
+@pytest.mark.parametrize("argv", [*(argv for argv, _ in BROKEN_RULES), *BOTH_OF_A_PAIR])
 def test_the_advice_of_each_rule_is_flags_that_work(read: Read, argv: list[str]) -> None:
     """Each alternative alone, in place of what was given."""
     given = read(*argv).flags
@@ -441,6 +447,21 @@ def test_the_advice_of_each_rule_is_flags_that_work(read: Read, argv: list[str])
         advised = read(*alternative.split(" ")).flags
         assert advised.settings, alternative
         resolve(Layers(advised, given, Layer({})), ENOUGH)
+
+
+def test_two_settings_for_one_thing_in_a_file_are_advised_by_flags_that_override_it(read: Read) -> None:
+    file = "[train]\nepochs = 1\nsteps = 2\n"
+    with pytest.raises(ConfigError) as raised:
+        resolve(read(file=file), ENOUGH)
+    assert str(raised.value) == (
+        "1 problem in the configuration:\n"
+        "  - train.epochs and train.steps exclude each other, give one of them: "
+        "train.epochs = 1 (run.toml:2), train.steps = 2 (run.toml:3)\n"
+        "  try: --train.epochs none or --train.steps none"
+    )
+    assert resolve(read("--train.epochs", "none", file=file), ENOUGH).train.steps == 2
+    assert resolve(read("--train.steps", "none", file=file), ENOUGH).train.epochs == 1
+    assert resolve(read("--train.steps", "5", file=file), ENOUGH).train.epochs is None
 
 
 def test_a_warm_up_that_is_too_long_is_advised_by_its_own_flag(read: Read) -> None:
