@@ -17,6 +17,7 @@ from drumline.engine.job import Progress, make_manager
 from drumline.engine.saved_run import SavedRun, evaluate_run, open_run
 from drumline.errors import ExitCode
 from drumline.launch.startup import load_compiler_late
+from drumline.launch.topology import topology_from
 from drumline.manager import DDPManager
 from drumline.metrics.display import metric_text, metrics_of
 from drumline.metrics.events import as_json as as_json_types
@@ -41,7 +42,14 @@ def with_saved_run(flags: Flags, work: Callable[[SavedRun, DDPManager], None]) -
 
     def prepare() -> tuple[DDPManager, Callable[[], None]]:
         which = flags.own.get("which", "best")
-        saved = open_run(Path(flags.positional[0]), which, task=flags.own.get("task"), given=flags.layer)
+        topology = topology_from(os.environ)
+        saved = open_run(
+            Path(flags.positional[0]),
+            which,
+            task=flags.own.get("task"),
+            given=flags.layer,
+            prints=topology is None or topology.rank == 0,
+        )
         ddp = make_manager(saved.config, f"{saved.spec}, step {saved.step}")
         return ddp, partial(work, saved, ddp)
 

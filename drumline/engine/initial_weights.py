@@ -148,7 +148,7 @@ def _best_checkpoint(run: Path) -> Path:
     try:
         return find_checkpoint(run, "best")
     except UsageError as error:  # none was evaluated
-        error.next_step = f"name a checkpoint: {find_checkpoint(run, 'last')}"
+        error.next_step = f"name a checkpoint: {find_checkpoint(run, 'last', prints=False)}"
         raise
 
 

@@ -51,13 +51,18 @@ class SavedRun:
 
 
 def open_run(
-    run: Path, which: str | int, *, task: type[Task] | str | None = None, given: Layer | None = None
+    run: Path,
+    which: str | int,
+    *,
+    task: type[Task] | str | None = None,
+    given: Layer | None = None,
+    prints: bool = True,
 ) -> SavedRun:
     """The `best` or `last` checkpoint of a run folder, or that of a step. It imports the task's own code.
 
     `task`: in place of the one that the run was started with, for example where its file has moved. `given`: settings
-    that override those of the checkpoint."""
-    checkpoint = find_checkpoint(run, which)
+    that override those of the checkpoint. `prints`: as in `find_checkpoint`."""
+    checkpoint = find_checkpoint(run, which, prints=prints)
     progress = catalog.read_document(checkpoint, "progress")
     facts, cursor = progress["facts"], progress["cursor"]
     spec = task if isinstance(task, str) else str(facts["task"])
@@ -69,9 +74,10 @@ def open_run(
     return SavedRun(checkpoint, progress["step"], epoch, spec, found, config)
 
 
-def find_checkpoint(run: Path, which: str | int) -> Path:
+def find_checkpoint(run: Path, which: str | int, *, prints: bool = True) -> Path:
     """The checkpoint `best`, `last` or of a step, every byte checked. `best` is by the metric that the task named at
-    the save: no code is imported."""
+    the save: no code is imported. `prints`: whether this process reports that ones newer than `last`
+    were skipped."""
     root = RunFolder(run).checkpoints
     if which not in ("best", "last") and not str(which).isdecimal():
         raise UsageError(f"there is no checkpoint {which!r}", next_step="name it best, last, or by its step")
@@ -84,6 +90,8 @@ def find_checkpoint(run: Path, which: str | int) -> Path:
                 next_step="give the folder of a run of drumline train",
             )
         if which == "last":
+            if reasons and prints:
+                print_message(f"{'; '.join(reasons)}; {newest.name} is used as the last checkpoint")
             return newest
         which = _best_step(RunFolder(run), newest, reasons)
     path = root / catalog.folder_name(int(which))

@@ -38,7 +38,8 @@ def state():
 
 if __name__ == "__main__":
     before, generator = state(), torch.get_rng_state()
-    result = drumline.train(Mine, run="runs/mine", procs=2, **{"optim.lr": 0.05, "dist.device": "cpu"})
+    settings = {"optim.lr": 0.05, "dist.device": "cpu", "checkpoint.every_steps": 3}
+    result = drumline.train(Mine, run="runs/mine", procs=2, **settings)
     try:
         settings = {"task.wrong_after": 4, "dist.device": "cpu", "max-restarts": 0}
         drumline.train(Mine, run="runs/wrong", procs=int(sys.argv[1]), **settings)
@@ -88,8 +89,11 @@ def test_a_script_trains_its_own_task_and_evaluates_it(tmp_path: Path, warm: Non
         evaluated = run(tmp_path, "-m", "drumline", "evaluate", "runs/mine", "--json", "--procs", procs)
         assert evaluated.returncode == 0, evaluated.stderr
         assert json.loads(evaluated.stdout)["metrics"] == result["metrics"]
-    people = run(tmp_path, "-m", "drumline", "evaluate", "runs/mine", "--procs", "1", "--which", "last")
-    assert people.stdout.startswith("step 4: 360 samples on 1 rank in ")
+    (tmp_path / "runs/mine/checkpoints/step-00000004/model.safetensors").unlink()
+    people = run(tmp_path, "-m", "drumline", "evaluate", "runs/mine", "--procs", "2", "--which", "last")
+    skipped = "step-00000004 was skipped: model.safetensors is missing; step-00000003 is used as the last checkpoint\n"
+    assert people.stderr == f"drumline: {skipped}"
+    assert people.stdout.startswith("step 3: 360 samples on 2 ranks in ")
     assert "\n  loss         " in people.stdout
     missing = run(tmp_path, "-m", "drumline", "evaluate", "runs/mine", "--which", "9", "--procs", "1")
     assert (missing.returncode, missing.stdout) == (2, "")
