@@ -137,6 +137,9 @@ soak-hsdp: .venv/ready ## 200 starts of a healthy hsdp job on four ranks, beside
 	$(BIN)/python -m tests.hsdp_starts --count 200 --busy 4
 	$(BIN)/python -m tests.hsdp_starts --count 40 --press
 
+soak-starts: .venv/ready ## 12 healthy starts of two ranks beside busy processes; none may report a stall before its first step
+	$(BIN)/python -m tests.crowded_starts --count 12 --busy 6
+
 soak-mutants: .venv/ready ## checks of security taken away one by one in a copy of the tree: tests/attacks must notice each
 	$(BIN)/python -m tests.attacks.mutants
 
@@ -149,4 +152,4 @@ soak-demo: .venv/ready ## run the demo to its end: does it reach its accuracy?
 clean: ## remove what the targets above made
 	rm -rf .venv .venv-newest runs build *.egg-info $(LINT)/build $(LINT)/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo check quick docs tools test bench bench-gpu bench-data compare bench-exact bench-doctor bench-preflight bench-watch bench-comm bench-balance bench-sync bench-lost bench-large bench-scale bench-lint bench-profile bench-overhead soak-profile soak-exact soak-modes soak-replicas soak-hsdp soak-mutants soak-properties soak-demo soak-restarts soak-faults soak-storm soak-calm soak-forks test-newest clean
+.PHONY: help setup demo check quick docs tools test bench bench-gpu bench-data compare bench-exact bench-doctor bench-preflight bench-watch bench-comm bench-balance bench-sync bench-lost bench-large bench-scale bench-lint bench-profile bench-overhead soak-profile soak-exact soak-modes soak-replicas soak-hsdp soak-starts soak-mutants soak-properties soak-demo soak-restarts soak-faults soak-storm soak-calm soak-forks test-newest clean
