@@ -2,11 +2,13 @@
 call it, and reduce its gradients together, so a rank that leaves one out makes the others wait, or mixes up their data.
 
 Before the first step the ranks compare what they call. After that each rank compares its passes with the first, and
-raises before it would enter a collective of its own. With `--dist.find_unused_parameters` a pass may differ.
+raises before it would enter a collective of its own. With `--dist.find_unused_parameters` a pass may differ, if all
+ranks leave out the same blocks in it.
 """
 
 from __future__ import annotations
 
+import secrets
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,9 +20,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from drumline.distributed.collectives import gather_json
+from drumline.distributed.block_agreement import BlockAgreement, BlockCall
+from drumline.distributed.collectives import broadcast_json, gather_json
 from drumline.distributed.wrap import FIND_UNUSED, FIND_UNUSED_WITH_DDP, NAMED
 from drumline.errors import UnusedParametersError, UsageError
+from drumline.net.sealed_store import SealedStore
 from drumline.text import by_rank, join_names
 
 # torch 2.13 renamed this function, and warns about the old name, which earlier versions need.
@@ -41,6 +45,9 @@ class BlockUse:
         self._is_learned = False
         self._gather: Callable[[str], list[list[str]]] | None = None
         """Hosts and blocks of all ranks; None: they are not compared."""
+        self._pass_number = 0
+        self._agreement: BlockAgreement | None = None
+        """None: every pass must be like the first."""
         self._called = FirstCalls()
         self._reduced = FirstCalls()
         self._sizes: dict[str, set[int]] = {name: set() for name in sharded}
@@ -62,10 +69,27 @@ class BlockUse:
 
     def learn(self) -> None:
         """From now on every pass must use what the latest one has used."""
-        if not self._finds_unused:
-            self._is_learned = True
-            self._called.fix_order()
-            self._reduced.fix_order()
+        self._is_learned = True
+        self._called.fix_order()
+        self._reduced.fix_order()
+
+    def agree_in(
+        self, store: SealedStore, *, rank: int, host: str, world_size: int, timeout_s: float, device: torch.device
+    ) -> None:
+        """Collective: from now on a pass may call other blocks than the first, if all ranks call the same."""
+        name = broadcast_json(secrets.token_hex(8), device=device)
+        self._agreement = BlockAgreement(
+            store.under(f"blocks/{name}"),
+            rank=rank,
+            host=host,
+            world_size=world_size,
+            timeout_s=timeout_s,
+            reached=lambda: (self._pass_number, self._called.position),
+        )
+
+    def close(self) -> None:
+        if self._agreement is not None:
+            self._agreement.close()
 
     def begin_pass(self) -> None:
         self._called.position = 0
@@ -73,8 +97,13 @@ class BlockUse:
 
     def end_forward(self) -> None:
         """Raise if the forward pass has left out the last blocks."""
-        if self._is_learned and torch.is_grad_enabled() and (missing := self._called.next_name()) is not None:
-            raise self._left_out(missing)
+        if not torch.is_grad_enabled():
+            return
+        if self._is_learned and (missing := self._called.next_name()) is not None:
+            if self._agreement is None:
+                raise self._left_out(missing)
+            self._agree(None, self._agreement)
+        self._pass_number += 1
 
     def end_step(self) -> None:
         """Raise if the backward pass has left out the gradients that are reduced last."""
@@ -98,13 +127,49 @@ class BlockUse:
     def _before_block(self, name: str, *_: Any) -> None:
         if self._gather is not None:
             self._compare(name)
-        if self._finds_unused or not torch.is_grad_enabled():
+        if not torch.is_grad_enabled():
             return
         if not self._is_learned:
             self._called.add(name)
         elif not self._called.visit(name):
+            if self._agreement is not None:
+                self._agree(name, self._agreement)
+                self._called.skip_to(name)
+                return
             missing = self._called.next_name()
             raise self._left_out(missing) if name in self._called and missing is not None else self._added(name)
+
+    def _agree(self, name: str | None, agreement: BlockAgreement) -> None:
+        """Collective for the ranks whose pass differs from the first: raise if those of other ranks do not."""
+        call = BlockCall(
+            number=self._pass_number,
+            position=self._called.position,
+            block=name,
+            expected=self._called.next_name(),
+            rank=agreement.rank,
+            host=agreement.host,
+        )
+        peer = agreement.different_call(call)
+        if peer is not None:
+            raise self._different_blocks(call, peer)
+
+    def _different_blocks(self, call: BlockCall, peer: BlockCall) -> UnusedParametersError:
+        # The rank that is further has called there what the first pass called.
+        place = min(call.place, peer.place)
+        expected = call.expected if call.place == place else peer.expected
+        own_block = call.block if call.place == place else expected
+        peer_block = peer.block if peer.place == place else expected
+        block = min(own_block, peer_block, key=self._called.place_of)
+        assert block is not None
+        own_text = "calls" if block == own_block else "does not call"
+        peer_text = "does not call" if block == own_block else "calls"
+        names = join_names(self._parameters.get(block, []), most=NAMED) or "none of its own"
+        return UnusedParametersError(
+            f"the loss {own_text} {_block_text(block)} (parameters: {names}), and rank {peer.rank} on {peer.host} "
+            f"{peer_text} it in the same batch; with --dist.mode {self._mode} ranks gather a block together when they "
+            "call it",
+            next_step=_call_advice("the same blocks on every rank"),
+        )
 
     def _compare(self, name: str) -> None:
         assert self._gather is not None
@@ -158,6 +223,15 @@ class FirstCalls:
         if place == self.position < len(self._order):
             self.position += 1
         return place < self.position
+
+    def place_of(self, name: str | None) -> int:
+        """Those that the first pass did not call come first, the end of a pass (None) last."""
+        return len(self._order) if name is None else self._places.get(name, -1)
+
+    def skip_to(self, name: str) -> None:
+        """All ranks call this block now, and leave out those before it; one that the first pass did not call changes
+        nothing."""
+        self.position = max(self.position, self.place_of(name) + 1)
 
     def next_name(self) -> str | None:
         return self._order[self.position] if self.position < len(self._order) else None

@@ -131,6 +131,8 @@ class Job(EvaluationJob):
         """Release captured steps, which must not outlive the process group, and end the processes that load data."""
         for captured in self.captured_steps:
             captured.release()
+        if self.sharded is not None:
+            self.sharded.use.close()
         self.loader.close()
         super().close()
 

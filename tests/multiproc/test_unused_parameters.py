@@ -99,6 +99,16 @@ class WholeBlock(WithoutBuffers):
     leaves_out = "block"
 
 
+class WholeBlockOnAllRanks(WholeBlock):
+    """Every second step leaves out a block, on all ranks."""
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
+        inputs, targets = batch
+        self.calls += model.training
+        scores = model(inputs, self.calls % 2 == 1)
+        return Loss(functional.cross_entropy(scores, targets, reduction="sum"))
+
+
 class WholeBlockAtOnce(WholeBlock):
     first_unused = 0
 
@@ -189,6 +199,31 @@ def test_a_block_that_a_later_step_leaves_out_is_named(mode: str, world_size: in
         "--dist.find_unused_parameters; if all ranks leave it out in the same steps, --dist.find_unused_parameters is "
         "enough"
     )
+
+
+@pytest.mark.parametrize(
+    ("mode", "world_size"), [("fsdp", 2), pytest.param("zero1", 3, marks=SOAK), pytest.param("hsdp", 4, marks=SOAK)]
+)
+def test_it_is_named_where_passes_may_differ_too(mode: str, world_size: int, tmp_path: Path) -> None:
+    """With the setting no rank knows alone that the others call the block."""
+    config = config_in(mode, find_unused_parameters=True)
+    message = message_of(error_of_rank_one(world_size, config, WholeBlock, tmp_path))
+    assert re.fullmatch(
+        r"the loss does not call the block blocks\.1 \(parameters: blocks\.1\.inner\.weight, .*\), and rank [023] on "
+        rf"\S+ calls it in the same batch; with --dist\.mode {mode} ranks gather a block together when they call it\n"
+        r"  try: call the same blocks on every rank \(multiply the output by 0 where it is not needed\), or use "
+        r"--dist\.mode ddp with --dist\.find_unused_parameters",
+        message,
+    ), message
+
+
+@pytest.mark.parametrize(
+    ("mode", "world_size"), [("fsdp", 2), pytest.param("zero1", 3, marks=SOAK), pytest.param("hsdp", 4, marks=SOAK)]
+)
+def test_all_ranks_may_leave_out_a_block_in_the_same_steps(mode: str, world_size: int, tmp_path: Path) -> None:
+    config = config_in(mode, find_unused_parameters=True)
+    results = run_ranks(world_size, train_here, config, WholeBlockOnAllRanks, tmp_path)
+    assert all(result.step > FIRST_UNUSED for result in results)
 
 
 def test_a_block_that_one_rank_never_calls_is_named_before_the_first_step(tmp_path: Path) -> None:

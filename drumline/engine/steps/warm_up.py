@@ -275,6 +275,16 @@ def warm_up_shards(job: Job, dist: DistConfig, *, note: Callable[[str], None]) -
                 raise
             return None  # the first step reports it
     sharded.use.learn()
+    store = job.ddp._connection.store
+    if dist.find_unused_parameters and store is not None:
+        sharded.use.agree_in(
+            store,
+            rank=job.ddp.rank,
+            host=job.ddp.host,
+            world_size=job.ddp.world_size,
+            timeout_s=sharded.plan.timeout_s,
+            device=job.ddp.device,
+        )
     unused = [name for name, one in job.model.named_parameters() if one.requires_grad and one.grad is None]
     if unused and job.ddp.is_main_process():
         note(f"the loss does not use these parameters, which are not trained: {join_names(unused, most=NAMED)}")
