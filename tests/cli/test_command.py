@@ -362,7 +362,9 @@ def test_ctrl_c_ends_every_process_and_the_run_can_continue(tmp_path: Path, num_
 
 
 @pytest.mark.usefixtures("warm")
-@pytest.mark.parametrize("words", [["train", "digits"], ["launch", "--procs", "2", "digits"]])
+@pytest.mark.parametrize(
+    "words", [["train", "digits"], pytest.param(["launch", "--procs", "2", "digits"], marks=pytest.mark.soak)]
+)
 def test_ctrl_c_before_the_first_save_promises_no_checkpoint(tmp_path: Path, words: list[str]) -> None:
     process = subprocess.Popen(
         [

@@ -207,6 +207,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.soak
 def test_a_script_that_only_waits_is_not_ended_and_torch_waits_longer_than_the_watch(tmp_path: Path) -> None:
     (tmp_path / "waits.py").write_text(WAITS)
     code, output, errors = finish(start("--watch", "--hang-after", "50", "--procs", "2", "waits.py", cwd=tmp_path))[0]

@@ -121,6 +121,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.soak
 @pytest.mark.world_size(2)
 def test_ctrl_c_stops_the_ranks_and_the_call(tmp_path: Path, warm: None) -> None:
     """As from a notebook: only the calling process gets the signal."""

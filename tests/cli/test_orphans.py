@@ -36,7 +36,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)])
 def test_ranks_end_with_the_launcher(tmp_path: Path, number: signal.Signals) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     temporary = tmp_path / "temporary"

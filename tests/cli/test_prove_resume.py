@@ -139,6 +139,7 @@ def test_another_number_of_ranks_is_proved_in_the_elastic_mode(folder: Path) -> 
     assert lines[-1] == "proved: 9 steps, 576 samples, 31 tensors: the same bits after 1 kill"
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("warm")
 def test_two_kills_in_one_save_and_a_cache_that_is_not_saved(folder: Path) -> None:
     result = drumline(

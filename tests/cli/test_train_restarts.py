@@ -84,6 +84,7 @@ if os.environ.get("RANK") == "1":
 """
 
 
+@pytest.mark.soak
 def test_a_rank_that_does_not_exit_after_its_last_step_is_named_and_ended(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(NEVER_EXITS)
     words = ["--procs", "2", "--run", "run", "--watch.hang_s", "3", "--watch.on_hang", "stop"]

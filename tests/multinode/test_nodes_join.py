@@ -102,6 +102,7 @@ def test_a_job_continues_with_fewer_nodes_and_names_who_is_missing(make_testbed:
     assert "drumline: warning: the job ended on 2 of 3 nodes, without node 1 (b)" in on_c.text()
 
 
+@pytest.mark.soak
 def test_who_never_came_is_named_and_why_on_both_sides(make_testbed: MakeTestbed, tmp_path: Path) -> None:
     a, b, c, d = make_testbed("a", "b", "c", "d", warm=True).hosts
     firewall.drop_port(a, 29500)

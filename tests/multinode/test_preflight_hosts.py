@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.multinode import firewall
 from tests.multinode.flights import PORT, START_TIMEOUT_S, fly
 from tests.multinode.hosts import Testbed
@@ -25,6 +27,7 @@ def told(said: dict[str, str]) -> str:
     return texts.pop()
 
 
+@pytest.mark.soak
 def test_closed_ports_and_wrong_networks_are_named_by_host(make_testbed: MakeTestbed) -> None:
     bed = make_testbed("a", "b", "c")
     a, b, _ = bed.hosts

@@ -293,6 +293,7 @@ class Raises(ImageClassification):
 """
 
 
+@pytest.mark.soak
 def test_a_rank_that_raises_is_reported_once_and_named_at_the_end(make_desk: MakeDesk) -> None:
     desk = make_desk("a", "b", warm=True)
     (desk.folder / "mine.py").write_text(RAISES)

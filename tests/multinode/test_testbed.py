@@ -102,6 +102,7 @@ def test_a_command_says_how_it_ended(make_testbed: MakeTestbed, tmp_path: Path) 
     processes.wait_until(lambda: not a.space.pids(), "the end of the command that took too long")
 
 
+@pytest.mark.soak
 def test_what_a_firewall_drops_gets_no_answer(make_testbed: MakeTestbed) -> None:
     a, b = make_testbed("a", "b").hosts
     for host in (a, b):
@@ -235,6 +236,7 @@ def test_a_host_goes_down_and_is_restored(make_testbed: MakeTestbed) -> None:
     assert answers(a, b, 5000)
 
 
+@pytest.mark.soak
 def test_ssh_runs_a_command_on_another_host(make_testbed: MakeTestbed) -> None:
     bed = make_testbed("a", "b")
     ssh = SshDaemons(bed)

@@ -95,6 +95,7 @@ def precise(precision: str, **settings: Any) -> Config:
     return make_config(samples=64, optim=optim, precision=precision, checkpoint=checkpoint, **settings)
 
 
+@pytest.mark.soak
 def test_every_precision_resumes_bit_for_bit_with_its_scale(tmp_path: Path) -> None:
     precisions = ("fp32", "bf16", "fp16")
     train_each_on(2, *((precise(each), SinglePrecision, tmp_path / "whole" / each) for each in precisions))

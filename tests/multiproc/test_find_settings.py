@@ -58,6 +58,7 @@ def search_here(config: Config, *tasks: type[Task]) -> list[BatchSearch]:
     return found
 
 
+@pytest.mark.soak
 @pytest.mark.world_size(2)
 def test_the_suggestion_does_not_depend_on_the_number_of_ranks() -> None:
     """In unequal parts and micro-batches."""

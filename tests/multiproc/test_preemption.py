@@ -162,6 +162,7 @@ def told_while_a_save_is_written(config: Config, run: Path) -> tuple[int, int, l
     return code, step, writing
 
 
+@pytest.mark.soak
 def test_preempted_while_a_save_is_written_it_waits_for_it_and_saves_again(tmp_path: Path) -> None:
     saves = replace(config(), checkpoint=CheckpointConfig(every_steps=4, every_epochs=0, keep_last=50))
     [(code, step, writing)] = run_ranks(1, told_while_a_save_is_written, saves, tmp_path)

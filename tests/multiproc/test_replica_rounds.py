@@ -251,6 +251,7 @@ def resumed_messages(run: Path, config: Config) -> list[str]:
     return found
 
 
+@pytest.mark.soak
 def test_another_number_of_replicas_continues(tmp_path: Path) -> None:
     dist = DistConfig(sync="diloco:4", outer_dtype="int8")
     train_each_on(2, (config_of(DistConfig(), steps=2), Seeded, tmp_path))
@@ -329,6 +330,7 @@ def each_summed() -> list[tuple[float, list[float]]]:
     return [summed(wire) for wire in ("fp32", "bf16", "int8")]
 
 
+@pytest.mark.soak
 def test_what_is_rounded_trains_nearly_the_same(tmp_path: Path) -> None:
     settings = DistConfig(sync="diloco:4")
     jobs = {wire: replace(settings, outer_dtype=wire) for wire in ("fp32", "bf16", "int8")}

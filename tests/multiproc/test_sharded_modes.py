@@ -194,6 +194,7 @@ def unused_in_modes(config: Config, folder: Path) -> str:
     return caught.value.what
 
 
+@pytest.mark.soak
 def test_parameters_that_not_all_ranks_use_are_named_before_the_first_step(tmp_path: Path) -> None:
     """As in ddp they need `find_unused_parameters`; those that no rank uses need nothing."""
     optim = replace(ADAM, weight_decay=0.0)
@@ -262,6 +263,7 @@ class Gpt(WeighTokens):
         return GPT(vocab_size=11, context=7, layers=3, heads=1, width=9)
 
 
+@pytest.mark.soak
 def test_a_gpt_trains_as_with_ddp_in_each_precision(tmp_path: Path) -> None:
     assert_gpt_trains(tmp_path, fp32=("fsdp",), bf16=("zero1",), policy="every:2")
 

@@ -70,6 +70,7 @@ def make_index(tmp_path: Path) -> Iterator[Index]:
     index.close()
 
 
+@pytest.mark.soak
 def test_pip_asks_an_index_for_everything_but_drumline(tmp_path: Path, index: Index) -> None:
     """As nodes of SkyPilot and ParallelCluster install them: with their dependencies. The index has a drumline-lint of
     someone else, with a higher version."""

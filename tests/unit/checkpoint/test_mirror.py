@@ -108,6 +108,7 @@ def test_a_save_is_mirrored_with_the_manifest_last(
     assert f"mirrored step 7 to {bucket.url}" in [note.partition(" (")[0] for note in folder.notes]
 
 
+@pytest.mark.soak
 def test_a_file_that_grows_is_uploaded_in_pieces_and_restored(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

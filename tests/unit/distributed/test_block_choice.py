@@ -225,8 +225,8 @@ def own_parameters() -> nn.Module:
     ("build", "blocks"),
     [
         (NanoGPT, "12 x Block"),
-        (llama, "3 x LlamaDecoderLayer"),
-        (bert, "4 x BertLayer"),
+        pytest.param(llama, "3 x LlamaDecoderLayer", marks=pytest.mark.soak),
+        pytest.param(bert, "4 x BertLayer", marks=pytest.mark.soak),
         (ViT, "6 x Block"),
         (PairsViT, "5 x Attention and 5 x FeedForward"),
         (ResNet, "6 x BasicBlock"),

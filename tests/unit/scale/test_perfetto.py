@@ -80,6 +80,7 @@ def make_perfetto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Perfetto
         server.shutdown()
 
 
+@pytest.mark.soak
 def test_ranks_of_two_hosts_are_by_one_clock(perfetto: Perfetto, tmp_path: Path) -> None:
     """The clock of rank 1's host is 5 s ahead."""
     two_ranks(tmp_path, later_ms=5000, host="b")
