@@ -208,3 +208,13 @@ def report_uncaught_errors() -> None:
     if not (asyncio_log := logging.getLogger("asyncio")).handlers:
         asyncio_log.addHandler(_AsMessage())
         asyncio_log.propagate = False
+
+
+def summary(error: BaseException) -> str:
+    """The error in one line."""
+    if isinstance(error, SystemExit):
+        return f"sys.exit({error.code!r}) was called before the end of the run"
+    lines = str(error).strip().splitlines()
+    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    notes = getattr(error, "__notes__", [])  # the first says which code it came from, if any does
+    return f"{text} ({notes[0].partition(chr(10))[0]})" if notes else text

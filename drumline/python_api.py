@@ -19,10 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-from drumline.audit.verify import find_run
 from drumline.checkpoint.catalog import folder_name
 from drumline.config.fields import flag_text
-from drumline.engine.run_folder import RunFolder, default_run
+from drumline.engine.run_folder import RunFolder, default_run, find_run
 from drumline.errors import DrumlineError, ExitCode, HangError, PreflightError, TrainingError, UsageError
 from drumline.launch.rank_environment import ERROR_FILE, read_error
 from drumline.launch.topology import own_variables, topology_from

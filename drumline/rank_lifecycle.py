@@ -15,13 +15,13 @@ from drumline.checkpoint.own_loop import Checkpoint
 from drumline.config.resolve import check_section
 from drumline.config.schema import WatchConfig
 from drumline.distributed import determinism, group
-from drumline.distributed.failure import Failure, summary
+from drumline.distributed.failure import Failure
 from drumline.distributed.group import choose_backend, choose_device
 from drumline.distributed.start.live_nodes import LiveNodes
 from drumline.distributed.start.rank_facts import rank_facts
 from drumline.distributed.start.rank_rendezvous import NodeService, Rendezvous
 from drumline.distributed.wrap import explain_unused
-from drumline.errors import ExitCode, Place, UsageError, log
+from drumline.errors import ExitCode, Place, UsageError, log, summary
 from drumline.launch.compile_cache import use_private_cache
 from drumline.launch.topology import Topology, topology_from
 from drumline.terminal import paragraph

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from drumline.audit.section import Section
-from drumline.data.ledger import LedgerEntry, from_json, num_steps
+from drumline.data.ledger_entries import LedgerEntry, from_json, num_steps
 from drumline.metrics.events import read_json_lines
 from drumline.text import span
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from drumline.audit.checkpoint_check import SavedPosition
 from drumline.audit.ledger_history import FILE, History, LedgerStart, StepRange, read_history
 from drumline.audit.section import Section
-from drumline.data.ledger import LedgerEntry
+from drumline.data.ledger_entries import LedgerEntry
 from drumline.text import join_names, plural, span
 
 MAX_IRREGULAR_PIECES = 100_000

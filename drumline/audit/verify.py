@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from drumline.audit.samples import check_samples
 from drumline.audit.section import Remark, Section
 from drumline.checkpoint import catalog
 from drumline.engine.run_folder import RunFolder, job_at_work
-from drumline.errors import UsageError, did_you_mean
 from drumline.untrusted import DOCUMENT_BYTES, TEXT_BYTES, parse_json, parse_toml, read_regular
 
 SAVED_BY_OWN_LOOP = "saved by ddp.checkpoint: a loop of your own records no samples, events or settings"
@@ -75,31 +73,6 @@ def verify_run(run: Path, progress: Progress, mirror: Verify | None = None) -> R
         expected.add(folder.environment_file.name)
     _report_missing(folder, settings, expected=expected, is_at_work=is_at_work)
     return RunReport(run, [checkpoints, samples, events, settings], holder, last)
-
-
-def find_run(run: Path) -> Path:
-    """This folder if it is a run folder; otherwise an error that names the run folders nearby."""
-    if is_run(run):
-        return run
-    around = next((parent for parent in islice(run.absolute().parents, 2) if is_run(parent)), None)
-    next_step = "give the folder of --run" if around is None else f"give the run folder that it is in: {around}"
-    if run.is_file():
-        raise UsageError(f"{run} is a file, not a run folder", next_step=next_step)
-    if run.is_dir():
-        if inside := sorted(path.name for path in run.iterdir() if is_run(path)):
-            next_step = f"give one of the runs in it: {', '.join(inside)}"
-        raise UsageError(
-            f"{run} is not a run folder: it has no config.toml, events or checkpoints", next_step=next_step
-        )
-    beside = [path.name for path in run.parent.iterdir() if is_run(path)] if run.parent.is_dir() else []
-    hint = f"; {did_you_mean(run.name, beside, known_as='known runs here')}" if beside else ""
-    raise UsageError(f"there is no run folder {run}{hint}", next_step="give the folder that `--run` named")
-
-
-def is_run(path: Path) -> bool:
-    """Whether a folder has what a run writes first."""
-    folder = RunFolder(path)
-    return folder.config_file.is_file() or folder.events.is_dir() or folder.checkpoints.is_dir()
 
 
 def _check_settings(folder: RunFolder, section: Section) -> dict[int, str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from drumline.aws.cluster_settings import ClusterSettings
 from drumline.launch.kubernetes import to_yaml
-from drumline.net.secrets import SECRET_ENV
+from drumline.net.job_secret import SECRET_ENV
 from drumline.text import join_names
 
 SHARED = "/mnt/shared"

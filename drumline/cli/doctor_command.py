@@ -27,11 +27,11 @@ from drumline.doctor.report import as_json, report
 from drumline.errors import ConfigError, ExitCode, UsageError
 from drumline.launch.hosts import hosts_from_file, hosts_from_flag, wrong_name
 from drumline.launch.node_plan import DEFAULT_PORT
-from drumline.launch.slurm import first_host
+from drumline.launch.slurm_variables import first_host
 from drumline.launch.ssh.client import ssh_client
 from drumline.launch.startup import INTERRUPTED_EARLY, interruptible, loading
 from drumline.launch.topology import topology_from
-from drumline.net.secrets import secret_from
+from drumline.net.job_secret import secret_from
 from drumline.terminal import print_message, show, show_lines, show_progress
 from drumline.untrusted import whole_number
 

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from drumline.audit.verify import find_run
 from drumline.config import FlagTable, read_flags
 from drumline.config.flags import Flags, Layer
 from drumline.config.help import render_flags
 from drumline.config.schema import Count
+from drumline.engine.run_folder import find_run
 from drumline.errors import ConfigError, ExitCode, UsageError
 from drumline.launch.node_plan import NodePlan, Program, Supervision
 from drumline.launch.startup import INTERRUPTED_EARLY, default_procs, interruptible, loading

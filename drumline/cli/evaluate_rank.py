@@ -11,11 +11,10 @@ from typing import Any
 
 from drumline.cli.train_rank import exit_now
 from drumline.config.flags import Flags
-from drumline.distributed.failure import summary
 from drumline.engine.failure_report import report_failure
 from drumline.engine.job import Progress, make_manager
 from drumline.engine.saved_run import SavedRun, evaluate_run, open_run
-from drumline.errors import ExitCode
+from drumline.errors import ExitCode, summary
 from drumline.launch.startup import load_compiler_late
 from drumline.launch.topology import topology_from
 from drumline.manager import DDPManager

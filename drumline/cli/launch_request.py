@@ -21,7 +21,7 @@ from drumline.launch.node.disk_space import needed_bytes, wait_for_space
 from drumline.launch.node.guard import DEFAULT_GRACE_S, new_job
 from drumline.launch.node_plan import NodePlan, Program, Supervision, default_restarts, task_program
 from drumline.launch.rank_environment import DEFAULT_ON_HANG, LOST_AFTER_S, RESTARTED, ScriptWatch
-from drumline.net.secrets import secret_from
+from drumline.net.job_secret import secret_from
 from drumline.terminal import print_message
 
 

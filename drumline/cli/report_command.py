@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from drumline.audit.verify import find_run
 from drumline.checkpoint.mirrored_run import opened_run
 from drumline.config import FlagTable, read_flags
+from drumline.engine.run_folder import find_run
 from drumline.engine.run_status import RunStatusReader
 from drumline.errors import ConfigError, ExitCode, UsageError
 from drumline.storage.object_store import is_store_url

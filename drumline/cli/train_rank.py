@@ -13,7 +13,6 @@ from typing import NoReturn, assert_never
 from drumline.cli.report_command import report_at_end
 from drumline.config import Layers
 from drumline.config.schema import Config
-from drumline.distributed.failure import summary
 from drumline.distributed.start.live_nodes import LiveNodes
 from drumline.distributed.start.node_group import NodesChanged, Redirected, RunIsOver
 from drumline.engine.failure_report import report_failure
@@ -25,7 +24,7 @@ from drumline.engine.preemption import Preemption
 from drumline.engine.run_context import RunRequest
 from drumline.engine.run_status import RunStatusReader
 from drumline.engine.train import train
-from drumline.errors import ExitCode, PreflightError, UsageError
+from drumline.errors import ExitCode, PreflightError, UsageError, summary
 from drumline.launch.rank_environment import write_rank
 from drumline.launch.startup import interrupted, launch_start, load_compiler_late
 from drumline.launch.topology import Topology, topology_from

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from drumline.audit.checkpoint_check import Progress
-from drumline.audit.verify import RunReport, find_run, verify_run
+from drumline.audit.verify import RunReport, verify_run
 from drumline.checkpoint.mirrored_run import opened_run
 from drumline.config import FlagTable, read_flags
+from drumline.engine.run_folder import find_run
 from drumline.errors import ConfigError, ExitCode, UsageError
 from drumline.storage.object_store import is_store_url
 from drumline.terminal import one_line, show, show_progress

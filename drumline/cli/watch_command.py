@@ -10,9 +10,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from drumline.audit.verify import find_run
 from drumline.config import FlagTable, read_flags
 from drumline.config.schema import Bounds
+from drumline.engine.run_folder import find_run
 from drumline.engine.run_status import FATAL_NOTICES, RunStatus, RunStatusReader
 from drumline.errors import ConfigError, ExitCode, UsageError
 from drumline.terminal import is_read, make_console, one_line, show, show_lines

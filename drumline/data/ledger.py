@@ -8,26 +8,8 @@ entry states how many samples of a global batch a rank had, not which.)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
-
+from drumline.data.ledger_entries import LedgerEntry
 from drumline.data.sharding import StepPlan
-
-
-class LedgerEntry(NamedTuple):
-    """`steps` steps of one rank: in the first it had the positions [low, high), then each time `stride` further."""
-
-    epoch: int
-    low: int
-    high: int
-    stride: int
-    """How many samples the global batch had."""
-    steps: int
-
-    def slice(self, first: int, steps: int) -> LedgerEntry:
-        """The part of this entry with `steps` steps from its `first`-th (counted from 0) on."""
-        moved = first * self.stride
-        return self._replace(low=self.low + moved, high=self.high + moved, steps=steps)
 
 
 class Ledger:
@@ -69,30 +51,3 @@ class Ledger:
         if self._count:
             self._entries.append(LedgerEntry(self._epoch, *self._first, self._stride, self._count))
             self._count = 0
-
-
-def num_steps(entries: Iterable[LedgerEntry]) -> int:
-    """How many steps there are in consecutive entries."""
-    return sum(entry.steps for entry in entries)
-
-
-def to_json(entries: Iterable[LedgerEntry]) -> list[list[int]]:
-    """Entries as lists of five numbers."""
-    return [list(entry) for entry in entries]
-
-
-def from_json(value: Any) -> list[LedgerEntry]:
-    """The entries in a JSON value; a ValueError if a ledger cannot have written it."""
-    if not isinstance(value, list):
-        raise ValueError("it is not a list of entries")
-    entries = []
-    for numbers in value:
-        if not isinstance(numbers, Sequence) or len(numbers) != 5:
-            raise ValueError(f"{numbers!r} is not a ledger entry")
-        if not all(type(number) is int for number in numbers):
-            raise ValueError(f"{numbers!r} holds more than whole numbers")
-        entry = LedgerEntry(*numbers)
-        if not 0 <= entry.low <= entry.high or min(entry.epoch, entry.stride - 1, entry.steps - 1) < 0:
-            raise ValueError(f"{numbers!r} is out of range for a ledger entry")
-        entries.append(entry)
-    return entries

@@ -87,16 +87,6 @@ def claim_failure(
     return None
 
 
-def summary(error: BaseException) -> str:
-    """The error in one line."""
-    if isinstance(error, SystemExit):
-        return f"sys.exit({error.code!r}) was called before the end of the run"
-    lines = str(error).strip().splitlines()
-    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-    notes = getattr(error, "__notes__", [])  # the first says which code it came from, if any does
-    return f"{text} ({notes[0].partition(chr(10))[0]})" if notes else text
-
-
 def _reported(first: Failure | None, mine: Failure) -> Failure | None:
     """Wait until the first has exited: if this rank exited first, the launcher would end that one before its report."""
     deadline = time.monotonic() + REPORT_WAIT_S

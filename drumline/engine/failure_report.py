@@ -17,7 +17,7 @@ import torch.distributed as dist
 from drumline.checkpoint.catalog import explain_os_error
 from drumline.config.schema import Config
 from drumline.data.sharding import Cursor, plan_step
-from drumline.distributed.failure import Failure, summary
+from drumline.distributed.failure import Failure
 from drumline.distributed.shards import own_part
 from drumline.engine.evaluation import evaluate
 from drumline.engine.job import Job, Progress
@@ -34,6 +34,7 @@ from drumline.errors import (
     TrialError,
     UnusedParametersError,
     UsageError,
+    summary,
 )
 from drumline.launch.rank_environment import LOGS_SHOWN, ErrorRecord, write_error
 from drumline.launch.topology import let_first_rank_report, topology_from

@@ -19,12 +19,11 @@ from typing import Any, Literal, TextIO, assert_never
 from drumline.checkpoint.retention import best
 from drumline.config.schema import Config
 from drumline.data.sharding import Cursor, plan_step
-from drumline.distributed.failure import summary
 from drumline.engine.job import Progress, flat, steps_of_settings
 from drumline.engine.run_context import RunContext
 from drumline.engine.run_folder import RunFolder
-from drumline.errors import log
-from drumline.launch.node_plan import resume_command, two_node_command
+from drumline.errors import log, summary
+from drumline.launch.command_lines import resume_command, two_node_command
 from drumline.launch.startup import command_start, now, process_start
 from drumline.manager import DDPManager
 from drumline.metrics.display import Display, PlainDisplay

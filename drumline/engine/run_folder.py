@@ -21,9 +21,10 @@ import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 
-from drumline.errors import TrainingError, UsageError
+from drumline.errors import TrainingError, UsageError, did_you_mean
 from drumline.untrusted import (
     check_own_file,
     check_own_folder,
@@ -176,3 +177,28 @@ def writing_to(path: Path, *, instead: str = "use another --run DIR") -> Iterato
         raise TrainingError(
             f"{path} could not be written: {error.strerror}", next_step=f"free some space there, or {instead}"
         ) from error
+
+
+def find_run(run: Path) -> Path:
+    """This folder if it is a run folder; otherwise an error that names the run folders nearby."""
+    if is_run(run):
+        return run
+    around = next((parent for parent in islice(run.absolute().parents, 2) if is_run(parent)), None)
+    next_step = "give the folder of --run" if around is None else f"give the run folder that it is in: {around}"
+    if run.is_file():
+        raise UsageError(f"{run} is a file, not a run folder", next_step=next_step)
+    if run.is_dir():
+        if inside := sorted(path.name for path in run.iterdir() if is_run(path)):
+            next_step = f"give one of the runs in it: {', '.join(inside)}"
+        raise UsageError(
+            f"{run} is not a run folder: it has no config.toml, events or checkpoints", next_step=next_step
+        )
+    beside = [path.name for path in run.parent.iterdir() if is_run(path)] if run.parent.is_dir() else []
+    hint = f"; {did_you_mean(run.name, beside, known_as='known runs here')}" if beside else ""
+    raise UsageError(f"there is no run folder {run}{hint}", next_step="give the folder that `--run` named")
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder has what a run writes first."""
+    folder = RunFolder(path)
+    return folder.config_file.is_file() or folder.events.is_dir() or folder.checkpoints.is_dir()

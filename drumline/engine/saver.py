@@ -30,7 +30,8 @@ from drumline.checkpoint.rank_states import gather_states
 from drumline.checkpoint.retention import is_best, prune
 from drumline.checkpoint.state import gather_rng
 from drumline.checkpoint.store import WritingRank, flush_folder
-from drumline.data.ledger import Ledger, LedgerEntry, num_steps, to_json
+from drumline.data.ledger import Ledger
+from drumline.data.ledger_entries import LedgerEntry, num_steps, to_json
 from drumline.data.sharding import Cursor, Sharding, plan_step
 from drumline.distributed.collectives import all_sum, gather_json
 from drumline.distributed.wrap import LiveBuffers

@@ -15,10 +15,9 @@ from drumline.checkpoint.state import keeping_rng, translated
 from drumline.checkpoint.store import Snapshot
 from drumline.config.schema import Config
 from drumline.distributed.collectives import check_same, gather_json
-from drumline.distributed.failure import summary
 from drumline.distributed.shards import is_shard
 from drumline.engine.evaluation_job import EvaluationJob
-from drumline.errors import DrumlineError, UsageError, log
+from drumline.errors import DrumlineError, UsageError, log, summary
 from drumline.tasks.hook import Hook, Run
 from drumline.watch.heartbeat import Phase
 

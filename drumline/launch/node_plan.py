@@ -5,7 +5,6 @@ The node that Drumline starts itself (`node/local.py`) has the same settings, gi
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -126,7 +125,7 @@ class Supervision:
     """Called with starts and failures of ranks, at once, since ending the others may take long. Times are by this
     machine's monotonic clock; the controller knows its offset."""
     secret: str | None = field(default=None, repr=False)
-    """The secret that all nodes of the job were given, or None (`net/secrets.py`)."""
+    """The secret that all nodes of the job were given, or None (`net/job_secret.py`)."""
     script_watch: ScriptWatch | None = None
     """How a script is watched; a task has its own settings for that."""
     standby: Standby | None = None
@@ -192,24 +191,3 @@ def _rendezvous_flags(node: NodePlan) -> list[str]:
     flags = ["--rdzv-backend", "c10d", "--rdzv-endpoint", node.endpoint, "--rdzv-id", RUN_ID]
     flags += ["--rdzv-conf", ",".join(settings)]
     return [*flags, "--local-addr", node.known_address] if node.known_address else flags
-
-
-def resume_command(arguments: Sequence[str], *, procs: int) -> str:
-    """The command that resumes this run on the same number of ranks: without `--fresh`, with `--procs` if needed."""
-    rest = [word for word in arguments if word != "--fresh"]
-    has_procs = any(word.partition("=")[0] == "--procs" for word in rest)
-    return shlex.join(["drumline", "train", *rest, *([] if has_procs or procs == 1 else ["--procs", str(procs)])])
-
-
-def two_node_command(task: str, arguments: Sequence[str], *, procs: int) -> str:
-    """The command for the same run on two machines, with this many ranks on each."""
-    rest: list[str] = []
-    for before, word in zip(["", *arguments], arguments, strict=False):
-        if before != "--procs" and word not in ("--procs", "--fresh") and not word.startswith("--procs="):
-            rest.append(word)
-    # `drumline launch` needs the task before its flags; `drumline train` takes it anywhere. A flag's value is not it.
-    is_value = [before.startswith("--") and "=" not in before for before in ["", *rest]]
-    places = sorted((is_value[place], place) for place, word in enumerate(rest) if word == task)
-    if places:
-        del rest[places[0][1]]
-    return f"drumline launch --hosts HOST_A,HOST_B --procs {procs} {shlex.join([task, *rest])}"

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from drumline.errors import Place
-from drumline.net.secrets import derived, secret_from
+from drumline.net.job_secret import derived, secret_from
 from drumline.untrusted import parse_json, replace_text, whole_number
 
 RESTARTED = "DRUMLINE_RESTARTED"

@@ -21,10 +21,9 @@ from pathlib import Path
 
 from drumline.errors import ExitCode, UsageError, as_list
 from drumline.launch.node_plan import NodePlan
+from drumline.launch.slurm_variables import first_host, node_names, rendezvous_port
 from drumline.untrusted import read_regular, replace_text
 
-FIRST_PORT = 20_000
-NUM_PORTS = 20_000
 WRITTEN = "# Written by `drumline launch --slurm`."
 SIGNAL_BEFORE_S = 120
 MAX_REQUEUES = 1000
@@ -63,26 +62,6 @@ exit "$code"
 # Variables of srun
 
 
-def rank_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """RANK and the other variables for a task of an srun step; empty elsewhere (a batch script is not an srun step)."""
-    is_step = "SLURM_PROCID" in environment and "SLURM_STEP_NODELIST" in environment
-    if not is_step or int(environment.get("SLURM_STEP_NUM_TASKS", "1")) < 2:
-        return {}
-    node_list, per_node = environment["SLURM_STEP_NODELIST"], environment.get("SLURM_STEP_TASKS_PER_NODE", "1")
-    # Hosts are in the order of their ranks only if each has the same number of ranks, in blocks.
-    in_blocks = "," not in per_node and environment.get("SLURM_DISTRIBUTION", "block").startswith("block")
-    return {
-        "RANK": environment["SLURM_PROCID"],
-        "WORLD_SIZE": environment["SLURM_STEP_NUM_TASKS"],
-        "LOCAL_RANK": environment.get("SLURM_LOCALID", "0"),
-        # `4(x2),3` means four tasks on each of two nodes and three on one more.
-        "LOCAL_WORLD_SIZE": re.split(r"[(,]", per_node, maxsplit=1)[0],
-        "MASTER_ADDR": first_host(node_list),
-        "MASTER_PORT": str(_port(environment)),
-        "DRUMLINE_NODE_NAMES": ",".join(node_names(node_list)) if in_blocks else "",
-    }
-
-
 def node_of_step(environment: Mapping[str, str], *, num_procs: int | None) -> NodePlan:
     """The node of this process, in a step with one task on each node."""
     names = ("SLURM_NODEID", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST")
@@ -104,36 +83,9 @@ def node_of_step(environment: Mapping[str, str], *, num_procs: int | None) -> No
         num_nodes=num_nodes,
         node_rank=int(environment["SLURM_NODEID"]),
         num_procs=num_procs,
-        endpoint=f"{first_host(node_list)}:{_port(environment)}",
+        endpoint=f"{first_host(node_list)}:{rendezvous_port(environment)}",
         peers=tuple(node_names(node_list)),
     )
-
-
-def _port(environment: Mapping[str, str]) -> int:
-    job, step = int(environment.get("SLURM_JOB_ID", "0")), int(environment.get("SLURM_STEP_ID", "0"))
-    return FIRST_PORT + (job * 7 + step) % NUM_PORTS
-
-
-def first_host(node_list: str) -> str:
-    """The first name of Slurm's shorthand: `gpu[007-009,12],login` begins with `gpu007`."""
-    return node_names(node_list)[0]
-
-
-def node_names(node_list: str) -> list[str]:
-    """`gpu[007-009,12],login` is gpu007, gpu008, gpu009, gpu12 and login."""
-    names: list[str] = []
-    # A comma inside brackets separates numbers, one outside names.
-    for word in re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", node_list):
-        match = re.fullmatch(r"([^\[]*)\[([\d,-]+)\](.*)", word)
-        if match is None:
-            names.append(word)
-            continue
-        prefix, numbers, rest = match.groups()
-        for first, _, last in (part.partition("-") for part in numbers.split(",") if part):
-            for number in range(int(first), int(last or first) + 1):
-                padded = str(number).zfill(len(first))
-                names += [f"{prefix}{padded}{end}" for end in node_names(rest) or [""]]
-    return names
 
 
 # The batch file

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 
 from drumline.errors import PreflightError, UsageError
 from drumline.launch.rank_environment import NODE_START, RESTARTED
-from drumline.net.secrets import secret_from
+from drumline.launch.slurm_variables import rank_variables
+from drumline.net.job_secret import secret_from
 
 NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 # The number of processes, as Open MPI and MPICH set it.
@@ -39,7 +40,7 @@ class Topology:
     node_start: str = ""
     """Tells this start of the node's ranks from any other, if the launcher sets it."""
     secret: str | None = field(default=None, repr=False)
-    """The secret that all ranks were given, or None (`net/secrets.py`)."""
+    """The secret that all ranks were given, or None (`net/job_secret.py`)."""
 
     @property
     def host(self) -> str:
@@ -55,8 +56,6 @@ def topology_from(environment: Mapping[str, str]) -> Topology | None:
     """This process's rank and job, or None when no launcher started it."""
     variables = dict(environment)
     if "SLURM_PROCID" in environment:
-        from drumline.launch.slurm import rank_variables  # not before: it has more than a rank needs
-
         variables = {**rank_variables(environment), **environment}
     if "RANK" not in variables and "WORLD_SIZE" not in variables:
         # mpirun uses other names, so each process would believe that it is the only one.

@@ -17,7 +17,7 @@ from typing import Any
 import torch.distributed as dist
 
 from drumline.errors import PreflightError
-from drumline.net.secrets import SECRET_ENV, derived
+from drumline.net.job_secret import SECRET_ENV, derived
 from drumline.terminal import print_message
 from drumline.untrusted import parse_json
 

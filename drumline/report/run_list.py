@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from drumline.audit.verify import is_run
 from drumline.checkpoint.catalog import STEP_NAME, check_sizes, folders
 from drumline.checkpoint.manifest import CorruptCheckpointError
-from drumline.engine.run_folder import RunFolder
+from drumline.engine.run_folder import RunFolder, is_run
 from drumline.engine.run_status import RunState, RunStatusReader
 from drumline.errors import CheckpointError
 from drumline.metrics.display import metrics_of

@@ -23,7 +23,7 @@ from drumline.errors import DrumlineError, ExitCode, UsageError
 from drumline.net.frames import FrameError, FrameReader, Session, decode, encode
 from drumline.net.handshake import Agreed, answer
 from drumline.net.interfaces import Interface
-from drumline.net.secrets import secret_from
+from drumline.net.job_secret import secret_from
 
 SECRET = "a secret of more than sixteen letters"
 OWN = "192.0.2.7"

@@ -28,8 +28,9 @@ from drumline.launch.node.c10d_rendezvous import NOTHING, RendezvousState, Seale
 from drumline.launch.node.membership import RUNNING, Membership
 from drumline.launch.node_plan import NodePlan
 from drumline.launch.topology import Topology
+from drumline.net.job_secret import derived, new_secret
+from drumline.net.key_exchange import KeyPair, x25519
 from drumline.net.sealed_store import SealedStore, document
-from drumline.net.secrets import KeyPair, derived, new_secret, x25519
 
 SECRET = "a secret of more than sixteen letters"
 GARBAGE = [

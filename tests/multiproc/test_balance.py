@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from drumline.audit.verify import verify_run
 from drumline.checkpoint import catalog
 from drumline.config.schema import CheckpointConfig, Config
-from drumline.data.ledger import from_json
+from drumline.data.ledger_entries import from_json
 from drumline.errors import UsageError
 from drumline.metrics.events import read_events
 from drumline.tasks.base import Loss

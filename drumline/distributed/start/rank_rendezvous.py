@@ -23,8 +23,9 @@ from drumline.errors import PreflightError
 from drumline.launch.topology import Topology
 from drumline.net.dial import FIRST_NOTICE_S, WaitNotice
 from drumline.net.interfaces import outward_address
+from drumline.net.job_secret import SECRET_ENV, new_secret
+from drumline.net.key_exchange import KeyPair
 from drumline.net.sealed_store import SealedStore, check_secret, document
-from drumline.net.secrets import SECRET_ENV, KeyPair, new_secret
 from drumline.terminal import print_message
 from drumline.text import named_ranks, number_ranges
 

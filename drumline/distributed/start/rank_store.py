@@ -14,8 +14,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from drumline.distributed.failure import summary
-from drumline.errors import PreflightError
+from drumline.errors import PreflightError, summary
 from drumline.launch.topology import Topology
 from drumline.net.dial import CLOSED_S, FIRST_NOTICE_S, Reason, WaitNotice, closed_data_ports, explained, wait_for_port
 from drumline.net.sealed_store import SealedStore

@@ -22,7 +22,7 @@ from drumline.net.dial import CONNECT_S, Reason, explained, reason_of
 from drumline.net.frames import MAX_BYTES, SEAL_BYTES, FrameError, FrameReader, Message, decode, encode, write_all
 from drumline.net.handshake import MAX_HANDSHAKE_BYTES, WRONG_SECRET, Agreed, RefusedError, answer, dial
 from drumline.net.interfaces import interfaces
-from drumline.net.secrets import SECRET_ENV
+from drumline.net.job_secret import SECRET_ENV
 
 PURPOSE = "doctor"
 RETRY_S = 0.3

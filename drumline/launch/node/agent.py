@@ -35,7 +35,7 @@ from drumline.launch.node.watch_folder import DIAGNOSIS_S, SidecarDiagnosis, Wat
 from drumline.launch.node_plan import NodePlan, Program, Supervision
 from drumline.launch.rank_environment import FailureRecord, read_failure
 from drumline.launch.startup import process_start
-from drumline.net.secrets import SECRET_ENV, new_secret
+from drumline.net.job_secret import SECRET_ENV, new_secret
 from drumline.terminal import print_message
 from drumline.text import how_it_ended, named_ranks
 

@@ -22,8 +22,8 @@ from drumline.errors import PreflightError
 from drumline.launch.node_plan import NodePlan
 from drumline.net.dial import WaitNotice
 from drumline.net.handshake import nonce
+from drumline.net.job_secret import SECRET_ENV, derived
 from drumline.net.sealed_store import SealedStore, check_secret, document
-from drumline.net.secrets import SECRET_ENV, derived
 
 HEARTBEAT_S = 1.0
 # A node whose heartbeat has not changed for so many is not alive.

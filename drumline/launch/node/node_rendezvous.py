@@ -32,8 +32,9 @@ from drumline.launch.node_plan import NodePlan
 from drumline.net.dial import WaitNotice
 from drumline.net.handshake import nonce
 from drumline.net.interfaces import own_binding
+from drumline.net.job_secret import SECRET_ENV, derived, new_secret
+from drumline.net.key_exchange import KeyPair
 from drumline.net.sealed_store import SealedStore, document
-from drumline.net.secrets import SECRET_ENV, KeyPair, derived, new_secret
 from drumline.terminal import print_message
 
 POLL_S = 0.05

@@ -23,8 +23,8 @@ from drumline.launch.node.node_rendezvous import NodeRendezvous
 from drumline.launch.node_plan import KEEP_ALIVE_ATTEMPTS, OWN_STORE_ENV, RUN_ID, NodePlan
 from drumline.net.dial import CLOSED_S, OPEN_RENDEZVOUS, Reason, WaitNotice, explained, explained_closed, wait_for_port
 from drumline.net.interfaces import LOOPBACK, own_address
+from drumline.net.job_secret import SECRET_ENV, derived, new_secret
 from drumline.net.sealed_store import SealedStore
-from drumline.net.secrets import SECRET_ENV, derived, new_secret
 from drumline.net.tcp_store import (
     break_dead_connections,
     listen_for_store,

@@ -13,7 +13,7 @@ from drumline.launch.node.guard import new_job
 from drumline.launch.node_plan import NodePlan, Program, nodes_of_hosts, silence_limit_s
 from drumline.launch.rank_environment import RESTARTED, ScriptWatch
 from drumline.launch.ssh.supervisor import PROTOCOL
-from drumline.net.secrets import new_secret
+from drumline.net.job_secret import new_secret
 
 # Variables that configure communication libraries, and must be the same on all ranks.
 PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "UCX_", "FI_")

@@ -18,7 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from drumline.distributed.failure import summary
+from drumline.errors import summary
 from drumline.metrics.events import Event
 from drumline.metrics.trackers.tracker import RECORDED, Outcome, Tracker, past_events, record_of
 from drumline.untrusted import make_own_folder, parse_json, read_regular, replace_text

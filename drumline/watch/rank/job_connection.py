@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import assert_never
 
 from drumline.config.schema import WatchConfig
-from drumline.distributed.failure import Failure, claim_failure, summary
+from drumline.distributed.failure import Failure, claim_failure
 from drumline.distributed.start.live_nodes import LiveNodes
 from drumline.distributed.start.rank_rendezvous import Rendezvous
-from drumline.errors import Place
+from drumline.errors import Place, summary
 from drumline.launch.node.watch_folder import wait_for_diagnosis
 from drumline.launch.rank_environment import watch_settings_from, write_failure
 from drumline.launch.topology import Topology

@@ -21,7 +21,7 @@ from drumline.launch.node.watch_folder import DIAGNOSIS, MEMORY, PREFIX, hold, m
 from drumline.launch.rank_environment import WITHOUT_WATCH, WatchSettings, sidecar_secret
 from drumline.launch.topology import Topology
 from drumline.net.interfaces import LOOPBACK, interface_towards, interfaces
-from drumline.net.secrets import new_secret
+from drumline.net.job_secret import new_secret
 from drumline.watch.sidecar.sidecar_options import Peer, SidecarOptions
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from drumline.audit.checkpoint_check import SavedPosition
 from drumline.audit.samples import check_samples
 from drumline.audit.section import Section
 from drumline.data.draws import permute
-from drumline.data.ledger import Ledger, to_json
+from drumline.data.ledger import Ledger
+from drumline.data.ledger_entries import to_json
 from drumline.data.sharding import Cursor, Sharding, plan_step
 
 

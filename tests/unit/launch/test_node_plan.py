@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from drumline.launch.command_lines import resume_command, two_node_command
 from drumline.launch.env_file import EnvFile
 from drumline.launch.hosts import Host
 from drumline.launch.node_plan import (
@@ -13,10 +14,8 @@ from drumline.launch.node_plan import (
     Program,
     default_restarts,
     nodes_of_hosts,
-    resume_command,
     task_program,
     torchrun_command,
-    two_node_command,
 )
 from drumline.launch.startup import interrupted
 

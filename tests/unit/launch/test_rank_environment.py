@@ -23,8 +23,7 @@ from drumline.launch.rank_environment import (
     watch_settings_from,
 )
 from drumline.launch.startup import command_start, now, process_start
-from drumline.net import secrets
-from drumline.net.secrets import new_secret
+from drumline.net.job_secret import SECRET_ENV, derived, new_secret
 
 TICK_S = 0.02
 
@@ -84,14 +83,14 @@ def test_watch_settings_are_read_and_the_secret_is_not_shown() -> None:
     terms = watch_settings_from(
         {
             rank_environment.WATCH_FOLDER: "/dev/shm/x",
-            secrets.SECRET_ENV: secret,
+            SECRET_ENV: secret,
             rank_environment.WATCH_NODES: "10.0.0.1:4000,fe80::1:4001",
             **ScriptWatch(run="/runs/a", on_hang="stop", hang_s=7.5).variables(),
         }
     )
     assert terms == WatchSettings(
         folder=Path("/dev/shm/x"),
-        secret=secrets.derived(secret, "sidecars"),
+        secret=derived(secret, "sidecars"),
         nodes=(("10.0.0.1", 4000), ("fe80::1", 4001)),
         run=Path("/runs/a"),
         on_hang="stop",

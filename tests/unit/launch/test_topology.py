@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from drumline.errors import PreflightError, UsageError
-from drumline.launch.slurm import first_host, node_names, rank_variables
+from drumline.launch.slurm_variables import first_host, node_names, rank_variables
 from drumline.launch.topology import topology_from
 
 TORCHRUN = {
